@@ -17,7 +17,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from trieye.cli.arguments import add_root
+from trieye.cli.arguments import DEFAULT_ROOT, add_root
 
 EXIT_FAILED = 1
 KINDS = ("tensorboard", "mlflow", "wandb-offline")
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help=f"what wrote them: {', '.join(KINDS)}")
     parser.add_argument("path", metavar="PATH", type=Path, help="where they are")
     parser.add_argument("--app", metavar="NAME", help="name of the app (default: what the other program calls it)")
-    add_root(parser)
+    add_root(parser, Path(DEFAULT_ROOT))
     parser.set_defaults(when_interrupted="interrupted; the same command goes on with the runs that are left")
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Literal
 
 from trieye.cli import report_server
-from trieye.cli.found_runs import CONFIGS, find_place, find_runs, is_sweep
-from trieye.cli.given_run import tracking_uri_of
 from trieye.config.fingerprint import json_of
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError, SerializationError
-from trieye.files.run_files import RUN_RECORD
+from trieye.files.run_files import CONFIGS, RUN_RECORD
 from trieye.files.run_record import RunRecord
 from trieye.process.local_servers import HOST
+from trieye.runs.config import tracking_uri_of
+from trieye.runs.finding import find_directories, is_sweep, resolve
 from trieye.sinks.mlflow import pages as mlflow_pages
 from trieye.sinks.mlflow.store import database_of
 
@@ -132,7 +132,7 @@ class Asked:
     """
 
     def __init__(self, given: str | None, roots: Sequence[Path]) -> None:
-        self.place = None if given is None else find_place(given, roots)
+        self.place = None if given is None else resolve(given, roots)
         self._roots = roots
         self._read: dict[Path, ShownRun | str] = {}
         self.is_run = self.place is not None and (self.place / RUN_RECORD).exists()
@@ -144,7 +144,7 @@ class Asked:
 
     def runs(self) -> list[ShownRun]:
         """Return those that there are now, the first that was begun first; each is read once."""
-        found, _ = find_runs([] if self.place is None else [str(self.place)], self._roots)
+        found, _ = find_directories([] if self.place is None else [str(self.place)], self._roots)
         self._read = {path: self._read.get(path) or _read(path) for path in found}
         return sorted((run for run in self._read.values() if isinstance(run, ShownRun)), key=lambda run: run.created)
 

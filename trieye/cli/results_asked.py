@@ -11,9 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from trieye.cli.arguments import DEFAULT_ROOT
-from trieye.cli.found_runs import find_place, own_roots
-from trieye.cli.given_sweep import directory_of
+from trieye.cli.arguments import DEFAULT_ROOT, sweep_directory
 from trieye.exceptions import ConfigurationError
 from trieye.process.terminal import Terminal
 from trieye.results.aggregates import Aggregate
@@ -23,6 +21,7 @@ from trieye.results.loading import load
 from trieye.results.results import Results
 from trieye.results.runs import typed
 from trieye.results.selection import NOT_COUNTED
+from trieye.runs.finding import resolve, roots_of
 
 _OPERATORS = {">=": "ge", "<=": "le", "!=": "ne", ">": "gt", "<": "lt", "=": "eq"}
 _MOST_PROBLEMS = 10
@@ -159,7 +158,7 @@ def places_of(options: argparse.Namespace) -> list[str]:
     if options.places:
         return [_place_of(name) for name in options.places]
     try:
-        return [str(directory_of(None))]
+        return [str(sweep_directory(None))]
     except ConfigurationError:
         apps = sorted(str(path.parent) for path in Path(DEFAULT_ROOT).glob("*/runs"))
         if not apps:
@@ -172,11 +171,11 @@ def places_of(options: argparse.Namespace) -> list[str]:
 
 def _place_of(name: str) -> str:
     """Return the path of a place: names of apps come first, then paths and addresses, then names of runs and sweeps."""
-    path, roots = Path(name).expanduser(), own_roots()
+    path, roots = Path(name).expanduser(), roots_of(None)
     is_app = path.name == name and any((root / name).is_dir() for root in roots)
     if not is_app and (path.exists() or "://" in name or name.startswith("sqlite:")):
         return name
-    return str(find_place(name, roots)).removeprefix(f"{Path.cwd()}/")
+    return str(resolve(name, roots)).removeprefix(f"{Path.cwd()}/")
 
 
 def chosen(results: Results, conditions: Sequence[str], *, strict: bool) -> Results:

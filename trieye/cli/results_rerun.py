@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trieye.cli.confirmation import confirm
 from trieye.cli.results_asked import Asked
-from trieye.cli.stored_command import confirm
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.results import statistics, tables

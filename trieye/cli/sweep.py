@@ -29,9 +29,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import AnyOrder, add_confirmed
-from trieye.cli.given_sweep import directory_of
-from trieye.cli.stored_command import confirm
+from trieye.cli.arguments import AnyOrder, add_confirmed, sweep_directory
+from trieye.cli.confirmation import confirm
 from trieye.cli.sweep_merge import add_merge, merge
 from trieye.cli.sweep_slurm import add_slurm, write_script
 from trieye.exceptions import ConfigurationError
@@ -206,7 +205,7 @@ def _pair(text: str) -> tuple[str, str]:
 def _show(options: argparse.Namespace) -> int:
     from trieye.sweeps.record import SweepRecord
 
-    directory = directory_of(options.dir)
+    directory = sweep_directory(options.dir)
     grid = SweepRecord.of(directory).the_grid()
     try:
         words = grid[options.index]
@@ -220,7 +219,7 @@ def _show(options: argparse.Namespace) -> int:
 def _index(options: argparse.Namespace) -> int:
     from trieye.sweeps.record import SweepRecord
 
-    grid = SweepRecord.of(directory_of(options.dir)).the_grid()
+    grid = SweepRecord.of(sweep_directory(options.dir)).the_grid()
     found = list(grid.find(dict(map(_pair, options.values))))
     if not found:
         raise ConfigurationError(f"{' '.join(options.values)}: all jobs with these values are left out of the sweep")
@@ -231,7 +230,7 @@ def _index(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from trieye.sweeps.slurm import numbers
 
-    directory = directory_of(options.dir)
+    directory = sweep_directory(options.dir)
     record = _record_at(directory)
     grid = record.the_grid()
     indices = numbers(options.index)
@@ -250,7 +249,7 @@ def _run(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from trieye.sweeps.status import HOWS, status_of
 
-    directory = directory_of(options.dir)
+    directory = sweep_directory(options.dir)
     jobs = status_of(directory)
     counts = Counter(job.how for job in jobs)
     if options.json:
@@ -358,7 +357,7 @@ def _slurm(options: argparse.Namespace) -> int:
 def _merge(options: argparse.Namespace) -> int:
     from trieye.sweeps.record import SweepRecord
 
-    directory = directory_of(options.dir)
+    directory = sweep_directory(options.dir)
     return merge(options, directory, SweepRecord.of(directory))
 
 
@@ -377,7 +376,7 @@ def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[J
             raise ConfigurationError(
                 f"--only {name}: no such state of a job{did_you_mean(name, _SELECTABLE)} (of: {', '.join(_SELECTABLE)})"
             )
-    directory = directory_of(options.dir)
+    directory = sweep_directory(options.dir)
     record = _record_at(directory)
     every = status_of(directory)
     jobs = [job for job in every if job.how in wanted or (job.how in _BUSY and "incomplete" in wanted)]

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import add_root, add_timeout
+from trieye.cli.arguments import DEFAULT_ROOT, add_root, add_timeout
 from trieye.exceptions import ConfigurationError, TrieyeError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def add_merge(actions: Any) -> None:
     merge = actions.add_parser("merge", help="bring the runs of other machines here, and into one MLflow store")
     merge.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="directory of the sweep")
     merge.add_argument("--mirror", metavar="URL", help=f"where the runs are mirrored ({_MIRROR} of the sweep)")
-    add_root(merge)
+    add_root(merge, Path(DEFAULT_ROOT))
     add_timeout(merge)
 
 
@@ -111,11 +111,13 @@ def _brought(link: Path, mirror: str, root: Path) -> tuple[Path, bool]:
 
 
 def _deliver(run_dir: Path, timeout_s: float) -> int:
-    from trieye.cli.delivery import deliver
-    from trieye.cli.given_run import config_of
+    from trieye.cli.delivering import show_result
+    from trieye.runs.config import config_of
+    from trieye.runs.delivery import deliver
 
     config = config_of(run_dir)
     mlflow = config.sinks.mlflow.model_copy(update={"enabled": True})
-    config.sinks = config.sinks.model_copy(update={"mlflow": mlflow})
-    config.persistence = config.persistence.model_copy(update={"mirror": None})  # which has it all
-    return deliver(config, timeout_s, anew=["mlflow"])  # MLflow drops what it has
+    sinks = config.sinks.model_copy(update={"mlflow": mlflow})
+    persistence = config.persistence.model_copy(update={"mirror": None})  # which has it all
+    config = config.model_copy(update={"sinks": sinks, "persistence": persistence})
+    return show_result(deliver(config, timeout_s, rewritten=["mlflow"]))  # MLflow drops what it has

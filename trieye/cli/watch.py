@@ -14,14 +14,14 @@ import contextlib
 import sys
 import time
 
-from trieye.cli.arguments import add_run_argument
+from trieye.cli.arguments import add_run
 
 MIN_INTERVAL_S = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    add_run_argument(parser)
+    add_run(parser)
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="S", help="seconds between two looks (default: 1)"
     )
@@ -32,11 +32,11 @@ def run(options: argparse.Namespace) -> int:
     """Show the run until Ctrl-C."""
     from rich.live import Live
 
-    from trieye.cli.given_run import find_run
     from trieye.cli.views import read_view, render_run
     from trieye.process.terminal import Terminal
+    from trieye.runs import run_directory
 
-    run_dir, console = find_run(options.run_name, options.root), Terminal(soft_wrap=False)
+    run_dir, console = run_directory(options.run_name, root=options.root), Terminal(soft_wrap=False)
     if options.once or not sys.stdout.isatty():
         console.print(render_run(read_view(run_dir, None)))
         return 0

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trieye.config.base import TolerantModel
+from trieye.config.spellings import ModelOf015
 
 AggregationMethod = Literal["latest", "mean", "sum", "rate", "min", "max", "std", "count", "quantile", "ema", "each"]
 LogTarget = Literal["mlflow", "tensorboard", "console"]
@@ -12,13 +12,18 @@ DataSource = Literal["trainer", "worker", "loop", "buffer", "system", "custom"]
 XAxis = Literal["global_step", "wall_time", "episode"]
 
 
-class MetricConfig(TolerantModel):
+class MetricConfig(ModelOf015):
     """How the events of one name become the points of one metric.
 
     With `log_frequency_steps=N` there is one point for every N steps that have events; with `log_frequency_seconds=S`
     one every S seconds; with both, whichever comes first; with neither the metric is aggregated and readable, never
     logged. With `aggregation=each` there are no windows: each event is a point.
     """
+
+    spellings = (
+        "name", "source", "raw_event_name", "aggregation", "log_frequency_steps", "log_frequency_seconds", "log_to",
+        "x_axis", "rate_numerator_event", "context_key",
+    )  # fmt: skip
 
     name: Annotated[str, Field(min_length=1, description="Name of the metric in every sink; unique.")]
     source: DataSource = Field(default="custom", description="Where the events come from; informational.")

@@ -1,10 +1,10 @@
-"""SavedStates: the checkpoints of a run, and the buffers of the drop-in API, as the hub saves and finds them."""
+"""SavedStates: the checkpoints of a run, as the hub saves and finds them."""
 
 import contextlib
 import json
 import logging
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from trieye.checkpoints.choose import ResumePoint, choose, choose_buffer, point_at
+from trieye.checkpoints.choose import ResumePoint, choose, point_at
 from trieye.checkpoints.directory import parts_in, read_hub_state, save_state
 from trieye.checkpoints.legacy import unreadable
 from trieye.checkpoints.manifest import read_manifest
-from trieye.checkpoints.serializer import BufferData, CheckpointData, LoadedTrainingState, Serializer
 from trieye.checkpoints.store import CheckpointStore, Mode, Retention
 from trieye.config import PersistenceConfig
 from trieye.exceptions import CheckpointError, SerializationError
 from trieye.files.atomic import remove_directory
-from trieye.files.run_files import BUFFER_PREFIX, CRASH_PREFIX, RUN_RECORD, RunFiles
+from trieye.files.run_files import CRASH_PREFIX, RUN_RECORD, RunFiles
 from trieye.files.run_record import ForkPoint, RunRecord
 from trieye.hub.marks import unpack_state
 from trieye.snapshot.encode import EncodedState
+from trieye.snapshot.signing import Trust
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class SavedStates:
     Args:
         config: What is saved, kept and resumed.
         files: File names of the run.
-        serializer: Encodes the states of the drop-in API, and has the key that signs pickled parts.
+        trust: Signs pickled parts.
         attempt: Number of the attempt that saves.
         read_only: Change nothing in the run directory, for an attempt that may still be refused.
     """
@@ -81,22 +81,21 @@ class SavedStates:
         self,
         config: PersistenceConfig,
         files: RunFiles,
-        serializer: Serializer,
+        trust: Trust,
         attempt: int,
         *,
         read_only: bool = False,
     ) -> None:
-        serializer.on_damage = config.damaged_replay
-        store = partial(
+        self._store = partial(
             CheckpointStore,
             checksum=config.checksum,
-            key=serializer.key,
-            allow_pickle=serializer.allow_pickle,
+            key=trust.key,
+            allow_pickle=trust.allow_pickle,
             read_only=read_only,
         )
-        self._config, self._files, self._serializer, self._attempt = config, files, serializer, attempt
+        self._config, self._files, self._trust, self._attempt = config, files, trust, attempt
         self._read_only, self._damaged = read_only, list[Path]()
-        self._checkpoints, self._buffers = store(files.checkpoint_dir), store(files.buffer_dir, prefix=BUFFER_PREFIX)
+        self._checkpoints = self._store(files.checkpoint_dir)
 
     def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes = b"") -> Path:
         """Write a checkpoint, and point the links at it.
@@ -133,7 +132,7 @@ class SavedStates:
             step=step,
             metadata=metadata,
             hub_state=hub_state,
-            key=self._serializer.key,
+            key=self._trust.key,
             checksum=self._config.checksum,
             find_part=parts_in([entry.path for entry in reversed(self._checkpoints.entries())]),
         )
@@ -164,82 +163,6 @@ class SavedStates:
         chosen = self._config
         kept = Retention(chosen.keep_last, chosen.keep_best, chosen.keep_every_steps, _mode_of(metadata))
         self._checkpoints.prune(kept)
-
-    def save_training(self, hub_state: Mapping[str, Any], state: Mapping[str, Any]) -> Path:
-        """Write a checkpoint of the drop-in API, and a buffer if `save_buffer` asks for one; return the former.
-
-        Args:
-            hub_state: State of the hub.
-            state: The arguments of `save_training_state`, by name.
-
-        Raises:
-            CheckpointError: A part is not what it should be; nothing is written.
-            SerializationError: It could not be written.
-        """
-        # everything that can be wrong with a state is found before anything is written
-        checkpoint, buffer, encode = self._checkpoint_data(hub_state, state), None, self._serializer.encode
-        if state["save_buffer"] and self._config.save_buffer:
-            buffer = encode(self._buffer_data(state["buffer_content"]), copy=False)
-        step, encoded = checkpoint.global_step, encode(checkpoint, copy=False)
-        metadata = {"is_best": state["is_best"]}
-        with contextlib.nullcontext() if buffer is None else self._buffer_saved(step, buffer):
-            return self.save(step, encoded, metadata)
-
-    @contextlib.contextmanager
-    def _buffer_saved(self, step: int, buffer: EncodedState) -> Iterator[None]:
-        """Write a buffer for the checkpoint of the block, before it: resuming pairs one with what is not newer."""
-        is_new = not self._buffers.path(step).exists()
-        path = self._buffers.save(step, buffer)
-        try:
-            yield
-        except BaseException:
-            if is_new:
-                self._buffers.remove(step)
-            raise
-        self._files.update_buffer_link(path)
-        if self._config.keep_last:
-            self._prune_buffers()
-
-    def _prune_buffers(self) -> None:
-        """Delete the buffers with which no checkpoint is loaded any more."""
-        buffers = [entry.step for entry in self._buffers.entries()]
-        saved = [entry.step for entry in self._checkpoints.entries()]
-        needed = {max((step for step in buffers if step <= checkpoint), default=None) for checkpoint in saved}
-        for step in set(buffers) - needed - {max(buffers)}:
-            self._buffers.remove(step)
-
-    def _checkpoint_data(self, hub_state: Mapping[str, Any], state: Mapping[str, Any]) -> CheckpointData:
-        try:
-            return CheckpointData(
-                run_name=self._config.run_name,
-                global_step=state["global_step"],
-                episodes_played=state["episodes_played"],
-                total_simulations_run=state["total_simulations_run"],
-                model_state_dict=self._model_state(state["nn_state_dict"]),
-                optimizer_state_dict=self._serializer.prepare_optimizer_state(state["optimizer_state_dict"]),
-                actor_state=dict(hub_state),
-                user_data=state["user_data"] or {},
-                model_config_dict=state["model_config_dict"] or {},
-                env_config_dict=state["env_config_dict"] or {},
-            )
-        except (ValueError, TypeError) as error:  # pydantic's, or a number of another type
-            raise CheckpointError(f"the state is not valid: {error}") from error
-
-    def _model_state(self, model: Any) -> dict[str, Any]:
-        try:
-            return self._serializer.prepare_optimizer_state(model)
-        except SerializationError as error:
-            kind = type(model).__name__
-            raise CheckpointError(f"nn_state_dict must be a dict or have a state_dict(), and it is a {kind}") from error
-
-    def _buffer_data(self, content: Any) -> BufferData:
-        buffer = self._serializer.prepare_buffer_data(content)
-        if buffer is None:
-            raise CheckpointError(
-                f"buffer_content is a {type(content).__name__}; give a list or another iterable of items, or an object "
-                "with a state_dict(), such as a ReplayBuffer"
-            )
-        return buffer
 
     def find(self, *, group: str | None, config_hash: str | None) -> Restored | None:
         """Return the checkpoint of `Run.save` to go on with.
@@ -290,37 +213,6 @@ class SavedStates:
                 "trieye.Serializer().load_checkpoint(path), and choose another run_name"
             )
         return self._restored(point, state, lambda: _hub_state_in(path), is_given=is_given)
-
-    def find_training(self) -> tuple[LoadedTrainingState, Restored | None]:
-        """Return the state of the drop-in API to go on with, and the checkpoint that it comes from.
-
-        Raises:
-            CheckpointError: There are checkpoints, and none of them is whole.
-        """
-        config, files, load_buffer = self._config, self._files, self._serializer.load_buffer
-        point = choose(
-            files,
-            config,
-            own_first=False,
-            strict=False,
-            read=self._checkpoints.read,
-        )
-        if point is None:
-            given, auto = config.load_buffer_path, config.auto_resume_latest
-            alone = choose_buffer(files, given, None, None, auto_resume=auto) if config.save_buffer else None
-            return LoadedTrainingState(buffer_data=alone and load_buffer(alone)), None
-        logger.info("%s", point.reason)
-        path, _, state = point.checkpoint
-        checkpoint, buffer = self._serializer.load_checkpoint(path, state=state), point.buffer
-        if checkpoint is None:
-            raise CheckpointError(f"{path} is no checkpoint of save_training_state")
-        loaded = LoadedTrainingState(
-            checkpoint_data=checkpoint,
-            buffer_data=buffer and load_buffer(buffer.path, state=buffer.state),
-            buffer_step=buffer and buffer.step,
-            resumed_from=point.run_name,
-        )
-        return loaded, self._restored(point, None, lambda: checkpoint.actor_state)
 
     def _restored(
         self,

@@ -190,7 +190,7 @@ class ResumeRun(Callback):
         del pl_module
         if trainer.ckpt_path is None:
             return
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 - the step that Lightning logs with
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 - docs/private_apis.md
         for logger in _run_loggers(trainer):
             logger.resume_after(step)
 

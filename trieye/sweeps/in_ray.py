@@ -14,7 +14,7 @@ from trieye.hub.ray_start import join_ray
 from trieye.process.progress import say
 from trieye.sweeps.jobs import Done
 from trieye.sweeps.pools import Died, Outcome
-from trieye.sweeps.working import Shared, work
+from trieye.sweeps.working import Composed, Shared, work
 
 _ROUNDING = 1e-6
 _LOOK_S = 1.0
@@ -54,20 +54,21 @@ class RayPool:
             for name, wanted in _named(resources).items()
         )
 
-    def begin(self, index: int, overrides: Sequence[str], resources: Mapping[str, Any]) -> None:
+    def begin(
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
+    ) -> None:
         """Submit a job; Ray starts it when its resources are free."""
         self._allocated[index] = _named(resources)
         if self._options.address is None and (refusal := self._refusal(self._allocated[index])) is not None:
             self._ended.append(Done(index, error=ConfigurationError(refusal)))
             return
-        config = None
-        if (
-            self._options.address is not None
-        ):  # on another machine, this directory may be missing or contain other configs
-            config = self._composing.composed_or_error(index, overrides)
-            if isinstance(config, Exception):
-                self._ended.append(Done(index, error=config))
+        # on another machine, this directory may be missing or contain other configs
+        if config is None and self._options.address is not None:
+            composed = self._composing.composed_or_error(index, overrides)
+            if isinstance(composed, Exception):
+                self._ended.append(Done(index, error=composed))
                 return
+            config = composed
         self._running[self._task.options(**resources).remote(self._shared, index, overrides, config)] = index
 
     def wait(self, timeout_s: float) -> list[Outcome]:

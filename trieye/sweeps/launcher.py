@@ -95,6 +95,7 @@ class SweepExecution:
         self._ended: dict[int, Done] = {}
         self._requeued: deque[Job] = deque()
         self._pruned: dict[int, float] = {}
+        self._composed: dict[int, DictConfig] = {}  # configs of waiting jobs, which contain their resources
         self._deaths: Counter[int] = Counter()
         self._exit_code: int | None = None
         self._fails = False
@@ -220,7 +221,7 @@ class SweepExecution:
                 self._requeued.appendleft(job)
                 return
             progress.began(job)
-            pool.begin(job.index, job.overrides, wanted)
+            pool.begin(job.index, job.overrides, wanted, self._composed.pop(job.index, None))
             self._running[job.index] = job
 
     def _next(self, queue: JobQueue, progress: SweepProgress) -> Job | None:
@@ -265,7 +266,9 @@ class SweepExecution:
         return record.state in ("completed", "pruned")
 
     def _resources_of(self, job: Job) -> dict[str, Any]:
-        composed = self._shared.composed(job.index, job.overrides)
+        if job.index not in self._composed:
+            self._composed[job.index] = self._shared.composed(job.index, job.overrides)
+        composed = self._composed[job.index]
         options: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
         return self._resources(plugin_options("hydra.launcher", LauncherConfig, options, job.overrides))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trieye.sweeps.jobs import Done
-from trieye.sweeps.working import Shared, work
+from trieye.sweeps.working import Composed, Shared, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,10 @@ class WorkerPool(Protocol):
     def has_room(self, resources: Mapping[str, Any]) -> bool:
         """Return whether a job with these resources may start now."""
 
-    def begin(self, index: int, overrides: Sequence[str], resources: Mapping[str, Any]) -> None:
-        """Start a job."""
+    def begin(
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
+    ) -> None:
+        """Start a job, with its config if that is already composed."""
 
     def wait(self, timeout_s: float) -> list[Outcome]:
         """Return ended jobs: immediately if there are any, else after at most `timeout_s`."""
@@ -50,11 +52,13 @@ class ThisProcess:
         del resources
         return not self._ended
 
-    def begin(self, index: int, overrides: Sequence[str], resources: Mapping[str, Any]) -> None:
+    def begin(
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
+    ) -> None:
         """Run a job to completion."""
         del resources
         try:
-            self._ended.append(work(self._shared, index, overrides, is_own_process=False))
+            self._ended.append(work(self._shared, index, overrides, config, is_own_process=False))
         except Exception as error:  # noqa: BLE001 - an error outside of the job, such as in its directory or config
             self._ended.append(Done(index, error=error))
 

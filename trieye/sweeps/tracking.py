@@ -1,13 +1,11 @@
 """Summary of a sweep in its parent MLflow run."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from trieye.config import TrieyeConfig
-from trieye.config.redaction import with_secrets
 from trieye.exceptions import TrieyeError
 from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord
@@ -17,7 +15,6 @@ from trieye.sweeps.jobs import RUN
 from trieye.sweeps.record import SweepRecord
 from trieye.sweeps.status import JobStatus, status_of
 
-CONFIGS = "configs.json"
 _MOST_NOTED = 30
 
 
@@ -36,7 +33,7 @@ def show_in_mlflow(directory: Path, record: SweepRecord) -> None:
     if first is None:
         return
     try:
-        config = _config_of((directory / str(first) / RUN).resolve())
+        config = TrieyeConfig.of_run((directory / str(first) / RUN).resolve())
         if not config.sinks.mlflow.enabled:
             return
         from trieye.sinks.mlflow.sweeps import describe_sweep
@@ -56,13 +53,6 @@ def show_in_mlflow(directory: Path, record: SweepRecord) -> None:
         )
     except (TrieyeError, OSError, ValueError) as error:
         say(f"sweep: {error}")
-
-
-def _config_of(run_dir: Path) -> TrieyeConfig:
-    """Return the config of a run, without the project's config groups."""
-    items = json.loads((run_dir / CONFIGS).read_text("utf-8"))
-    fields = {name: value for name, value in items.items() if name in TrieyeConfig.model_fields}
-    return TrieyeConfig.model_validate(with_secrets(fields))
 
 
 def _mlflow_id(directory: Path, job: JobStatus) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from trieye.config import TrieyeConfig
-from trieye.config.base import STRICT, did_you_mean
+from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import leaves
 from trieye.exceptions import ConfigurationError
 
@@ -60,7 +60,7 @@ def _with(model: Model, path: Sequence[str], value: Any, key: str) -> Model:
     unchanged = {*model.model_fields_set, *({"run_name", "app_name"} & allowed.keys())}
     fields = {other: getattr(model, other) for other in unchanged} | {name: value}
     try:
-        return type(model).model_validate(fields, context=STRICT)
+        return type(model).model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigurationError(f"{key}={value}: {first['msg'].removeprefix('Value error, ')}") from error

@@ -75,7 +75,7 @@ class RunCallback(BaseCallback):
 
     def _init_callback(self) -> None:
         model = self.model
-        total = model._total_timesteps  # noqa: SLF001 - has no other name
+        total = model._total_timesteps  # noqa: SLF001 - docs/private_apis.md
         self._restored = RestoredModel.of(model, self.run, total)
         self._restored.begin_call(total)
         self._output = RunOutput(self.run)
@@ -96,31 +96,31 @@ class RunCallback(BaseCallback):
 
     def _resume(self, timesteps: int) -> None:
         """Restore the counters that `learn` has reset, up to its total; a later call may resume the remainder."""
-        model, state, total = self.model, ModelState(self.model), self.model._total_timesteps  # noqa: SLF001 - as above
+        model, state, total = self.model, ModelState(self.model), self.model._total_timesteps  # noqa: SLF001 - docs/private_apis.md
         state.load_counters(self._restored.state)
         model.num_timesteps, self._evaluated = min(timesteps, total), timesteps // model.n_envs
         if total < timesteps:
             return
         self._restored.timesteps = None
-        model._num_timesteps_at_start = timesteps  # noqa: SLF001 - as above
+        model._num_timesteps_at_start = timesteps  # noqa: SLF001 - docs/private_apis.md
         env = self.training_env
         if model.seed is not None:  # the same seed would repeat the first episodes
             env.seed(model.seed + 1_000_003 * self.run.attempt % (1 << 31))
         normalizer = model.get_vec_normalize_env()
         if normalizer is None:
-            model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - as above
+            model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - docs/private_apis.md
             return
         # A reset must not change the moments. Other wrappers may enclose this one: take the outermost observation.
         state.load_moments(self._restored.state)
         trains, normalizer.training = normalizer.training, False
-        model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - as above
-        normalizer.training, model._last_original_obs = trains, normalizer.get_original_obs()  # noqa: SLF001 - as above
+        model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - docs/private_apis.md
+        normalizer.training, model._last_original_obs = trains, normalizer.get_original_obs()  # noqa: SLF001 - docs/private_apis.md
 
     def _on_training_start(self) -> None:
         if self._output not in self.logger.output_formats:
             self.logger.output_formats.append(self._output)
         exit_code = self.run.config.runtime.requeue_exit_code
-        self._steps = steps(self.run, self.model._total_timesteps, requeue_exit_code=exit_code, counts=False)  # noqa: SLF001 - as above
+        self._steps = steps(self.run, self.model._total_timesteps, requeue_exit_code=exit_code, counts=False)  # noqa: SLF001 - docs/private_apis.md
         next(self._steps, None)
 
     def _on_step(self) -> bool:

@@ -68,7 +68,7 @@ class ModelState:
         """Restore the counters and episode statistics that `learn` resets at its start."""
         vars(self._model).update(state["counters"])
         for name, episodes in state["episodes"].items():
-            setattr(self._model, name, deque(episodes, maxlen=self._model._stats_window_size))  # noqa: SLF001 - has no other name
+            setattr(self._model, name, deque(episodes, maxlen=self._model._stats_window_size))  # noqa: SLF001 - docs/private_apis.md
 
     def load_moments(self, state: Mapping[str, Any]) -> None:
         """Restore the `VecNormalize` moments, which an environment reset changes."""
@@ -85,7 +85,7 @@ class ModelState:
         return {name: getattr(self._model, name) for name in names if name not in _NOT_COUNTERS}
 
     def _variables(self) -> list[str]:
-        names = self._model._get_torch_save_params()[1]  # noqa: SLF001 - has no other name
+        names = self._model._get_torch_save_params()[1]  # noqa: SLF001 - docs/private_apis.md
         return [name for name in names if isinstance(attrgetter(name)(self._model), torch.Tensor)]
 
 

@@ -121,7 +121,7 @@ class ReplayRows:
         changing = {name: getattr(buffer, name)[:first].copy() for name in _CHANGING if hasattr(buffer, name)}
         changing = {name: np.pad(array, ((0, self._size - first), (0, 0))) for name, array in changing.items()}
         if hasattr(buffer, "_current_ep_start"):
-            changing["_current_ep_start"] = buffer._current_ep_start.copy()  # noqa: SLF001 - has no other name
+            changing["_current_ep_start"] = buffer._current_ep_start.copy()  # noqa: SLF001 - docs/private_apis.md
         tail = arrays["observations"][buffer.pos].copy() if buffer.optimize_memory_usage else None
         return {"changing": changing, "next_obs": tail}
 
