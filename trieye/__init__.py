@@ -67,6 +67,7 @@ _HOME = {
     "load_checkpoint": "trieye.checkpoints.store",
     "load_policy": "trieye.training.loading",
     "main": "trieye.run.application",
+    "make_env": "trieye.training.loading",
     "mean": "trieye.training.engine",
     "register": "trieye.config.hydra.registration",
     "run_experiment": "trieye.tune.launch",

@@ -55,6 +55,7 @@ from trieye.training.gae import gae as gae
 from trieye.training.launch import evaluate as evaluate
 from trieye.training.launch import train as train
 from trieye.training.loading import load_policy as load_policy
+from trieye.training.loading import make_env as make_env
 from trieye.training.policy import Act as Act
 from trieye.training.policy import Context as Context
 from trieye.training.policy import Policy as Policy

@@ -147,11 +147,11 @@ def test_tensorboard_shows_a_run_under_its_own_name_and_one_of_an_earlier_versio
 def test_what_is_no_sink_is_refused_at_once(make_config, tmp_path):
     sink = Lines(tmp_path / "lines.txt")
     for given, message in [
-        ([Lines], "a class; make an object of it, as Lines()"),
+        ([Lines], "expected an instance, not a class; pass Lines()"),
         ([object()], "it has no open and no write and no close; a sink has a name and the methods open(run)"),
-        ([sink, sink], "its name 'lines' is taken"),
-        (sink, "one sink is a list, too: sinks=[Lines()]"),
-        (Lines, "one sink is a list, too: sinks=[Lines()]"),
+        ([sink, sink], "the name 'lines' is already used"),
+        (sink, "expected a list of sinks, such as sinks=[Lines()]"),
+        (Lines, "expected a list of sinks, such as sinks=[Lines()]"),
     ]:
         with pytest.raises(ConfigurationError, match=re.escape(message)):
             trieye.Run(make_config(), sinks=given)

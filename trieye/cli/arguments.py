@@ -17,11 +17,16 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 class AnyOrder(argparse.ArgumentParser):
     """Takes words before, between and after options, as one types them."""
 
-    _is_at_it = False
+    _is_at_it = _has_actions = False
+
+    def add_subparsers(self, **options: Any) -> Any:
+        """Add the actions of a command, each of which takes its own words."""
+        self._has_actions = True
+        return super().add_subparsers(**options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Return what was typed, and what nobody knows."""
-        if self._is_at_it or self._subparsers is not None:  # of a command with actions, each takes its own words
+        if self._is_at_it or self._has_actions:
             return super().parse_known_args(args, namespace)
         self._is_at_it = True
         try:
@@ -59,6 +64,13 @@ def add_root(parser: argparse.ArgumentParser, default: Path | None = None) -> No
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add --json to a command."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def add_which(parser: argparse.ArgumentParser) -> None:
+    """Add --which to a command that reads a checkpoint."""
+    parser.add_argument(
+        "--which", default="best", metavar="WHICH", help="the checkpoint: best, latest or step:N (default: best)"
+    )
 
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:
@@ -108,6 +120,12 @@ def add_again(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="show what differs and the command, and start nothing")
     add_confirmed(parser)
+
+
+def add_working_directory() -> None:
+    """Let Python import a project that is not installed from the directory where its run was started."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
 
 
 def sweep_directory(named: Path | None) -> Path:

@@ -34,11 +34,11 @@ def run(options: argparse.Namespace) -> int:
     from trieye.runs.checkpoint_rows import SAVED_DIRECTORIES
     from trieye.runs.finding import run_directory
 
-    place = Path(options.run_name)
-    if not place.is_file():
-        place = run_directory(options.run_name, root=options.root, marks=(RUN_RECORD, *SAVED_DIRECTORIES))
+    path = Path(options.run_name)
+    if not path.is_file():
+        path = run_directory(options.run_name, root=options.root, marks=(RUN_RECORD, *SAVED_DIRECTORIES))
     left_out = []
-    for file in convert(place, allow_pickle=options.allow_pickle or None, output=options.output):
+    for file in convert(path, allow_pickle=options.allow_pickle or None, output=options.output):
         if file.target is None:
             left_out.append(file)
         else:

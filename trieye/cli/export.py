@@ -18,7 +18,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import add_run
+from trieye.cli.arguments import add_run, add_which, add_working_directory
 
 if TYPE_CHECKING:
     from trieye.training.loading import LoadedPolicy
@@ -28,28 +28,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where to write (default: RUN/export)")
-    parser.add_argument(
-        "--which", default="best", metavar="WHICH", help="the checkpoint: best, latest or step:N (default: best)"
-    )
+    add_which(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Export the policy, and say what was written and how it is loaded."""
-    import sys
-
     from trieye.checkpoints.choose import reference_of
+    from trieye.checkpoints.store import load_checkpoint
     from trieye.process.terminal import Terminal
     from trieye.runs import run_directory
 
     run_dir = run_directory(options.run_name, root=options.root)
     which = reference_of(options.which, asked="--which").which
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)  # the engine of a project that is not installed is found where its run was started
+    add_working_directory()
     with Terminal(stderr=True).status(f"loading {run_dir.name}"):
         from trieye.training.exporting import export_policy
         from trieye.training.loading import loaded_policy
 
-        loaded = loaded_policy(run_dir, which)
+        loaded = loaded_policy(run_dir, load_checkpoint(run_dir, which))
     checkpoint = loaded.checkpoint
     origin = {"run": run_dir.name, "step": checkpoint.step, "objective": checkpoint.objective}
     with Terminal(stderr=True).status(f"exporting {run_dir.name}"):

@@ -61,8 +61,7 @@ def _sent(method: Method, converted: Callable[[str | int, Any], Any]) -> Method:
 
         return send
 
-    # what Ray wraps around the call of a method by a handle, in the caller's process; its documentation does not name
-    # it. Without it all arrives as Ray itself sends it, and test_actor_arguments.py fails
+    # Ray wraps this around a call by a handle, in the caller's process: docs/private_apis.md
     method.__ray_invocation_decorator__ = converting  # type: ignore[attr-defined]
     return method
 

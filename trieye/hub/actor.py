@@ -80,7 +80,7 @@ def find_hub(lock: RunLock) -> Any | None:
     except ValueError:
         return None
     # another cluster may have an actor of that name
-    return actor if actor._actor_id.hex() == holder.get("actor_id") else None  # noqa: SLF001 - there is no public way
+    return actor if actor._actor_id.hex() == holder.get("actor_id") else None  # noqa: SLF001 - docs/private_apis.md
 
 
 def this_job() -> str:
@@ -100,7 +100,7 @@ class Drivers:
 
     def living(self) -> list[str]:
         """Return the living ones, for messages: their process and its machine."""
-        table = ray._private.state.jobs()  # noqa: SLF001 - the public way needs the dashboard
+        table = ray._private.state.jobs()  # noqa: SLF001 - docs/private_apis.md
         return [
             f"process {job['DriverPid']} on {job['DriverIPAddress']}"
             for job in table

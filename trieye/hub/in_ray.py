@@ -18,7 +18,7 @@ from trieye.files.run_record import RunStatus
 from trieye.hub.actor import RemoteHub, actor_name, find_hub
 from trieye.hub.directory import HUB_GONE_AFTER_S
 from trieye.hub.hub import Channel, Hub, SaveThread
-from trieye.hub.ray_start import join_ray, on_this_node
+from trieye.hub.ray_start import JOB_VARIABLE, join_ray, on_this_node
 from trieye.hub.requests import is_slow
 from trieye.process.last_words import LastWords
 from trieye.process.lock import RunLock
@@ -204,7 +204,7 @@ def _last_words(config: TrieyeConfig) -> LastWords | None:
     """Return what speaks for this process, which Ray ends without a word when the head of its cluster is gone."""
     if config.runtime.kind != "cluster":
         return None
-    if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") and not Path(config.persistence.root_data_dir).is_absolute():
+    if os.environ.get(JOB_VARIABLE) and not Path(config.persistence.root_data_dir).is_absolute():
         say(
             f"persistence.root_data_dir={config.persistence.root_data_dir} is in the copy of the project that this job "
             "of Ray has, and goes with it: name a directory that stays, from /"

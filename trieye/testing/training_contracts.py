@@ -18,15 +18,14 @@ from trieye.experiment.loop import run_alone as run_experiment
 from trieye.files.run_files import RunFiles
 from trieye.snapshot.encode import decode, encode
 from trieye.training.batches import Experience
-from trieye.training.collecting import columns_of
 from trieye.training.config import TrainingConfig
 from trieye.training.environments import make_env, spaces_of_config
 from trieye.training.evaluation import Evaluation
 from trieye.training.exploring.transports import SupersededError, Transport, as_arrays, load_weights
 from trieye.training.loading import load_policy
 from trieye.training.policy import Context, Obs, Policy
-from trieye.training.rows import nested
 from trieye.training.sampling import Sampling
+from trieye.training.spaces import columns_of, nested
 
 _CPU = torch.device("cpu")
 

@@ -134,7 +134,7 @@ class Minibatch:
     Attributes:
         data: The columns by name, the parts of a dict of observations as `obs/<key>` or as a dict.
         obs: Observations, a dict where the space is one.
-        action: What the policy chose.
+        action: The chosen actions.
         reward: float32; with `replay.n_step` the sum of so many discounted ones.
         next_obs: The observations after the row, or after the last of `replay.n_step`; from a replay buffer only.
         terminated: Whether the episode terminated.

@@ -116,8 +116,8 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         if not hasattr(self, "policy_class"):
             raise ConfigurationError(f"{kind} has no policy; write `class {kind}(TrainEngine[Config, Agent, Policy])`")
         if not isinstance(config.agent, self.agent_class):
-            found = type(config.agent).__name__
-            raise ConfigurationError(f"agent.engine: {kind} trains a {self.agent_class.__name__}, not a {found}")
+            name = type(config.agent).__name__
+            raise ConfigurationError(f"agent.engine: {kind} trains a {self.agent_class.__name__}, not a {name}")
         if config.loop.evaluate_beside and self._evaluates_by_itself:
             raise ConfigurationError(
                 f"loop.evaluate_beside: {kind}.evaluate is its own, and what it needs is here; override "
@@ -481,16 +481,19 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def device_of(name: str) -> torch.device:
-    """Return the device of a config.
+def device_of(name: str, key: str = "agent.device") -> torch.device:
+    """Return the device that `key` names.
 
     Raises:
-        ConfigurationError: It is not there.
+        ConfigurationError: torch does not find it.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:  # of AgentConfig.device, pydantic has checked the form
+        raise ConfigurationError(f"{key}={name}: choose auto, cpu, mps, cuda, or cuda:N") from error
     missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
     if missing.get(device.type, False):
-        raise ConfigurationError(f"agent.device={name}: torch finds no such device here; choose auto or cpu")
+        raise ConfigurationError(f"{key}={name}: torch finds no such device here; choose auto or cpu")
     return device
