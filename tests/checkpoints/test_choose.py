@@ -178,7 +178,7 @@ def test_damage_in_another_run_is_said_and_passed_over_without_touching_it(app, 
     assert "'newest' is not resumed from" in caplog.text
     assert "run.json" in caplog.text
     assert everything_in(app.root) == before
-    with pytest.raises(SerializationError, match=r"run\.json"):  # that of the run itself says who it is
+    with pytest.raises(SerializationError, match=r"run\.json"):  # the own record identifies the run
         app.choose("newest")
 
 

@@ -1,4 +1,4 @@
-"""From which checkpoint a run resumes: its own or that of another run (`load_checkpoint_path`)."""
+"""Choose the checkpoint that a run resumes: its own, or one of another run (`load_checkpoint_path`)."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ class ResumeCandidate(NamedTuple):
     Attributes:
         path: Its directory, or a pickle file of trieye 0.1.5.
         step: Its global step; None where only the content of a 0.1.5 file knows it.
-        state: What is in it, if it was read to find out whether it is whole.
+        state: Its content, if it was read to find out whether it is whole.
     """
 
     path: Path
@@ -49,7 +49,7 @@ Newest = Callable[[RunFiles], ResumeCandidate | None]
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The state from which a run goes on.
+    """The state to resume.
 
     Attributes:
         checkpoint: The chosen checkpoint.
@@ -73,7 +73,7 @@ def choose(
     read: Read = check,
     changes_nothing: bool = False,
 ) -> ResumePoint | None:
-    """Return the state from which the run goes on, or None for a fresh start.
+    """Return the state to resume, or None for a fresh start.
 
     The run's own newest whole checkpoint; else `load_checkpoint_path`; else, with `auto_resume_latest`, that of the
     newest earlier run of the app with the same `config_hash`, also of those below `resume_dirs`.
