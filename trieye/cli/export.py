@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from trieye.cli.arguments import add_run, add_which, add_working_directory
 
 if TYPE_CHECKING:
-    from trieye.training.loading import LoadedPolicy
+    from trieye.checkpoints.store import LoadedCheckpoint
+    from trieye.training.spaces import Spaces
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,25 +44,24 @@ def run(options: argparse.Namespace) -> int:
     add_working_directory()
     with Terminal(stderr=True).status(f"loading {run_dir.name}"):
         from trieye.training.exporting import export_policy
-        from trieye.training.loading import loaded_policy
+        from trieye.training.loading import policy_of
 
-        loaded = loaded_policy(run_dir, load_checkpoint(run_dir, which))
-    checkpoint = loaded.checkpoint
+        checkpoint = load_checkpoint(run_dir, which)
+        policy = policy_of(run_dir, checkpoint)
     origin = {"run": run_dir.name, "step": checkpoint.step, "objective": checkpoint.objective}
     with Terminal(stderr=True).status(f"exporting {run_dir.name}"):
         output = (options.output or run_dir / "export").absolute()
-        files = export_policy(loaded.policy, output, env_steps=loaded.schedule_step, origin=origin)
-    _show(loaded, files, is_best=which == "best" and checkpoint.objective is not None)
+        files = export_policy(policy, output, env_steps=policy.schedule_step, origin=origin)
+    _show(checkpoint, policy.spaces, files, is_best=which == "best" and checkpoint.objective is not None)
     return 0
 
 
-def _show(loaded: "LoadedPolicy", files: list[Path], *, is_best: bool) -> None:
+def _show(checkpoint: "LoadedCheckpoint", spaces: "Spaces", files: list[Path], *, is_best: bool) -> None:
     """Say which checkpoint was exported to which files, and how the program is called."""
     from rich.filesize import decimal
 
     from trieye.training.exporting import PROGRAM, example
 
-    checkpoint = loaded.checkpoint
     rated = "no objective" if checkpoint.objective is None else f"objective {checkpoint.objective:.6g}"
     print(f"{checkpoint.path}{', the best one' if is_best else ''} ({rated}), is exported to")
     for file in files:
@@ -70,4 +70,4 @@ def _show(loaded: "LoadedPolicy", files: list[Path], *, is_best: bool) -> None:
         if file.name == PROGRAM:
             print("which Python runs with torch alone:")
             print(f"  import torch; act = torch.export.load({str(file)!r}).module()")
-            print(f"  actions = act({example(loaded.policy.spaces)})")
+            print(f"  actions = act({example(spaces)})")
