@@ -8,10 +8,10 @@ import pytest
 
 import trieye
 from tests.damage import contents
-from trieye.checkpoints.serializer import Serializer
 from trieye.checkpoints.store import CheckpointStore
 from trieye.cli import main
-from trieye.hub.logic import ActorLogic
+from trieye.compat.actor_logic import ActorLogic
+from trieye.compat.serializer import Serializer
 from trieye.process.lock import RunLock
 from trieye.snapshot.encode import encode
 

@@ -378,7 +378,7 @@ def test_moments_of_environments_are_those_of_the_training():
 
 
 def test_environments_that_reset_themselves_are_refused():
-    with pytest.raises(ConfigurationError, match="take sync or async"):
+    with pytest.raises(ConfigurationError, match=r"use env\.vector=sync or async"):
         make_envs(EnvConfig(id="CartPole-v1", vector="own"))
 
 

@@ -29,7 +29,7 @@ from trieye.exceptions import (
     RunLockedError,
 )
 from trieye.history.table import read_history
-from trieye.hub.logic import ActorLogic
+from trieye.hub.logic import HubLogic
 from trieye.run import attempt as attempt_module
 from trieye.stats.operations import Medium
 
@@ -108,7 +108,7 @@ def test_a_run_fails_with_a_sink_that_it_cannot_do_without(make_config, tmp_path
                 run.save(agent=Agent())
             elif step == 2:
                 run._opened().flusher.flush()
-                run._opened().hub.ask(ActorLogic.flush, 2)  # as `flush`, which would raise
+                run._opened().hub.ask(HubLogic.flush, 2)  # as `flush`, which would raise
                 wait_until(lambda: run.health()["sinks"][0]["error"])
                 break
             time.sleep(0.02)
@@ -147,11 +147,11 @@ def test_tensorboard_shows_a_run_under_its_own_name_and_one_of_an_earlier_versio
 def test_what_is_no_sink_is_refused_at_once(make_config, tmp_path):
     sink = Lines(tmp_path / "lines.txt")
     for given, message in [
-        ([Lines], "a class; make an object of it, as Lines()"),
+        ([Lines], "expected an instance, not a class; pass Lines()"),
         ([object()], "it has no open and no write and no close; a sink has a name and the methods open(run)"),
-        ([sink, sink], "its name 'lines' is taken"),
-        (sink, "one sink is a list, too: sinks=[Lines()]"),
-        (Lines, "one sink is a list, too: sinks=[Lines()]"),
+        ([sink, sink], "the name 'lines' is already used"),
+        (sink, "expected a list of sinks, such as sinks=[Lines()]"),
+        (Lines, "expected a list of sinks, such as sinks=[Lines()]"),
     ]:
         with pytest.raises(ConfigurationError, match=re.escape(message)):
             trieye.Run(make_config(), sinks=given)

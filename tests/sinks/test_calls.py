@@ -3,14 +3,14 @@ from pathlib import Path
 import pytest
 
 from trieye.exceptions import ProcessingError
-from trieye.sinks.thread import Calls
+from trieye.sinks.thread import SinkCalls
 from trieye.stats.operations import LogArtifact, LogParams, LogText, SetTags
 from trieye.stats.point import Point
 from trieye.testing import MemorySink
 
 
 class PlainSink:
-    """A sink that takes points only."""
+    """A sink that accepts points only."""
 
     name = "plain"
 
@@ -37,12 +37,14 @@ def ends(calls):
 
 def test_points_that_follow_each_other_are_one_call_and_every_operation_is_another():
     items = [*points(0, 3), SetTags({"a": "1"}), LogParams({"b": "2"}), *points(3, 2), LogText("t", 1, 1.7e9, "x")]
-    assert ends(Calls(MemorySink()).of(items, 100, 108)) == [(3, 103), (1, 104), (1, 105), (2, 107), (1, 108)]
+    assert ends(SinkCalls(MemorySink()).convert(items, 100, 108)) == [(3, 103), (1, 104), (1, 105), (2, 107), (1, 108)]
 
 
 def test_a_file_is_where_the_directory_of_the_run_is_now():
     sink = MemorySink()
-    for call in Calls(sink, Path("/now/run")).of([LogArtifact("artifacts/1/a.txt"), LogArtifact("/now/run/b")], 0, 2):
+    for call in SinkCalls(sink, Path("/now/run")).convert(
+        [LogArtifact("artifacts/1/a.txt"), LogArtifact("/now/run/b")], 0, 2
+    ):
         call.make()
     assert sink.artifacts == [(Path("/now/run/artifacts/1/a.txt"), None), (Path("/now/run/b"), None)]
 
@@ -52,27 +54,27 @@ def test_a_file_outside_of_the_run_is_never_handed_to_a_tracker(tmp_path, plante
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "link").symlink_to(tmp_path)
     sink = MemorySink()
-    (call,) = Calls(sink, tmp_path / "run").of([LogArtifact(planted)], 0, 1)
-    with pytest.raises(ProcessingError, match="lies outside of"):
+    (call,) = SinkCalls(sink, tmp_path / "run").convert([LogArtifact(planted)], 0, 1)
+    with pytest.raises(ProcessingError, match="outside the run directory"):
         call.make()
     assert sink.artifacts == []
 
 
 def test_a_sink_without_the_method_is_not_called():
     items = [LogParams({"a": "1"}), *points(0, 2), LogText("t", 1, 1.7e9, "x"), *points(2, 1), SetTags({"b": "2"})]
-    calls = Calls(PlainSink()).of(items, 0, 6)
+    calls = SinkCalls(PlainSink()).convert(items, 0, 6)
     assert ends(calls) == [(2, 4), (1, 6)]
-    assert Calls(PlainSink()).of(items[:1], 0, 1) == []
+    assert SinkCalls(PlainSink()).convert(items[:1], 0, 1) == []
 
 
 def test_only_sinks_named_like_a_target_choose():
     items = [*points(0, 2, ("tensorboard",)), *points(2, 2), *points(4, 1, ())]
-    assert ends(Calls(MemorySink("mlflow")).of(items, 0, 5)) == [(2, 5)]
-    assert ends(Calls(MemorySink("tensorboard")).of(items, 0, 5)) == [(2, 5)]
-    assert ends(Calls(MemorySink("console")).of(items, 0, 5)) == []
-    assert ends(Calls(MemorySink("mine")).of(items, 0, 5)) == [(5, 5)]
+    assert ends(SinkCalls(MemorySink("mlflow")).convert(items, 0, 5)) == [(2, 5)]
+    assert ends(SinkCalls(MemorySink("tensorboard")).convert(items, 0, 5)) == [(2, 5)]
+    assert ends(SinkCalls(MemorySink("console")).convert(items, 0, 5)) == []
+    assert ends(SinkCalls(MemorySink("mine")).convert(items, 0, 5)) == [(5, 5)]
 
 
 def test_an_index_is_claimed_only_where_it_is_known():
     items = [*points(0, 3), SetTags({"a": "1"}), *points(3, 2)]
-    assert ends(Calls(MemorySink()).of(items, 0, 10)) == [(3, None), (1, None), (2, 10)]
+    assert ends(SinkCalls(MemorySink()).convert(items, 0, 10)) == [(3, None), (1, None), (2, 10)]

@@ -63,7 +63,7 @@ def test_a_patient_end_lasts_as_long_as_a_sink_takes_something(run):
 
 
 def test_a_patient_end_lasts_as_long_as_a_sink_computes_or_others_write_to_its_store(run, monkeypatch):
-    monkeypatch.setattr("trieye.sinks.fan_out.LAST_WORDS_S", 0.0)
+    monkeypatch.setattr("trieye.sinks.fan_out.CLOSE_GRACE_S", 0.0)
 
     class Importing(MemorySink):
         def open(self, run):

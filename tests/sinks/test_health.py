@@ -33,18 +33,18 @@ def test_a_call_is_repeated_after_growing_pauses_until_it_works_or_is_given_up(r
         pauses.append(delay_s)
         return len(pauses) != 13
 
-    assert retry.until_it_works(failing(12, OSError("away")), 1, again)
+    assert retry.run(failing(12, OSError("away")), 1, again)
     assert retry.error is None
     for number, delay_s in enumerate(pauses):
         expected = min(LONGEST_DELAY_S, 2.0**number)
         assert 0.75 * expected <= delay_s <= 1.25 * expected
-    assert not retry.until_it_works(failing(12, OSError("away")), 1, again)
+    assert not retry.run(failing(12, OSError("away")), 1, again)
     assert retry.error == "OSError: away"
 
 
 def test_a_refusal_settles_a_call_that_has_something_to_refuse(retry):
     for weight, error in ((5, None), (0, "ProcessingError: no")):
-        is_settled = retry.until_it_works(failing(1, ProcessingError("no")), weight, lambda *_: False)
+        is_settled = retry.run(failing(1, ProcessingError("no")), weight, lambda *_: False)
         assert (is_settled, retry.refused, retry.error) == (bool(weight), 5, error)
 
 
@@ -55,7 +55,7 @@ def test_a_store_in_which_others_are_at_work_has_not_failed_and_is_asked_again_s
         seen.append((failures, delay_s))
         return True
 
-    assert retry.until_it_works(failing(20, SinkBusyError("locked")), 1, again)
+    assert retry.run(failing(20, SinkBusyError("locked")), 1, again)
     assert seen == [(0, 1.0)] * 20
     assert retry.error is None
 
@@ -64,7 +64,7 @@ def test_the_author_of_a_sink_is_told_the_line_and_what_a_point_has(retry, caplo
     def call():
         return Point("loss", 0.5, 1, 1.7e9).names
 
-    assert not retry.until_it_works(call, 1, lambda *_: False)
+    assert not retry.run(call, 1, lambda *_: False)
     line = call.__code__.co_firstlineno + 1
     for part in (
         f"AttributeError: 'Point' object has no attribute 'names' (test_health.py, line {line})",
@@ -72,21 +72,21 @@ def test_the_author_of_a_sink_is_told_the_line_and_what_a_point_has(retry, caplo
     ):
         assert part in caplog.text
         assert part in retry.error
-    assert not retry.until_it_works(lambda: {}["lr"], 1, lambda *_: False)
+    assert not retry.run(lambda: {}["lr"], 1, lambda *_: False)
     assert "KeyError: 'lr' (test_health.py, line" in retry.error
     for error, told in ((NotImplementedError(), "NotImplementedError"), (queue.Full(), "Full")):
         other = Retry(told)
-        assert not other.until_it_works(failing(1, error), 1, lambda *_: False)
+        assert not other.run(failing(1, error), 1, lambda *_: False)
         assert re.search(rf"sink '{told}' does not work: {told} \(test_health.py, line \d+\)\n", caplog.text)
         assert other.error.startswith(f"{told} (test_health.py, line")
 
 
 def test_a_sink_works_again_when_it_takes_what_it_did_not_take(retry, caplog):
-    assert not retry.until_it_works(failing(1, OSError("away")), 1, lambda *_: False)
-    assert retry.until_it_works(failing(0, None), 0, lambda *_: False)  # it can be closed, which says nothing
+    assert not retry.run(failing(1, OSError("away")), 1, lambda *_: False)
+    assert retry.run(failing(0, None), 0, lambda *_: False)  # it can be closed, which says nothing
     assert retry.error == "OSError: away"
     assert "works again" not in caplog.text
-    assert retry.until_it_works(failing(0, None), 1, lambda *_: False)
+    assert retry.run(failing(0, None), 1, lambda *_: False)
     assert retry.error is None
     assert "works again" in caplog.text
 

@@ -198,7 +198,7 @@ def test_a_cursor_that_cannot_be_stored_is_tried_again_and_stops_nothing(run, ca
     add(thread, source, points(10, 1))
     assert thread.close("FINISHED", SOON_S)
     assert "no space left" in thread.error
-    assert "got everything" in caplog.text
+    assert "received everything" in caplog.text
     assert source.cursors["memory"] == Cursor(10)
 
 

@@ -103,7 +103,7 @@ def test_an_outage_is_told_once_and_its_end_once(run, source, caplog):
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 2
     assert "'flaky' does not work: the other side is away" in warnings[0]
-    assert "points are kept" in warnings[0]
+    assert "points are buffered" in warnings[0]
     assert "'flaky' works again" in warnings[1]
     thread.close("FINISHED", SOON_S)
 
@@ -138,9 +138,9 @@ def test_closing_an_unreachable_sink_is_quick_and_says_what_is_kept(run, source,
     assert not thread.close("FINISHED", 30)
     assert time.monotonic() - start < 5
     assert thread.backlog == 1501
-    assert "did not get 1500 points and 1 of the parameters, tags and files" in caplog.text
-    assert "kept in the history, and sent first when the run is started again" in caplog.text
-    assert ("only if an installed package brings the sink" in caplog.text) == (kind is OwnSink)
+    assert "did not receive 1500 points and 1 parameters, tags or files" in caplog.text
+    assert "stored in the history and delivered when the run is restarted" in caplog.text
+    assert ("only if an installed package provides the sink" in caplog.text) == (kind is OwnSink)
 
 
 def test_a_long_pause_ends_when_the_run_is_closed(run, source):
@@ -161,8 +161,8 @@ def test_closing_a_stuck_sink_returns_in_time_and_the_points_come_again(run, sou
     start = time.monotonic()
     assert not thread.close("FINISHED", 0.5)
     assert time.monotonic() - start < 5
-    assert "did not get 6 points" in caplog.text
-    # what is under way may or may not arrive: it comes again
+    assert "did not receive 6 points" in caplog.text
+    # the point in flight may or may not have arrived: it is delivered again
     again = MemorySink("stuck")
     assert SinkThread(again, run, source).close("FINISHED", SOON_S)
     assert steps_of(again) == list(range(6))

@@ -15,7 +15,7 @@ from trieye.config.sinks import WandbSinkConfig
 from trieye.exceptions import ProcessingError, TrieyeError
 from trieye.integrations.wandb.offline import records_in, values_of
 from trieye.run import media, table, video
-from trieye.sinks.base import Flushable, Media, Tracker
+from trieye.sinks.base import Flushable, MediaSink, Tracker
 from trieye.sinks.wandb import WandbSink
 from trieye.stats.point import Point
 from trieye.testing import SinkContract, make_run
@@ -100,7 +100,7 @@ def test_the_run_has_our_names_and_group(run, tmp_path, capfd):
     run = make_run(tmp_path, app_name="my app", run_name="first try", group="/data/multirun/2026-11-21/07-41")
     sink = opened(run, entity="team")
     assert isinstance(sink, Tracker)
-    assert isinstance(sink, Media)
+    assert isinstance(sink, MediaSink)
     assert isinstance(sink, Flushable)
     sink.close("FINISHED")
     record = run_record_of(run)
@@ -221,7 +221,7 @@ def test_an_artifact_cannot_leave_the_run(run, tmp_path, target):
     sink = opened(run)
     with pytest.raises(ProcessingError, match=r"one\.txt"):
         sink.log_artifact(tmp_path / "one.txt", target)
-    with pytest.raises(ProcessingError, match="gone"):
+    with pytest.raises(ProcessingError, match="does not exist"):
         sink.log_artifact(tmp_path / "nothing.txt", None)
     sink.close("FINISHED")
 

@@ -1,10 +1,11 @@
-"""From which checkpoint a run goes on, its own or another's (`load_checkpoint_path`), with the buffer that fits it."""
+"""From which checkpoint a run resumes: its own or that of another run (`load_checkpoint_path`)."""
 
 import logging
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from trieye.checkpoints.legacy import is_whole_pickle, newest_pickle
 from trieye.checkpoints.manifest import MANIFEST_NAME, read_manifest
@@ -13,7 +14,7 @@ from trieye.config import PersistenceConfig
 from trieye.config.base import did_you_mean
 from trieye.config.locations import REFERENCE_FORMS, CheckpointReference, checkpoint_reference
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.files.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, RunFiles, step_in
+from trieye.files.run_files import CHECKPOINT_PREFIX, RunFiles, step_in
 from trieye.files.run_record import RunRecord, earlier_runs
 from trieye.snapshot.nodes import EncodedState
 
@@ -22,8 +23,8 @@ logger = logging.getLogger(__name__)
 MAX_SHOWN = 10
 
 
-class Saved(NamedTuple):
-    """A checkpoint or a buffer that can be loaded.
+class ResumeCandidate(NamedTuple):
+    """A checkpoint that can be loaded.
 
     Attributes:
         path: Its directory, or a pickle file of trieye 0.1.5.
@@ -42,20 +43,22 @@ class Saved(NamedTuple):
         return self.path.name if is_named else f"{self.path.name} of step {self.step}"
 
 
+Newest = Callable[[RunFiles], ResumeCandidate | None]
+"""Returns the newest intact checkpoint of a run."""
+
+
 @dataclass(frozen=True)
 class ResumePoint:
     """The state from which a run goes on.
 
     Attributes:
         checkpoint: The chosen checkpoint.
-        buffer: The buffer that was saved with the checkpoint or before it.
         run_name: The run that saved the checkpoint.
         reason: A sentence for the log.
         went_back_to: What the user called the checkpoint, if the run goes back to an earlier one of its own.
     """
 
-    checkpoint: Saved
-    buffer: Saved | None
+    checkpoint: ResumeCandidate
     run_name: str
     reason: str
     went_back_to: str | None = None
@@ -67,8 +70,6 @@ def choose(
     *,
     config_hash: str | None = None,
     group: str | None = None,
-    own_first: bool = True,
-    strict: bool = True,
     read: Read = check,
     changes_nothing: bool = False,
 ) -> ResumePoint | None:
@@ -86,22 +87,20 @@ def choose(
         config: What may be loaded.
         config_hash: Hash of what must not differ for a checkpoint to fit; None accepts every run.
         group: The sweep that the run belongs to; its members are never resumed.
-        own_first: With False, `load_checkpoint_path` comes before the run's own checkpoints.
-        strict: With False, a `load_checkpoint_path` that does not exist is a warning.
         read: Finds out whether a saved directory is whole; the point has what it returns: nothing is read twice.
         changes_nothing: Leave damaged checkpoints where they are, for an attempt that is not counted yet.
 
     Raises:
-        ConfigurationError: `load_checkpoint_path`, `load_buffer_path` or one of `resume_dirs` does not exist.
+        ConfigurationError: `load_checkpoint_path` or one of `resume_dirs` does not exist.
         CheckpointError: The chosen run has checkpoints and none of them is whole.
     """
-    choice = _Choice(files, config, strict=strict, read=read, changes_nothing=changes_nothing)
+    choice = Choice(files, config, read=read, changes_nothing=changes_nothing)
     typed = config.load_checkpoint_path
-    if own_first and not _means_own(checkpoint_reference(typed or ""), config):
+    if _means_own(checkpoint_reference(typed or ""), config):
+        point = choice.typed() or choice.own()
+    else:
         remark = f" (load_checkpoint_path={typed} is for its first start)" if typed else ""
         point = choice.own(remark) or choice.typed()
-    else:
-        point = choice.typed() or choice.own()
     if point is None and config.auto_resume_latest:
         return choice.earlier(config_hash, group)
     return point
@@ -117,7 +116,7 @@ def point_at(path: Path, files: RunFiles, config: PersistenceConfig, *, read: Re
     run_name = _saved_by(path) or files.run_base_dir.name
     whose = "its own" if run_name == config.run_name else f"that of {run_name!r},"
     reason = f"run {config.run_name!r} goes on from {whose} {path.name}, which was given"
-    return ResumePoint(Saved(path, manifest.step, state), None, run_name, reason)
+    return ResumePoint(ResumeCandidate(path, manifest.step, state), run_name, reason)
 
 
 def check_reference(files: RunFiles, config: PersistenceConfig) -> None:
@@ -133,28 +132,13 @@ def check_reference(files: RunFiles, config: PersistenceConfig) -> None:
     reference = checkpoint_reference(config.load_checkpoint_path or "")
     if reference is None or config.mirror is not None:
         return
-    choice = _Choice(files, config, strict=True, read=lambda _: None, changes_nothing=True)
+    choice = Choice(files, config, read=lambda _: None, changes_nothing=True)
     if _means_own(reference, config):
         record = RunRecord.read(files.run_record_path)
         if record is None or record.went_back_to != config.load_checkpoint_path:
             choice.called(files, reference)
     elif not any(files.checkpoint_dir.glob(f"{CHECKPOINT_PREFIX}*")):
         choice.called(choice.other_run(reference), reference)
-
-
-def choose_buffer(
-    files: RunFiles, load_path: str | None, run_name: str | None, max_step: int | None, *, auto_resume: bool
-) -> Path | None:
-    """Return the drop-in API's buffer to load: the one named, that of the checkpoint's run, or an earlier run's."""
-    config = files.persist_config.model_copy(update={"load_buffer_path": load_path})
-    choice = _Choice(files, config, strict=False, read=check, changes_nothing=True)
-    if (given := choice.given("load_buffer_path")) is not None:
-        return given.path
-    earlier = earlier_runs(files, config.run_name) if auto_resume and not run_name else []
-    for directory in files.directories_of(run_name) if run_name else [run.directory for run in earlier]:
-        if (found := choice.newest(files.at(directory), buffers=True, max_step=max_step)) is not None:
-            return found.path
-    return None
 
 
 def named_checkpoint(files: RunFiles, which: str, *, asked: str) -> CheckpointEntry:
@@ -170,7 +154,7 @@ def named_checkpoint(files: RunFiles, which: str, *, asked: str) -> CheckpointEn
         CheckpointError: Those that there are are damaged.
     """
     reference = reference_of(which, asked=asked)
-    choice = _Choice(files, files.persist_config, strict=True, read=lambda _: None, changes_nothing=True)
+    choice = Choice(files, files.persist_config, read=lambda _: None, changes_nothing=True)
     return choice.called(files, reference, asked=asked)
 
 
@@ -191,22 +175,20 @@ def reference_of(which: str, *, asked: str) -> CheckpointReference:
     return reference
 
 
-class _Choice:
-    """What a run may go on from.
+class Choice:
+    """The checkpoints from which a run may resume.
 
     Args:
         files: File names of the run.
         config: What may be loaded.
-        strict: Whether a path that does not exist is an error.
         read: Finds out whether a saved directory is whole.
         changes_nothing: Set nothing aside; what other runs have is never changed.
     """
 
     def __init__(
-        self, files: RunFiles, config: PersistenceConfig, *, strict: bool, read: Read, changes_nothing: bool = False
+        self, files: RunFiles, config: PersistenceConfig, *, read: Read = check, changes_nothing: bool = False
     ) -> None:
-        self._files, self._config = files, config
-        self._strict, self._read, self._changes_nothing = strict, read, changes_nothing
+        self._files, self._config, self._read, self._changes_nothing = files, config, read, changes_nothing
         self._asked = f"load_checkpoint_path={config.load_checkpoint_path}"
         self._subject = f"run {config.run_name!r}"
 
@@ -222,7 +204,7 @@ class _Choice:
         status = record and (record.status if self._changes_nothing else record.status_before)
         finished = ", which had finished," if status == "FINISHED" else ""
         reason = f"{self._subject}{finished} goes on from its own newest checkpoint, {newest.name}{remark}"
-        return self._point(newest, self._files, self._config.run_name, reason)
+        return ResumePoint(newest, self._config.run_name, reason)
 
     def typed(self) -> ResumePoint | None:
         """Return what `load_checkpoint_path` stands for: a checkpoint that it calls by name, or a path."""
@@ -233,13 +215,13 @@ class _Choice:
             other = self.other_run(reference)
             entry, name = self.called(other, reference), other.run_base_dir.name
             reason = f"{self._subject} starts from {entry.path.name} of {name!r} ({self._asked})"
-            return self._point(_saved(entry), other, name, reason)
-        saved = self.given("load_checkpoint_path")
+            return ResumePoint(_candidate(entry), name, reason)
+        saved = self.given()
         if saved is None:
             return None
         directory = saved.path.parent.parent
         reason = f"{self._subject} starts from {self._asked}, {saved.name}"
-        return self._point(saved, self._files.at(directory), _saved_by(saved.path) or directory.name, reason)
+        return ResumePoint(saved, _saved_by(saved.path) or directory.name, reason)
 
     def _back(self, reference: CheckpointReference) -> ResumePoint:
         """Return the checkpoint of the run itself that the user called, or its newest one if that happened already."""
@@ -253,10 +235,10 @@ class _Choice:
                     f"{record.went_back_in} went back already ({self._asked}); to go back again, start it once without "
                     "that"
                 )
-                return self._point(_saved(newest), files, name, reason)
+                return ResumePoint(_candidate(newest), name, reason)
         entry = self.called(files, reference)
         reason = f"{self._subject} goes back to its own checkpoint {entry.path.name} ({self._asked})"
-        return replace(self._point(_saved(entry), files, name, reason), went_back_to=typed)
+        return ResumePoint(_candidate(entry), name, reason, went_back_to=typed)
 
     def earlier(self, config_hash: str | None, group: str | None) -> ResumePoint | None:
         """Return the newest checkpoint of the newest earlier run that fits; damage in one of them is said."""
@@ -275,33 +257,29 @@ class _Choice:
                     f"{self._subject} starts from {newest.name} of {name!r}{place}, the newest earlier run of app "
                     f"{self._config.app_name!r}{same} (auto_resume_latest)"
                 )
-                return self._point(newest, other, name, reason)
+                return ResumePoint(newest, name, reason)
             except CheckpointError as error:
                 logger.warning("run %r is not resumed from: %s", name, error)
         return None
 
-    def _point(self, checkpoint: Saved, files: RunFiles, run_name: str, reason: str) -> ResumePoint:
-        buffer = None
-        if self._config.save_buffer:
-            buffer = self.given("load_buffer_path") or self.newest(files, buffers=True, max_step=checkpoint.step)
-        return ResumePoint(checkpoint, buffer, run_name, reason if buffer is None else f"{reason}, with {buffer.name}")
-
     # what a run offers
 
-    def newest(self, files: RunFiles, *, buffers: bool = False, max_step: int | None = None) -> Saved | None:
-        """Return the newest whole checkpoint of a run, or its newest whole buffer that is not newer than `max_step`.
+    def newest(self, files: RunFiles) -> ResumeCandidate | None:
+        """Return the newest whole checkpoint of a run.
 
         Raises:
             CheckpointError: There are some, and none is whole, or they are links.
         """
-        directory, prefix, link = files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path
-        if buffers:
-            directory, prefix, link = files.buffer_dir, BUFFER_PREFIX, files.default_buffer_path
+        return self._newest_in(files, files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path)
+
+    def _newest_in(
+        self, files: RunFiles, directory: Path, prefix: str, link: Path, max_step: int | None = None
+    ) -> ResumeCandidate | None:
         store = self._store(files, directory, prefix)
         entry = store.latest(max_step, read=self._read)
         path, step = newest_pickle(directory, prefix, link.name, max_step=max_step) or (None, None)
         if entry is None:
-            return None if path is None else Saved(path, step)
+            return None if path is None else ResumeCandidate(path, step)
         # 0.1.5 went on after this version, or `trieye convert`, had saved something
         if path is not None and step is not None and step > entry.step and not path.with_suffix("").exists():
             logger.warning(
@@ -309,7 +287,7 @@ class _Choice:
                 path,
                 entry.path.name,
             )
-        return _saved(entry)
+        return _candidate(entry)
 
     def called(self, files: RunFiles, reference: CheckpointReference, *, asked: str | None = None) -> CheckpointEntry:
         """Return the best or newest whole checkpoint of a run, or that of a step, as the reference says.
@@ -370,45 +348,44 @@ class _Choice:
             )
         return self._files.at(directory)
 
-    def given(self, key: Literal["load_checkpoint_path", "load_buffer_path"]) -> Saved | None:
-        """Return what the path under a config key stands for; None if the key is null.
+    def given(self) -> ResumeCandidate | None:
+        """Return what the path in `load_checkpoint_path` stands for; None if that is null.
 
-        The path may be a saved directory or a link to one, a 0.1.5 file, a run's directory, or that of its checkpoints.
+        The path may be a checkpoint or a link to one, a 0.1.5 file, a run's directory, or that of its checkpoints.
         A relative one belongs to where the config was made.
 
         Raises:
-            ConfigurationError: Nothing is there, and `strict` says that this is no mere warning.
+            ConfigurationError: Nothing is there.
             CheckpointError: Something is there, and it is nothing whole of that kind.
         """
+        return self._given("load_checkpoint_path", CHECKPOINT_PREFIX, self.newest)
+
+    def _given(self, key: str, prefix: str, newest: Newest) -> ResumeCandidate | None:
         if not (value := getattr(self._config, key)):
             return None
         made_in = self._config._made_in  # noqa: SLF001 - as root_data_dir is resolved
         path = Path(os.path.abspath(made_in / Path(value).expanduser()))  # noqa: PTH100 - links stay
-        found = self._at(path, buffers=key == "load_buffer_path")
-        if found is None and self._strict:
-            forms = f", one of {REFERENCE_FORMS}," if key == "load_checkpoint_path" else ""
-            raise ConfigurationError(
-                f"{key}={value!r} does not exist (looked for {path}); give a checkpoint directory, a run's "
-                f"directory{forms} or a file of trieye 0.1.5, or leave it null"
-            )
-        if found is None:
-            logger.warning("%s=%r does not exist (looked for %s) and is ignored", key, value, path)
-        return found
+        return self._at(path, prefix, newest) or self._missing(key, value, path)
 
-    def _at(self, path: Path, *, buffers: bool) -> Saved | None:
+    def _missing(self, key: str, value: str, path: Path) -> ResumeCandidate | None:
+        raise ConfigurationError(
+            f"{key}={value!r} does not exist (looked for {path}); give a checkpoint directory, a run's directory, one "
+            f"of {REFERENCE_FORMS}, or a file of trieye 0.1.5, or leave it null"
+        )
+
+    def _at(self, path: Path, prefix: str, newest: Newest) -> ResumeCandidate | None:
         real = path.resolve()
         if (real / MANIFEST_NAME).exists():
-            return Saved(real, read_manifest(real).step, self._read(real))
+            return ResumeCandidate(real, read_manifest(real).step, self._read(real))
         if real.is_file():
             if not is_whole_pickle(real):
                 raise CheckpointError(f"{path} is neither a saved directory nor a whole file of trieye 0.1.5")
-            return Saved(real, step_in(real.name))
+            return ResumeCandidate(real, step_in(real.name))
         if not real.is_dir():
             return None
         is_inside = real.name in {self._files.checkpoint_dir.name, self._files.buffer_dir.name}
-        found = self.newest(self._files.at(real.parent if is_inside else real), buffers=buffers)
+        found = newest(self._files.at(real.parent if is_inside else real))
         if found is None:
-            prefix = BUFFER_PREFIX if buffers else CHECKPOINT_PREFIX
             raise CheckpointError(
                 f"{path} holds nothing to load: neither {MANIFEST_NAME} nor a directory {prefix}<step>"
             )
@@ -419,8 +396,8 @@ def _means_own(reference: CheckpointReference | None, config: PersistenceConfig)
     return reference is not None and reference.run_name in {None, config.run_name}
 
 
-def _saved(entry: CheckpointEntry) -> Saved:
-    return Saved(entry.path, entry.step, entry.state)
+def _candidate(entry: CheckpointEntry) -> ResumeCandidate:
+    return ResumeCandidate(entry.path, entry.step, entry.state)
 
 
 def _saved_by(path: Path) -> str | None:

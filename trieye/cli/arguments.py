@@ -17,11 +17,16 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 class AnyOrder(argparse.ArgumentParser):
     """Takes words before, between and after options, as one types them."""
 
-    _is_at_it = False
+    _is_at_it = _has_actions = False
+
+    def add_subparsers(self, **options: Any) -> Any:
+        """Add the actions of a command, each of which takes its own words."""
+        self._has_actions = True
+        return super().add_subparsers(**options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Return what was typed, and what nobody knows."""
-        if self._is_at_it or self._subparsers is not None:  # of a command with actions, each takes its own words
+        if self._is_at_it or self._has_actions:
             return super().parse_known_args(args, namespace)
         self._is_at_it = True
         try:

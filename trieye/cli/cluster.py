@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _files(options: argparse.Namespace) -> int:
-    from trieye.hub.shipment import files_of, project_around
+    from trieye.hub.working_dir import files_of, project_around
 
     directory = project_around(Path.cwd()) if options.directory is None else options.directory.expanduser()
     names = [file.as_posix() for file in files_of(directory.resolve())]

@@ -143,7 +143,10 @@ class PersistenceConfig(ModelOf015):
         "`first_try:step:1200` of another run of the app. `best`, `latest`, `step:1200` let the run itself go back, "
         "once.",
     )
-    load_buffer_path: str | None = Field(default=None, description="Start with this saved buffer.")
+    load_buffer_path: str | None = Field(
+        default=None,
+        description="Start with this saved buffer; only for programs of trieye 0.1.5, which save it by itself.",
+    )
     resume_dirs: list[str] = Field(
         default_factory=list,
         description="More data directories in which earlier runs of the app are looked for; nothing is written there.",

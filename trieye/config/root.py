@@ -21,6 +21,10 @@ from trieye.config.stats import StatsConfig
 from trieye.config.tune import TuneConfig
 from trieye.exceptions import ConfigurationError
 
+PERSISTENCE_OF_RUN: dict[str, Any] = {"auto_resume_latest": False, "tensorboard_dir_name": "."}
+STATS_OF_RUN: dict[str, Any] = {"undeclared": "auto"}
+"""Defaults of `trieye.Run` and of YAML that differ from those of trieye 0.1.5, which the models have."""
+
 
 class TrieyeConfig(ModelOf015):
     """The whole config of a run; a project's own config is a subclass with its own groups added."""
@@ -41,10 +45,12 @@ class TrieyeConfig(ModelOf015):
         default=True, description="Draw a progress bar on a terminal; false = print a line every 10 seconds."
     )
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="Where the hub lives.")
-    persistence: Annotated[
-        PersistenceConfig, Marker(yaml_default=lambda: PersistenceConfig(tensorboard_dir_name="."))
-    ] = Field(default_factory=PersistenceConfig, description="Files, saving, resuming.")
-    stats: StatsConfig = Field(default_factory=StatsConfig, description="Events to points.")
+    persistence: Annotated[PersistenceConfig, Marker(yaml_default=lambda: PersistenceConfig(**PERSISTENCE_OF_RUN))] = (
+        Field(default_factory=PersistenceConfig, description="Files, saving, resuming.")
+    )
+    stats: Annotated[StatsConfig, Marker(yaml_default=lambda: StatsConfig(**STATS_OF_RUN))] = Field(
+        default_factory=StatsConfig, description="Events to points."
+    )
     sinks: Annotated[SinksConfig, Marker(yaml_default=SinksConfig)] = Field(
         default_factory=SinksConfig.all_enabled,
         description="Where points go; in Python a sink that is not named stays on, and {} switches all off.",
@@ -80,6 +86,14 @@ class TrieyeConfig(ModelOf015):
         self.__dict__["persistence"] = self.persistence.model_copy(update=names)
         self.model_fields_set.add("persistence")
         return self
+
+    def with_run_defaults(self) -> Self:
+        """Return the config with the defaults of `trieye.Run` in the place of those of trieye 0.1.5."""
+        persistence, stats = self.persistence, self.stats
+        unset = {name: value for name, value in PERSISTENCE_OF_RUN.items() if name not in persistence.model_fields_set}
+        if stats.undeclared is None:
+            stats = stats.model_copy(update=STATS_OF_RUN)
+        return self.model_copy(update={"persistence": persistence.model_copy(update=unset), "stats": stats})
 
     @classmethod
     def of_run(cls, run_dir: Path, values: Mapping[str, Any] | None = None) -> Self:
@@ -122,8 +136,9 @@ class TrieyeConfig(ModelOf015):
 
     def __getstate__(self) -> dict[Any, Any]:
         """Note when the config is sent to another process, which has to answer within some seconds from then."""
-        state: dict[Any, Any] = super().__getstate__()
-        return {**state, "__pydantic_private__": {**(state["__pydantic_private__"] or {}), "_sent_at": time.time()}}
+        sent = self.model_copy()
+        sent._sent_at = time.time()  # noqa: SLF001 - its own class
+        return super(TrieyeConfig, sent).__getstate__()
 
     @property
     def sent_at(self) -> float | None:

@@ -12,20 +12,20 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 
-from trieye.checkpoints.serializer import Serializer
 from trieye.config import RuntimeConfig, TrieyeConfig
 from trieye.exceptions import ConfigurationError, RunLockedError, TrieyeError
 from trieye.files.run_record import RunStatus
-from trieye.hub.actor import TrieyeActor, actor_name, find_hub
+from trieye.hub.actor import RemoteHub, actor_name, find_hub
 from trieye.hub.directory import HUB_GONE_AFTER_S
 from trieye.hub.hub import Channel, Hub, SaveThread
-from trieye.hub.ray_start import join_ray, on_this_node
+from trieye.hub.ray_start import JOB_VARIABLE, join_ray, on_this_node
 from trieye.hub.requests import is_slow
 from trieye.process.last_words import LastWords
 from trieye.process.lock import RunLock
 from trieye.process.progress import say
 from trieye.process.waiting import wait_while_moving
 from trieye.sinks.base import Sink
+from trieye.snapshot.signing import Trust
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class RayHub(RayChannel, Hub):
         self.connect(config.runtime, sinks)
         # two apps may have runs of the same name; a run has one directory
         place = hashlib.sha256(str(config.persistence.get_run_base_dir()).encode()).hexdigest()[:8]
-        options = TrieyeActor.options(  # type: ignore[attr-defined]  # ray.remote adds it
+        options = RemoteHub.options(
             name=f"{actor_name(config.run_name)}_{place}",
             namespace=config.runtime.namespace,
             num_cpus=0,
@@ -157,10 +157,8 @@ class RayHub(RayChannel, Hub):
         )
         try:
             # with the key of this process: the actor's one may be on another node, or have another environment
-            trusting = Serializer.of_this_process()
-            arguments = {"_serializer": trusting, "_owns_run": False, "_extra_config": dict(extra_config)}
-            arguments["_sinks"] = list(sinks)
-            actor = _once_free(lambda: options.remote(config=config, **arguments))
+            given = {"trust": Trust.of_this_process(), "extra_config": dict(extra_config), "sinks": list(sinks)}
+            actor = _once_free(lambda: options.remote(config, **given))
             super().__init__(actor, config.run_name, uuid.uuid4().hex)
             self._still_s, self._run_dir = config.runtime.stall_timeout_s, config.persistence.get_run_base_dir()
             self.answer(self._actor.get_actor_name.remote(), max(START_TIMEOUT_S, self._still_s), tells=True)
@@ -206,7 +204,7 @@ def _last_words(config: TrieyeConfig) -> LastWords | None:
     """Return what speaks for this process, which Ray ends without a word when the head of its cluster is gone."""
     if config.runtime.kind != "cluster":
         return None
-    if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") and not Path(config.persistence.root_data_dir).is_absolute():
+    if os.environ.get(JOB_VARIABLE) and not Path(config.persistence.root_data_dir).is_absolute():
         say(
             f"persistence.root_data_dir={config.persistence.root_data_dir} is in the copy of the project that this job "
             "of Ray has, and goes with it: name a directory that stays, from /"

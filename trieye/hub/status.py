@@ -159,7 +159,7 @@ class HubStatus:
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:
-    """Return `ActorLogic.health()` as it was published last, with `time` and `metrics`; empty before the first time.
+    """Return `HubLogic.health()` as it was published last, with `time` and `metrics`; empty before the first time.
 
     Raises:
         JournalError: The journal cannot be read.

@@ -1,4 +1,4 @@
-"""Results: the runs of experiments, found, selected and read as arrays; importing it loads nothing heavy."""
+"""Results: load, select and aggregate stored runs as arrays; the import loads no heavy library."""
 
 from importlib import import_module
 from typing import Any

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trieye.checkpoints.serializer import Serializer
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import json_of
@@ -15,7 +14,7 @@ from trieye.exceptions import ConfigurationError, JournalError
 from trieye.files.run_files import JOURNAL, RUN_RECORD, RunFiles
 from trieye.files.run_record import RunRecord, RunStatus, require_owner
 from trieye.hub.directory import HubFiles
-from trieye.hub.logic import ActorLogic
+from trieye.hub.logic import HubLogic
 from trieye.hub.marks import AttemptMark
 from trieye.hub.status import read_status
 from trieye.journal.scan import inspect
@@ -174,7 +173,7 @@ def deliver(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     *,
     rewritten: Sequence[str] = (),
-    change: Callable[[ActorLogic], None] | None = None,
+    change: Callable[[HubLogic], None] | None = None,
     progress: Progress | None = None,
 ) -> Delivery:
     """Open a run without training, and wait until its sinks have everything.
@@ -230,7 +229,7 @@ def _is_delivered(run_dir: Path, record: RunRecord, sinks: Sequence[str]) -> boo
     return contents.last_pos <= pos and all(contents.cursors.get(name, 0) >= end for name in sinks)
 
 
-def _wait(hub: ActorLogic, timeout_s: float, progress: Progress) -> None:
+def _wait(hub: HubLogic, timeout_s: float, progress: Progress) -> None:
     """Wait until every sink has everything, or none of them makes progress.
 
     A sink whose destination was deleted is not waited for.
@@ -256,7 +255,7 @@ def _lacks(sink: dict[str, Any]) -> str | None:
 
 
 @contextlib.contextmanager
-def _hub(config: TrieyeConfig, rewritten: Sequence[str]) -> Iterator[ActorLogic]:
+def _hub(config: TrieyeConfig, rewritten: Sequence[str]) -> Iterator[HubLogic]:
     """Reopen the last attempt of a run whose processes are gone, without training; then record how it ended."""
     if config.sinks.mlflow.enabled:
         require_password(config.persistence.MLFLOW_TRACKING_URI)
@@ -266,7 +265,7 @@ def _hub(config: TrieyeConfig, rewritten: Sequence[str]) -> Iterator[ActorLogic]
         record = _record(paths.run_base_dir)
         status: RunStatus = "KILLED" if record.status == "RUNNING" else record.status
         ended = record.ended or _last_sign_of_life(record, paths.run_base_dir)
-        hub = ActorLogic(config)
+        hub = HubLogic(config)
         hub.files = _Files(hub, rewritten)
         try:
             hub.open(owns_run=False, extra_config=json_of(paths.config_path))
@@ -299,8 +298,8 @@ class _Files(HubFiles):
         rewritten: Sinks that start at the beginning of the history.
     """
 
-    def __init__(self, hub: ActorLogic, rewritten: Sequence[str]) -> None:
-        super().__init__(hub.config, None, Serializer())
+    def __init__(self, hub: HubLogic, rewritten: Sequence[str]) -> None:
+        super().__init__(hub.config)
         self._hub, self._rewritten = hub, rewritten
 
     def open(self, *, owns_run: bool, is_restart: bool = False) -> RunRecord:

@@ -1,4 +1,4 @@
-"""Where points go: MLflow, TensorBoard, the console and the sinks of third parties."""
+"""Sinks, the destinations of points: MLflow, TensorBoard, the console, Weights & Biases and third parties."""
 
 from trieye.sinks.base import RunInfo, RunStatus, Sink, Tracker
 from trieye.sinks.fan_out import FanOut, make_sinks

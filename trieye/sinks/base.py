@@ -1,4 +1,4 @@
-"""Sink: what a place where points go has to do."""
+"""The protocols of sinks: `Sink`, its optional extensions, and the history that a sink thread reads."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,26 +10,26 @@ from trieye.stats.operations import Item, Medium
 from trieye.stats.point import Point
 
 MAX_POINTS_PER_WRITE = 1000
-"""Points that a sink gets in one call; MLflow takes no more in one request."""
+"""Maximum number of points per `write` call: MLflow's limit for one request."""
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a sink may know of the run.
+    """Identity and directories of a run, passed to `Sink.open`.
 
     Attributes:
-        app_name: Name of the app; the MLflow experiment.
+        app_name: Name of the app; also the name of the MLflow experiment.
         run_name: Name of the run, unique within the app.
-        run_id: The run's own id, the same in every attempt.
+        run_id: Id of the run, the same in every attempt.
         run_dir: Absolute directory of the run.
-        tensorboard_dir: Where event files belong.
-        mlflow_dir: Where an MLflow store on this disk belongs.
-        tracking_uri: MLflow store or server.
-        created: Unix time in seconds at which the run began.
-        mlflow_run_id: The MLflow run of earlier attempts, or None.
-        tags: Tags given by the user.
+        tensorboard_dir: Directory for event files.
+        mlflow_dir: Directory for an MLflow store on this disk.
+        tracking_uri: URI of the MLflow store or server.
+        created: Creation time of the run, Unix seconds.
+        mlflow_run_id: Id of the MLflow run of earlier attempts, or None.
+        tags: The user's tags.
         group: The sweep that the run belongs to, or None.
-        owner: Token of the directory of the run, or None if its `run.json` records no owner.
+        owner: Token of the run directory, or None if its `run.json` records no owner.
     """
 
     app_name: str
@@ -47,19 +47,19 @@ class RunInfo:
 
 
 class Cursor(NamedTuple):
-    """How far a sink is in the history.
+    """Progress of a sink in the history.
 
     Attributes:
-        index: It has everything before this index.
-        position: What it said of itself then.
+        index: The sink has received every item before this index.
+        position: The sink's `Resumable.position` at that index, prefixed with the branch; None for other sinks.
     """
 
-    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which is unused
     position: str | None = None
 
 
-class Source(Protocol):
-    """Where a sink thread reads what is to be sent: the history of the run; safe to use from several threads."""
+class HistoryReader(Protocol):
+    """The history of a run, as sink threads read it; thread-safe."""
 
     @property
     def end(self) -> int:
@@ -67,48 +67,48 @@ class Source(Protocol):
         ...
 
     def read(self, start: int, limit: int) -> tuple[list[Item], int]:
-        """Return at most `limit` items in order, beginning at index `start`, and the index to go on with.
+        """Return at most `limit` items from index `start` on, in order, and the index of the next read.
 
-        Items that a rewind has superseded are left out, so there may be none although the index grows.
+        Superseded items are omitted, so the list may be empty although the index advances.
         """
         ...
 
     def cursor(self, sink: str) -> tuple[int, str | None] | None:
-        """Return how far a sink is, the fields of its `Cursor`; None if it was never there."""
+        """Return the fields of a sink's `Cursor`; None if the run has never stored one."""
         ...
 
     def set_cursor(self, sink: str, cursor: Cursor) -> None:
-        """Remember how far a sink is; survives the death of the process."""
+        """Store a sink's cursor durably: it survives a crash of the process."""
         ...
 
     def superseded(self, before: int) -> Iterable[Point]:
-        """Yield the points before an index that a rewind has superseded: those that a sink may have shown."""
+        """Yield the superseded points before an index; a sink may have shown them."""
         ...
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything that belongs to the surviving branch can be read: nothing of it was lost."""
+        """Whether every item of the surviving branch is readable: none was lost."""
         ...
 
     @property
     def branch(self) -> int:
-        """How many indices rewinds have superseded: another number says that there was another rewind."""
+        """Number of indices that rewinds have superseded; it changes with every rewind."""
         ...
 
 
 class Sink(Protocol):
-    """A place where points go.
+    """A destination for points.
 
     All methods are called on the sink's own thread, one at a time, `open` first. They may block. Any exception means
-    "not now": the same call is made again after a while, in order, and neither the training nor other sinks notice. A
+    "not now": the call is retried after a delay, in order, without affecting training or other sinks. A
     `ProcessingError` from `write` means "never": the operation is counted, reported once and dropped. A `SinkBusyError`
-    means that others are at work in the store: the call comes again soon, and the end of the run waits for it.
+    means that another process is using the store: the call is retried soon, and the end of the run waits for it.
 
-    A call that raised is repeated as a whole, so a sink that took half of the points before it raised gets them twice.
-    After the death of the hub, points since the last cursor come again, equal in every field and in the same order.
+    A call that raised is repeated in full: a sink that accepted half of the points before raising gets them twice.
+    After a hub crash, points since the stored cursor are delivered again, equal in every field and in the same order.
 
-    A sink with an attribute `live_only = True` (the console) that has no cursor yet begins at the end of the history,
-    and is not told what happened before.
+    A sink with an attribute `live_only = True` (the console) that has no cursor yet starts at the end of the history
+    and never receives earlier items.
     """
 
     @property
@@ -117,21 +117,21 @@ class Sink(Protocol):
         ...
 
     def open(self, run: RunInfo) -> None:
-        """Connect; heavy libraries are imported here. Called again after it raised."""
+        """Connect, and import heavy libraries; called again after an exception."""
         ...
 
     def write(self, points: Sequence[Point]) -> None:
-        """Take at most `MAX_POINTS_PER_WRITE` points in the order in which they were made."""
+        """Write at most `MAX_POINTS_PER_WRITE` points, in order of production."""
         ...
 
     def close(self, status: RunStatus) -> None:
-        """Release what `open` acquired and record how the run ended."""
+        """Release the resources that `open` acquired, and record the final status of the run."""
         ...
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """A sink that also takes parameters, tags and files; same thread and same errors as `Sink`."""
+    """A sink that also records parameters, tags and files; same thread and same errors as `Sink`."""
 
     def log_params(self, params: Mapping[str, str]) -> None:
         """Record parameters; a parameter never changes."""
@@ -142,83 +142,84 @@ class Tracker(Protocol):
         ...
 
     def log_artifact(self, path: Path, artifact_path: str | None) -> None:
-        """Copy a file, or a directory with all it holds, below the directory `artifact_path` of the run's artifacts."""
+        """Copy a file, or a directory recursively, into the directory `artifact_path` of the run's artifacts."""
         ...
 
 
 @runtime_checkable
-class Shared(Protocol):
-    """A sink whose store takes one writer at a time, so that the sink may have to wait for those of other processes."""
+class SingleWriterSink(Protocol):
+    """A sink whose store accepts one writer at a time, so that it may have to wait for writers of other processes."""
 
     def store_activity(self) -> object:
-        """Return what changes whenever anybody writes to the store; called from any thread, at any time."""
+        """Return a value that changes with every write of any process to the store; called from any thread."""
         ...
 
 
 @runtime_checkable
 class Flushable(Protocol):
-    """A sink that may hold points back for a moment.
+    """A sink that buffers points.
 
     Attributes:
-        flush_interval_s: Seconds that a written point may wait for `flush`.
+        flush_interval_s: Maximum seconds between the write of a point and its `flush`.
     """
 
     flush_interval_s: float
 
     def flush(self) -> None:
-        """Hand over everything written so far."""
+        """Deliver all buffered points."""
         ...
 
 
 @runtime_checkable
-class Media(Protocol):
-    """A sink that also shows histograms, pictures, videos, tables or texts; what it cannot show it ignores."""
+class MediaSink(Protocol):
+    """A sink that also shows histograms, images, videos, tables or texts, and ignores the kinds it cannot show."""
 
     def log_media(self, medium: Medium) -> None:
-        """Show it."""
+        """Show a medium."""
         ...
 
 
 @runtime_checkable
 class Resumable(Protocol):
-    """A sink that can go back to an earlier state of itself, and thereby show every point exactly once.
+    """A sink that can return to an earlier position, and so shows every point exactly once.
 
     `resume` is called after `open` and before the first write of an attempt, `position` after each flush. Where the
-    history has lost what the sink shows, neither `resume` nor `clear` is: it goes on behind what it shows.
+    history has lost items that the sink shows, neither `resume` nor `clear` is called: the sink appends to its content.
 
-    An attribute `is_empty` may say that it shows nothing of the run; then nothing can be lost by beginning anew.
+    An optional attribute `is_empty` is True if the sink shows nothing of the run: a restart from scratch loses nothing.
     """
 
     def position(self) -> str:
-        """Return where the sink stands, everything flushed, as text for `resume`."""
+        """Return the sink's position as text for `resume`; called after a flush."""
         ...
 
     def resume(self, position: str | None) -> bool:
-        """Go back to a position (None: nothing was ever written), or return False if that cannot be done.
+        """Return to a position (None: nothing was ever written), or return False if that is impossible.
 
-        After False, `clear` is called and everything comes again from the beginning.
+        After False, `clear` is called and all items are delivered again.
         """
         ...
 
     def clear(self) -> None:
-        """Remove everything that was written for the run, in earlier attempts too; all of it comes again."""
+        """Remove all content of the run, including earlier attempts; all items are delivered again."""
         ...
 
 
 @runtime_checkable
 class Rerunning(Protocol):
-    """A sink that cannot take points back, and leaves out a point that an earlier branch of the run has shown.
+    """A sink that cannot remove points, and skips a point that it showed for an earlier branch of the run.
 
-    It is given superseded points that it may not have got, too: what it shows must not depend on when a kill came.
+    It also receives superseded points that it may have missed, so that its content does not depend on the time of a
+    crash.
 
     Attributes:
-        is_empty: After `open`: whether it shows nothing of the run, in whatever attempt that is; then all of it comes.
+        is_empty: After `open`: whether it shows nothing of the run, in any attempt; then all items are delivered.
     """
 
     is_empty: bool
 
     def note_superseded(self, points: Iterable[Point]) -> None:
-        """Remember points that it shows and that a rewind has superseded; some of them may come again.
+        """Record points that the sink shows and a rewind has superseded; some of them may be delivered again.
 
         Called after `open` and at a rewind.
         """

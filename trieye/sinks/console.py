@@ -1,4 +1,4 @@
-"""ConsoleSink: points as lines that one can see on the terminal, in a Ray worker too."""
+"""ConsoleSink: prints points to the terminal, in Ray workers too."""
 
 import contextlib
 import logging
@@ -15,15 +15,15 @@ LOGGER = logging.getLogger("trieye.stats_processor")
 class ConsoleSink:
     """Logs `STATS [<step>]: <name> = <value>` at INFO.
 
-    Where the application has a handler for such records, that one prints them. Where nobody configured logging, as in a
-    Ray worker, they go to the standard error of the moment, which Ray forwards and a progress bar of rich takes over.
+    A handler of the application prints the records, if it has one for them. Without configured logging, as in a Ray
+    worker, they go to the current `sys.stderr`, which Ray forwards and a rich progress bar intercepts.
     """
 
     name = "console"
     live_only = True
 
     def open(self, run: RunInfo) -> None:  # noqa: ARG002 - the protocol
-        """Let INFO pass, unless the application chose a level for these loggers."""
+        """Set the level to INFO, unless the application has set a level for these loggers."""
         LastResort.add_to(LOGGER)
         if LOGGER.level == logging.NOTSET and logging.getLogger("trieye").level == logging.NOTSET:
             LOGGER.setLevel(logging.INFO)
@@ -34,16 +34,16 @@ class ConsoleSink:
             LOGGER.info("STATS [%d]: %s = %.4f", point.step, point.metric, point.value)
 
     def close(self, status: RunStatus) -> None:
-        """Do nothing: other runs of this process may go on."""
+        """Do nothing: the logger may serve other runs of this process."""
 
 
 class LastResort(logging.Handler):
     """Prints records that no handler of the application shows.
 
-    Python does so itself until a logger has a handler, such as one that writes to a file.
+    `logging.lastResort` of Python does so only until a logger has any handler, such as a file handler.
 
     Args:
-        owner: The logger to which it is added.
+        owner: The logger that gets the handler.
     """
 
     def __init__(self, owner: logging.Logger) -> None:
@@ -52,12 +52,12 @@ class LastResort(logging.Handler):
 
     @classmethod
     def add_to(cls, owner: logging.Logger, level: int = logging.NOTSET, form: str = "%(message)s") -> None:
-        """Give one to a logger that has none; it stays, as other runs of this process may go on.
+        """Add a handler to a logger that has none; it is never removed, as other runs of this process may need it.
 
         Args:
             owner: The logger.
-            level: What is printed at least.
-            form: How, as for `logging.Formatter`.
+            level: Lowest level that is printed.
+            form: Format string for `logging.Formatter`.
         """
         if not any(isinstance(handler, cls) for handler in owner.handlers):
             handler = cls(owner)
@@ -69,11 +69,11 @@ class LastResort(logging.Handler):
         """Print a record."""
         if any(_shows(handler, record.levelno) for handler in _handlers_above(self._owner)):
             return
-        # the stream of this moment, in one write: rich and pytest replace sys.stderr while they are active
+        # look up sys.stderr now, and write once: rich and pytest replace it while they are active
         stream = sys.stderr
         if stream is None:
             return
-        # closed, or its encoding lacks a character: there is nobody to tell, and a line is not worth a retry
+        # a closed stream or an unencodable character: it cannot be reported, and a line is not worth a retry
         with contextlib.suppress(OSError, ValueError):
             stream.write(self.format(record) + "\n")
             stream.flush()
@@ -87,6 +87,6 @@ def _handlers_above(logger: logging.Logger) -> Iterator[logging.Handler]:
 
 
 def _shows(handler: logging.Handler, level: int) -> bool:
-    # a log file is no terminal: the run's own one is below this logger too
+    # a file handler does not print to the terminal: the run's log file is attached to this logger too
     hidden = isinstance(handler, LastResort | logging.FileHandler | logging.NullHandler)
     return not hidden and handler.level <= level

@@ -1,13 +1,13 @@
-"""FanOut: the sinks of a run, each one on its own: of the config, of installed packages, and objects of one's own.
+"""FanOut: the sinks of a run, from the config, installed packages and the user; each runs independently.
 
-`trieye.Run(config, sinks=[MySink()])` takes sinks as they are. A package offers one with three lines in its
-`pyproject.toml`, and it gets every point as soon as the package is installed; `sinks.without=[mine]` leaves it out:
+`trieye.Run(config, sinks=[MySink()])` uses the user's sink objects. A package registers a sink with an entry point in
+its `pyproject.toml`; an installed sink receives every point, unless `sinks.without=[mine]` excludes it:
 
     [project.entry-points."trieye.sinks"]
     mine = "my_package.sinks:MySink"
 
-`MySink` is a class that is called without arguments and follows `trieye.sinks.base.Sink`; it passes the tests of
-`trieye.testing.SinkContract`.
+`MySink` is a class with a constructor without arguments that implements `trieye.sinks.base.Sink`;
+`trieye.testing.SinkContract` tests it.
 """
 
 import logging
@@ -15,81 +15,82 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib.metadata import entry_points
-from typing import Any
 
 from trieye.config.sinks import SinksConfig
 from trieye.exceptions import ConfigurationError
 from trieye.process.waiting import moved_bytes, wait_while_moving
-from trieye.sinks.base import RunInfo, RunStatus, Sink, Source, Tracker
+from trieye.sinks.base import HistoryReader, RunInfo, RunStatus, Sink, Tracker
 from trieye.sinks.console import ConsoleSink
 from trieye.sinks.health import SinkHealth
 from trieye.sinks.mlflow.sink import MlflowSink
-from trieye.sinks.tensorboard.sink import ScalarWriterSink, TensorboardSink
+from trieye.sinks.tensorboard.sink import TensorboardSink
 from trieye.sinks.thread import SinkThread
 from trieye.sinks.wandb import WandbSink
 
 log = logging.getLogger("trieye.sinks")
 
 ENTRY_POINT_GROUP = "trieye.sinks"
-"""Packages offer a sink under this group: its name, and a class that is called without arguments."""
+"""Entry-point group of sinks: the name of the sink, and a class with a constructor without arguments."""
 
 OUR_NAMES = ("mlflow", "tensorboard", "console", "wandb")
 
-LAST_WORDS_S = 2.0
-"""How long a sink that takes nothing any more may still take to close."""
+CLOSE_GRACE_S = 2.0
+"""Seconds that a stalled sink gets to close after a patient wait."""
 
 
 class FanOut:
     """All sinks of a run; only the methods with a timeout wait for a sink.
 
-    Each sink begins to open at once, on its own thread, and reads the history from its own cursor on.
+    The constructor starts a thread per sink, which opens the sink and reads the history from the sink's cursor on.
 
     Args:
         sinks: The sinks, not yet open.
-        run: What the sinks may know of the run.
+        run: The run, passed to `Sink.open`.
         source: The history of the run.
 
     Raises:
-        JournalError: The journal, which has the cursors of the sinks, cannot be read.
+        JournalError: The journal, which stores the cursors of the sinks, cannot be read.
     """
 
-    def __init__(self, sinks: Sequence[Sink], run: RunInfo, source: Source) -> None:
+    def __init__(self, sinks: Sequence[Sink], run: RunInfo, source: HistoryReader) -> None:
         self._threads = [SinkThread(sink, run, source) for sink in sinks]
 
     def wake(self) -> None:
-        """Let every sink look for new items of the history; returns at once."""
+        """Make every sink check the history for new items; returns immediately."""
         for thread in self._threads:
             thread.wake()
 
-    def rewind(self, kept: int) -> None:
-        """Tell every sink that the history has superseded what it held from `kept` on; returns at once."""
+    def rewind(self, first_superseded: int) -> None:
+        """Notify every sink that a rewind superseded the items from an index on; returns immediately."""
         for thread in self._threads:
-            thread.rewind(kept)
+            thread.rewind(first_superseded)
 
     def flush(self, timeout_s: float, *, working_only: bool = False) -> bool:
-        """Wait until every sink has all items that the history holds now, and tell whether all have.
+        """Wait until every sink has all current items of the history; return whether all succeeded.
 
         Args:
-            timeout_s: Seconds to wait at most.
-            working_only: Do not wait for a sink that is known to fail now.
+            timeout_s: Maximum seconds to wait.
+            working_only: Do not wait for sinks that are failing.
         """
         deadline = time.monotonic() + timeout_s
-        asked = [thread for thread in self._threads if not (working_only and thread.error)]
-        targets = [(thread, thread.request_flush()) for thread in asked]
+        threads = [thread for thread in self._threads if not (working_only and thread.error)]
+        targets = [(thread, thread.request_flush()) for thread in threads]
         flushed = [thread.wait_flushed(target, deadline) for thread, target in targets]
         return all(flushed)
 
     def close(self, status: RunStatus, timeout_s: float, *, patient: bool = False) -> bool:
-        """Let every sink finish and tell whether all got everything; the next attempt begins with the rest.
+        """Deliver remaining items, close every sink and return whether all got everything.
+
+        The next attempt delivers undelivered items first.
 
         Args:
-            status: How the run ended.
-            timeout_s: Seconds to wait at most.
-            patient: Only count those seconds in which nothing goes on.
+            status: Final status of the run.
+            timeout_s: Maximum seconds to wait.
+            patient: Apply the timeout to time without any activity instead of total time.
         """
         if patient:
             self._close_patiently(status, timeout_s)
-            timeout_s = LAST_WORDS_S
+            timeout_s = CLOSE_GRACE_S
         return _closed(self._threads, status, timeout_s)
 
     def _close_patiently(self, status: RunStatus, timeout_s: float) -> None:
@@ -102,17 +103,17 @@ class FanOut:
         return all([thread.has_ended(max(0.0, deadline - time.monotonic())) for thread in self._threads])
 
     def activity(self) -> object:
-        """Return what changes as long as a sink gets on, or waits for others who get on."""
+        """Return a value that changes while any sink, or another process that blocks one, makes progress."""
         return [thread.activity for thread in self._threads], moved_bytes()
 
     def close_sink(self, name: str, timeout_s: float) -> bool:
-        """Let one sink finish while the others go on, and tell whether it got everything; it gets nothing more."""
+        """Remove and close one sink while the others continue; return whether it got everything."""
         closing = [thread for thread in self._threads if thread.sink.name == name]
         self._threads = [thread for thread in self._threads if thread.sink.name != name]
         return _closed(closing, "FINISHED", timeout_s)
 
     def mlflow_run_id(self, timeout_s: float) -> str | None:
-        """Wait for the MLflow run and return its id; None without MLflow, or while it is unreachable."""
+        """Wait for the MLflow run and return its id; None without MLflow or if the store is unreachable."""
         for thread in self._threads:
             if thread.sink.name == "mlflow":
                 thread.when_ready(timeout_s)
@@ -121,11 +122,11 @@ class FanOut:
 
     @property
     def trackers(self) -> list[str]:
-        """Names of the sinks that take files."""
+        """Names of the sinks that accept files."""
         return [thread.sink.name for thread in self._threads if isinstance(thread.sink, Tracker)]
 
     def health(self) -> list[SinkHealth]:
-        """Return how each sink is."""
+        """Return the health of each sink."""
         return [thread.health for thread in self._threads]
 
 
@@ -133,7 +134,7 @@ def _closed(threads: Sequence[SinkThread], status: RunStatus, timeout_s: float) 
     deadline = time.monotonic() + timeout_s
     for thread in threads:
         thread.request_close(status, timeout_s)
-    closed = [thread.wait_closed(deadline) for thread in threads]  # each of them, also after a failure
+    closed = [thread.wait_closed(deadline) for thread in threads]  # wait for each, even after a failure
     return all(closed)
 
 
@@ -141,30 +142,25 @@ def make_sinks(
     config: SinksConfig,
     *,
     on_run_id: Callable[[str], None] | None = None,
-    mlflow_client: Any = None,
-    tb_writer: Any = None,
     own: Sequence[Sink] = (),
 ) -> list[Sink]:
-    """Make the enabled sinks, not yet open; then those given, and one of each kind that installed packages offer.
+    """Return the enabled sinks, the user's sinks and the sinks of installed packages, none of them open.
 
     Args:
-        config: Which sinks are enabled.
-        on_run_id: Told the id of the MLflow run, on the sink's thread, before the first point is written.
-        mlflow_client: An `MlflowClient` to use as it is.
-        tb_writer: An object with `add_scalar`, `flush` and `close` to use as it is.
-        own: More sinks, each as `check_own` takes it.
+        config: Enables and configures sinks.
+        on_run_id: Called with the id of the MLflow run, on the sink's thread, before the first point is written.
+        own: The user's sinks, which passed `check_own`.
 
     Raises:
-        ConfigurationError: A sink is enabled whose library is not installed.
+        ConfigurationError: The library of an enabled sink is not installed.
     """
     config.check()
     sinks: list[Sink] = []
     if config.mlflow.enabled:
         interval_s = config.mlflow.system_metrics_interval_s if config.mlflow.system_metrics else None
-        sinks.append(MlflowSink(on_run_id, mlflow_client, system_metrics_interval_s=interval_s))
+        sinks.append(MlflowSink(on_run_id, system_metrics_interval_s=interval_s))
     if config.tensorboard.enabled:
-        interval_s = config.tensorboard.flush_interval_s
-        sinks.append(TensorboardSink(interval_s) if tb_writer is None else ScalarWriterSink(tb_writer, interval_s))
+        sinks.append(TensorboardSink(config.tensorboard.flush_interval_s))
     if config.console.enabled:
         sinks.append(ConsoleSink())
     if config.wandb.enabled:
@@ -173,43 +169,43 @@ def make_sinks(
 
 
 def check_own(sinks: Sequence[Sink]) -> None:
-    """Make sure that objects can be the sinks of a run, besides ours.
+    """Check the sinks that the user passed to a run.
 
     Raises:
-        ConfigurationError: They are no list, one is no sink, or has a name that is taken.
+        ConfigurationError: The argument is no list, an element is no sink, or its name is already in use.
     """
     if not isinstance(sinks, Iterable):
         kind = sinks if isinstance(sinks, type) else type(sinks)
-        raise ConfigurationError(f"sinks={sinks!r}: one sink is a list, too: sinks=[{kind.__name__}()]")
+        raise ConfigurationError(f"sinks={sinks!r}: expected a list of sinks, such as sinks=[{kind.__name__}()]")
     names: list[str] = []
     for sink in sinks:
-        given = f"sinks=[{sink!r}]"
+        argument = f"sinks=[{sink!r}]"
         if isinstance(sink, type):
-            raise ConfigurationError(f"{given}: a class; make an object of it, as {sink.__name__}()")
+            raise ConfigurationError(f"{argument}: expected an instance, not a class; pass {sink.__name__}()")
         lacking = [method for method in ("open", "write", "close") if not callable(getattr(sink, method, None))]
         if lacking or not isinstance(getattr(sink, "name", None), str):
             raise ConfigurationError(
-                f"{given}: no sink, for it has no {' and no '.join(lacking) or 'name'}; a sink has a name and the "
-                "methods open(run), write(points) and close(status): see trieye.sinks.base.Sink"
+                f"{argument}: not a sink, because it has no {' and no '.join(lacking) or 'name'}; a sink has a name "
+                "and the methods open(run), write(points) and close(status): see trieye.sinks.base.Sink"
             )
         if sink.name in {*OUR_NAMES, *names}:
-            raise ConfigurationError(f"{given}: its name {sink.name!r} is taken by another sink; choose another one")
+            raise ConfigurationError(f"{argument}: the name {sink.name!r} is already used by another sink; rename it")
         names.append(sink.name)
 
 
-def _sinks_of_packages(taken: set[str], without: Collection[str]) -> list[Sink]:
+def _sinks_of_packages(used_names: set[str], without: Collection[str]) -> list[Sink]:
     sinks: list[Sink] = []
     for entry_point in entry_points(group=ENTRY_POINT_GROUP):
         if entry_point.name in without:  # its package is not even imported
             continue
         try:
             sink = entry_point.load()()
-            if not isinstance(sink.name, str) or sink.name in taken:
-                raise ValueError(f"its name {sink.name!r} is taken or no string")  # noqa: TRY301 - the border is one
-        except Exception as error:  # noqa: BLE001 - the border to a sink: somebody else's package must not stop the run
-            log.warning("sink %s of an installed package is left out: %s", entry_point.value, error)
+            if not isinstance(sink.name, str) or sink.name in used_names:
+                raise ValueError(f"its name {sink.name!r} is already used or no string")  # noqa: TRY301 - see below
+        except Exception as error:  # noqa: BLE001 - the border to a sink: a faulty package must not stop the run
+            log.warning("skipping sink %s of an installed package: %s", entry_point.value, error)
             continue
-        taken.add(sink.name)
+        used_names.add(sink.name)
         if sink.name not in without:
             sinks.append(sink)
     return sinks

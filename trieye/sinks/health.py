@@ -1,4 +1,4 @@
-"""How a sink is: what it refused, why its newest call failed and when that call is repeated, how far it is behind."""
+"""Health and retries of a sink: refused points, the latest error, the backoff between retries, the lag."""
 
 import logging
 import time
@@ -18,11 +18,11 @@ log = logging.getLogger("trieye.sinks")
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
-_MAX_REFUSALS_TOLD = 100
+_MAX_REPORTED_REFUSALS = 100
 _SPREAD = 0.25
-"""Keeps the runs of a sweep from hitting a server that comes back all at once."""
+"""Jitter: the runs of a sweep must not retry simultaneously once a server recovers."""
 _MAX_MARKS = 1000
-_MISTAKES = (
+_BUGS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -32,20 +32,20 @@ _MISTAKES = (
     TypeError,
     ValueError,
 )
-"""Of the code of a sink rather than of the world around it: their texts alone say too little."""
+"""Errors in the code of a sink rather than in its environment: their messages need a source position."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkHealth:
-    """How a sink is.
+    """Health of a sink.
 
     Attributes:
         name: Name of the sink.
-        error: Why the sink does not work at the moment, or None.
-        backlog: Items of the history that the sink has not got.
-        lag_s: Age of the oldest of these items, seconds; 0.0 if there are none.
-        refused: Points, and other operations, that the sink refused for good.
-        is_gone: Whether it does not work because what it wrote to was deleted: only the user can bring that back.
+        error: The current error, or None if the sink works.
+        backlog: Number of items of the history that the sink has not received.
+        lag_s: Age in seconds of the oldest such item; 0.0 if there is none.
+        refused: Number of points and other operations that the sink rejected permanently.
+        is_gone: Whether the store was deleted: only the user can restore it.
     """
 
     name: str
@@ -57,26 +57,26 @@ class SinkHealth:
 
 
 class Lag:
-    """Remembers when the history reached which index.
+    """Records when the history reached each index.
 
-    Not safe to use from several threads at once: `SinkThread` holds its lock around each call.
+    Not thread-safe: `SinkThread` holds its lock around each call.
     """
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, float]] = deque()
 
     def note(self, end: int) -> None:
-        """Note that the history ends at this index now."""
+        """Record that the history now ends at this index."""
         marks = self._marks
         if marks and marks[-1][0] >= end:
             return
         if len(marks) < _MAX_MARKS:
             marks.append((end, time.monotonic()))
-        else:  # of a sink that is away for long the beginning counts
+        else:  # a long outage: the oldest marks determine the lag
             marks[-1] = (end, marks[-1][1])
 
     def seconds(self, index: int) -> float:
-        """Return for how long the oldest item from an index on has been there; 0.0 if there is none."""
+        """Return the age in seconds of the oldest item from an index on; 0.0 if there is none."""
         marks = self._marks
         while marks and marks[0][0] <= index:
             marks.popleft()
@@ -84,16 +84,16 @@ class Lag:
 
 
 class Retry:
-    """Makes the calls of one sink, and remembers why the newest one failed.
+    """Calls one sink with retries, and records the latest error.
 
     Args:
         name: Name of the sink.
-        first_delay_s: Seconds of the first pause after a failure.
+        first_delay_s: Seconds between the first failure and the first retry.
 
     Attributes:
-        error: Why the newest call failed, None if it worked.
-        refused: Weight of the operations that the sink refused for good.
-        is_gone: Whether the newest call failed because what the sink wrote to was deleted.
+        error: Error of the latest call, None if it succeeded.
+        refused: Total weight of the operations that the sink rejected permanently.
+        is_gone: Whether the latest call failed because the store was deleted.
     """
 
     def __init__(self, name: str, first_delay_s: float = FIRST_DELAY_S) -> None:
@@ -102,28 +102,28 @@ class Retry:
         self.is_gone = False
         self._name = name
         self._first_delay_s = first_delay_s
-        self._told: set[str] = set()
+        self._reported_refusals: set[str] = set()
         self._is_busy = False
 
-    def until_it_works(self, call: Callable[[], None], weight: int, again: Callable[[int, float], bool]) -> bool:
-        """Repeat the call until it works or is refused.
+    def run(self, call: Callable[[], None], weight: int, wait_to_retry: Callable[[int, float], bool]) -> bool:
+        """Repeat the call until the sink accepts or refuses it.
 
         Args:
             call: Calls the sink.
-            weight: How many points or operations count as refused if the sink refuses the call; 0: a refusal means "not
-                now".
-            again: Called after each failure, with the number of failures and the seconds to wait; waits, and tells
-                whether to try again. A `SinkBusyError` is no failure: it does not count, and the pause stays short.
+            weight: Number of points or operations to count as refused if the sink refuses the call; with 0, a refusal
+                is retried like any other error.
+            wait_to_retry: Called after each failure with the number of failures and the delay in seconds; waits, and
+                returns whether to retry. A `SinkBusyError` does not count as a failure, and its delay stays short.
 
         Returns:
-            Whether the sink took or refused the call; False if `again` gave it up.
+            True if the sink accepted or refused the call, False if `wait_to_retry` aborted it.
         """
         backoff = Backoff(self._first_delay_s, LONGEST_DELAY_S, spread=_SPREAD)
         has_failed = False
         while not self._try(call, weight, has_failed=has_failed):
             has_failed = True
             delay_s = self._first_delay_s if self._is_busy else backoff.failed()
-            if not again(backoff.failures, delay_s):
+            if not wait_to_retry(backoff.failures, delay_s):
                 return False
         return True
 
@@ -136,42 +136,42 @@ class Retry:
                 return True
             self._fail(error)
             return False
-        if weight or has_failed:  # that it can be closed says nothing of the points that it did not take
+        if weight or has_failed:  # a successful close does not prove that the sink accepts points again
             self._recover()
         return True
 
     def _refuse(self, error: Exception, weight: int) -> None:
         self.refused += weight
         message = redacted_text(str(error))
-        if message not in self._told and len(self._told) < _MAX_REFUSALS_TOLD:
-            self._told.add(message)
+        if message not in self._reported_refusals and len(self._reported_refusals) < _MAX_REPORTED_REFUSALS:
+            self._reported_refusals.add(message)
             log.warning("sink %r refuses: %s", self._name, message)
 
     def _fail(self, error: Exception) -> None:
         is_new, self._is_busy = self.error is None, isinstance(error, SinkBusyError)
         self.is_gone = isinstance(error, SinkGoneError)
         reason = redacted_text(str(error))
-        is_mistake = isinstance(error, _MISTAKES) or not reason
-        self.error = f"{type(error).__name__}{reason and f': {reason}'}{_where(error) if is_mistake else ''}"
+        is_bug = isinstance(error, _BUGS) or not reason
+        self.error = f"{type(error).__name__}{reason and f': {reason}'}{_location(error) if is_bug else ''}"
         if is_new:
             log.warning(
                 "sink %r does not work: %s\n"
-                "The training goes on; the points are kept and sent as soon as it works, it is tried again and again.",
+                "Training continues; the sink is retried, and points are buffered and delivered once it recovers.",
                 self._name,
-                self.error if is_mistake else reason,
+                self.error if is_bug else reason,
             )
 
     def _recover(self) -> None:
         if self.error is not None:
             self.error, self.is_gone = None, False
-            log.warning("sink %r works again; the points kept so far are sent now", self._name)
+            log.warning("sink %r works again; the buffered points are being delivered", self._name)
 
 
-def _where(error: Exception) -> str:
-    """Return what helps the author of a sink to mend it: the line that raised, and what a point has."""
+def _location(error: Exception) -> str:
+    """Return the file and line that raised, and the fields of `Point` after an access to an unknown field."""
     frames = extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    location = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     if not (isinstance(error, AttributeError) and isinstance(error.obj, Point)):
-        return place
+        return location
     names = [field.name for field in fields(Point)]
-    return f"{place}; a Point has {', '.join(names)}{did_you_mean(str(error.name), names)}"
+    return f"{location}; a Point has {', '.join(names)}{did_you_mean(str(error.name), names)}"

@@ -1,4 +1,4 @@
-"""WandbSink: points, parameters, tags, files and media of a run to Weights & Biases."""
+"""WandbSink: logs points, parameters, tags, files and media of a run to Weights & Biases."""
 
 import ast
 import contextlib
@@ -24,30 +24,30 @@ from trieye.stats.point import Point
 log = logging.getLogger("trieye.sinks")
 
 STEP = "global_step"
-"""Name of the x axis of all curves: wandb's own step only grows, and late points would be dropped."""
+"""Name of the x axis of all curves: wandb's built-in step is monotonic, and late points would be dropped."""
 
 _MAX_BINS = 512
 _MAX_GROUP_LENGTH = 128
 _INIT_TIMEOUT_S = 60.0
 _FINISH_TIMEOUT_S = 60.0
-"""How long the end of a run, and of the process, waits for a server that is away; the data stay on disk."""
+"""Maximum wait for an unreachable server at the end of a run and of the process; the data stay on disk."""
 _WRITE_INTERVAL_S = 0.1
-"""How often wandb's process writes to its file. By default it holds 15 s back: in 7 of 14 kills up to 65 of the newest
-1000 points, of which it had confirmed the receipt, were lost."""
+"""Interval at which wandb's process writes to its file. With the default of 15 s, 7 of 14 kills lost up to 65 of the
+latest 1000 points, although wandb had acknowledged them."""
 _SETTLE_S = 0.3
 _EXIT_CODES: Mapping[RunStatus, int] = {"FINISHED": 0, "RUNNING": 1, "FAILED": 1, "KILLED": 130}
 
 
 class WandbSink:
-    """Logs to one run of wandb, which later attempts continue.
+    """Logs to one wandb run, which later attempts continue.
 
-    Points that come again after a kill of the hub are there twice: wandb cannot tell.
+    Points that are delivered again after a hub crash appear twice: wandb does not detect duplicates.
 
     Args:
-        config: Where to.
+        config: Project, entity and mode.
 
     Attributes:
-        flush_interval_s: Seconds that a written point may wait for `flush`.
+        flush_interval_s: Maximum seconds between the write of a point and its `flush`.
     """
 
     name = "wandb"
@@ -61,10 +61,10 @@ class WandbSink:
         self._tags: dict[str, str] = {}
 
     def open(self, run: RunInfo) -> None:
-        """Start wandb's process, if need be, and create the run or continue it.
+        """Start wandb's process if it is not running, and create the run or continue it.
 
         Raises:
-            TrieyeError: Nobody is logged in, or the server cannot be reached.
+            TrieyeError: No API key is configured, or the server cannot be reached.
         """
         self._info = run
         with self._explained("open"):
@@ -72,10 +72,10 @@ class WandbSink:
         self.set_tags(run.tags)
 
     def write(self, points: Sequence[Point]) -> None:
-        """Log points; those of a step become one row.
+        """Log points; consecutive points of a step form one row.
 
         Raises:
-            TrieyeError: wandb's process is gone; the next call starts another.
+            TrieyeError: wandb's process has died; the next call starts another.
         """
         with self._explained("write"):
             run = self._connected()
@@ -83,22 +83,22 @@ class WandbSink:
                 run.log(row)
 
     def flush(self) -> None:
-        """Wait until wandb's process has everything and has had the time to write it to its file.
+        """Wait until wandb's process has received everything, and long enough for a write to its file.
 
-        After a kill of both, `wandb sync` sends what is there.
+        If both processes are killed, `wandb sync` uploads the file.
 
         Raises:
-            TrieyeError: wandb's process is gone.
+            TrieyeError: wandb's process has died.
         """
         with self._explained("flush"):
             self._connected().status()
-            time.sleep(_SETTLE_S)  # wandb does not say when it has written
+            time.sleep(_SETTLE_S)  # wandb does not report completed writes
 
     def log_params(self, params: Mapping[str, str]) -> None:
-        """Add parameters to the run's config; those that it has already stay as they are.
+        """Add new parameters to the run's config; existing ones stay unchanged.
 
         Raises:
-            TrieyeError: wandb's process is gone.
+            TrieyeError: wandb's process has died.
         """
         with self._explained("write"):
             config = self._connected().config
@@ -106,10 +106,10 @@ class WandbSink:
             config.update({name: value for name, value in values.items() if name not in config})
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags, as `tags` in the run's config: those of wandb itself have no values.
+        """Set tags, as `tags` in the run's config: wandb's native tags have no values.
 
         Raises:
-            TrieyeError: wandb's process is gone.
+            TrieyeError: wandb's process has died.
         """
         self._tags.update({printable(name): printable(text) for name, text in tags.items()})
         with self._explained("write"):
@@ -120,39 +120,39 @@ class WandbSink:
         """Copy a file, or a directory under its name, to the files of the run.
 
         Raises:
-            ProcessingError: It is gone or cannot be read, or `artifact_path` leaves the run's files.
-            TrieyeError: wandb's process is gone.
+            ProcessingError: It does not exist or cannot be read, or `artifact_path` leaves the run's files.
+            TrieyeError: wandb's process has died.
         """
         with self._explained("write"):
             run = self._connected()
             root = Path(run.dir).resolve()
             target = (root / (artifact_path or "") / path.name).resolve()
             if not target.is_relative_to(root) or target == root:
-                raise ProcessingError(f"artifact {path}: {artifact_path!r} is not below the files of the run")
+                raise ProcessingError(f"artifact {path}: {artifact_path!r} is outside the files of the run")
             try:
                 files = _copy(path, target)
             except FileNotFoundError as error:
-                raise ProcessingError(f"artifact {path} is gone; it is left out") from error
+                raise ProcessingError(f"artifact {path} does not exist; skipped") from error
             except PermissionError as error:
-                raise ProcessingError(f"artifact {path} cannot be read; it is left out") from error
+                raise ProcessingError(f"artifact {path} cannot be read; skipped") from error
             for file in files:
                 run.save(glob.escape(str(file)), base_path=str(root), policy="now")
 
     def log_media(self, medium: Medium) -> None:
-        """Log a picture, a video, a table, a histogram, or a text, which is shown as it is.
+        """Log an image, a video, a table, a histogram, or a text, which is shown verbatim.
 
         Raises:
-            TrieyeError: wandb's process is gone.
+            TrieyeError: wandb's process has died.
         """
         with self._explained("write"):
-            row = {_name(medium.name): _shown(medium), STEP: medium.step, **_time(medium.wall_time)}
+            row = {_name(medium.name): _media_value(medium), STEP: medium.step, **_time(medium.wall_time)}
             self._connected().log(row)
 
     def close(self, status: RunStatus) -> None:
-        """Send what is left and record how the run ended; RUNNING marks it as preempted.
+        """Upload remaining data and record the final status; RUNNING marks the run as preempted.
 
         Raises:
-            TrieyeError: wandb's process is gone.
+            TrieyeError: wandb's process has died.
         """
         with self._explained("close"):
             run = self._connected()
@@ -161,11 +161,11 @@ class WandbSink:
             try:
                 run.finish(exit_code=_EXIT_CODES[status])
             except TimeoutError:
-                log.warning("wandb has not sent everything; type `wandb sync %s`", Path(run.dir).parent)
+                log.warning("wandb has not uploaded everything; run `wandb sync %s`", Path(run.dir).parent)
             self._run = self._info = None
 
     def _connected(self) -> Any:
-        """Return the run, in a new process of wandb if the one that had it is gone."""
+        """Return the wandb run, after a restart of wandb's process if it has died."""
         if self._run is None and self._info is not None:
             self._run = self._init(self._info)
         return self._run
@@ -174,7 +174,7 @@ class WandbSink:
         import wandb
 
         self._require_key()
-        info.run_dir.mkdir(parents=True, exist_ok=True)  # wandb would silently take another one
+        info.run_dir.mkdir(parents=True, exist_ok=True)  # otherwise wandb silently uses another directory
         run = wandb.init(
             project=self._config.project or info.app_name,
             entity=self._config.entity,
@@ -184,7 +184,7 @@ class WandbSink:
             group=sweep_name(info.group)[-_MAX_GROUP_LENGTH:] if info.group is not None else None,
             dir=info.run_dir,
             resume="allow",
-            reinit="create_new",  # a run of the user's own in this process goes on
+            reinit="create_new",  # leaves the user's own wandb run in this process open
             settings=wandb.Settings(
                 silent=True,
                 console="off",
@@ -200,21 +200,21 @@ class WandbSink:
         return run
 
     def _require_key(self) -> None:
-        """Find the key of the account, which wandb would ask for on the terminal in the middle of the training.
+        """Check that an API key exists; otherwise wandb would prompt on the terminal during training.
 
         Raises:
-            TrieyeError: There is none.
+            TrieyeError: No API key is configured.
         """
         import wandb
 
         mode = self._config.mode or wandb.setup().settings.mode
-        # a run that is there has a key; and wandb prints a line for each login, also in an outage
+        # an open wandb run implies a key; wandb prints a line at each login, even during an outage
         if mode != "online" or self._has_key or wandb.run is not None:
             return
         self._has_key = wandb.login(prompt=False, verify=False)
         if not self._has_key:
             raise TrieyeError(
-                "wandb knows no API key; type `wandb login`, set WANDB_API_KEY, or choose sinks.wandb.mode=offline"
+                "wandb has no API key; run `wandb login`, set WANDB_API_KEY, or set sinks.wandb.mode=offline"
             )
 
     @contextlib.contextmanager
@@ -224,23 +224,23 @@ class WandbSink:
         except TrieyeError:
             raise
         except Exception as error:
-            # the second one is no public name of wandb
+            # MailboxClosedError is not public in wandb
             if isinstance(error, ConnectionError) or type(error).__name__ == "MailboxClosedError":
                 self._forget()
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:500]
             raise TrieyeError(f"wandb failed to {doing}: {reason}") from error
 
     def _forget(self) -> None:
-        """Give up a process of wandb that was killed, so that the next call can start another."""
+        """Discard wandb's killed process, so that the next call can start another."""
         import wandb
 
         self._run = None
-        with contextlib.suppress(Exception):  # it says that the process is gone, and forgets it
+        with contextlib.suppress(Exception):  # teardown raises for a dead process, but discards it
             wandb.teardown()
 
 
 def _rows(points: Sequence[Point]) -> Iterator[dict[str, float]]:
-    """Yield one row for points that follow each other, share a step and have different names."""
+    """Yield one row per group of consecutive points that share a step and have different names."""
     row: dict[str, float] = {}
     for point in points:
         name = _name(point.metric)
@@ -253,17 +253,17 @@ def _rows(points: Sequence[Point]) -> Iterator[dict[str, float]]:
 
 
 def _time(wall_time: float) -> dict[str, float]:
-    # wandb takes the time of the call otherwise, which is that of the delivery
+    # otherwise wandb records the time of delivery
     return {"_timestamp": wall_time} if isinstance(wall_time, float) and math.isfinite(wall_time) else {}
 
 
 def _name(name: str) -> str:
-    # these two have a meaning for wandb
+    # the step and names with a leading underscore are reserved
     return f"metric/{printable(name)}" if name == STEP or name.startswith("_") else printable(name)
 
 
 def _value(text: str) -> float | str:
-    """Return a number or a truth value as such, so that wandb can plot and filter by it."""
+    """Parse a number or a bool, so that wandb can plot and filter by it."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -280,7 +280,7 @@ def _copy(source: Path, target: Path) -> list[Path]:
     return sorted(file for file in target.rglob("*") if file.is_file())
 
 
-def _shown(medium: Medium) -> Any:
+def _media_value(medium: Medium) -> Any:
     import wandb
 
     if isinstance(medium, LogImage):
@@ -298,7 +298,7 @@ def _shown(medium: Medium) -> Any:
 
 
 def _few_bins(histogram: LogHistogram) -> tuple[list[float], list[float]]:
-    """Return counts and edges, with neighbors joined where there are more bins than wandb takes."""
+    """Return counts and edges, with adjacent bins merged if there are more than wandb accepts."""
     every = -(-len(histogram.counts) // _MAX_BINS)
     counts = [sum(histogram.counts[first : first + every]) for first in range(0, len(histogram.counts), every)]
     edges = histogram.edges[:-1:every]

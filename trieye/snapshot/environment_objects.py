@@ -26,6 +26,9 @@ _NO_STATE = {
     "_previous_data",  # what `PassiveEnvChecker` compares by identity
     "P",  # the transitions of the toy-text environments: up to 3000 tuples that never change
 }  # fmt: skip
+NOT_IN_STATES = frozenset(_CONSTANT | _NO_STATE)
+"""Attributes of environments that a state leaves out."""
+
 _MAX_STEPS = 60
 """Of a path; the encoder allows 100 levels."""
 

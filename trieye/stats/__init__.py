@@ -1,1 +1,1 @@
-"""Events to windows to points: plain objects that know no clock, thread, file or sink."""
+"""Aggregates events into windows and points; plain objects without clocks, threads, files or sinks."""

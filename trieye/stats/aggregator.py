@@ -1,4 +1,4 @@
-"""Aggregator: batches of events in, points out; it knows no clock but the one it is given."""
+"""Aggregator: turns batches of events into points; callers pass the time."""
 
 import logging
 from collections import Counter
@@ -23,34 +23,34 @@ KINDS: Mapping[str, type[MetricWindows]] = {
     "ema": EmaWindows,
     "each": EachWindows,
 }
-"""Windows of the aggregations that need more than those of the others."""
+"""Window classes of the aggregations that `MetricWindows` does not cover."""
 
 logger = logging.getLogger(__name__)
 
 EPISODE = "episode"
-"""The key of a context that holds the coordinate of `x_axis=episode`."""
+"""The context key with the x coordinate for `x_axis=episode`."""
 
 MAX_UNDECLARED_NAMES = 10_000
 MAX_STEP = 1 << 62
-"""Steps beyond it could not be rounded up to the end of their window within int64."""
+"""Largest absolute step: larger ones could overflow int64 when rounded up to the end of their window."""
 
 
 class Aggregator:
-    """Turn events into points, for all metrics of a run.
+    """Turns events into points, for all metrics of a run.
 
     Args:
         metrics: The declared metrics.
-        undeclared: What to do with events that no metric reads; `auto` makes a metric: the mean at every step; `each`
-            makes one of which each event is a point.
-        started: Unix time in seconds at which journal time is zero.
-        elapsed_before: Seconds of the run's life before this attempt.
-        attempt_started: Unix time in seconds at which this attempt began; None: when journal time was zero.
+        undeclared: Policy for events that no metric reads; `auto` declares a metric with the mean at every step; `each`
+            declares a metric with one point per event.
+        started: Start of journal time, Unix seconds.
+        elapsed_before: Seconds that the run ran before this attempt.
+        attempt_started: Start of this attempt, Unix seconds; None: the start of journal time.
 
     Attributes:
-        started, elapsed_before, attempt_started: As above; another attempt sets them before its first event.
-        drops: What was not logged.
-        summary: Extremes of the points of each metric.
-        context_keys: What metrics read of the contexts of events.
+        started, elapsed_before, attempt_started: As above; a new attempt sets them before its first event.
+        drops: Counts of events that were not logged.
+        summary: Last value and extremes of the points of each metric.
+        context_keys: Keys that metrics read from the contexts of events.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class Aggregator:
         self._metrics = list(metrics)
         self._undeclared = undeclared
         self.context_keys = _context_keys(self._metrics)
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._windows: dict[str, MetricWindows] = {}
         self._readers: dict[str, list[MetricWindows]] = {}
         self._timed: list[MetricWindows] = []
         self._undeclared_names: list[str] = []
-        self._non_finite: dict[str, tuple[int, int, float]] = {}  # count, first step and time since the last pass
+        self._non_finite: dict[str, tuple[int, int, float]] = {}  # count, first step and time since the last points
         self._carries = False
         for metric in self._metrics:
             self._declare(metric)
@@ -92,7 +92,7 @@ class Aggregator:
         return windows
 
     def ingest(self, batch: EventBatch, *, at: float) -> None:
-        """Take events in the order of their arrival.
+        """Add events in the order of arrival.
 
         Args:
             batch: The events.
@@ -100,15 +100,15 @@ class Aggregator:
         """
         if not len(batch):
             return
-        is_finite = bool(np.isfinite(batch.values).all())  # looked at once for all metrics: there may be thousands
-        with np.errstate(over="ignore", invalid="ignore"):  # an infinite sum is dealt with when its point is made
+        is_finite = bool(np.isfinite(batch.values).all())  # one check for all metrics, of which there may be thousands
+        with np.errstate(over="ignore", invalid="ignore"):  # `MetricWindows` replaces an infinite sum in its point
             for name, events in self._in_range(batch).by_name():
                 readers = self._readers.get(name) or self._undeclared_reader(name, len(events))
                 finite = events if is_finite else None
                 for windows in readers:
                     if windows.config.context_key is not None:
                         self._add(windows, events, None, at)
-                    else:  # looked at once, so that an event counts once, however many metrics read it
+                    else:  # filtered once, so that a dropped event counts once for all metrics that read it
                         finite = self._finite(name, events) if finite is None else finite
                         self._add(windows, events, finite, at)
 
@@ -122,13 +122,13 @@ class Aggregator:
                 windows.add(finite.values, finite.steps, finite.times, self._xs(windows, finite), at=at)
             if len(finite) < len(events):
                 self._note_non_finite(windows, events)
-        except Exception:  # a border to user data: what it raises must cost no other metric; it is counted
+        except Exception:  # a border to user data: an error must not affect other metrics; it is counted
             name = windows.config.name
-            logger.exception("%d events of metric %r could not be put into windows", len(events), name)
+            logger.exception("metric %r: aggregation of %d events failed; they are dropped", name, len(events))
             self.drops.add("invalid", name, len(events))
 
     def _note_non_finite(self, windows: MetricWindows, events: EventBatch) -> None:
-        """Remember the non-finite events after the last finite one: a metric that ends with them has diverged."""
+        """Count the non-finite events after the last finite one: a metric that ends with them has diverged."""
         is_finite = np.isfinite(events.values)
         first = int(np.flatnonzero(is_finite)[-1]) + 1 if is_finite.any() else 0
         if first < len(events):
@@ -162,7 +162,7 @@ class Aggregator:
     def _declare_undeclared(self, name: str) -> MetricWindows | None:
         if self._undeclared not in {"auto", "each"} or len(self._undeclared_names) >= MAX_UNDECLARED_NAMES:
             return None
-        if name in self._windows:  # a declared metric of that name reads other events: its curve is not to be mixed
+        if name in self._windows:  # a declared metric with this name reads other events: do not mix the curves
             return None
         self._undeclared_names.append(name)
         aggregation: AggregationMethod = "each" if self._undeclared == "each" else "mean"
@@ -176,18 +176,18 @@ class Aggregator:
         return events.take(np.flatnonzero(finite))
 
     def _from_context(self, config: MetricConfig, events: EventBatch) -> EventBatch:
-        """Return the events whose context holds the metric's key, with that value; others are not meant for it."""
+        """Return the events whose context has the metric's key, with the value of that key; skip other events."""
         key = config.context_key or ""
-        kept, values = [], []
+        matching_rows, values = [], []
         for row, context in events.contexts.items():
             if key not in context:
                 continue
             try:
                 values.append(float(context[key]))
-                kept.append(row)
-            except (TypeError, ValueError, OverflowError, RuntimeError):  # whatever float() of a user's object raises
+                matching_rows.append(row)
+            except (TypeError, ValueError, OverflowError, RuntimeError):  # errors of float() for a user's object
                 self.drops.add("context", config.name)
-        return replace(events.take(np.array(kept, dtype=np.intp)), values=np.array(values, dtype=np.float64))
+        return replace(events.take(np.array(matching_rows, dtype=np.intp)), values=np.array(values, dtype=np.float64))
 
     def _xs(self, windows: MetricWindows, events: EventBatch) -> Ints | None:
         axis = windows.config.x_axis
@@ -204,32 +204,32 @@ class Aggregator:
         return counted
 
     def advance(self, *, at: float, step: int | None = None) -> list[Point]:
-        """Close windows that are complete, and return their points.
+        """Close complete windows and return their points.
 
         Args:
             at: Journal time in seconds.
-            step: The step that is complete; None: the one before each metric's highest.
+            step: The last complete step; None: for each metric, its highest step minus 1.
         """
-        return self._noted([p for windows in self._windows.values() for p in windows.advance(at=at, step=step)], at)
+        return self._finish([p for windows in self._windows.values() for p in windows.advance(at=at, step=step)], at)
 
     def flush(self, *, at: float, step: int | None = None) -> list[Point]:
-        """Return points of all windows, open ones too, up to a step (None: all)."""
-        return self._noted([p for windows in self._windows.values() for p in windows.flush(at=at, step=step)], at)
+        """Return points of all windows, including open ones, up to a step (None: all)."""
+        return self._finish([p for windows in self._windows.values() for p in windows.flush(at=at, step=step)], at)
 
     def is_over_time(self, metric: str) -> bool:
-        """Return True if the steps of a metric are seconds, which no attempt repeats."""
+        """Return True if the x axis of a metric is wall time, whose coordinates no attempt repeats."""
         windows = self._windows.get(metric)
         return windows is not None and windows.config.x_axis == "wall_time"
 
     def begin_again(self, first_steps: Mapping[str, int], *, at: float) -> list[Point]:
-        """Let events of an attempt be in time although an earlier one had logged later steps.
+        """Accept the steps of a new attempt that lie before those of an earlier attempt.
 
         Args:
-            first_steps: The first step of the attempt by the name of its events.
+            first_steps: First step of the attempt, by event name.
             at: Journal time in seconds.
 
         Returns:
-            Points of the windows that were open, of those metrics that begin again.
+            Points of the windows that were open, for the metrics whose steps restart.
         """
         points: list[Point] = []
         for name, step in first_steps.items():
@@ -237,16 +237,17 @@ class Aggregator:
                 if windows.highest is not None and step <= windows.highest:
                     points += windows.flush(at=at)
                     windows.go_back(step)
-        return self._noted(points, at) if points else []
+        return self._finish(points, at) if points else []
 
     def go_back(self, step: int) -> None:
-        """Let events at a step or after it be in time again, after a `flush`."""
+        """Accept events from a step on as new instead of late; call it after `flush`."""
         for windows in self._windows.values():
             windows.go_back(step)
-        for seen in self.summary.values():
-            seen["step"] = min(seen["step"], step - 1)
+        for summary in self.summary.values():
+            summary["step"] = min(summary["step"], step - 1)
 
-    def _noted(self, points: list[Point], at: float) -> list[Point]:
+    def _finish(self, points: list[Point], at: float) -> list[Point]:
+        """Update the summary, and add the points that report drops and divergence."""
         self._carries = False
         non_finite, self._non_finite = self._non_finite, {}
         diverging = [
@@ -264,27 +265,19 @@ class Aggregator:
         return points + diverging
 
     def _summarize(self, point: Point) -> None:
-        seen = self.summary.get(point.metric)
-        if seen is None:
+        summary = self.summary.get(point.metric)
+        if summary is None:
             self.summary[point.metric] = MetricSummary(
                 last=point.value, min=point.value, max=point.value, step=point.step
             )
             return
-        seen["last"], seen["step"] = point.value, point.step
-        seen["min"] = min(seen["min"], point.value)
-        seen["max"] = max(seen["max"], point.value)
-
-    def latest(self) -> dict[str, tuple[int, float]]:
-        """Return (step, value) of each metric: its last point, or what its open window holds if it is never logged."""
-        values = {name: (seen["step"], seen["last"]) for name, seen in self.summary.items()}
-        for name, windows in self._windows.items():
-            if name not in values and (held := windows.latest()) is not None:
-                values[name] = held
-        return values
+        summary["last"], summary["step"] = point.value, point.step
+        summary["min"] = min(summary["min"], point.value)
+        summary["max"] = max(summary["max"], point.value)
 
     @property
     def waits_for_time(self) -> bool:
-        """Whether a pass without new events could give a point."""
+        """Whether `advance` could return a point without new events."""
         return self._carries or self.drops.has_news or any(windows.waits_for_time for windows in self._timed)
 
     @property
@@ -294,61 +287,61 @@ class Aggregator:
 
     @property
     def num_late(self) -> int:
-        """Events that came after their window was closed; each is counted in a later point."""
+        """Number of events that arrived after their window closed; later points include them."""
         return sum(windows.num_late for windows in self._windows.values())
 
     @property
     def late_by_metric(self) -> dict[str, int]:
-        """Late events of each metric that has any."""
+        """Number of late events by metric, without zeros."""
         return {name: windows.num_late for name, windows in self._windows.items() if windows.num_late}
 
     def to_state(self, pack: Callable[[Mapping[str, Any]], Any] = dict) -> dict[str, Any]:
-        """Return everything that `restore` needs, as plain data.
+        """Return the state for `restore`, as plain data.
 
         Args:
-            pack: What is made of the data of a metric at once. Of 10 000 metrics it takes 150 ms, most of it Python's
-                search for garbage among so many objects, and 40 ms if the data of each metric become bytes.
+            pack: Encodes the state of each metric as soon as it exists. With 10 000 metrics, plain data take 150 ms,
+                mostly garbage collection over so many objects, and bytes per metric take 40 ms.
         """
         return {
             "undeclared": list(self._undeclared_names),
             "windows": {
                 name: pack(windows.to_state()) for name, windows in self._windows.items() if windows.num_events
             },
-            "summary": {name: pack(seen) for name, seen in self.summary.items()},
+            "summary": {name: pack(summary) for name, summary in self.summary.items()},
             "drops": self.drops.to_state(),
             **({"non_finite": dict(self._non_finite)} if self._non_finite else {}),
         }
 
     def restore(self, state: Mapping[str, Any], *, shift_s: float = 0.0) -> None:
-        """Go on where `to_state` left off; what there is now is forgotten.
+        """Replace the current state by one of `to_state`.
 
-        Metrics that are declared no more are left out, unless undeclared names become metrics.
+        Metrics that are no longer declared are dropped, unless undeclared names become metrics.
 
         Args:
-            state: The state; empty: the very beginning.
-            shift_s: What is added to each journal time in it.
+            state: The state; empty: the initial state.
+            shift_s: Seconds to add to each journal time in the state.
         """
-        self._begin()
+        self._reset()
         windows = state.get("windows", {})
         for name in (*state.get("undeclared", ()), *windows):
             if name not in self._windows:
                 self._declare_undeclared(name)
-        for name, held in windows.items():
+        for name, metric_state in windows.items():
             if name in self._windows:
-                self._windows[name].restore(held, shift_s=shift_s)
+                self._windows[name].restore(metric_state, shift_s=shift_s)
         self._carries = any(windows.carries for windows in self._windows.values())
-        summary: Mapping[str, MetricSummary] = state.get("summary", {})
-        self.summary = {name: seen.copy() for name, seen in summary.items()}
+        summaries: Mapping[str, MetricSummary] = state.get("summary", {})
+        self.summary = {name: summary.copy() for name, summary in summaries.items()}
         self.drops.restore(state.get("drops", {}))
-        self._non_finite = {name: tuple(seen) for name, seen in state.get("non_finite", {}).items()}
+        self._non_finite = {name: tuple(entry) for name, entry in state.get("non_finite", {}).items()}
 
     def remember(self, summary: Mapping[str, MetricSummary]) -> None:
-        """Count the extremes of an earlier attempt in."""
+        """Merge the summary of an earlier attempt: its extremes, and its last values for metrics without points."""
         for name, before in summary.items():
             now = self.summary.setdefault(name, MetricSummary(**before))
             now["min"], now["max"] = min(now["min"], before["min"]), max(now["max"], before["max"])
 
 
 def _context_keys(metrics: Sequence[MetricConfig]) -> frozenset[str]:
-    read = {metric.context_key for metric in metrics if metric.context_key is not None}
-    return frozenset(read | {EPISODE for metric in metrics if metric.x_axis == "episode"})
+    keys = {metric.context_key for metric in metrics if metric.context_key is not None}
+    return frozenset(keys | {EPISODE for metric in metrics if metric.x_axis == "episode"})

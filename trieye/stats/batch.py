@@ -1,4 +1,4 @@
-"""EventBatch: raw events in columns, the form in which they travel."""
+"""EventBatch: raw events as columns, the exchange format between processes."""
 
 import pickle
 import sys
@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_NAME_LENGTH = 1000
-"""Characters of a name; no backend shows more."""
+"""Maximum length of a name in characters; no backend shows more."""
 
 MAX_CONTEXT_BYTES = 64 << 10
-"""Of the context of one event; a metric reads a number or a short text of it."""
+"""Maximum size of an event's context; metrics read only numbers and short texts from it."""
 
 
 class EventRow(NamedTuple):
-    """One event as user code hands it over; cheap to make."""
+    """One event as user code logs it; a tuple because construction must be cheap."""
 
     name: str
     value: float
@@ -37,7 +37,7 @@ class EventBatch:
         values: float64 `[n]`.
         steps: int64 `[n]`, global steps.
         times: float64 `[n]`, Unix time in seconds.
-        contexts: Context of the rows that have one.
+        contexts: Context by row, for rows that have one.
     """
 
     names: tuple[str, ...]
@@ -49,16 +49,16 @@ class EventBatch:
 
     @classmethod
     def from_rows(cls, rows: Sequence[EventRow | tuple[Any, ...]]) -> Self:
-        """Make a batch.
+        """Create a batch from rows.
 
         Raises:
-            OverflowError, TypeError, ValueError: A value is no number, or a step does not fit int64; see `salvage`.
+            OverflowError, TypeError, ValueError: A value is not a number, or a step does not fit int64; see `salvage`.
         """
         names, values, steps, times, contexts = zip(*rows, strict=True) if rows else ((),) * len(EventRow._fields)
         table = {name: code for code, name in enumerate(dict.fromkeys(names))}
         return cls(
             names=tuple(table),
-            # not np.array, which takes None for a number
+            # not np.array, which accepts None
             codes=np.fromiter(map(table.__getitem__, names), np.int32, len(rows)),
             values=np.fromiter(values, np.float64, len(rows)),
             steps=np.fromiter(steps, np.int64, len(rows)),
@@ -81,7 +81,7 @@ class EventBatch:
         )
 
     def by_name(self) -> list[tuple[str, Self]]:
-        """Return the events of each name that has any, in the order of their arrival."""
+        """Return (name, events) for each name that occurs, events in the order of arrival."""
         if len(self.names) == 1:
             return [(self.names[0], self)] if len(self) else []
         ordered = self.take(np.argsort(self.codes, kind="stable"))
@@ -97,7 +97,7 @@ class EventBatch:
         ]
 
     def part(self, rows: slice, contexts: Mapping[int, Mapping[str, Any]]) -> Self:
-        """Return consecutive events with the contexts given; the columns are views."""
+        """Return consecutive events with these contexts; the columns are views."""
         return type(self)(self.names, self.codes[rows], self.values[rows], self.steps[rows], self.times[rows], contexts)
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class EventBatch:
 
 
 def context_bytes(context: Mapping[Any, Any]) -> int:
-    """Return about how many bytes the context of an event takes on its way to the hub."""
+    """Return the approximate serialized size of an event's context in bytes."""
     return sum(_bytes_of(key) + _bytes_of(value) for key, value in context.items())
 
 
@@ -121,7 +121,7 @@ def _bytes_of(value: Any) -> int:
 
 
 def salvage(rows: Sequence[EventRow]) -> tuple[list[EventRow], list[tuple[str, str]]]:
-    """Split rows into those that a batch can hold, and (reason, name) of the others."""
+    """Split rows into the ones that fit into a batch, and the (reason, name) of the rejected ones."""
     good: list[EventRow] = []
     bad: list[tuple[str, str]] = []
     for row in rows:

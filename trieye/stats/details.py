@@ -1,4 +1,4 @@
-"""Details: what some aggregations have to know of a window besides the sums of its accumulator."""
+"""Details: extra statistics of a window for the aggregations `quantile` and `ema`."""
 
 import sys
 from array import array
@@ -10,35 +10,35 @@ import numpy as np
 
 
 class Detail(Protocol):
-    """Part of an accumulator that gives its value."""
+    """The part of an accumulator that computes the window's value for such an aggregation."""
 
     def merge(self, newer: Self) -> None:
-        """Add what `newer` knows of further events."""
+        """Add the statistics of later events."""
 
     def copy(self) -> Self:
         """Return an independent copy."""
 
     def value(self) -> float:
-        """Return what becomes of the window."""
+        """Return the aggregated value of the window."""
 
     def to_state(self) -> dict[str, Any]:
-        """Return plain data that `detail_from_state` takes."""
+        """Return plain data for `detail_from_state`."""
 
 
 @dataclass(slots=True)
 class Sample:
-    """All values of a window, for a quantile of them.
+    """All values of a window, for an exact quantile.
 
     Attributes:
-        quantile: Which one, from 0 to 1.
-        values: The values in any order, at 8 bytes each.
+        quantile: The quantile, from 0 to 1.
+        values: The values in any order, 8 bytes each.
     """
 
     quantile: float
     values: "array[float]"
 
     def merge(self, newer: Self) -> None:
-        """Add the values of `newer`, and ask for its quantile."""
+        """Add the values of `newer`, and adopt its quantile."""
         self.quantile = newer.quantile
         self.values.extend(newer.values)
 
@@ -47,36 +47,36 @@ class Sample:
         return type(self)(self.quantile, self.values[:])
 
     def value(self) -> float:
-        """Return the quantile, linearly interpolated between two values: what `numpy.quantile` returns.
+        """Return the quantile with linear interpolation, equal to `numpy.quantile`.
 
-        That function takes 36 us for the smallest window, which is more than everything else that a point costs; this
-        one takes 2 us.
+        `numpy.quantile` takes 36 us for the smallest window, more than all other costs of a point; this method takes
+        2 us.
         """
         if len(self.values) == 1:
             return self.values[0]
-        place = (len(self.values) - 1) * self.quantile
-        below = int(place)
+        index = (len(self.values) - 1) * self.quantile
+        below = int(index)
         above = min(below + 1, len(self.values) - 1)
         ordered = np.partition(np.frombuffer(self.values), (below, above))
-        return _between(float(ordered[below]), float(ordered[above]), place - below)
+        return _interpolate(float(ordered[below]), float(ordered[above]), index - below)
 
     def to_state(self) -> dict[str, Any]:
-        """Return plain data that `detail_from_state` takes."""
+        """Return plain data for `detail_from_state`."""
         return {"quantile": self.quantile, "values": self.values.tolist()}
 
 
-def _between(low: float, high: float, share: float) -> float:
+def _interpolate(low: float, high: float, weight: float) -> float:
     if high - low > sys.float_info.max:
-        return low * (1.0 - share) + high * share
-    return low + (high - low) * share if share < 0.5 else high - (high - low) * (1.0 - share)  # noqa: PLR2004 - nearer end
+        return low * (1.0 - weight) + high * weight
+    return low + (high - low) * weight if weight < 0.5 else high - (high - low) * (1.0 - weight)  # noqa: PLR2004 - nearer end
 
 
 @dataclass(slots=True)
 class Smoothed:
-    """The running average after the event of a window that was received last.
+    """The running average after the most recently received event of a window.
 
     Attributes:
-        order: Number of that event among those of the metric.
+        order: Sequence number of that event within the metric.
         average: The running average.
     """
 
@@ -84,7 +84,7 @@ class Smoothed:
     average: float
 
     def merge(self, newer: Self) -> None:
-        """Take the later average; a late event can be received after those of the window that it joins."""
+        """Adopt the later average; a late event may be received after the events of the window that it joins."""
         if newer.order > self.order:
             self.order, self.average = newer.order, newer.average
 
@@ -97,12 +97,12 @@ class Smoothed:
         return self.average
 
     def to_state(self) -> dict[str, Any]:
-        """Return plain data that `detail_from_state` takes."""
+        """Return plain data for `detail_from_state`."""
         return {"order": self.order, "average": self.average}
 
 
 def detail_from_state(state: Mapping[str, Any]) -> Detail:
-    """Return the detail that `to_state` of one describes."""
+    """Create a detail from the result of `to_state`."""
     if "values" in state:
         return Sample(state["quantile"], array("d", state["values"]))
     return Smoothed(state["order"], state["average"])

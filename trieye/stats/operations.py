@@ -1,4 +1,4 @@
-"""Operations: what a run records besides points, as values that can wait in the journal and in the history."""
+"""Operations: parameters, tags, artifacts and media of a run, as records in the journal and the history."""
 
 import msgspec
 
@@ -6,27 +6,27 @@ from trieye.stats.point import Point
 
 
 class _Operation(msgspec.Struct, frozen=True, tag=True):
-    """Base of all operations; the name of the class is its tag in the file."""
+    """Base of all operations; the class name is the tag in stored records."""
 
 
 class LogParams(_Operation, frozen=True):
-    """Record parameters, which never change, with the trackers."""
+    """Record parameters, which never change, in the trackers."""
 
     params: dict[str, str]
 
 
 class SetTags(_Operation, frozen=True):
-    """Record tags, of which a later value replaces an earlier one, with the trackers."""
+    """Record tags in the trackers; a later value replaces an earlier one."""
 
     tags: dict[str, str]
 
 
 class LogArtifact(_Operation, frozen=True):
-    """Hand a file or a directory to the trackers; it has to stay as it is until then.
+    """Send a file or a directory to the trackers; it must not change before delivery.
 
     Attributes:
-        path: Where it is, from the directory of the run, which may be moved.
-        artifact_path: Folder among the artifacts of the run; None: their root.
+        path: Path relative to the run directory, which may be moved.
+        artifact_path: Directory within the artifacts of the run; None: their root.
     """
 
     path: str
@@ -34,10 +34,10 @@ class LogArtifact(_Operation, frozen=True):
 
 
 class _Medium(_Operation, frozen=True):
-    """What is looked at, at a step.
+    """Base of media, which are shown at a step.
 
     Attributes:
-        name: Name of the curve, or of the series.
+        name: Name of the curve or the series.
         step: Global step.
         wall_time: Unix time in seconds.
     """
@@ -51,10 +51,10 @@ class LogHistogram(_Medium, frozen=True):
     """The distribution of some values at a step.
 
     Attributes:
-        edges: `[bins + 1]` borders of the bins, ascending.
-        counts: `[bins]` values in each bin.
+        edges: `[bins + 1]` bin edges, ascending.
+        counts: `[bins]` number of values per bin.
         total: Sum of the values.
-        sum_squares: Sum of their squares.
+        sum_squares: Sum of the squared values.
     """
 
     edges: list[float]
@@ -64,13 +64,13 @@ class LogHistogram(_Medium, frozen=True):
 
 
 class LogImage(_Medium, frozen=True):
-    """A picture at a step.
+    """An image at a step.
 
     Attributes:
         width: Pixels.
         height: Pixels.
         channels: 1, 3 or 4.
-        png: The encoded picture.
+        png: The encoded image.
     """
 
     width: int
@@ -91,7 +91,7 @@ class LogVideo(_Medium, frozen=True):
     Attributes:
         width: Pixels.
         height: Pixels.
-        num_frames: How many frames it has; a GIF keeps equal ones that follow each other as one.
+        num_frames: Number of frames; a GIF stores consecutive equal frames as one.
         fps: Frames per second.
         format: `gif` or `mp4`.
         content: The encoded video.
@@ -112,20 +112,20 @@ class LogTable(_Medium, frozen=True):
     """A table at a step.
 
     Attributes:
-        num_rows: How many rows it has.
-        json: `{"columns": [...], "data": [[...], ...]}`, a list for each row.
+        num_rows: Number of rows.
+        json: `{"columns": [...], "data": [[...], ...]}`, one list per row.
     """
 
     num_rows: int
     json: bytes
 
     def rows(self) -> tuple[list[str], list[list[Cell]]]:
-        """Return the names of the columns, and the rows."""
-        held = msgspec.json.decode(self.json)
-        return held["columns"], held["data"]
+        """Return the column names and the rows."""
+        table = msgspec.json.decode(self.json)
+        return table["columns"], table["data"]
 
 
 Medium = LogHistogram | LogImage | LogText | LogVideo | LogTable
 Operation = LogParams | SetTags | LogArtifact | Medium
 Item = Point | Operation
-"""What the history of a run is made of, in order, each with its index."""
+"""An element of the history of a run; its index is its position."""

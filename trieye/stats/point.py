@@ -1,4 +1,4 @@
-"""Point: what a sink gets."""
+"""Point: one aggregated value of a metric, the unit that sinks receive."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ class Point:
     """One value of one metric.
 
     Attributes:
-        metric: Name of the metric, as the user declared it.
+        metric: Name of the metric, as declared by the user.
         value: The aggregated value, always finite.
-        step: Global step, or what the metric's `x_axis` says; within int64.
-        wall_time: Unix time in seconds of the newest event that it summarises.
-        log_to: Names of the sinks it is meant for.
-        count: How many events it summarises.
+        step: Global step, or the coordinate on the metric's `x_axis`; within int64.
+        wall_time: Unix time in seconds of the newest event in the window.
+        log_to: Names of the sinks that receive the point.
+        count: Number of events in the window.
     """
 
     metric: str
@@ -26,11 +26,11 @@ class Point:
     count: int = 1
 
     def to_row(self) -> list[Any]:
-        """Return plain data that `from_row` takes."""
+        """Return plain data for `from_row`."""
         return [self.metric, self.value, self.step, self.wall_time, list(self.log_to), self.count]
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> Self:
-        """Return the point that `to_row` described."""
+        """Create a point from the result of `to_row`."""
         metric, value, step, wall_time, log_to, count = row
         return cls(metric, value, step, wall_time, tuple(log_to), count)

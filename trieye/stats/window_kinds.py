@@ -1,8 +1,8 @@
-"""The windows of metrics whose points are no summary of the events in a window alone: quantiles, averages, rates.
+"""Windows of the aggregations `each`, `quantile`, `ema` and `rate`.
 
-An exponential moving average goes over the events in the order in which they were received. With s the sum and a the
-weight of a new value x, s = (1 - a) s + a x, and the average is s / (1 - (1 - a)^n) after n events: without the divisor
-it would begin near 0 (Kingma and Ba, "Adam: a method for stochastic optimization", 2015).
+An exponential moving average visits the events in the order of reception. With s the sum and a the weight of a new
+value x, s = (1 - a) s + a x, and the average is s / (1 - (1 - a)^n) after n events; the divisor removes the bias
+towards 0 (Kingma and Ba, "Adam: a method for stochastic optimization", 2015).
 """
 
 import math
@@ -19,10 +19,10 @@ from trieye.stats.windows import Accumulator, AttemptTimes, Floats, Ints, Metric
 
 
 class EachWindows(MetricWindows):
-    """No windows: each event is a point of its own, with its own step, in whatever order they come."""
+    """No windows: each event becomes one point at its own step, in the order of arrival."""
 
     def add(self, values: Floats, steps: Ints, times: Floats, xs: Ints | None, *, at: float) -> None:
-        """Take finite events in the order of their arrival; see `MetricWindows.add`."""
+        """Add finite events in the order of arrival; see `MetricWindows.add`."""
         del at
         self.num_events += len(values)
         top = int(steps.max())
@@ -33,7 +33,7 @@ class EachWindows(MetricWindows):
 
 
 class QuantileWindows(MetricWindows):
-    """Windows whose points are an exact quantile of their values; they take 8 bytes for each event."""
+    """Windows whose points are exact quantiles; they need 8 bytes per event."""
 
     def _grouped(
         self, keys: Ints, values: Floats, steps: Ints, times: Floats, xs: Ints | None
@@ -48,12 +48,12 @@ class QuantileWindows(MetricWindows):
 
 
 class EmaWindows(MetricWindows):
-    """Windows whose points are the running average after the event of theirs that was received last."""
+    """Windows whose points are the running average after the most recently received event of the window."""
 
     def __init__(self, config: MetricConfig, times: AttemptTimes) -> None:
         super().__init__(config, times)
         self._sum = 0.0
-        # logarithm of (1 - a)^n: exact for small a, and right too when a differs between two attempts
+        # logarithm of (1 - a)^n: exact for small a, and correct if a changes between attempts
         self._log_rest = 0.0
 
     def _grouped(
@@ -77,11 +77,11 @@ class EmaWindows(MetricWindows):
         return averages
 
     def to_state(self) -> dict[str, Any]:
-        """Return plain data that `restore` takes."""
+        """Return plain data for `restore`."""
         return {**super().to_state(), "ema": [self._sum, self._log_rest]}
 
     def restore(self, state: Mapping[str, Any], *, shift_s: float) -> None:
-        """Go on where `to_state` left off; a metric that had another aggregation begins its average anew."""
+        """Restore a state of `to_state`; after a change of the aggregation the average restarts."""
         super().restore(state, shift_s=shift_s)
         self._sum, self._log_rest = state.get("ema", (0.0, 0.0))
 
@@ -91,13 +91,13 @@ def smoothed_sums(values: Floats, alpha: float, *, before: float) -> Floats:
 
     Args:
         values: `[n]`, n > 0, in the order of arrival.
-        alpha: Weight of a new value, above 0 and at most 1.
+        alpha: Weight of a new value, in (0, 1].
         before: s before the first value.
     """
     rest = 1.0 - alpha
     sums: Floats = alpha * values
     sums[0] += rest * before
-    # each pass doubles how far back a sum reaches: sums are affine in what came before, so parts can be joined
+    # prefix doubling: each iteration doubles the number of preceding values that a sum includes
     span, weight = 1, rest
     while span < len(values) and weight > 0.0:
         sums[span:] += weight * sums[:-span]
@@ -108,8 +108,8 @@ def smoothed_sums(values: Floats, alpha: float, *, before: float) -> Floats:
 class RateWindows(MetricWindows):
     """Sum of the values since the last logged point, divided by the seconds since then.
 
-    The first point counts from the beginning of the attempt. While nothing comes nothing is logged: no step is made
-    meanwhile, and a 0 would take the place of the last rate.
+    The interval of the first point starts with the attempt. Without events there are no points: the step does not
+    advance, and a 0 would replace the last rate.
     """
 
     def __init__(self, config: MetricConfig, times: AttemptTimes) -> None:
@@ -118,15 +118,15 @@ class RateWindows(MetricWindows):
 
     @property
     def _since(self) -> float:
-        return self._began if self._logged_at is None else self._logged_at
+        return self._attempt_start if self._logged_at is None else self._logged_at
 
     @property
     def waits_for_time(self) -> bool:
-        """Whether time alone can lead to a point."""
-        return super().waits_for_time or self._was_put_back
+        """Whether a point can become due without new events."""
+        return super().waits_for_time or self._has_deferred_window
 
     @property
-    def _was_put_back(self) -> bool:
+    def _has_deferred_window(self) -> bool:
         if not self._length or self.watermark is None:
             return False
         return any(key * self._length <= self.watermark for key in self._open)
@@ -141,8 +141,8 @@ class RateWindows(MetricWindows):
     def _points(self, closed: list[tuple[int, Accumulator]], at: float) -> list[Point]:
         if not closed:
             return []
-        if at <= self._since:  # no time has passed: these events count at the next point
-            self._put_back(closed, at)
+        if at <= self._since:  # no time has passed: the next point includes these events
+            self._defer(closed, at)
             return []
         step, window = closed[0]
         for later, events in closed[1:]:
@@ -152,20 +152,20 @@ class RateWindows(MetricWindows):
         self._logged_at = at
         return [self._point(step, window, value)]
 
-    def _put_back(self, closed: list[tuple[int, Accumulator]], at: float) -> None:
+    def _defer(self, closed: list[tuple[int, Accumulator]], at: float) -> None:
         for step, window in closed:
             key = -(-step // self._length) if self._length else 0
             self._open[key] = merged(self._open.get(key), window)
             self._opened_at[key] = at
 
     def to_state(self) -> dict[str, Any]:
-        """Return plain data that `restore` takes."""
+        """Return plain data for `restore`."""
         return {**super().to_state(), "logged_at": self._since}
 
     def restore(self, state: Mapping[str, Any], *, shift_s: float) -> None:
-        """Go on where `to_state` left off.
+        """Restore a state of `to_state`.
 
-        What an older version counted without the time in which it did is left out: the rate would be too high.
+        Open windows of older versions, which stored no start time, are dropped: the rate would be too high.
         """
         logged_at = state.get("logged_at")
         if logged_at is None and state.get("aggregation") == "rate":

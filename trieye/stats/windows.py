@@ -1,9 +1,9 @@
-"""MetricWindows: the open windows of one metric, when they close, and what they keep of their events.
+"""MetricWindows: the open windows of one metric, their closing rules and their accumulators.
 
-A metric with `log_frequency_steps=N` has the windows (k-1)N < step <= kN. One closes when the metric's watermark
+A metric with `log_frequency_steps=N` has the windows (k-1)N < step <= kN. A window closes when the metric's watermark
 reaches its end, and becomes one point at step kN. A metric with `log_frequency_seconds=S` closes a window S seconds
-after its first event, at the highest step that it holds. No event is ever left out: one whose window is closed already
-joins the next open window.
+after its first event, at its highest step. No event is dropped: an event whose window has already closed joins the next
+open window.
 """
 
 import logging
@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Accumulator:
-    """Sufficient statistics of a set of events; merging two gives those of the union.
+    """Sufficient statistics of a set of events; `merge` yields the statistics of the union.
 
     Attributes:
         count: Number of events.
@@ -36,11 +36,11 @@ class Accumulator:
         low: Smallest value.
         high: Largest value.
         m2: Sum of squared distances from the mean.
-        last: Value of the event with the highest step; of several at that step, the one received last.
+        last: Value of the event with the highest step; among several at that step, the last received.
         step: Highest global step.
         time: Unix time in seconds of the newest event.
         x: Highest coordinate on the metric's x axis, if that is not the global step.
-        detail: What `quantile` and `ema` need besides; nothing else grows with the number of events.
+        detail: Statistics for `quantile` and `ema`; nothing else grows with the number of events.
     """
 
     count: int
@@ -55,7 +55,7 @@ class Accumulator:
     detail: Detail | None = None
 
     def merge(self, newer: Self) -> None:
-        """Add the events of `newer`, which were received after those of this one.
+        """Add the events of `newer`, all received later than the present ones.
 
         Moments are combined as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
         sample variances" (1979).
@@ -80,8 +80,8 @@ class Accumulator:
         return replace(self, detail=None if self.detail is None else self.detail.copy())
 
     def to_state(self) -> dict[str, Any]:
-        """Return plain data that `from_state` takes."""
-        # field by field: by their names it takes three times as long, and a snapshot takes this of every open window
+        """Return plain data for `from_state`."""
+        # a loop over field names takes three times as long, and a snapshot calls this for every open window
         state: dict[str, Any] = {
             "count": self.count,
             "total": self.total,
@@ -100,11 +100,11 @@ class Accumulator:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the accumulator that `to_state` described."""
-        known = {name: state[name] for name in _FIELDS if name in state}
-        if "detail" in known:
-            known["detail"] = detail_from_state(known["detail"])
-        return cls(**known)
+        """Create an accumulator from the result of `to_state`."""
+        arguments = {name: state[name] for name in _FIELDS if name in state}
+        if "detail" in arguments:
+            arguments["detail"] = detail_from_state(arguments["detail"])
+        return cls(**arguments)
 
 
 _FIELDS = tuple(field.name for field in fields(Accumulator))
@@ -123,11 +123,11 @@ REDUCERS: Mapping[str, Callable[[Accumulator], float]] = {
     "std": _std,
     "count": lambda window: float(window.count),
 }
-"""What becomes of a window without a detail; `std` is that of the population, and `rate` needs `RateWindows`."""
+"""Reducers of windows without a detail; `std` is the population's, and `rate` needs `RateWindows`."""
 
 
 def reduce(window: Accumulator, aggregation: str) -> float:
-    """Return what becomes of a window."""
+    """Return the aggregated value of a window."""
     return REDUCERS[aggregation](window) if window.detail is None else window.detail.value()
 
 
@@ -142,16 +142,16 @@ def accumulate(
         steps: `[n]` global steps.
         times: `[n]` Unix times in seconds.
         xs: `[n]` coordinates on another x axis, or None.
-        aggregation: What the accumulators are for: `m2` is 0 unless that is `std`, and `last` unless it is `latest`,
-            because both cost as much as all the rest.
+        aggregation: Aggregation of the metric: `m2` is computed for `std` only and `last` for `latest` only, because
+            both cost as much as all other fields.
     """
-    if len(keys) == 1:  # of thousands of metrics with an event each: arrays would take ten times as long
+    if len(keys) == 1:  # thousands of metrics with one event each: arrays would take ten times as long
         value = values.item()
         x = None if xs is None else xs.item()
         yield keys.item(), Accumulator(1, value + 0.0, value, value, 0.0, value, steps.item(), times.item(), x)
         return
     if keys[0] == keys[-1] and not (keys != keys[0]).any():
-        yield int(keys[0]), _whole(values, steps, times, xs)
+        yield int(keys[0]), _single_group(values, steps, times, xs)
         return
     if (keys[1:] < keys[:-1]).any():
         order = np.argsort(keys, kind="stable")
@@ -161,9 +161,9 @@ def accumulate(
     yield from _groups(keys, values, steps, times, xs, starts, aggregation)
 
 
-def _whole(values: Floats, steps: Ints, times: Floats, xs: Ints | None) -> Accumulator:
+def _single_group(values: Floats, steps: Ints, times: Floats, xs: Ints | None) -> Accumulator:
     count, total, top = len(values), float(values.sum()), int(steps.max())
-    # the last one received among those at the highest step
+    # the last received event at the highest step
     last = count - 1 if steps[-1] == top else count - 1 - int(np.argmax(steps[::-1]))
     return Accumulator(
         count=count,
@@ -203,7 +203,7 @@ def _groups(
 
 
 def _last_at_the_highest_step(steps: Ints, starts: Ints, counts: Ints) -> Ints:
-    """Return the index in each group of its event with the highest step, the last one among equals."""
+    """Return for each group the index of the event with the highest step, the last among equals."""
     if (counts == 1).all():
         return starts
     highest = np.repeat(np.maximum.reduceat(steps, starts), counts)
@@ -212,11 +212,11 @@ def _last_at_the_highest_step(steps: Ints, starts: Ints, counts: Ints) -> Ints:
 
 
 class AttemptTimes(Protocol):
-    """How journal time and the clock belong together in the present attempt.
+    """The relation between journal time and Unix time in the current attempt.
 
     Attributes:
-        started: Unix time in seconds at which journal time is zero.
-        attempt_started: Unix time in seconds at which the attempt began.
+        started: Start of journal time, Unix seconds.
+        attempt_started: Start of the attempt, Unix seconds.
     """
 
     started: float
@@ -231,10 +231,10 @@ class MetricWindows:
         times: The times of the attempt; may change until the first event.
 
     Attributes:
-        watermark: Highest step up to which windows are closed; None before the first closing.
-        highest: Highest step seen; None before the first event.
-        num_late: Events that came after their window was closed.
-        num_events: Events read so far.
+        watermark: Windows up to this step are closed; None before the first closing.
+        highest: Highest step of any event; None before the first event.
+        num_late: Number of events that arrived after their window closed.
+        num_events: Number of events added so far.
     """
 
     def __init__(self, config: MetricConfig, times: AttemptTimes) -> None:
@@ -252,7 +252,7 @@ class MetricWindows:
         self._seconds = config.log_frequency_seconds
 
     def add(self, values: Floats, steps: Ints, times: Floats, xs: Ints | None, *, at: float) -> None:
-        """Take finite events in the order of their arrival.
+        """Add finite events in the order of arrival.
 
         Args:
             values: `[n]`, n > 0.
@@ -265,8 +265,8 @@ class MetricWindows:
         top = steps.item() if len(steps) == 1 else int(steps.max())
         self.highest = top if self.highest is None else max(self.highest, top)
         for key, events in self._grouped(self._keys(steps), values, steps, times, xs):
-            self._take(key, events, at)
-        self._seat_late_events()
+            self._add_group(key, events, at)
+        self._merge_late_events()
 
     def _keys(self, steps: Ints) -> Ints:
         """Return the window of each event."""
@@ -279,7 +279,7 @@ class MetricWindows:
     ) -> Iterator[tuple[int, Accumulator]]:
         return accumulate(keys, values, steps, times, xs, aggregation=self.config.aggregation)
 
-    def _take(self, key: int, events: Accumulator, at: float) -> None:
+    def _add_group(self, key: int, events: Accumulator, at: float) -> None:
         if self._length and self.watermark is not None and key * self._length <= self.watermark:
             self.num_late += events.count
             self._late = merged(self._late, events)
@@ -289,14 +289,14 @@ class MetricWindows:
             self._open[key] = events
             self._opened_at[key] = at
 
-    def _seat_late_events(self) -> None:
+    def _merge_late_events(self) -> None:
         if self._late is not None and self._open:
             first = min(self._open)
             self._open[first] = merged(self._late, self._open[first])
             self._late = None
 
     def go_back(self, step: int) -> None:
-        """Let events at a step or after it be in time again; no window may be open."""
+        """Accept events from a step on as new instead of late; no window may be open."""
         self.watermark = None if self.watermark is None else min(self.watermark, step - 1)
         self.highest = None if self.highest is None else min(self.highest, step - 1)
 
@@ -305,20 +305,20 @@ class MetricWindows:
 
         Args:
             at: Journal time in seconds.
-            step: Raise the watermark to this step, at most to the highest seen; None: to the one before the highest.
+            step: Raise the watermark to this step, at most to the highest one; None: to the highest step minus 1.
         """
         return self._take_carried() + self._points(self._completed(at, step), at)
 
     def flush(self, *, at: float, step: int | None = None) -> list[Point]:
-        """Return points of all windows, open ones at the highest step that they hold.
+        """Return points of all windows; a point of an open window is at its highest step.
 
         Args:
             at: Journal time in seconds.
-            step: Leave windows alone that hold events beyond this step; None: take all.
+            step: Skip open windows that contain events beyond this step; None: include all.
         """
         closed = self._completed(at, self.highest if step is None else step)
         if self._length or self._seconds:
-            closed += self._held(step)
+            closed += self._close_open(step)
         return self._take_carried() + self._points(closed, at)
 
     def _take_carried(self) -> list[Point]:
@@ -331,9 +331,9 @@ class MetricWindows:
             self.watermark = target if self.watermark is None else max(self.watermark, target)
         return self._reached() + self._expired(at)
 
-    def _held(self, step: int | None) -> list[tuple[int, Accumulator]]:
-        held = sorted(key for key, events in self._open.items() if step is None or events.step <= step)
-        closed = [(self._open[key].step, self._pop(key)) for key in held]
+    def _close_open(self, step: int | None) -> list[tuple[int, Accumulator]]:
+        keys = sorted(key for key, events in self._open.items() if step is None or events.step <= step)
+        closed = [(self._open[key].step, self._pop(key)) for key in keys]
         if self._late is not None and not self._open and self.highest is not None:
             closed.append((self.highest, self._late))
             self._late = None
@@ -345,20 +345,13 @@ class MetricWindows:
 
     @property
     def waits_for_time(self) -> bool:
-        """Whether time alone can lead to a point."""
+        """Whether a point can become due without new events."""
         return bool(self._carried or (self._seconds and self._open))
 
     @property
     def carries(self) -> bool:
-        """Whether there are points of an earlier configuration to be logged."""
+        """Whether points of an earlier configuration are pending."""
         return bool(self._carried)
-
-    def latest(self) -> tuple[int, float] | None:
-        """Return (step, value) of the newest open window, for metrics that are aggregated and never logged."""
-        if not self._open:
-            return None
-        window = self._open[max(self._open)]
-        return window.step, self._reduce(window)
 
     def _reached(self) -> list[tuple[int, Accumulator]]:
         if not self._length or self.watermark is None:
@@ -383,8 +376,8 @@ class MetricWindows:
         return reduce(window, self.config.aggregation)
 
     def _point(self, step: int, window: Accumulator, value: float) -> Point:
-        if not math.isfinite(value):  # finite values can have an infinite sum
-            logger.warning("metric %r: its %s at step %d overflows", self.config.name, self.config.aggregation, step)
+        if not math.isfinite(value):  # the sum of finite values can be infinite
+            logger.warning("metric %r: the %s at step %d overflows", self.config.name, self.config.aggregation, step)
             value = math.copysign(sys.float_info.max, value)
         return Point(
             metric=self.config.name,
@@ -396,12 +389,12 @@ class MetricWindows:
         )
 
     @property
-    def _began(self) -> float:
-        """Journal time at which the attempt began."""
+    def _attempt_start(self) -> float:
+        """Start of the attempt in journal time."""
         return self._times.attempt_started - self._times.started
 
     def to_state(self) -> dict[str, Any]:
-        """Return plain data that `restore` takes."""
+        """Return plain data for `restore`."""
         return {
             "aggregation": self.config.aggregation,
             "length": self._length,
@@ -416,44 +409,44 @@ class MetricWindows:
         }
 
     def restore(self, state: Mapping[str, Any], *, shift_s: float) -> None:
-        """Go on where `to_state` left off; these windows must be new.
+        """Restore a state of `to_state`; no event may have been added yet.
 
-        The metric may be configured differently now: windows of another length are put into the present ones, and those
-        of another aggregation become points as they are.
+        The metric's configuration may have changed: windows of another length merge into the present windows, and
+        windows of another aggregation become points immediately.
 
         Args:
-            state: The state; times that an older version left out count as the beginning of the attempt.
-            shift_s: What is added to its journal times.
+            state: The state; without opening times (older versions), windows open at the start of the attempt.
+            shift_s: Seconds to add to the journal times in the state.
         """
         self.watermark, self.highest = state.get("watermark"), state.get("highest")
         self.num_late, self.num_events = state.get("num_late", 0), state.get("num_events", 0)
         self._carried = [Point.from_row(row) for row in state.get("carried", [])]
-        held = [(key, Accumulator.from_state(window)) for key, window in state.get("open", [])]
+        windows = [(key, Accumulator.from_state(window)) for key, window in state.get("open", [])]
         late = Accumulator.from_state(state["late"]) if state.get("late") else None
-        times = [opened + shift_s for opened in state.get("opened_at", [])] or [self._began] * len(held)
+        times = [opened + shift_s for opened in state.get("opened_at", [])] or [self._attempt_start] * len(windows)
         if state.get("aggregation", self.config.aggregation) != self.config.aggregation:
-            self._carry(held, late, state["aggregation"])
+            self._carry(windows, late, state["aggregation"])
         elif state.get("length") == self._length:
-            self._open, self._late = dict(held), late
+            self._open, self._late = dict(windows), late
             self._opened_at = dict(zip(self._open, times, strict=True))
         else:
             self._late = late
-            for (_, window), opened in zip(held, times, strict=True):
-                self._take(-(-window.step // self._length) if self._length else 0, window, opened)
-            self._seat_late_events()
+            for (_, window), opened in zip(windows, times, strict=True):
+                self._add_group(-(-window.step // self._length) if self._length else 0, window, opened)
+            self._merge_late_events()
 
-    def _carry(self, held: list[tuple[int, Accumulator]], late: Accumulator | None, aggregation: str) -> None:
+    def _carry(self, windows: list[tuple[int, Accumulator]], late: Accumulator | None, aggregation: str) -> None:
         if aggregation == "rate" or not (self._length or self._seconds):
-            return  # seconds that are not over give no rate, and what is never logged has no points
-        windows = [(window.step, window) for _, window in sorted(held, key=lambda item: item[0])]
+            return  # an unfinished interval has no rate, and a metric that is never logged has no points
+        closed = [(window.step, window) for _, window in sorted(windows, key=lambda item: item[0])]
         if late is not None and self.highest is not None:
-            windows.append((self.highest, late))
-        known = aggregation if aggregation in REDUCERS else "mean"
-        self._carried += [self._point(step, window, reduce(window, known)) for step, window in windows]
+            closed.append((self.highest, late))
+        reducer = aggregation if aggregation in REDUCERS else "mean"
+        self._carried += [self._point(step, window, reduce(window, reducer)) for step, window in closed]
 
 
 def merged(older: Accumulator | None, newer: Accumulator) -> Accumulator:
-    """Return the union of two windows, of which the older one may be missing."""
+    """Return the union of two windows; the older one may be None."""
     if older is None:
         return newer
     union = older.copy()

@@ -13,7 +13,7 @@ from trieye.hub.cluster import Node
 from trieye.hub.ray_start import join_ray
 from trieye.process.progress import say
 from trieye.sweeps.jobs import Done
-from trieye.sweeps.places import Died, Outcome
+from trieye.sweeps.pools import Died, Outcome
 from trieye.sweeps.working import Composed, Shared, work
 
 _ROUNDING = 1e-6

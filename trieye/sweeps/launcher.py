@@ -25,7 +25,7 @@ from trieye.process.signals import StopSignals, exit_code_of
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import Done, Job, JobElsewhereError, JobRecord
 from trieye.sweeps.orphans import Orphans
-from trieye.sweeps.places import Died, Outcome, Places, ThisProcess
+from trieye.sweeps.pools import Died, Outcome, Places, ThisProcess
 from trieye.sweeps.progress import Progress
 from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.status import is_removed

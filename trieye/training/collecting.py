@@ -225,7 +225,7 @@ class Collector:
         is_of_gymnasium = isinstance(self._envs, SyncVectorEnv | AsyncVectorEnv)
         members = members if is_of_gymnasium else np.ones_like(members)  # others can reset all or none
         if isinstance(self._envs, SyncVectorEnv):
-            self._envs._rewards[members] = 0.0  # noqa: SLF001 - no public name, and saved with the environments
+            self._envs._rewards[members] = 0.0  # noqa: SLF001 - docs/private_apis.md
         for _ in range(MAX_IN_A_ROW):
             options = {"reset_mask": members.copy()} if is_of_gymnasium else None
             with self._calls:
@@ -406,7 +406,7 @@ class Collector:
         self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
         self._streams = np.array(state.get("streams", self._streams))
         if isinstance(self._envs, SyncVectorEnv):  # where it could not be saved with the members
-            self._envs._autoreset_envs[:] = done  # noqa: SLF001 - no public name
+            self._envs._autoreset_envs[:] = done  # noqa: SLF001 - docs/private_apis.md
         return True
 
     def close(self) -> None:

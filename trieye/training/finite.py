@@ -282,7 +282,6 @@ class _Plan:
         """Return a flag, a number on the device, above 0 if a gradient is not finite."""
         flag = self.flags[self.num_used] if self._only_flag is None else self._only_flag
         if self._is_uniform:
-            # a private name, but the kernel behind GradScaler.unscale_; tests/training/test_finite.py notices its loss
             torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, self._one)
         else:
             norms = [torch.linalg.vector_norm(_values(grad).float(), math.inf) for grad in grads]

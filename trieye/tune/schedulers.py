@@ -33,7 +33,6 @@ class InStep(PopulationBasedTraining):  # type: ignore[misc]  # Ray has no types
         chosen = super().choose_trial_to_run(tune_controller)
         if chosen is not None:
             return chosen
-        # what is private of Ray here: test_a_population_goes_on_without_a_trial_that_failed notices if it changes
         states, now = self._trial_state, self._next_perturbation_sync
         live = list(tune_controller.get_live_trials())
         waiting = [trial for trial in live if trial.status == Trial.PAUSED and states[trial].last_train_time >= now]

@@ -53,7 +53,7 @@ def numbers_of(chunk):
 @pytest.mark.parametrize("n", [0, -2, 11, 1.5, True, "2"])
 def test_a_fetch_of_an_impossible_number_of_chunks_says_what_is_possible(n):
     buffer = make_buffer(max_chunks=10, fragments_per_chunk=3)
-    with pytest.raises(ConfigurationError, match="from 1 to max_chunks=10 chunks can be fetched at once, each of 3"):
+    with pytest.raises(ConfigurationError, match="expected 1 to max_chunks=10 chunks, each of 3"):
         buffer.fetch(n, timeout_s=0)
 
 

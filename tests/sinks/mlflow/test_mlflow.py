@@ -111,7 +111,7 @@ def test_an_id_of_another_store_gives_a_new_run_and_a_warning(run, caplog):
     run = dataclasses.replace(run, mlflow_run_id="0123456789abcdef0123456789abcdef")
     sink = opened(run)
     assert sink.run_id != run.mlflow_run_id
-    assert "another one is used" in caplog.text
+    assert "using another one" in caplog.text
 
 
 def test_parameters_are_logged_once_and_do_not_change(run, caplog):
@@ -122,8 +122,8 @@ def test_parameters_are_logged_once_and_do_not_change(run, caplog):
     assert len(params) == 252
     assert (params["p2"], params["bad_x40_name"], params["empty"]) == ("2", "x", "")
     assert sink.refused == 0
-    assert "'p2' stays '2'" in caplog.text
-    assert "'22' now" in caplog.text
+    assert "'p2' remains '2'" in caplog.text
+    assert "the new value '22'" in caplog.text
     assert "'p1'" not in caplog.text
 
 
@@ -137,7 +137,7 @@ def test_what_a_parameter_of_an_earlier_attempt_became_is_in_a_tag(run, caplog):
         assert found.params == {"lr": "0.1", "seed": "1"}
         assert found.tags["trieye.changed.lr"] == value
         assert "trieye.changed.seed" not in found.tags
-    assert caplog.text.count("'lr' stays '0.1'") == 2
+    assert caplog.text.count("'lr' remains '0.1'") == 2
 
 
 def test_the_experiment_opens_as_trainings_whoever_made_it(run):
@@ -160,7 +160,7 @@ def test_long_values_are_cut_with_a_warning(run, caplog):
     assert len(found.params["config"]) == 6000
     assert len(found.tags["note"]) == 8000
     assert sink.refused == 0
-    assert caplog.text.count("is cut from 7000 to the 6000") == 1
+    assert caplog.text.count("is truncated from 7000 to 6000") == 1
 
 
 def test_tags_are_set_and_replaced(run):
@@ -207,7 +207,7 @@ def test_an_artifact_that_comes_again_and_is_gone_is_none_that_is_missing(run, t
     sink.log_artifact(tmp_path / "one.txt", "sub")
     (tmp_path / "one.txt").unlink()
     sink.log_artifact(tmp_path / "one.txt", "sub")
-    with pytest.raises(ProcessingError, match="gone"):
+    with pytest.raises(ProcessingError, match="does not exist"):
         sink.log_artifact(tmp_path / "one.txt", None)
 
 
@@ -218,7 +218,7 @@ def test_odd_names_are_mapped_with_one_warning_each(run, caplog):
             [Point("acc@1", 0.5, step, 1.7e9), Point("a//b", 0.5, step, 1.7e9), Point("acc_x40_1", 2.0, step, 1.7e9)]
         )
     assert stored(run, sink).data.metrics == {"acc_x40_1": 0.5, "a/_x2f_b": 0.5, "acc_x5f_x40_1": 2.0}
-    assert caplog.text.count("'acc@1' is called 'acc_x40_1'") == 1
+    assert caplog.text.count("'acc@1' is logged as 'acc_x40_1'") == 1
     assert sink.refused == 0
 
 
@@ -342,7 +342,7 @@ def test_what_was_deleted_while_a_run_wrote_to_it_is_said_once_and_filled_at_the
 
 def test_a_store_that_cannot_be_made_is_explained(tmp_path):
     (tmp_path / "app").write_text("a file where the app's directory belongs")
-    with pytest.raises(TrieyeError, match=r"MLflow at sqlite:.* failed to open: .*directory can be written"):
+    with pytest.raises(TrieyeError, match=r"MLflow at sqlite:.* failed to open: .*directory is writable"):
         opened(make_run(tmp_path))
 
 

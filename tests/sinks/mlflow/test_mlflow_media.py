@@ -10,7 +10,7 @@ from PIL import Image
 
 from trieye.exceptions import TrieyeError
 from trieye.run import media, table
-from trieye.sinks.base import Media
+from trieye.sinks.base import MediaSink
 from trieye.sinks.mlflow.sink import MlflowSink
 
 PIXELS = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
@@ -37,7 +37,7 @@ def files(run, sink):
 
 
 def test_a_picture_is_kept_under_its_name_and_step(run, sink):
-    assert isinstance(sink, Media)
+    assert isinstance(sink, MediaSink)
     sink.log_media(image("eval/board", 7))
     sink.log_media(image("eval/board", -8))
     kept = files(run, sink)

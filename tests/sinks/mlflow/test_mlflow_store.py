@@ -19,7 +19,7 @@ from mlflow import MlflowClient, environment_variables
 from trieye.exceptions import ConfigurationError, SinkBusyError, TrieyeError
 from trieye.sinks.fan_out import FanOut
 from trieye.sinks.mlflow.sink import MlflowSink
-from trieye.sinks.mlflow.store import alone, prepare_client
+from trieye.sinks.mlflow.store import database_lock, forget_connections, prepare_client
 from trieye.stats.point import Point
 from trieye.testing import MemorySource, make_run
 
@@ -46,11 +46,11 @@ print(json.dumps(sink.run_id))
 
 
 def test_the_end_of_a_run_waits_for_the_other_runs_that_are_before_it_at_the_database(run_with_store, monkeypatch):
-    monkeypatch.setattr("trieye.sinks.fan_out.LAST_WORDS_S", 0.0)
+    monkeypatch.setattr("trieye.sinks.fan_out.CLOSE_GRACE_S", 0.0)
     database, others = run_with_store.mlflow_dir / "mlflow.db", threading.Event()
 
     def be_before_it():
-        with alone(run_with_store.tracking_uri), closing(sqlite3.connect(database)) as connection:
+        with database_lock(run_with_store.tracking_uri), closing(sqlite3.connect(database)) as connection:
             others.set()
             for number in range(15):
                 connection.execute("INSERT INTO experiment_tags VALUES (?, '', 0)", (f"tag {number}",))
@@ -78,7 +78,7 @@ def test_a_database_that_others_keep_locked_is_busy_and_one_that_is_gone_is_not(
     sink, run = MlflowSink(client=Client()), dataclasses.replace(run_with_store, mlflow_run_id="abc", tags={"a": "b"})
     with closing(sqlite3.connect(Client.place)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(SinkBusyError, match=r"mlflow\.db: other processes keep it locked"):
+        with pytest.raises(SinkBusyError, match=r"mlflow\.db is locked by other processes"):
             sink.open(run)
     sink.open(run)
     Client.place = Client.place / "gone"
@@ -131,7 +131,7 @@ def test_a_store_whose_password_was_left_out_is_never_asked(tmp_path, monkeypatc
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://bob:s3cret@elsewhere")
         with pytest.raises(ConfigurationError, match=r"set the environment variable MLFLOW_TRACKING_URI") as caught:
             MlflowSink().open(make_run(tmp_path, tracking_uri=f"http://ann:***@{place}"))
-        assert "now it is http://bob:***@elsewhere" in str(caught.value)
+        assert "currently http://bob:***@elsewhere" in str(caught.value)
         with pytest.raises(BlockingIOError):
             server.accept()
 
@@ -258,3 +258,18 @@ def test_artifacts_that_were_not_moved_and_places_that_the_user_chose_stay(moved
     MlflowSink().open(dataclasses.replace(run, run_id="ended", mlflow_run_id=ids["ended"]))
     assert places(run, ids) == before
     assert client.get_experiment(chosen).artifact_location == (tmp_path / "gone" / "mlruns" / "artifacts").as_uri()
+
+
+def test_a_database_that_was_replaced_is_opened_again(tmp_path):
+    path, backup = tmp_path / "mlflow.db", tmp_path / "backup.db"
+    client = MlflowClient(f"sqlite:///{path}")
+    client.create_experiment("first")
+    shutil.copyfile(path, backup)
+    client.create_experiment("second")
+    path.unlink()
+    backup.rename(path)
+    forget_connections(path)
+    client.create_experiment("third")
+    with closing(sqlite3.connect(path)) as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM experiments")}
+    assert names == {"Default", "first", "third"}

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.util import tensor_util
 
-from trieye.sinks.tensorboard.files import EventFiles, Place
+from trieye.sinks.tensorboard.files import EventFiles, FilePosition
 from trieye.sinks.tensorboard.summaries import scalars
 from trieye.stats.point import Point
 
@@ -58,7 +58,7 @@ def test_the_file_is_named_and_begun_as_tensorboard_does_and_can_be_told_from_ot
 
 
 def test_nothing_is_made_before_there_is_something_to_write(files, tmp_path):
-    assert files.flush() == Place()
+    assert files.flush() == FilePosition()
     files.add(scalars([Point("a", 1.0, 1, 10.5)]))
     assert list(tmp_path.iterdir()) == []
     files.flush()
@@ -169,13 +169,13 @@ def test_a_place_outside_of_the_directory_is_none_to_go_back_to(make, tmp_path):
     (tmp_path / "events.out.tfevents.0000000000.x").mkdir()
     name = f"events.out.tfevents.0000000000.x/../../{outside.name}"
     assert (tmp_path / name).exists()
-    assert not make().go_back(Place(name, 0, 0))
+    assert not make().go_back(FilePosition(name, 0, 0))
     assert outside.read_bytes() == b"of somebody else"
 
 
 def test_without_a_place_everything_is_taken_back(make, tmp_path):
     write(make(), 1, 2)
-    assert make().go_back(Place())
+    assert make().go_back(FilePosition())
     assert steps_in(tmp_path) == []
 
 
@@ -186,7 +186,7 @@ def test_what_waits_in_memory_is_forgotten_by_going_back(files, tmp_path):
     assert files.flush() == place
     files.add(scalars([Point("a", 3.0, 3, 10.5)]))
     files.clear()
-    assert files.flush() == Place()
+    assert files.flush() == FilePosition()
     assert steps_in(tmp_path) == []
 
 
@@ -200,7 +200,7 @@ def test_files_of_others_are_never_touched(files, tmp_path):
         path.write_bytes(b"mine")
     write(files, 1)
     files.clear()
-    assert files.go_back(Place())
+    assert files.go_back(FilePosition())
     assert [path.read_bytes() for path in others] == [b"mine"] * 3
 
 
@@ -211,7 +211,7 @@ def test_files_that_were_emptied_are_removed_by_a_later_attempt_but_for_the_newe
         files.clear()
     paths = sorted(tmp_path.iterdir())
     assert len(paths) == 3
-    assert make().go_back(Place())
+    assert make().go_back(FilePosition())
     assert list(tmp_path.iterdir()) == paths[2:]
 
 

@@ -11,7 +11,7 @@ from tensorboard.util import tensor_util
 
 from tests.sinks.feeding import SOON_S, add, points
 from trieye.run import media
-from trieye.sinks.base import Flushable, Media, Resumable, Tracker
+from trieye.sinks.base import Flushable, MediaSink, Resumable, Tracker
 from trieye.sinks.tensorboard.sink import TensorboardSink
 from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point
@@ -93,7 +93,7 @@ def test_files_deleted_while_a_run_writes_to_them_are_said_once_and_written_anew
 
 def test_it_is_all_that_a_sink_can_be():
     sink = TensorboardSink()
-    assert all(isinstance(sink, protocol) for protocol in (Tracker, Media, Flushable, Resumable))
+    assert all(isinstance(sink, protocol) for protocol in (Tracker, MediaSink, Flushable, Resumable))
 
 
 def test_an_attempt_goes_on_where_the_one_before_was_known_to_be(run, open_sink):

@@ -188,7 +188,7 @@ def checked_capacity(capacity: Any) -> int:
 def _numeric(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.kind not in _RANKS:
         raise ConfigurationError(
-            f"replay key {name!r}: dtype {dtype} cannot be kept; encode it as numbers (bool, integer, float, complex)"
+            f"replay key {name!r}: dtype {dtype} cannot be stored; encode it as numbers (bool, integer, float, complex)"
         )
     return np.dtype(dtype.newbyteorder("=").str)  # through the name: the one object that NumPy's own arrays carry
 

@@ -1,1 +1,1 @@
-"""Points and files to MLflow; no other module knows its tables."""
+"""The MLflow sink; the only package that depends on MLflow's tables."""

@@ -1,4 +1,4 @@
-"""Which MLflow experiment and runs belong to a run and its sweep, and how MLflow takes names; the client is given."""
+"""MLflow experiments, runs and sweep parents of a run, and MLflow-compatible names; callers pass the client."""
 
 import contextlib
 import getpass
@@ -18,49 +18,49 @@ from trieye.sinks.mlflow import store as mlflow_store
 log = logging.getLogger("trieye.sinks")
 
 RUN_ID_TAG = "trieye.run_id"
-"""Tag that finds the MLflow run again when the answer to its creation was lost."""
+"""Tag that identifies the MLflow run if the response to its creation was lost."""
 
 OWNER_TAG = "trieye.owner"
-"""Tag with the token of the directory that the MLflow run belongs to."""
+"""Tag with the token of the run directory that owns the MLflow run."""
 
 SWEEP_TAG = "trieye.sweep"
-"""Tag with the sweep of a run; members of a sweep and their parent have it."""
+"""Tag with the sweep of a run; set on the members of a sweep and their parent."""
 
 SWEEP_PARENT_TAG = "trieye.sweep_parent"
-"""Tag that only the parent of a sweep has."""
+"""Tag of the parent of a sweep only."""
 
 PARENT_TAG = "mlflow.parentRunId"
-"""Tag by which MLflow shows a run below another one."""
+"""Tag that nests a run below another one in MLflow."""
 
 KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"
-"""Tag of an experiment by which MLflow's page shows trainings and their metrics rather than traces of agents."""
+"""Tag of an experiment that makes MLflow show training runs and their metrics rather than agent traces."""
 
 _INT64 = range(-(2**63), 2**63)
 
 MAX_NAME_LENGTH = 250
-"""Characters that MLflow takes in the name of a metric, parameter or tag."""
+"""MLflow's maximum length of the name of a metric, parameter or tag, in characters."""
 
 _MAX_PATH_BYTES = 200
-"""Bytes of an artifact's directory; a file system takes 255 for each part of a path."""
+"""Maximum length of an artifact's directory name; file systems limit each path component to 255 bytes."""
 
-_BAD = re.compile(
-    r"[^/\w.\- :]"  # MLflow takes these characters only
-    r"|^/|(?<=/)/|/$"  # no empty part between slashes,
-    r"|(?:^|(?<=/))\.(?=\.?(?:/|$))|^\.(?=\.)"  # no part that is `.` or `..`, and no `..` at the beginning
+_INVALID = re.compile(
+    r"[^/\w.\- :]"  # characters that MLflow rejects
+    r"|^/|(?<=/)/|/$"  # empty path components
+    r"|(?:^|(?<=/))\.(?=\.?(?:/|$))|^\.(?=\.)"  # components `.` and `..`, and a leading `..`
 )
-_LOOKS_MADE = re.compile(r"_x(?:[0-9a-f]*|sha[0-9a-f]*)_")
-_COULD_BE_READ_AS_MADE = re.compile(r"_(?=x(?:[0-9a-f_]|sha))")
+_LOOKS_ESCAPED = re.compile(r"_x(?:[0-9a-f]*|sha[0-9a-f]*)_")
+_AMBIGUOUS_UNDERSCORE = re.compile(r"_(?=x(?:[0-9a-f_]|sha))")
 
 
 def experiment_id(client: Any, run: RunInfo) -> str:
-    """Return the id of the app's experiment, which is created if need be.
+    """Return the id of the app's experiment; create the experiment if it does not exist.
 
     Raises:
         SinkGoneError: The experiment was deleted.
     """
     experiment = client.get_experiment_by_name(run.app_name)
     if experiment is None:
-        # a server has its own place for artifacts; a database on this disk would take the working directory
+        # a server chooses the artifact location; a local database would default to the working directory
         is_local = mlflow_store.is_sqlite(run.tracking_uri)
         location = artifacts_of(run).as_uri() if is_local else None
         try:
@@ -96,17 +96,17 @@ def find(client: Any, run: RunInfo, experiment_id: str) -> Any:
     """
     if run.mlflow_run_id is not None:
         try:
-            known = client.get_run(run.mlflow_run_id)
+            mlflow_run = client.get_run(run.mlflow_run_id)
         except Exception as error:
             if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
                 raise
             shown = redacted_text(run.tracking_uri)
-            log.warning("the MLflow run %s is not in %s; another one is used", run.mlflow_run_id, shown)
+            log.warning("the MLflow run %s is not in %s; using another one", run.mlflow_run_id, shown)
         else:
-            require_active(client, known)
-            return known
-    found = client.search_runs([experiment_id], filter_string=f"tags.`{RUN_ID_TAG}` = '{run.run_id}'")
-    return found[0] if found else None
+            require_active(client, mlflow_run)
+            return mlflow_run
+    candidates = client.search_runs([experiment_id], filter_string=f"tags.`{RUN_ID_TAG}` = '{run.run_id}'")
+    return candidates[0] if candidates else None
 
 
 def create(client: Any, run: RunInfo, experiment_id: str) -> str:
@@ -117,13 +117,13 @@ def create(client: Any, run: RunInfo, experiment_id: str) -> str:
 
 
 def is_owned_by(owner: str, uri: str, mlflow_run_id: str, run_id: str) -> bool:
-    """Return True if an MLflow run exists and names a run and a directory as its own.
+    """Return True if an MLflow run exists and its tags name the run and the directory.
 
     Args:
-        owner: Token of the directory.
+        owner: Token of the run directory.
         uri: The store or server.
         mlflow_run_id: The MLflow run.
-        run_id: Identity of the run.
+        run_id: Id of the run.
 
     Raises:
         ConfigurationError: The URI of the store needs a password, and none is configured.
@@ -153,7 +153,7 @@ def delete_run(uri: str, run_id: str) -> None:
 def _get_run(uri: str, run_id: str) -> Any:
     mlflow_store.require_password(uri)
     database = mlflow_store.database_of(uri)
-    if database is not None and not database.exists():  # MLflow would make one
+    if database is not None and not database.exists():  # MLflow would create one
         return None
     with _explained(uri, run_id, "read"):
         try:
@@ -181,20 +181,20 @@ def _explained(uri: str, run_id: str, verb: str) -> Iterator[None]:
 
 
 def sweep_parent(client: Any, experiment_id: str, group: str) -> str:
-    """Return the id of the MLflow run below which the members of a sweep are shown; it is created if need be.
+    """Return the id of the MLflow run that is the parent of a sweep's members; create the run if it does not exist.
 
-    Many processes may ask at the same time. No store offers "create if absent", so each that finds none creates one and
-    then looks again: the oldest is the parent, and whoever made a younger one deletes it. Where one was on its way when
-    another looked, there are two for a while; `end_sweep` settles that.
+    Concurrent processes may race: no store offers "create if absent". A process that sees no parent creates one and
+    searches again; the oldest run is the parent, and the creator of a younger one deletes it. If a creation was still
+    in flight during that search, two parents remain until `end_sweep` deletes the younger one.
     """
     parents = _sweep_parents(client, experiment_id, group)
     if not parents:
         tags = {SWEEP_TAG: group, SWEEP_PARENT_TAG: "true", "mlflow.user": _user()}
         now = milliseconds(time.time())
-        own = client.create_run(experiment_id, start_time=now, tags=tags, run_name=sweep_name(group)).info.run_id
+        new_id = client.create_run(experiment_id, start_time=now, tags=tags, run_name=sweep_name(group)).info.run_id
         parents = _sweep_parents(client, experiment_id, group)
-        if parents[0].info.run_id != own:
-            client.delete_run(own)
+        if parents[0].info.run_id != new_id:
+            client.delete_run(new_id)
     parent = parents[0]
     if parent.info.status != "RUNNING":
         client.update_run(parent.info.run_id, status="RUNNING")
@@ -202,7 +202,7 @@ def sweep_parent(client: Any, experiment_id: str, group: str) -> str:
 
 
 def sweep_name(group: str) -> str:
-    """Return the last two parts of a sweep's directory, which are a date and a time as Hydra names it."""
+    """Return the last two components of a sweep's directory: a date and a time by Hydra's default."""
     return "/".join(PurePath(group).parts[-2:]).lstrip("/") or group
 
 
@@ -211,7 +211,7 @@ def end_sweep(client: Any, member_id: str, experiment_id: str, group: str) -> No
 
     Args:
         client: The client.
-        member_id: The member that ends; it comes below the oldest parent if it is below another one.
+        member_id: The member that ends; it moves to the oldest parent if it has another one.
         experiment_id: The experiment of both.
         group: The sweep.
     """
@@ -229,32 +229,32 @@ def end_sweep(client: Any, member_id: str, experiment_id: str, group: str) -> No
 
 
 def _sweep_parents(client: Any, experiment_id: str, group: str) -> list[Any]:
-    # a filter has no way to write a value with both kinds of quotes; `_` matches any character
+    # MLflow's filter syntax cannot express a value with both kinds of quotes; `_` matches any character
     pattern = group.replace("'", "_").replace('"', "_")
     where = f"tags.`{SWEEP_PARENT_TAG}` = 'true' AND tags.`{SWEEP_TAG}` LIKE '{pattern}'"
-    found = [run for run in client.search_runs([experiment_id], where) if run.data.tags[SWEEP_TAG] == group]
-    return sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
+    parents = [run for run in client.search_runs([experiment_id], where) if run.data.tags[SWEEP_TAG] == group]
+    return sorted(parents, key=lambda run: (run.info.start_time, run.info.run_id))
 
 
 def require_active(client: Any, run: Any) -> None:
-    """Do nothing if the MLflow run takes points.
+    """Check that an MLflow run accepts points.
 
     Raises:
-        SinkGoneError: It was deleted, or its experiment was, and all its runs with it.
+        SinkGoneError: The run or its experiment was deleted.
     """
     if run.info.lifecycle_stage == "deleted":
         _require_active_experiment(client.get_experiment(run.info.experiment_id))
         raise SinkGoneError(
-            f"the MLflow run was deleted and lies in MLflow's trash; "
-            f"restore it with `mlflow runs restore --run-id {run.info.run_id}`"
+            "the MLflow run was deleted and is in MLflow's trash; restore it with "
+            f" `mlflow runs restore --run-id {run.info.run_id}`"
         )
 
 
 def milliseconds(unix_time: float) -> int | None:
-    """Return Unix seconds as the time that MLflow stores, 0 for what is earlier; None if 64 bits cannot hold it."""
+    """Convert Unix seconds to MLflow's milliseconds, clipped at 0; None if the result does not fit into 64 bits."""
     try:
         time_ms = int(unix_time * 1000)
-    except (OverflowError, ValueError, TypeError):  # inf, nan, and what is no number
+    except (OverflowError, ValueError, TypeError):  # inf, nan, not a number
         return None
     return max(0, time_ms) if time_ms in _INT64 else None
 
@@ -267,27 +267,27 @@ def _user() -> str:
 
 
 def mlflow_name(name: str) -> str:
-    """Return `name` with `_x40_` for a `@` and so on; a name that MLflow takes stays as it is.
+    """Escape the characters of `name` that MLflow rejects, such as `@` as `_x40_`; a valid name stays unchanged.
 
-    The mapping is injective: a valid name that looks as if it were made here (`a_x40_`) is escaped too. What is longer
-    than `MAX_NAME_LENGTH` is cut and ends in a hash of the whole.
+    The mapping is injective: a valid name that looks escaped (`a_x40_`) is escaped too. An escaped name longer than
+    `MAX_NAME_LENGTH` is truncated and ends in a hash of the original name.
     """
-    made = name
-    if _BAD.search(name) or _LOOKS_MADE.search(name):
-        made = _COULD_BE_READ_AS_MADE.sub("_x5f_", name)
-        made = _BAD.sub(lambda match: f"_x{ord(match[0]):x}_", made)
+    escaped = name
+    if _INVALID.search(name) or _LOOKS_ESCAPED.search(name):
+        escaped = _AMBIGUOUS_UNDERSCORE.sub("_x5f_", name)
+        escaped = _INVALID.sub(lambda match: f"_x{ord(match[0]):x}_", escaped)
     if not name:
         return "_x_"
-    return f"{made[:200]}{_ending(name)}" if len(made) > MAX_NAME_LENGTH else made
+    return f"{escaped[:200]}{_hash_suffix(name)}" if len(escaped) > MAX_NAME_LENGTH else escaped
 
 
 def artifact_directory(name: str) -> str:
-    """Return `mlflow_name(name)` as a relative path that a file system takes; different names stay different."""
-    made = mlflow_name(name).encode()
-    if len(made) <= _MAX_PATH_BYTES:
-        return made.decode()
-    return f"{made[: _MAX_PATH_BYTES - 24].decode(errors='ignore')}{_ending(name)}"
+    """Return `mlflow_name(name)` as a relative path that file systems accept; the mapping stays injective."""
+    escaped = mlflow_name(name).encode()
+    if len(escaped) <= _MAX_PATH_BYTES:
+        return escaped.decode()
+    return f"{escaped[: _MAX_PATH_BYTES - 24].decode(errors='ignore')}{_hash_suffix(name)}"
 
 
-def _ending(name: str) -> str:
+def _hash_suffix(name: str) -> str:
     return f"_xsha{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}_"

@@ -1,4 +1,4 @@
-"""MlflowSink: points, parameters, tags, files and pictures of a run to an MLflow store or server."""
+"""MlflowSink: logs points, parameters, tags, files and media of a run to an MLflow store or server."""
 
 import contextlib
 import itertools
@@ -29,7 +29,7 @@ from trieye.stats.point import Point
 log = logging.getLogger("trieye.sinks")
 
 MAX_REMEMBERED = 2_000_000
-"""Superseded points that are remembered; 16 bytes each, where tuples would take 200."""
+"""Capacity of `SupersededPoints`; 16 bytes per point, where tuples would take 200."""
 
 _CHUNK = 500_000
 _pack = struct.Struct("<qd").pack
@@ -39,7 +39,7 @@ _MAX_PER_BATCH: dict[_Kind, int] = {"metrics": 1000, "params": 100, "tags": 100}
 _MAX_PARAM_LENGTH = 6000
 _MAX_TAG_LENGTH = 8000
 CHANGED_PREFIX = "trieye.changed."
-"""Begins the tag with the new value of a parameter."""
+"""Prefix of the tag with the changed value of a parameter."""
 
 _INT64 = range(-(2**63), 2**63)
 
@@ -48,14 +48,14 @@ class MlflowSink:
     """Logs to one MLflow run, which later attempts continue.
 
     Args:
-        on_run_id: Told the id of the MLflow run, before the first point is written.
-        client: An `MlflowClient` to use as it is, together with `RunInfo.mlflow_run_id` if that is given.
-        system_metrics_interval_s: Seconds between two points of each system metric; None: there are none.
+        on_run_id: Called with the id of the MLflow run before the first point is written.
+        client: An `MlflowClient` to use instead of a new one, together with `RunInfo.mlflow_run_id` if that is set.
+        system_metrics_interval_s: Seconds between two points of each system metric; None disables system metrics.
 
     Attributes:
-        run_id: Id of the MLflow run; None until `open` has worked.
-        is_empty: Whether the MLflow run is a new one.
-        refused: Points and parameters that MLflow does not take.
+        run_id: Id of the MLflow run; None until `open` succeeds.
+        is_empty: Whether the MLflow run is new.
+        refused: Number of points and parameters that MLflow rejected.
     """
 
     name = "mlflow"
@@ -71,15 +71,15 @@ class MlflowSink:
         self.is_empty = False
         self.refused = 0
         self._on_run_id = on_run_id
-        self._given_client = client
+        self._custom_client = client
         self._client: Any = client
         self._uri = ""
         self._run_dir = Path()
-        self._database: mlflow_store.Held | None = None
+        self._database: mlflow_store.FileIdentity | None = None
         self._names: dict[str, str] = {}
         self._params: dict[str, str] = {}
         self._changed: dict[str, str] = {}
-        self._told: set[tuple[str, ...]] = set()
+        self._reported: set[tuple[str, ...]] = set()
         self._superseded = SupersededPoints()
         self._parent_id: str | None = None
         self._sweep: tuple[str, str] | None = None
@@ -87,16 +87,16 @@ class MlflowSink:
         self._system_metrics: SystemMetrics | None = None
 
     def open(self, run: RunInfo) -> None:
-        """Create the experiment, which is named like the app, and the run, or continue it.
+        """Create or continue the MLflow run, in an experiment named after the app.
 
-        A member of a sweep is shown below one run for the whole sweep.
+        The members of a sweep are nested below one parent run.
 
         Raises:
-            TrieyeError: MLflow cannot be reached, or the experiment was deleted; the message says what to do.
+            TrieyeError: MLflow cannot be reached, or the experiment was deleted; the message explains the remedy.
         """
         self._uri, self._run_dir = run.tracking_uri, run.run_dir
         mlflow_store.require_password(self._uri)
-        if self._given_client is not None and run.mlflow_run_id is not None:
+        if self._custom_client is not None and run.mlflow_run_id is not None:
             run_id = run.mlflow_run_id
         else:
             with self._explained("open"):
@@ -110,7 +110,7 @@ class MlflowSink:
             self._system_metrics = self._start_system_metrics(self._system_metrics_interval_s)
 
     def note_superseded(self, points: Iterable[Point]) -> None:
-        """Remember points that the run holds and that a rewind has cut off: equal ones are not logged again."""
+        """Record points that MLflow has and a rewind superseded: equal points are not logged again."""
         self._superseded.add(points)
 
     def write(self, points: Sequence[Point]) -> None:
@@ -136,7 +136,7 @@ class MlflowSink:
             self._refuse(f"metric {point.metric!r}: {part} {reason}", part, point.metric)
 
     def log_params(self, params: Mapping[str, str]) -> None:
-        """Log parameters; those that the run has already stay as they are, and a tag says what else they became.
+        """Log new parameters; a tag stores the changed value of an existing one, which MLflow cannot update.
 
         Raises:
             TrieyeError: MLflow cannot be reached.
@@ -153,8 +153,8 @@ class MlflowSink:
         with self._explained("write"):
             self._log("params", [Param(key, value) for key, value in new.items()])
         self._params.update(new)
-        for name, known, key, value in changed:
-            self._keep_change(name, known, value)
+        for name, old, key, value in changed:
+            self._tag_change(name, old, value)
             self._changed[key] = value
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
@@ -173,24 +173,24 @@ class MlflowSink:
         """Copy a file, or a directory under its name, to the artifacts of the run.
 
         Raises:
-            ProcessingError: It is gone or cannot be read, or `artifact_path` leaves the run's artifacts.
+            ProcessingError: It does not exist or cannot be read, or `artifact_path` leaves the run's artifacts.
             TrieyeError: MLflow cannot be reached.
         """
         if artifact_path is not None:
             artifact_path = posixpath.normpath(artifact_path)
             if artifact_path.startswith(("/", "..")):
-                raise ProcessingError(f"artifact {path}: {artifact_path!r} is not below the artifacts of the run")
+                raise ProcessingError(f"artifact {path}: {artifact_path!r} is outside the artifacts of the run")
         with self._explained("write"):
             if os.access(path, os.R_OK):
                 self._upload(path, artifact_path)
-            elif path.name not in self._names_in(artifact_path):  # where all of it comes again, it is gone and there
-                raise ProcessingError(f"artifact {path} is gone or cannot be read; it is left out")
+            elif path.name not in self._names_in(artifact_path):  # else delivered before and deleted here
+                raise ProcessingError(f"artifact {path} does not exist or cannot be read; skipped")
 
     def log_media(self, medium: Medium) -> None:
-        """Keep a picture, video, table or text as an artifact of its name and step; MLflow has no view for histograms.
+        """Store an image, video, table or text as an artifact by name and step; ignore histograms.
 
         Raises:
-            ProcessingError: MLflow does not take it.
+            ProcessingError: MLflow rejects it.
             TrieyeError: MLflow cannot be reached.
         """
         if isinstance(medium, LogImage):
@@ -206,24 +206,24 @@ class MlflowSink:
         with self._explained("write"), tempfile.TemporaryDirectory(prefix="trieye-") as directory:
             path = Path(directory) / f"step_{medium.step}.{suffix}"
             path.write_bytes(content)
-            place = f"{kind}/{artifact_directory(medium.name)}"
-            self._upload(path, place)
+            directory_name = f"{kind}/{artifact_directory(medium.name)}"
+            self._upload(path, directory_name)
             if kind == "tables":
-                self._announce_table(f"{place}/{path.name}")
+                self._register_table(f"{directory_name}/{path.name}")
 
-    def _announce_table(self, artifact: str) -> None:
-        """Add a table to the tag by which MLflow's UI knows tables; as many of the newest as a tag can hold."""
+    def _register_table(self, artifact: str) -> None:
+        """Add a table to the tag in which MLflow's UI looks for tables; drop the oldest if the tag gets too long."""
         from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
-        known = json.loads(self._client.get_run(self.run_id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
+        registered = json.loads(self._client.get_run(self.run_id).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
         table = {"path": artifact, "type": "table"}
-        announced = [*(held for held in known if held != table), table]
-        while len(text := json.dumps(announced)) > _MAX_TAG_LENGTH:
-            announced.pop(0)
+        tables = [*(other for other in registered if other != table), table]
+        while len(text := json.dumps(tables)) > _MAX_TAG_LENGTH:
+            tables.pop(0)
         self._client.set_tag(self.run_id, MLFLOW_LOGGED_ARTIFACTS, text)
 
     def close(self, status: RunStatus) -> None:
-        """Record how the run ended; RUNNING leaves it open for the next attempt.
+        """Record the final status of the run; RUNNING leaves it open for the next attempt.
 
         Raises:
             TrieyeError: MLflow cannot be reached.
@@ -238,7 +238,7 @@ class MlflowSink:
                     mlflow_run.end_sweep(self._client, str(self.run_id), *self._sweep)
 
     def store_activity(self) -> object:
-        """Return what changes whenever anybody writes to an SQLite store."""
+        """Return a value that changes with every write to an SQLite store."""
         return mlflow_store.activity_of(self._uri)
 
     def _connect(self, run: RunInfo) -> str:
@@ -246,31 +246,31 @@ class MlflowSink:
 
         mlflow_store.prepare_client(self._uri)
         if mlflow_store.is_sqlite(self._uri):
-            # half a second of imports, which others need not wait for
+            # half a second of imports, outside the lock that other processes wait for
             import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - only loaded
-        with mlflow_store.alone(self._uri) as database:
+        with mlflow_store.database_lock(self._uri) as database:
             if database is not None:
                 mlflow_store.prepare_database(database)
                 mlflow_store.forget_connections(database)
-                self._database = mlflow_store.Held.of(database)
+                self._database = mlflow_store.FileIdentity.of(database)
                 if database == (run.mlflow_dir / "mlflow.db").resolve():
                     mlflow_store.follow_move(
                         database, mlflow_run.artifacts_of(run), experiment=run.app_name, run_id=run.mlflow_run_id
                     )
-            self._client = self._given_client or MlflowClient(tracking_uri=self._uri)
+            self._client = self._custom_client or MlflowClient(tracking_uri=self._uri)
             experiment_id = mlflow_run.experiment_id(self._client, run)
             if run.group is not None:
                 self._sweep = experiment_id, run.group
                 self._parent_id = mlflow_run.sweep_parent(self._client, experiment_id, run.group)
-        known = mlflow_run.find(self._client, run, experiment_id)
-        self.is_empty = known is None
-        if known is None:
+        existing = mlflow_run.find(self._client, run, experiment_id)
+        self.is_empty = existing is None
+        if existing is None:
             return mlflow_run.create(self._client, run, experiment_id)
-        self._params = dict(known.data.params)
-        told = (name for name in known.data.tags if name.startswith(CHANGED_PREFIX))
-        self._changed = {name.removeprefix(CHANGED_PREFIX): known.data.tags[name] for name in told}
-        self._client.update_run(known.info.run_id, status="RUNNING")
-        return str(known.info.run_id)
+        self._params, tags = dict(existing.data.params), existing.data.tags
+        changed = (name for name in tags if name.startswith(CHANGED_PREFIX))
+        self._changed = {name.removeprefix(CHANGED_PREFIX): tags[name] for name in changed}
+        self._client.update_run(existing.info.run_id, status="RUNNING")
+        return str(existing.info.run_id)
 
     def _sweep_tags(self, run: RunInfo) -> dict[str, str]:
         if run.group is None or self._parent_id is None:
@@ -283,29 +283,29 @@ class MlflowSink:
 
             with mlflow_store.quiet("mlflow.system_metrics.system_metrics_monitor"):
                 monitor = SystemMetricsMonitor(self.run_id, interval_s, resume_logging=True, tracking_uri=self._uri)
-        except Exception as error:  # noqa: BLE001 - the border to MLflow, psutil and drivers: the points are what matters
+        except Exception as error:  # noqa: BLE001 - the border to MLflow, psutil and drivers: points must be logged anyway
             hint = "; pip install psutil" if isinstance(error, ImportError) else ""
             log.warning(
-                "sinks.mlflow.system_metrics: there are none, since they cannot be read: %s%s",
+                "sinks.mlflow.system_metrics: disabled, because system metrics cannot be read: %s%s",
                 redacted_text(str(error)),
                 hint,
             )
             return None
         return SystemMetrics(monitor)
 
-    def _keep_change(self, name: str, known: str, value: str) -> None:
+    def _tag_change(self, name: str, old: str, value: str) -> None:
         tag = f"{CHANGED_PREFIX}{name}"
         self.set_tags({tag: value})
         log.warning(
-            "parameter %r stays %r in MLflow, where none can change; the tag %r says that it is %r now",
+            "parameter %r remains %r in MLflow, where parameters are immutable; the tag %r stores the new value %r",
             name,
-            known[:100],
+            old[:100],
             tag,
             value[:100],
         )
 
     def _names_in(self, artifact_path: str | None) -> set[str]:
-        return {posixpath.basename(held.path) for held in self._client.list_artifacts(self.run_id, artifact_path)}
+        return {posixpath.basename(file.path) for file in self._client.list_artifacts(self.run_id, artifact_path)}
 
     def _upload(self, path: Path, artifact_path: str | None) -> None:
         try:
@@ -330,7 +330,7 @@ class MlflowSink:
             if len(entities) == 1:
                 self._refuse(f"{kind} {entities[0].key!r}: {_first_line(error)}", kind, entities[0].key)
                 return
-            # one that is refused must not cost its neighbors
+            # a refused entity must not cost the others of its batch
             half = len(entities) // 2
             self._log_batch(kind, entities[:half])
             self._log_batch(kind, entities[half:])
@@ -339,50 +339,48 @@ class MlflowSink:
         if name not in self._names:
             self._names[name] = mlflow_name(name)
             if self._names[name] != name:
-                log.warning(
-                    "%s %r is called %r in MLflow, which does not take it as it is", kind, name, self._names[name]
-                )
+                log.warning("%s %r is logged as %r: MLflow rejects the original name", kind, name, self._names[name])
         return self._names[name]
 
     def _cut(self, kind: str, name: str, value: str, length: int) -> str:
-        value = printable(value).replace("\0", "\\x00")  # some databases take no NUL
-        if len(value) > length and (kind, name) not in self._told:
-            self._told.add((kind, name))
-            log.warning("%s %r is cut from %d to the %d characters that MLflow takes", kind, name, len(value), length)
+        value = printable(value).replace("\0", "\\x00")  # some databases reject NUL
+        if len(value) > length and (kind, name) not in self._reported:
+            self._reported.add((kind, name))
+            log.warning("%s %r is truncated from %d to %d characters, MLflow's limit", kind, name, len(value), length)
         return value[:length]
 
     def _refuse(self, message: str, *key: str) -> None:
-        """Count one thing that MLflow does not take, and say so once for each key."""
+        """Count an entity that MLflow rejected, and report it once per key."""
         self.refused += 1
-        if key not in self._told:
-            self._told.add(key)
-            log.warning("MLflow does not take %s", message)
+        if key not in self._reported:
+            self._reported.add(key)
+            log.warning("MLflow rejects %s", message)
 
     @contextlib.contextmanager
     def _explained(self, doing: Literal["open", "write", "close"]) -> Iterator[None]:
         try:
             if self._database is not None and doing != "open" and self._database.is_gone:
-                raise self._gone("was deleted or replaced while the run wrote to it")  # noqa: TRY301 - one border
+                raise self._gone("was deleted or replaced while the run wrote to it")  # noqa: TRY301 - handled below
             yield
         except TrieyeError:
             raise
         except Exception as error:
             if doing != "open" and getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
-                raise self._gone(f"does not have the run {self.run_id} any more") from error
+                raise self._gone(f"no longer has the run {self.run_id}") from error
             shown, reason = redacted_text(self._uri), redacted_text(_first_line(error))
             if mlflow_store.is_sqlite(self._uri) and mlflow_store.is_locked(error):
-                raise SinkBusyError(f"MLflow at {shown}: other processes keep it locked ({reason})") from error
+                raise SinkBusyError(f"MLflow at {shown} is locked by other processes ({reason})") from error
             hint = (
-                "check that the server runs and that persistence.mlflow_tracking_uri or MLFLOW_TRACKING_URI is right"
+                "check that the server runs and that persistence.mlflow_tracking_uri or MLFLOW_TRACKING_URI is correct"
                 if self._uri.startswith("http")
-                else "check that its directory can be written and that the disk is not full"
+                else "check that its directory is writable and that the disk is not full"
             )
             raise TrieyeError(f"MLflow at {shown} failed to {doing}: {reason}; {hint}") from error
 
     def _gone(self, how: str) -> SinkGoneError:
         return SinkGoneError(
-            f"MLflow at {redacted_text(self._uri)} {how}; when this run has ended, `trieye rebuild {self._run_dir} "
-            "--sink mlflow` fills it again from the history, and so does the next start"
+            f"MLflow at {redacted_text(self._uri)} {how}; after this run ends, `trieye rebuild {self._run_dir} "
+            "--sink mlflow` or a restart of the run writes the history to it again"
         )
 
 
@@ -395,10 +393,9 @@ def _first_line(error: Exception) -> str:
 
 
 class SupersededPoints:
-    """Remembers points by (metric, step, value), the newest `limit` of them.
+    """A set of the newest `limit` superseded points, keyed by (metric, step, value).
 
-    Hashes of 64 bits stand for the points. That two different ones share theirs costs a point, once in 1e13 points that
-    are asked for: a disk fails more often.
+    It stores 64-bit hashes. A hash collision loses a point, once in 1e13 lookups; disk failures are more frequent.
     """
 
     def __init__(self, limit: int = MAX_REMEMBERED) -> None:
@@ -407,31 +404,31 @@ class SupersededPoints:
         self._sorted = self._in_order
 
     def add(self, points: Iterable[Point]) -> None:
-        """Remember points that are not remembered yet; of too many the oldest are forgotten."""
+        """Add points that are not in the set; beyond the limit, remove the oldest."""
         keys = (key for key in map(_key, points) if key is not None)
         while (chunk := np.fromiter(itertools.islice(keys, _CHUNK), np.int64)).size:
             self._in_order = np.concatenate((self._in_order, chunk[~self._contains(chunk)]))[-self._limit :]
             self._sorted = np.sort(self._in_order)
 
     def without(self, points: Sequence[Point]) -> Sequence[Point]:
-        """Return the points that are equal to none of those remembered."""
+        """Return the points that are not in the set."""
         keys = [_key(point) for point in points]
-        is_known = self._contains(np.array([key or 0 for key in keys], np.int64))
-        return [point for point, key, known in zip(points, keys, is_known, strict=True) if key is None or not known]
+        is_in_set = self._contains(np.array([key or 0 for key in keys], np.int64))
+        return [point for point, key, hit in zip(points, keys, is_in_set, strict=True) if key is None or not hit]
 
     def _contains(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
         if not self._sorted.size:
             return np.zeros(keys.size, np.bool_)
-        places = np.searchsorted(self._sorted, keys)
-        found: NDArray[np.bool_] = self._sorted[np.minimum(places, self._sorted.size - 1)] == keys
-        return found
+        indices = np.searchsorted(self._sorted, keys)
+        is_in_set: NDArray[np.bool_] = self._sorted[np.minimum(indices, self._sorted.size - 1)] == keys
+        return is_in_set
 
 
 def _key(point: Point) -> int | None:
-    """Return what stands for a point; None if no backend takes it."""
+    """Return the hash of a point; None if MLflow would refuse the point."""
     try:
-        # adding 0.0 makes -0.0 and 0.0 equal, as they are elsewhere. The bytes are hashed, not the numbers: Python's
-        # hash of -1 and that of -2 are the same.
+        # adding 0.0 makes -0.0 and 0.0 equal, as they are elsewhere. Bytes are hashed instead of numbers, because
+        # Python's hashes of -1 and -2 are equal.
         return hash(_pack(point.step, point.value + 0.0) + point.metric.encode("utf-8", "surrogatepass"))
-    except (struct.error, TypeError):  # a step beyond 64 bits, a value that is no number
+    except (struct.error, TypeError):  # a step beyond 64 bits, a value that is not a number
         return None

@@ -1,4 +1,4 @@
-"""How a tracking URI is prepared before MLflow opens it; an SQLite database gets all of its tables or none."""
+"""Prepares a tracking store before MLflow opens it; creates the tables of an SQLite database atomically."""
 
 import contextlib
 import glob
@@ -24,41 +24,40 @@ _threads = threading.local()
 
 
 def is_sqlite(uri: str) -> bool:
-    """Tell whether the store is an SQLite database."""
+    """Return whether the store is an SQLite database."""
     return uri.startswith("sqlite:")
 
 
 def is_file_store(uri: str) -> bool:
-    """Tell whether the store is a directory of files, the form of MLflow before version 3."""
+    """Return whether the store is a directory of files, the default of MLflow before version 3."""
     return uri.startswith("file:") or "://" not in uri
 
 
 def prepare_client(uri: str) -> None:
-    """Give the MLflow of this thread, and of our other ones, the settings that this kind of store needs.
+    """Configure MLflow for this kind of store, in this thread and in the sink threads only.
 
-    What the user has set stays, and so does what MLflow does in the user's own threads.
+    Environment variables of the user take precedence, and MLflow behaves as before in the user's threads.
     """
     _threads.is_ours = True
-    if redacted_text(uri) != uri:  # at the end of a run it prints the address with the password
+    if redacted_text(uri) != uri:  # MLflow prints the URL with its password at the end of a run
         _set_in_our_threads("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", value=True)
     if uri.startswith(("http:", "https:")):
-        # MLflow's own 7 retries with pauses take minutes, in which nothing is known of the outage; the sink's thread
-        # retries anyway, and keeps count
+        # MLflow's default of 7 retries would hide an outage for minutes; the sink's thread retries and counts anyway
         _set_in_our_threads("MLFLOW_HTTP_REQUEST_MAX_RETRIES", 1)
         _set_in_our_threads("MLFLOW_HTTP_REQUEST_TIMEOUT", 30)
-        logging.getLogger("urllib3.connectionpool").addFilter(_not_from_a_sink)
+        logging.getLogger("urllib3.connectionpool").addFilter(_is_error_or_outside_sinks)
     elif is_file_store(uri):
         _set_in_our_threads("MLFLOW_ALLOW_FILE_STORE", value=True)
-    else:  # a traceback of 40 lines for each retry on a full disk
-        logging.getLogger("mlflow.store.db.utils").addFilter(_not_of_a_sink_at_all)
+    else:  # MLflow logs a traceback of 40 lines for each retry on a full disk
+        logging.getLogger("mlflow.store.db.utils").addFilter(_is_outside_sinks)
 
 
 def _set_in_our_threads(name: str, value: object) -> None:
-    """Let one of MLflow's environment variables, where the environment does not have it, be something else for us."""
+    """Override one of MLflow's environment variables in our threads, unless the environment sets it."""
     from mlflow import environment_variables
 
     variable = getattr(environment_variables, name, None)
-    if variable is None:  # an MLflow that does not ask
+    if variable is None:  # this version of MLflow lacks the variable
         return
     before = type(variable).get
     variable.get = lambda: value if _is_ours() and name not in os.environ else before(variable)
@@ -69,11 +68,11 @@ def _is_ours() -> bool:
 
 
 @contextlib.contextmanager
-def alone(uri: str) -> Iterator[Path | None]:
-    """Hold the lock file beside an SQLite database, and yield the path of the database; other stores need none.
+def database_lock(uri: str) -> Iterator[Path | None]:
+    """Acquire the lock file of an SQLite database and yield the database's path; other stores have no lock.
 
-    MLflow's creation of a schema is not safe when several processes open a fresh database: 22 of 24 tries with 8
-    processes failed.
+    MLflow cannot create its schema safely if several processes open a new database: 22 of 24 attempts with 8 processes
+    failed.
 
     Raises:
         SinkBusyError: Other processes have held the lock for two minutes.
@@ -96,85 +95,85 @@ def alone(uri: str) -> Iterator[Path | None]:
         lock.release()
 
 
-class Held(NamedTuple):
-    """The file of a database as it was when it was opened: whoever has it open can write to it when it is deleted.
+class FileIdentity(NamedTuple):
+    """Identity of an open database file: a process can still write to a file that was deleted.
 
     Attributes:
-        path: Its path.
-        place: Its device and inode.
+        path: Path of the file.
+        device_inode: Device and inode number of the file.
     """
 
     path: Path
-    place: tuple[int, int]
+    device_inode: tuple[int, int]
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """Return the file that has a path now."""
-        held = path.stat()
-        return cls(path, (held.st_dev, held.st_ino))
+        """Return the identity of the file that is now at a path."""
+        stat = path.stat()
+        return cls(path, (stat.st_dev, stat.st_ino))
 
     @property
     def is_gone(self) -> bool:
-        """Whether there is no file at the path any more, or another one."""
+        """Whether the path is now missing or another file."""
         try:
-            return Held.of(self.path) != self
+            return FileIdentity.of(self.path) != self
         except (FileNotFoundError, NotADirectoryError):
             return True
 
 
 def activity_of(uri: str) -> object:
-    """Return what changes whenever a process writes to an SQLite database, or makes its tables; None for other stores.
+    """Return a value that changes with every write to an SQLite database or its draft; None for other stores.
 
-    Those that wait for their turn write to the lock files only, which do not count.
+    Lock files do not count: waiting processes write to them.
     """
     path = database_of(uri)
     if path is None:
         return None
     files = [path, Path(f"{path}-wal"), *path.parent.glob(_drafts_of(path))]
-    found = []
+    states = []
     for file in files:
         with contextlib.suppress(OSError):
-            held = file.stat()
-            found.append((held.st_ino, held.st_mtime_ns, held.st_size))
-    return found
+            stat = file.stat()
+            states.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
+    return states
 
 
 def is_locked(error: Exception) -> bool:
-    """Tell whether an error says that other connections kept an SQLite database locked for as long as MLflow waits."""
+    """Return whether an error means that MLflow timed out waiting for the lock of an SQLite database."""
     return "database is locked" in str(error) or "database table is locked" in str(error)
 
 
 def follow_move(database: Path, artifacts: Path, *, experiment: str, run_id: str | None) -> None:
-    """Tell an SQLite database where the artifacts are that were moved together with it; holds what `alone` holds.
+    """Update the artifact paths in an SQLite database that was moved with its artifacts; needs `database_lock`.
 
-    MLflow keeps an absolute place for each experiment and each run, and would make the old directories anew. It has no
-    way to change them. What another process may be writing to, a run under way, is left to that process.
+    MLflow stores an absolute path for each experiment and each run, cannot change it, and would recreate the old
+    directories. Other active runs are skipped, since another process may be writing to them.
 
     Args:
         database: The database.
-        artifacts: Where the artifacts of all its runs are now.
-        experiment: Name of the experiment that has them.
-        run_id: The MLflow run that goes on, if there is one.
+        artifacts: Current directory of the artifacts of all runs.
+        experiment: Name of the experiment of these runs.
+        run_id: The MLflow run that resumes, or None.
     """
     try:
         with contextlib.closing(sqlite3.connect(database, timeout=_BUSY_TIMEOUT_S)) as connection, connection:
             moved = _follow_move(connection, artifacts, experiment, run_id)
     except sqlite3.Error as error:
         log.warning(
-            "whether %s was moved cannot be told (%s): if it was, MLflow puts artifacts where it was before",
+            "cannot determine whether %s was moved (%s): if it was, MLflow writes artifacts to the old location",
             database,
             error,
         )
         return
     if moved:
-        log.warning("%s was moved: %d of its runs have their artifacts in %s now", database, moved, artifacts)
+        log.warning("%s was moved: %d of its runs now have their artifacts in %s", database, moved, artifacts)
 
 
 def _follow_move(connection: sqlite3.Connection, artifacts: Path, experiment: str, run_id: str | None) -> int:
     experiments = connection.execute(
         "SELECT experiment_id, artifact_location FROM experiments WHERE name = ?", (experiment,)
     ).fetchall()
-    moved = [experiment_id for experiment_id, place in experiments if _was_moved(place, artifacts, 2)]
+    moved = [experiment_id for experiment_id, location in experiments if _was_moved(location, artifacts, 2)]
     connection.executemany(
         "UPDATE experiments SET artifact_location = ? WHERE experiment_id = ?",
         [(artifacts.as_uri(), experiment_id) for experiment_id in moved],
@@ -183,42 +182,42 @@ def _follow_move(connection: sqlite3.Connection, artifacts: Path, experiment: st
         "SELECT run_uuid, artifact_uri FROM runs WHERE run_uuid = ? OR (experiment_id = ? AND status != 'RUNNING')",
         (run_id, moved[0] if moved else None),
     ).fetchall()
-    places = {run: artifacts / run / "artifacts" for run, _ in runs}
-    new = [(places[run].as_uri(), run) for run, place in runs if _was_moved(place, places[run], 4)]
+    directories = {run: artifacts / run / "artifacts" for run, _ in runs}
+    new = [(directories[run].as_uri(), run) for run, uri in runs if _was_moved(uri, directories[run], 4)]
     connection.executemany("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", new)
     return len(new)
 
 
-def _was_moved(place: str, now: Path, num_same: int) -> bool:
-    """Tell whether a directory, of which the last parts of the path stay the same, is somewhere else than it was."""
-    parts = urlsplit(place)
-    before = Path(unquote(parts.path))
-    if parts.scheme != "file" or before == now or before.parts[-num_same:] != now.parts[-num_same:]:
+def _was_moved(old_uri: str, new: Path, num_same: int) -> bool:
+    """Return whether a directory moved; the last `num_same` components of a moved path are unchanged."""
+    parts = urlsplit(old_uri)
+    old = Path(unquote(parts.path))
+    if parts.scheme != "file" or old == new or old.parts[-num_same:] != new.parts[-num_same:]:
         return False
-    return not before.exists() or (now.exists() and not now.samefile(before))
+    return not old.exists() or (new.exists() and not new.samefile(old))
 
 
-def _not_from_a_sink(record: logging.LogRecord) -> bool:
-    # urllib3 warns at every retry; the thread of the sink says once that the server is away
-    return record.levelno > logging.WARNING or not (record.threadName or "").startswith("trieye-sink-")
+def _is_error_or_outside_sinks(record: logging.LogRecord) -> bool:
+    # urllib3 warns at every retry; the sink's thread reports an outage once
+    return record.levelno > logging.WARNING or _is_outside_sinks(record)
 
 
-def _not_of_a_sink_at_all(record: logging.LogRecord) -> bool:
-    # the thread of the sink gets the error, too, and says once what does not work
+def _is_outside_sinks(record: logging.LogRecord) -> bool:
+    # the sink's thread catches the same error and reports it once
     return not (record.threadName or "").startswith("trieye-sink-")
 
 
 def require_password(uri: str) -> None:
-    """Do nothing if a store can be opened.
+    """Check that the URI of a store is complete.
 
     Raises:
-        ConfigurationError: The URI was read from the records of a run, which hold no passwords.
+        ConfigurationError: The URI was read from the records of a run, which contain no passwords.
     """
     if is_redacted(uri):
-        now = redacted_text(os.environ.get("MLFLOW_TRACKING_URI", ""))
+        current = redacted_text(os.environ.get("MLFLOW_TRACKING_URI", ""))
         raise ConfigurationError(
-            f"MLflow at {uri}: its password is written down nowhere; set the environment variable MLFLOW_TRACKING_URI "
-            f"to that address with the password (now it is {now or 'not set'})"
+            f"MLflow at {uri}: passwords are never stored; set the environment variable MLFLOW_TRACKING_URI to that "
+            f"URI with the password (currently {current or 'not set'})"
         )
 
 
@@ -228,17 +227,17 @@ def database_of(uri: str) -> Path | None:
     path = rest.partition("?")[0]
     if not scheme.startswith("sqlite") or path in {"", ":memory:"} or path.startswith("file:"):
         return None
-    return Path(path).resolve()  # SQLite keeps its journals beside the file, not beside a link to it
+    return Path(path).resolve()  # SQLite writes its journals next to the file, not next to a symbolic link
 
 
 def prepare_database(path: Path) -> None:
-    """Make sure that there is a database with MLflow's tables, in WAL mode; the caller holds what `alone` holds.
+    """Create a database with MLflow's tables if it does not exist, and set WAL mode; needs `database_lock`.
 
-    MLflow's migrations are no transaction on SQLite, and MLflow cannot open what a kill in the middle of them leaves.
-    So MLflow makes its tables in a draft beside `path`, which takes that name when it is whole.
+    On SQLite, MLflow's migrations are not transactional, and MLflow cannot open a database after a crash during them.
+    Therefore MLflow creates its tables in a draft file, which is renamed to `path` when it is complete.
 
     Args:
-        path: Where the database belongs; its directory exists, and it is no symbolic link.
+        path: Path of the database, no symbolic link; its directory exists.
     """
     _remove_drafts(path)
     if not path.exists() or not path.stat().st_size:
@@ -248,10 +247,7 @@ def prepare_database(path: Path) -> None:
 
 
 def forget_connections(path: Path) -> None:
-    """Let MLflow open a database anew: this process may have one open that was deleted, where nobody would see points.
-
-    MLflow offers no way to do so. Without `_engine_map` nothing is forgotten, which
-    `test_what_was_deleted_while_a_run_wrote_to_it_is_said_once_and_filled_at_the_next_start` notices.
+    """Close MLflow's connections to a database: those to a deleted file would swallow all points.
 
     Args:
         path: The database.
@@ -270,7 +266,7 @@ def _create(path: Path) -> None:
         _use_wal(draft)
         with draft.open("rb+") as file:
             os.fsync(file.fileno())
-        for suffix in _SIDE_FILES:  # of a database that was taken away: SQLite would apply it to the new one
+        for suffix in _SIDE_FILES:  # left by a deleted database: SQLite would apply them to the new one
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         draft.replace(path)
         fsync_directory(path.parent)
@@ -281,7 +277,7 @@ def _create(path: Path) -> None:
 def _make_tables(draft: Path) -> None:
     from mlflow import MlflowClient, environment_variables
 
-    # MLflow keeps its engines for ever, and an engine with a pool keeps a connection to the draft open
+    # MLflow never disposes its engines, and an engine with a pool leaves a connection to the draft open
     pool = environment_variables.MLFLOW_SQLALCHEMYSTORE_POOLCLASS
     pool.get = lambda: getattr(_threads, "pool", None) or type(pool).get(pool)
     _threads.pool = "NullPool"
@@ -293,7 +289,7 @@ def _make_tables(draft: Path) -> None:
 
 
 def _remove_drafts(path: Path) -> None:
-    # only the process that is here makes drafts, so those of others were left by a kill
+    # only the lock holder creates drafts, so any other draft is left over from a crash
     for draft in path.parent.glob(_drafts_of(path)):
         draft.unlink(missing_ok=True)
 
@@ -304,14 +300,14 @@ def _drafts_of(path: Path) -> str:
 
 def _use_wal(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path, timeout=_LOCK_TIMEOUT_S)) as connection:
-        # readers such as `mlflow ui` do not block writers then; the mode stays with the file. A network file system
-        # refuses it by answering with another mode, and works as before.
+        # in WAL mode, readers such as `mlflow ui` do not block writers. The mode is stored in the file. On a network
+        # file system SQLite keeps the previous mode without an error.
         connection.execute("PRAGMA journal_mode=WAL")
 
 
 @contextlib.contextmanager
 def quiet(name: str) -> Iterator[None]:
-    """Keep what MLflow tells about the tables it creates or the GPU it does not find off the terminal."""
+    """Suppress MLflow's INFO messages about created tables and missing GPUs."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.WARNING)

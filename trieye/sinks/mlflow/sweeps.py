@@ -1,4 +1,4 @@
-"""What MLflow shows of a sweep as a whole, in the run below which its members lie."""
+"""The summary of a sweep in MLflow, logged to the parent run of its members."""
 
 import json
 import time
@@ -18,18 +18,18 @@ _NOTE, _TABLES = "mlflow.note.content", "mlflow.loggedArtifacts"
 def describe_sweep(
     uri: str, member_id: str, *, params: Mapping[str, str], metrics: Mapping[str, float], table: bytes, note: str
 ) -> None:
-    """Show in MLflow what varies in a sweep, how its jobs ended, and a table of them; what was there goes.
+    """Replace the summary of a sweep in MLflow: varied parameters, job outcomes and a table of jobs.
 
     Args:
         uri: The store or server.
         member_id: The MLflow run of any member.
-        params: What varies, with all its values.
-        metrics: How many jobs ended how, and the best objective.
+        params: The varied parameters, each with all its values.
+        metrics: Number of jobs by outcome, and the best objective.
         table: The jobs, `{"columns": [...], "data": [[...], ...]}`.
-        note: The same as Markdown, for the page of the run.
+        note: The summary as Markdown, for the page of the run.
 
     Raises:
-        ConfigurationError: The password of the store is written down nowhere.
+        ConfigurationError: The URI of the store needs a password, and none is configured.
         TrieyeError: MLflow does not answer, or refuses.
     """
     from mlflow import MlflowClient
@@ -41,10 +41,10 @@ def describe_sweep(
     try:
         parent_id = client.get_run(member_id).data.tags.get(PARENT_TAG)
         if parent_id is None:
-            return  # it was deleted by hand
+            return  # the tag was deleted manually
         parent = client.get_run(parent_id)
         now = milliseconds(time.time())
-        # a parameter can never be changed: of a sweep that has grown, a tag tells the values
+        # parameters are immutable in MLflow: a tag stores the values of a parameter that has gained some
         fresh = {key: value[:_LONGEST_PARAM] for key, value in params.items() if key not in parent.data.params}
         grown = {key: value for key, value in params.items() if parent.data.params.get(key, value) != value}
         tags = {_NOTE: note, _TABLES: json.dumps([{"path": _TABLE, "type": "table"}]), **grown}

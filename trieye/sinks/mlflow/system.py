@@ -1,4 +1,4 @@
-"""SystemMetrics: samples of the machine to an MLflow run, as long as its sink is open; MLflow's part in it is given."""
+"""SystemMetrics: logs samples of MLflow's system monitor to an MLflow run while its sink is open."""
 
 import contextlib
 import logging
@@ -13,9 +13,9 @@ _STOP_TIMEOUT_S = 5.0
 
 
 class Monitor(Protocol):
-    """What is used of MLflow's `SystemMetricsMonitor`.
+    """The methods used of MLflow's `SystemMetricsMonitor`.
 
-    Its own thread is not: it ends for good when the store is away for a moment.
+    Its thread is unused, because it exits permanently after a short outage of the store.
     """
 
     sampling_interval: float
@@ -26,11 +26,11 @@ class Monitor(Protocol):
         ...
 
     def aggregate_metrics(self) -> dict[str, float]:
-        """Return what the samples add up to."""
+        """Return the aggregated samples."""
         ...
 
     def publish_metrics(self, metrics: dict[str, float]) -> None:
-        """Log them, or keep them for the next time if the store is away."""
+        """Log aggregated metrics, or buffer them until the next call if the store is unavailable."""
         ...
 
 
@@ -48,11 +48,11 @@ class SystemMetrics:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and log what is left; what cannot be logged now is left out."""
+        """Stop the thread and log buffered samples; samples that cannot be logged now are dropped."""
         self._stopping.set()
-        self._thread.join(_STOP_TIMEOUT_S)  # a server that does not answer must not hold up the end
+        self._thread.join(_STOP_TIMEOUT_S)  # a server that does not answer must not delay the end of the run
         if not self._thread.is_alive():
-            with contextlib.suppress(Exception):  # the sink has the same store, and reports what is wrong with it
+            with contextlib.suppress(Exception):  # the sink uses the same store and reports its errors
                 self._monitor.mlflow_logger.flush()
 
     def _run(self) -> None:
@@ -61,9 +61,7 @@ class SystemMetrics:
             try:
                 self._monitor.collect_metrics()
                 self._monitor.publish_metrics(self._monitor.aggregate_metrics())
-            except Exception as error:  # noqa: BLE001 - the border to MLflow and the drivers that it asks
+            except Exception as error:  # noqa: BLE001 - the border to MLflow and to drivers
                 if not has_failed:
-                    log.warning(
-                        "system metrics cannot be logged to MLflow, which is tried again: %s", redacted_text(str(error))
-                    )
+                    log.warning("system metrics cannot be logged to MLflow, retrying: %s", redacted_text(str(error)))
                 has_failed = True

@@ -1,1 +1,1 @@
-"""Points to TensorBoard's event files, by its own records."""
+"""The TensorBoard sink, which writes and reads event files directly."""

@@ -1,4 +1,4 @@
-"""EventFiles: the event files of a run in one directory, as bytes."""
+"""EventFiles: appends, truncates and checks the event files of a run at the level of bytes."""
 
 import os
 import re
@@ -14,20 +14,20 @@ import google_crc32c
 from trieye.exceptions import SerializationError, SinkGoneError
 from trieye.sinks.tensorboard.summaries import header
 
-_OURS = re.compile(r"events\.out\.tfevents\.(\d{10})\.[^/]+\.trieye")
-"""Other files in the directory, of the user's own SummaryWriter for example, are never touched."""
+_FILE_NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\.[^/]+\.trieye")
+"""Other files in the directory, such as those of a SummaryWriter of the user, are never modified."""
 _MAX_PENDING_BYTES = 2**24
 _READ_BYTES = 2**20
 _MASK_DELTA = 0xA282EAD8
 
 
-class Place(NamedTuple):
-    """A place in the files to which one can go back.
+class FilePosition(NamedTuple):
+    """A position in the event files to which `EventFiles.go_back` can return.
 
     Attributes:
-        file: Name of the file; empty: before the first one.
-        size_bytes: Its size then.
-        crc: CRC-32 of its bytes then.
+        file: Name of the file; empty: before the first file.
+        size_bytes: Size of the file at this position.
+        crc: CRC-32 of these bytes.
     """
 
     file: str = ""
@@ -36,16 +36,17 @@ class Place(NamedTuple):
 
 
 class EventFiles:
-    """Event files of which at most one is being written, begun by the first flush that has something to write.
+    """Event files, of which at most one is open; the first flush with data creates it.
 
-    Adding goes to memory and a failed flush leaves the rest there, so that neither is ever half done twice.
+    `add` buffers events in memory, and a failed flush leaves unwritten bytes in the buffer, so a retry neither loses
+    nor repeats bytes.
 
-    Files that are taken back are emptied and stay, for a living TensorBoard goes on to the next file only from one
-    that exists: after a removed one its loader in Python never shows anything of the run again. Names ascend, so that
-    a reader takes a later file for a later one, whatever the clock does.
+    Withdrawn files are truncated to zero bytes instead of removed: a running TensorBoard advances to the next file only
+    from an existing one, and its Python loader would never show the run again. File names ascend even if the clock
+    goes backwards, so that readers see the files in order.
 
     Args:
-        directory: Where the files are; made with the first one.
+        directory: Directory of the files; created with the first file.
         run_dir: Directory of the run.
     """
 
@@ -53,65 +54,65 @@ class EventFiles:
         self._directory, self._run_dir = directory, run_dir
         self._pending = bytearray()
         self._file: BinaryIO | None = None
-        self._place = Place()
+        self._position = FilePosition()
 
     def add(self, events: list[bytes]) -> None:
-        """Add events; they are in the file after the next flush.
+        """Add events; the next flush writes them to the file.
 
         Raises:
-            OSError: So much is waiting that it had to be written first, and that failed; nothing was added.
+            OSError: The buffer was full and could not be flushed; nothing was added.
         """
         if len(self._pending) > _MAX_PENDING_BYTES:
             self.flush()
         self._pending += frame(events)
 
-    def flush(self) -> Place:
-        """Hand everything to the file system and return where the files are then.
+    def flush(self) -> FilePosition:
+        """Write the buffer to the file system and return the resulting position.
 
         Raises:
-            OSError: The disk is full, for example; the rest stays in memory.
-            SinkGoneError: The file was deleted, and what is written now would never be seen.
+            OSError: The write failed, for example because the disk is full; unwritten bytes stay in the buffer.
+            SinkGoneError: The file was deleted, so further output would be invisible.
         """
-        if self._file is not None and not (self._directory / self._place.file).exists():
+        if self._file is not None and not (self._directory / self._position.file).exists():
             raise SinkGoneError(
-                f"{self._directory / self._place.file} was deleted while the run wrote to it; when the run has ended, "
-                f"`trieye rebuild {self._run_dir} --sink tensorboard` writes all of it anew"
+                f"{self._directory / self._position.file} was deleted while the run wrote to it; after the run ends, "
+                f"`trieye rebuild {self._run_dir} --sink tensorboard` writes all event files again"
             )
         while self._pending:
-            file = self._file or self._begin()
+            file = self._file or self._create_file()
             written = file.write(self._pending)
-            crc = zlib.crc32(self._pending[:written], self._place.crc)
-            self._place = Place(self._place.file, self._place.size_bytes + written, crc)
+            crc = zlib.crc32(self._pending[:written], self._position.crc)
+            self._position = FilePosition(self._position.file, self._position.size_bytes + written, crc)
             del self._pending[:written]
-        return self._place
+        return self._position
 
-    def go_back(self, place: Place) -> bool:
-        """Take back everything behind a place, or return False if the file is not as it was there.
+    def go_back(self, position: FilePosition) -> bool:
+        """Remove everything after a position, or return False if the bytes before it have changed.
 
-        What comes next goes to a new file: a living TensorBoard, which may have read further, remembers how far.
+        The next flush creates a new file, because a running TensorBoard remembers its offset in the old one.
         """
-        if place.file and not self._is_whole(place):
+        if position.file and not self._is_intact(position):
             return False
-        self._forget()
-        kept = self._directory / place.file
-        for path in self._ours():
-            if path.name > place.file:
+        self._reset()
+        last = self._directory / position.file
+        for path in self._files():
+            if path.name > position.file:
                 os.truncate(path, 0)
-        if place.file and kept.stat().st_size > place.size_bytes:
-            os.truncate(kept, place.size_bytes)
+        if position.file and last.stat().st_size > position.size_bytes:
+            os.truncate(last, position.size_bytes)
         self._remove_empty()
-        self._place = place
+        self._position = position
         return True
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was ever written, or all of it was taken back or deleted."""
-        return not any([path.stat().st_size for path in self._ours()])
+        """Whether the files contain nothing: never written, cleared or deleted."""
+        return not any([path.stat().st_size for path in self._files()])
 
     def clear(self) -> None:
-        """Take back everything."""
-        self._forget()
-        for path in self._ours():
+        """Remove all content."""
+        self._reset()
+        for path in self._files():
             os.truncate(path, 0)
 
     def close(self) -> None:
@@ -120,52 +121,52 @@ class EventFiles:
             self._file.close()
             self._file = None
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.close()
         self._pending.clear()
-        self._place = Place()
+        self._position = FilePosition()
 
-    def _begin(self) -> BinaryIO:
+    def _create_file(self) -> BinaryIO:
         self._directory.mkdir(parents=True, exist_ok=True)
-        files = self._ours()
+        files = self._files()
         newest = int(files[-1].name.split(".")[3]) if files else 0
         stamp = max(int(time.time()), newest + 1)
         name = f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.trieye"
         restarted = bool(files) and not any([path.stat().st_size for path in files])
         self._file = (self._directory / name).open("xb", buffering=0)
-        self._place = Place(name)
+        self._position = FilePosition(name)
         self._pending[:0] = frame(header(restarted=restarted))
         return self._file
 
-    def _ours(self) -> list[Path]:
-        """Return our files, the oldest first."""
+    def _files(self) -> list[Path]:
+        """Return the files that trieye wrote, the oldest first."""
         if not self._directory.is_dir():
             return []
-        return sorted(path for path in self._directory.iterdir() if _OURS.fullmatch(path.name))
+        return sorted(path for path in self._directory.iterdir() if _FILE_NAME.fullmatch(path.name))
 
-    def _is_whole(self, place: Place) -> bool:
-        if not _OURS.fullmatch(place.file):
+    def _is_intact(self, position: FilePosition) -> bool:
+        if not _FILE_NAME.fullmatch(position.file):
             return False
-        crc, left = 0, place.size_bytes
+        crc, left = 0, position.size_bytes
         try:
-            with (self._directory / place.file).open("rb") as file:
+            with (self._directory / position.file).open("rb") as file:
                 while left and (data := file.read(min(left, _READ_BYTES))):
                     crc, left = zlib.crc32(data, crc), left - len(data)
         except FileNotFoundError:
             return False
-        return not left and crc == place.crc
+        return not left and crc == position.crc
 
     def _remove_empty(self) -> None:
-        """Remove files that were emptied, but the newest: a reader that was there has gone on to a later one."""
-        for path in self._ours()[:-1]:
+        """Remove empty files except the newest: readers have advanced from the others to a later file."""
+        for path in self._files()[:-1]:
             if not path.stat().st_size:
                 path.unlink()
 
 
 def frame(records: Sequence[bytes]) -> bytes:
-    """Return the records as they stand in an event file: length, its checksum, data, its checksum.
+    """Encode records for an event file: length, checksum of the length, data, checksum of the data.
 
-    tensorboard's `RecordWriter` computes each checksum byte by byte in Python, which is two thirds of a point's cost.
+    tensorboard's `RecordWriter` computes checksums in pure Python, which is two thirds of the cost of a point.
     """
     parts: list[bytes] = []
     for record in records:
@@ -178,18 +179,18 @@ def unframed(data: bytes) -> Iterator[bytes]:
     """Yield the records in the bytes of an event file.
 
     Raises:
-        SerializationError: What follows is cut or damaged; the message says where.
+        SerializationError: The rest is truncated or damaged; the message contains the offset.
     """
-    place = 0
-    while place < len(data):
-        length = data[place : place + 8]
-        end = place + 12 + int.from_bytes(length, "little")
-        record, head, foot = data[place + 12 : end], data[place + 8 : place + 12], data[end : end + 4]
+    offset = 0
+    while offset < len(data):
+        length = data[offset : offset + 8]
+        end = offset + 12 + int.from_bytes(length, "little")
+        record, head, foot = data[offset + 12 : end], data[offset + 8 : offset + 12], data[end : end + 4]
         if len(length) < 8 or head != _checksum(length) or foot != _checksum(record):  # noqa: PLR2004 - bytes
-            what = "cut" if end + 4 > len(data) else "damaged"
-            raise SerializationError(f"it is {what} from byte {place} of {len(data)} on")
+            damage = "truncated" if end + 4 > len(data) else "damaged"
+            raise SerializationError(f"it is {damage} from byte {offset} of {len(data)} on")
         yield record
-        place = end + 4
+        offset = end + 4
 
 
 def _checksum(data: bytes) -> bytes:

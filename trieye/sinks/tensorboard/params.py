@@ -1,4 +1,4 @@
-"""ParamsFile: the event file from which TensorBoard's HParams dashboard knows the parameters of a run."""
+"""ParamsFile: the event file with the parameters of a run, for TensorBoard's HParams dashboard."""
 
 from collections.abc import Mapping
 
@@ -8,11 +8,11 @@ from trieye.sinks.tensorboard.files import frame
 from trieye.sinks.tensorboard.summaries import header, params_in, session_start
 
 FILE_NAME = "events.out.tfevents.0000000000.trieye.hparams"
-"""TensorBoard takes the parameters that it reads first, and this name comes before those of all other event files."""
+"""TensorBoard uses the first parameters that it reads, and this name sorts before all other event files."""
 
 
 class ParamsFile:
-    """The parameters of a run in an event file of their own, which is replaced when one changes.
+    """The parameters of a run in a separate event file, which is replaced when one changes.
 
     Args:
         run: The run.
@@ -24,15 +24,15 @@ class ParamsFile:
         self._is_saved = True
 
     def update(self, params: Mapping[str, str]) -> None:
-        """Take parameters, a later value for an earlier one; they are in the file after the next `save`."""
+        """Set parameters, overwriting earlier values; the next `save` writes them to the file."""
         self._is_saved &= {**self._params, **params} == self._params
         self._params.update(params)
 
     def save(self) -> None:
-        """Write the file anew if it is to show something else.
+        """Rewrite the file if a parameter has changed.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         if not self._is_saved:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,6 +40,6 @@ class ParamsFile:
             self._is_saved = True
 
     def clear(self) -> None:
-        """Forget the parameters, and remove the file."""
+        """Discard the parameters, and remove the file."""
         self._path.unlink(missing_ok=True)
         self._params, self._is_saved = {}, True

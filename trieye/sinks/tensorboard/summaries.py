@@ -1,4 +1,4 @@
-"""Events of TensorBoard: what each kind of value is in an event file, before `frame`."""
+"""Encodes points, media and parameters as TensorBoard events, the input of `frame`."""
 
 import math
 import re
@@ -18,17 +18,17 @@ _MAX_VALUES_PER_EVENT = 64
 _BEFORE_ALL_STEPS = -(2**63)
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _MAX_ROWS_SHOWN = 500
-"""Rows of a table; a browser takes seconds for thousands of them."""
+"""Maximum rows of a table; a browser needs seconds for thousands."""
 _MARKDOWN = re.compile(r"[\\`*_\[\]|]")
 
 
 def header(*, restarted: bool) -> list[bytes]:
-    """Return the events that a file begins with.
+    """Return the initial events of a file.
 
     Args:
-        restarted: Earlier files were emptied, and a reader that has seen them is to forget what it read. TensorBoard's
-            loader in Python does so at the second start of a session that it sees; its data server needs no telling,
-            for there a point replaces those at its step and behind it.
+        restarted: Earlier files were emptied, and a running reader must discard their data. TensorBoard's Python
+            loader does so at the second session start that it reads. Its data server needs no such event, because
+            there a point replaces all points from its step on.
     """
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
@@ -38,7 +38,7 @@ def header(*, restarted: bool) -> list[bytes]:
 
 
 def scalars(points: Sequence[Point]) -> list[bytes]:
-    """Return points as events; those that share step and wall time come together, at the place of the first."""
+    """Encode points; points that share step and wall time share an event, in the order of their first point."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -58,7 +58,7 @@ def scalars(points: Sequence[Point]) -> list[bytes]:
 
 
 def media(medium: Medium) -> list[bytes]:
-    """Return a histogram, a picture or another medium as events: none of an MP4, which TensorBoard cannot show."""
+    """Encode a histogram, an image or another medium; an MP4, which TensorBoard cannot show, yields no event."""
     from tensorboard.compat.proto.event_pb2 import Event
 
     match medium:
@@ -78,7 +78,7 @@ def media(medium: Medium) -> list[bytes]:
 
 
 def session_start(params: Mapping[str, str], run: RunInfo) -> list[bytes]:
-    """Return the events from which the HParams dashboard knows the parameters of a run; each run is its own trial."""
+    """Encode the parameters of a run for the HParams dashboard; each run is a separate trial."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
@@ -88,15 +88,15 @@ def session_start(params: Mapping[str, str], run: RunInfo) -> list[bytes]:
 
 
 def params_in(path: Path) -> dict[str, str]:
-    """Return the parameters that the events of `session_start` in a file show; none if there are no such events."""
+    """Return the parameters that `session_start` encoded in a file; empty without such events."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from tensorboard.plugins.hparams import metadata
 
     for event in EventFileLoader(str(path)).Load():
         for value in event.summary.value:
             if value.tag == metadata.SESSION_START_INFO_TAG:
-                held = metadata.parse_session_start_info_plugin_data(value.metadata.plugin_data.content).hparams
-                return {name: str(getattr(found, found.WhichOneof("kind"))) for name, found in held.items()}
+                hparams = metadata.parse_session_start_info_plugin_data(value.metadata.plugin_data.content).hparams
+                return {name: str(getattr(item, item.WhichOneof("kind"))) for name, item in hparams.items()}
     return {}
 
 
@@ -126,7 +126,7 @@ def _animation(medium: LogVideo) -> Any:
 
     image = Summary.Image(
         width=medium.width, height=medium.height, colorspace=3, encoded_image_string=medium.content
-    )  # the browser plays it: TensorBoard hands the bytes on, with the type that they begin with
+    )  # TensorBoard serves the bytes with the type of their magic number, and the browser plays the animation
     return Summary(value=[Summary.Value(tag=printable(medium.name), image=image)])
 
 
@@ -138,22 +138,22 @@ def _text(name: str, text: str) -> Any:
 
 def _markdown(medium: LogTable) -> str:
     columns, rows = medium.rows()
-    lines = [columns, ["---"] * len(columns), *([_shown(cell) for cell in row] for row in rows[:_MAX_ROWS_SHOWN])]
-    lines[0] = [_shown(column) for column in columns]
-    left_out = f"\n\n... and {len(rows) - _MAX_ROWS_SHOWN} more rows" if len(rows) > _MAX_ROWS_SHOWN else ""
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + left_out
+    lines = [columns, ["---"] * len(columns), *([_escaped(cell) for cell in row] for row in rows[:_MAX_ROWS_SHOWN])]
+    lines[0] = [_escaped(column) for column in columns]
+    omitted = f"\n\n... and {len(rows) - _MAX_ROWS_SHOWN} more rows" if len(rows) > _MAX_ROWS_SHOWN else ""
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + omitted
 
 
-def _shown(cell: Cell) -> str:
+def _escaped(cell: Cell) -> str:
     text = "" if cell is None else " ".join(str(cell).split())
     return _MARKDOWN.sub(r"\\\g<0>", text).replace("<", "&lt;")
 
 
 def _typed(text: str) -> bool | float | str:
-    """Return a parameter as what it looks like, so that the dashboard sorts and draws numbers as numbers."""
+    """Parse a parameter as a bool or a number, so that the dashboard sorts and plots numbers."""
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
-    if not _NUMBER.fullmatch(text):  # Python would take `20261121_215857_3`, the name of a run, for one
+    if not _NUMBER.fullmatch(text):  # float() would accept `20261121_215857_3`, the name of a run
         return text
     number = float(text)
     if not math.isfinite(number) or (text.lstrip("-").isdecimal() and int(text) != int(number)):

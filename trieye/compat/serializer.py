@@ -1,24 +1,21 @@
-"""Serializer: the states of the drop-in API to and from disk."""
+"""Serializer of trieye 0.1.5: its states to and from disk."""
 
-import contextlib
-import json
 import logging
 import os
-from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trieye.checkpoints.directory import load_state, save_state
-from trieye.checkpoints.legacy import load_pickle
-from trieye.exceptions import ConfigurationError, SerializationError
-from trieye.files.atomic import replaced, write_atomic
-from trieye.snapshot import signing
+from trieye.compat.pickles import load_pickle
+from trieye.exceptions import SerializationError
+from trieye.files.atomic import replaced
+from trieye.hub.directory import write_config
 from trieye.snapshot.encode import EncodedState, decode, encode
 from trieye.snapshot.parts import OnDamage
+from trieye.snapshot.signing import Key
 
 logger = logging.getLogger(__name__)
 
@@ -78,21 +75,13 @@ class Serializer:
     """
 
     # on the class, too: programs of 0.1.5 hand over stand-ins that are made of it
-    key: signing.Key | None = None
+    key: Key | None = None
     allow_pickle: bool | None = None
     on_damage: OnDamage = "partial"
 
     def __init__(self, *, key: bytes | None = None, allow_pickle: bool | None = None) -> None:
-        self.key = None if key is None else signing.Key(key)
+        self.key = None if key is None else Key(key)
         self.allow_pickle = allow_pickle
-
-    @classmethod
-    def of_this_process(cls) -> Self:
-        """Return one with the key and the permission that this process has, to be sent to the hub on another node."""
-        key = None
-        with contextlib.suppress(ConfigurationError):  # the hub looks for one of its own, and says what is wrong
-            key = signing.load_key()
-        return cls(key=key, allow_pickle=signing.pickles_allowed(None) or None)
 
     def encode(self, data: CheckpointData | BufferData, *, copy: bool = True) -> EncodedState:
         """Return a snapshot of `data`, which `trieye.checkpoints.store.CheckpointStore.save` takes."""
@@ -175,13 +164,7 @@ class Serializer:
         Raises:
             SerializationError: It could not be written.
         """
-        path = Path(path)
-        try:
-            text = json.dumps(configs, indent=4, default=_readable)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, text.encode())
-        except (OSError, TypeError, ValueError, RecursionError) as error:
-            raise SerializationError(f"the config could not be written to {path}: {error}") from error
+        write_config(configs, Path(path))
 
     def _load(self, path: Path, schema: type[_Schema], state: EncodedState | None) -> _Schema | None:
         source = path if os.path.lexists(path) else replaced(path.parent).get(path.name, path)
@@ -220,17 +203,3 @@ def _on_cpu(value: Any) -> Any:
     if callable(getattr(value, "cpu", None)) and callable(getattr(value, "detach", None)):
         return value.detach().cpu()
     return value
-
-
-def _readable(value: Any) -> Any:
-    if isinstance(value, np.ndarray) or callable(getattr(value, "detach", None)):
-        return "<tensor/array>"
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, deque):
-        return list(value)
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    return dict(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, type) else str(value)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from trieye.checkpoints.serializer import BufferData, CheckpointData, Serializer
+from trieye.compat.serializer import BufferData, CheckpointData, Serializer
 from trieye.config import TrieyeConfig
 from trieye.exceptions import CheckpointError, SerializationError, UntrustedPickleError
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "checkpoints" / "data"
 
 
 @pytest.fixture

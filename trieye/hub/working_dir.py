@@ -1,19 +1,17 @@
-"""Shipment: the project of a program as one archive, which the workers of a cluster get a copy of."""
+"""The working directory of a cluster's workers: which files of a project are sent there, as `working_dir` of Ray."""
 
 import os
+import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from trieye.exceptions import ConfigurationError
 
 MOST_BYTES = 200 << 20
-"""The head of a cluster keeps it in memory, and each node unpacks it: data belongs somewhere else."""
+"""The head of a cluster keeps the files in memory, and each node unpacks them: data belongs somewhere else."""
 
 _MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 _EXCLUDED = (
@@ -26,32 +24,10 @@ _EXCLUDED = (
     "secrets.json", "secrets.toml", "secrets.yaml", "secrets.yml",
 )  # fmt: skip
 """Names of files and directories that are never sent: credentials, version control, environments, caches, data."""
-_HARMLESS = {".gitignore", ".python-version"}
 _EXCLUDED_BY = ("pyvenv.cfg", "run.lock", "sweep.lock")
 """Files of directories that are never sent: environments, runs and sweeps."""
-_WHEN = (1980, 1, 1, 0, 0, 0)
 _SHOWN = 3
 _GIT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Shipment:
-    """What is sent.
-
-    Attributes:
-        source: The directory.
-        archive: The ZIP file; the same content gives the same bytes, which a node that has them does not fetch again.
-        num_files: How many files are in it.
-        num_bytes: Size of the archive.
-    """
-
-    source: Path
-    archive: Path
-    num_files: int
-    num_bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.source} ({self.num_files} files, {_size(self.num_bytes)})"
 
 
 def project_of_program() -> Path | None:
@@ -66,19 +42,22 @@ def project_of_program() -> Path | None:
         return None
     directory = Path(main).resolve().parent
     prefixes = {Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
-    if any(directory == prefix or prefix in directory.parents for prefix in prefixes) or "site-packages" in str(main):
+    if not prefixes.isdisjoint((directory, *directory.parents)) or "site-packages" in str(main):
         return None
     return project_around(directory)
 
 
 def project_around(directory: Path) -> Path:
-    """Return the nearest directory, this one or above it, that a mark of a project is in; else this one."""
+    """Return the nearest directory, this one or above it, that marks a project; else this one."""
     marked = (path for path in (directory, *directory.parents) if any((path / mark).exists() for mark in _MARKS))
     return next(marked, directory)
 
 
-def pack(source: Path, into: Path) -> Shipment:
-    """Write the files of a project into an archive below a directory.
+def stage(source: Path, into: Path) -> str:
+    """Copy the files of a project that are sent into an empty directory, and return what they are, in words.
+
+    Ray packs all of that directory. Of the project itself it would pack the targets of links, wherever they are, in all
+    versions up to 2.60.
 
     Raises:
         ConfigurationError: As `files_of`; or there is no file, or far too much.
@@ -96,21 +75,17 @@ def pack(source: Path, into: Path) -> Shipment:
             f"most that is sent to each node; the largest: {named}. Name them in .gitignore, or set "
             "runtime.working_dir=null where the nodes have the code already"
         )
-    archive = into / "project.zip"
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
-        for file in files:
-            entry = zipfile.ZipInfo(file.as_posix(), _WHEN)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = ((source / file).stat().st_mode & 0o777) << 16
-            packed.writestr(entry, (source / file).read_bytes())
-    return Shipment(source, archive, len(files), archive.stat().st_size)
+    for file in files:
+        (into / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / file, into / file)
+    return f"{source} ({len(files)} files, {_size(total)})"
 
 
 def files_of(source: Path) -> list[Path]:
     """Return the files of a project that are sent, relative to its directory, in order.
 
     Of a git repository these are the files that git tracks or does not ignore. Hidden files, credentials, environments,
-    caches, runs and sweeps are left out, and so are links to anything that is not sent itself.
+    caches, runs and sweeps are excluded, and so are links to anything that is not sent itself.
 
     Raises:
         ConfigurationError: There is no such directory, or it contains the home directory.
@@ -118,39 +93,37 @@ def files_of(source: Path) -> list[Path]:
     if not source.is_dir():
         raise ConfigurationError(f"runtime.working_dir={source}: there is no such directory")
     root = source.resolve()
-    with suppress(RuntimeError):  # a user without home directory
-        home = Path.home().resolve()
-        if root in (home, *home.parents):
-            raise ConfigurationError(
-                f"runtime.working_dir={source}: this directory is or contains your home directory, which is not sent; "
-                "move the program into a directory of its own, name one with runtime.working_dir=DIR, or set "
-                "runtime.working_dir=null where the nodes have the code already"
-            )
-    if root == root.parent:
-        raise ConfigurationError(f"runtime.working_dir={source}: the root of the file system is not sent")
+    home = Path(os.path.expanduser("~")).resolve()  # noqa: PTH111 - of a user without one it stays `~`
+    if root in (home, *home.parents):
+        raise ConfigurationError(
+            f"runtime.working_dir={source}: this directory is or contains your home directory, which is not sent; "
+            "move the program into a directory of its own, name one with runtime.working_dir=DIR, or set "
+            "runtime.working_dir=null where the nodes have the code already"
+        )
     tracked = _told_by_git(root)
     listed = [
         file for file in (_walked(root) if tracked is None else tracked) if not any(map(_is_excluded, file.parts))
     ]
-    barred = {
-        parent for parent in {parent for file in listed for parent in file.parents[:-1]} if _is_barred(root / parent)
-    }
-    resolved = {file: (root / file).resolve() for file in listed if barred.isdisjoint(file.parents)}
+    directories = {parent for file in listed for parent in file.parents[:-1]}
+    excluded = {directory for directory in directories if _has_excluding_file(root / directory)}
+    resolved = {file: (root / file).resolve() for file in listed if excluded.isdisjoint(file.parents)}
     own = {path for file, path in resolved.items() if path == root / file}
     return sorted(file for file, path in resolved.items() if path in own and path.is_file())
 
 
 def _is_excluded(name: str) -> bool:
-    return name not in _HARMLESS and any(fnmatchcase(name.lower(), pattern) for pattern in _EXCLUDED)
+    return any(fnmatchcase(name.lower(), pattern) for pattern in _EXCLUDED)
 
 
-def _is_barred(directory: Path) -> bool:
-    return any((directory / mark).exists() for mark in _EXCLUDED_BY)
+def _has_excluding_file(directory: Path) -> bool:
+    return any((directory / name).exists() for name in _EXCLUDED_BY)
 
 
 def _walked(root: Path) -> Iterator[Path]:
     for place, directories, names in os.walk(root):
-        directories[:] = [name for name in directories if not (_is_excluded(name) or _is_barred(Path(place, name)))]
+        directories[:] = [
+            name for name in directories if not (_is_excluded(name) or _has_excluding_file(Path(place, name)))
+        ]
         yield from (Path(place, name).relative_to(root) for name in names)
 
 

@@ -1,16 +1,16 @@
 """What of a project is sent to the workers of a cluster."""
 
+import json
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from trieye.cli import main
 from trieye.exceptions import ConfigurationError
-from trieye.hub import shipment
-from trieye.hub.shipment import pack, project_of_program
+from trieye.hub import working_dir
+from trieye.hub.working_dir import project_of_program, stage
 
 FILES = {
     "pyproject.toml": "[project]",
@@ -36,26 +36,33 @@ def project(tmp_path):
     return tmp_path / "project"
 
 
-def names_in(packed):
-    with zipfile.ZipFile(packed.archive) as archive:
-        return set(archive.namelist())
+@pytest.fixture
+def staged(tmp_path):
+    """Return a function that stages a project and returns the names of the files in the copy."""
+
+    def names(source):
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        said = stage(source, copy)
+        found = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
+        size = sum((copy / name).stat().st_size for name in found)
+        assert said == f"{source} ({len(found)} files, {size / 1024:.0f} KiB)"
+        return found
+
+    return names
 
 
 CODE = {"pyproject.toml", "my_agent/__init__.py", "my_agent/train.py", "conf/train.yaml"}
 
 
-def test_of_a_directory_hidden_ones_environments_and_runs_stay_here(project, tmp_path):
-    packed = pack(project, tmp_path)
-    assert names_in(packed) == {*CODE, "data/table.csv", ".gitignore"}
-    assert packed.num_files == len(names_in(packed))
-    assert packed.num_bytes == packed.archive.stat().st_size
-    assert str(packed) == f"{project} (6 files, {packed.num_bytes / 1024:.0f} KiB)"
+def test_of_a_directory_hidden_ones_environments_and_runs_stay_here(project, staged):
+    assert staged(project) == {*CODE, "data/table.csv"}
 
 
-def test_of_a_repository_what_git_ignores_stays_here(project, tmp_path):
+def test_of_a_repository_what_git_ignores_stays_here(project, staged):
     subprocess.run(["git", "init", "-q", str(project)], check=True)
     (project / ".gitignore").write_text("data/\n.trieye_data/\nvenv/\n__pycache__/\n")
-    assert names_in(pack(project, tmp_path)) == {*CODE, ".gitignore"}
+    assert staged(project) == CODE
 
 
 SECRET = [
@@ -65,7 +72,9 @@ SECRET = [
 
 
 @pytest.mark.parametrize("is_repository", [True, False])
-def test_credentials_runs_and_targets_of_links_out_of_the_project_stay_here(project, tmp_path, is_repository, capsys):
+def test_credentials_runs_and_targets_of_links_out_of_the_project_stay_here(
+    project, staged, tmp_path, is_repository, capsys
+):
     for name in [*SECRET, "runs/app/runs/first/run.lock", "env/pyvenv.cfg", "my_agent/credentials.py"]:
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("secret")
@@ -84,44 +93,66 @@ def test_credentials_runs_and_targets_of_links_out_of_the_project_stay_here(proj
     (project / "swapped" / "key.txt").unlink()
     (project / "swapped").rmdir()
     (project / "swapped").symlink_to(tmp_path / "outside")
-    sent = names_in(pack(project, tmp_path)) - {".gitignore"}
+    sent = staged(project)
     assert sent == {*CODE, "data/table.csv", "my_agent/credentials.py", "same.yaml"}
     assert main(["cluster", "files", str(project)]) == 0
-    assert {*capsys.readouterr().out.split()} - {".gitignore"} == sent
+    assert {*capsys.readouterr().out.split()} == sent
 
 
 def test_the_home_directory_what_contains_it_and_the_root_are_refused(project, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(project / "conf"))
     for directory in (project / "conf", project, Path("/")):
         with pytest.raises(ConfigurationError, match=r"working_dir=DIR|is not sent"):
-            pack(directory, tmp_path)
-    assert pack(project / "my_agent", tmp_path).num_files == 2
+            stage(directory, tmp_path)
+    assert "(2 files" in stage(project / "my_agent", tmp_path)
 
 
-def test_a_file_that_git_tracks_and_that_is_gone_is_not_missed(project, tmp_path):
+def test_a_file_that_git_tracks_and_that_is_gone_is_not_missed(project, staged):
     subprocess.run(["git", "init", "-q", str(project)], check=True)
     subprocess.run(["git", "-C", str(project), "add", "my_agent/train.py"], check=True)
     (project / "my_agent/train.py").unlink()
-    assert "my_agent/train.py" not in names_in(pack(project, tmp_path))
+    assert "my_agent/train.py" not in staged(project)
 
 
-def test_the_same_files_give_the_same_bytes(project, tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.mkdir()
-    two.mkdir()
-    first = pack(project, one).archive.read_bytes()
+PROGRAM = """
+import json, os, sys, ray
+
+def names():
+    return [os.path.relpath(os.path.join(place, name)) for place, _, found in os.walk(".") for name in found]
+
+found = []
+for directory in sys.argv[1:]:
+    ray.init(address="local", num_cpus=1, include_dashboard=False, runtime_env={"working_dir": directory})
+    found.append((ray.get(ray.remote(names).remote()), ray.get_runtime_context().runtime_env["working_dir"]))
+    ray.shutdown()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_workers_of_ray_find_the_staged_files_and_the_same_files_have_the_same_address(project, staged, tmp_path):
+    (tmp_path / "key.txt").write_text("secret")
+    (project / "link.txt").symlink_to(tmp_path / "key.txt")
+    (project / "run.sh").write_text("true")
+    (project / "run.sh").chmod(0o755)
+    sent, again = staged(project), tmp_path / "again"
     for path in project.rglob("*.py"):
         path.touch()
-    assert pack(project, two).archive.read_bytes() == first
-    (project / "my_agent/train.py").write_text("x = 2")
-    assert pack(project, two).archive.read_bytes() != first
+    stage(project, again)
+    command = [sys.executable, "-c", PROGRAM, tmp_path / "copy", again, project]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    (first, address), (_, same), (all_of_it, _) = json.loads(done.stdout.splitlines()[-1])
+    assert {*first} == sent
+    assert address == same
+    assert (again / "run.sh").stat().st_mode & 0o777 == 0o755
+    assert "link.txt" in all_of_it, "Ray itself follows links: docs/cluster.md could say less"
 
 
 def test_far_too_much_is_refused_with_the_largest_files(project, tmp_path, monkeypatch):
-    monkeypatch.setattr(shipment, "MOST_BYTES", 1000)
+    monkeypatch.setattr(working_dir, "MOST_BYTES", 1000)
     (project / "weights.bin").write_bytes(bytes(5000))
-    with pytest.raises(ConfigurationError, match=r"its 7 files have 5 KiB.*the largest: weights.bin \(5 KiB\)"):
-        pack(project, tmp_path)
+    with pytest.raises(ConfigurationError, match=r"its 6 files have 5 KiB.*the largest: weights.bin \(5 KiB\)"):
+        stage(project, tmp_path)
 
 
 @pytest.mark.parametrize("has_directory", [True, False])
@@ -130,7 +161,7 @@ def test_nothing_to_send_is_refused(tmp_path, has_directory):
         (tmp_path / "empty").mkdir()
     match = "there is no file in it" if has_directory else "there is no such directory"
     with pytest.raises(ConfigurationError, match=match):
-        pack(tmp_path / "empty", tmp_path)
+        stage(tmp_path / "empty", tmp_path)
 
 
 @pytest.mark.parametrize("mark", ["pyproject.toml", "setup.py", ".git"])

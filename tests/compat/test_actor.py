@@ -17,9 +17,9 @@ import trieye
 from tests.drop_in import training_state
 from tests.hub.conftest import event
 from tests.waiting import wait_until
+from trieye.compat.actor import get_or_create
 from trieye.config import DEFAULT_METRICS
 from trieye.files.run_record import RunRecord
-from trieye.hub.actor import get_or_create
 
 pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),

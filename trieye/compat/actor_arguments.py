@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 import ray
 from ray.experimental import get_object_locations
 
-from trieye.hub.processor import RawMetricEvent, SentEvents
+from trieye.compat.events import RawMetricEvent, SentEvents
 from trieye.hub.ray_start import on_this_node
 from trieye.snapshot.tensors import TensorPacker
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+Class = TypeVar("Class", bound=type)
 
 LIGHT_BYTES = 8 << 20
 """An object up to this size is unpickled by the actor itself, in some milliseconds; another process has to start."""
@@ -37,9 +38,11 @@ class _Later:
     reference: Any
 
 
-def sent_plainly(method: Method) -> Method:
-    """Let the only argument of a method, an event or a list of events, travel as `SentEvents`."""
-    return _sent(method, _plain)
+def sends_events_plainly(actor: Class) -> Class:
+    """Let the events that an actor is given travel as `SentEvents`."""
+    for name in ("log_event", "log_batch_events"):
+        _sent(vars(actor)[name], _plain)
+    return actor
 
 
 def sent_lightly(method: Method) -> Method:
@@ -59,8 +62,7 @@ def _sent(method: Method, converted: Callable[[str | int, Any], Any]) -> Method:
 
         return send
 
-    # what Ray wraps around the call of a method by a handle, in the caller's process; its documentation does not name
-    # it. Without it all arrives as Ray itself sends it, and test_actor_arguments.py fails
+    # Ray wraps this around a call by a handle, in the caller's process: docs/private_apis.md
     method.__ray_invocation_decorator__ = converting  # type: ignore[attr-defined]
     return method
 

@@ -11,8 +11,8 @@ import torch
 
 import trieye
 from trieye.checkpoints.directory import load_state
-from trieye.hub.actor_arguments import LIGHT_BYTES
-from trieye.hub.processor import SentEvents
+from trieye.compat.actor_arguments import LIGHT_BYTES
+from trieye.compat.events import SentEvents
 from trieye.snapshot.decode import decode
 
 LARGE = LIGHT_BYTES // 4 + 1

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trieye.checkpoints.path_manager import PathManager
 from trieye.checkpoints.store import CheckpointStore
+from trieye.compat.path_manager import PathManager
 from trieye.config import PersistenceConfig
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_files import BUFFER_PREFIX
