@@ -360,7 +360,7 @@ def test_a_fork_that_was_killed_goes_on_from_its_own_checkpoints_without_its_par
     again = out.splitlines()[-1].partition(" && ")[2].split()  # the command that it said
     done = subprocess.run(again, cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert "goes on from its own newest checkpoint, checkpoint_step_6" in done.stderr + done.stdout
+    assert "resumes from its own newest checkpoint, checkpoint_step_6" in done.stderr + done.stdout
     done = subprocess.run([*again, "agent.kill_at=0"], cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     record = record_of(project, "fork")

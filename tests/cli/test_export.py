@@ -107,9 +107,9 @@ def test_a_run_without_a_policy_is_said_in_one_sentence(make_config, capsys):
     ("given", "sentence"),
     [
         (["second"], "run 'second': there is none in "),
-        (["first", "--which", "bets"], "--which: 'bets' is no checkpoint; did you mean 'best'?; say best, last"),
+        (["first", "--which", "bets"], "--which: 'bets' is no checkpoint; did you mean 'best'?; use best, last"),
         (["first", "--which", "second:best"], "--which: 'second:best' is no checkpoint"),
-        (["first", "--which", "step:7"], "holds no checkpoint 7 (steps: 1, 2, 3)"),
+        (["first", "--which", "step:7"], "has no checkpoint 7 (steps: 1, 2, 3)"),
     ],
 )
 def test_what_is_not_there_is_said_in_one_sentence(trained, capsys, given, sentence):
