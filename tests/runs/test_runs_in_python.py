@@ -188,7 +188,7 @@ def test_a_run_is_removed_and_a_living_one_or_a_link_is_refused(make_run, tmp_pa
     (tmp_path / "link").symlink_to(run_dir)
     with pytest.raises(ConfigurationError, match="symbolic link"):
         runs.remove(tmp_path / "link")
-    plan = runs.plan_removal("first")
+    plan = runs.remove("first", dry_run=True)
     assert (plan.run_dir, plan.name, list(plan.notes())) == (run_dir, "agents/first", [])
     assert run_dir.exists()
     runs.remove("first")
@@ -199,13 +199,13 @@ def test_old_runs_are_pruned_but_for_the_best_and_the_newest(make_run):
     for number, best in enumerate((5.0, 1.0, 2.0, 3.0)):
         make_run(f"run{number}", best, age_s=3600.0 * (10 - number))
     unrated = make_run("unrated", float("nan"), age_s=3600.0 * 20)
-    plan = runs.plan_pruning("agents", older_than_s=60.0, keep_best=1, keep_newest=1)
+    plan = runs.prune("agents", older_than_s=60.0, keep_best=1, keep_newest=1, dry_run=True)
     assert [removal.run_dir.name for removal in plan.removals] == ["run1", "run2"]
     assert [removal.run_dir for removal in plan.unrated] == [unrated]
     pruned = runs.prune("agents", older_than_s=60.0, keep_best=1, keep_newest=1)
-    assert [removal.run_dir.name for removal in pruned] == ["run1", "run2"]
+    assert [removal.run_dir.name for removal in pruned.removals] == ["run1", "run2"]
     assert sorted(run.name for run in runs.find().runs) == ["run0", "run3", "unrated"]
-    assert runs.prune("agents", older_than_s=60.0, keep_newest=9) == []  # more than there are
+    assert runs.prune("agents", older_than_s=60.0, keep_newest=9).removals == []  # more than there are
 
 
 def test_a_moved_run_is_claimed_and_a_copy_is_not(make_run, root):

@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import AnyOrder, add_confirmed, add_json, sweep_directory
+from trieye.cli.arguments import AnyOrder, add_confirmed, add_json, pair, sweep_directory
 from trieye.cli.confirmation import confirm
 from trieye.cli.output import print_json
 from trieye.cli.sweep_merge import add_merge, merge
@@ -117,7 +117,7 @@ def _plan(options: argparse.Namespace) -> int:
     given: dict[str, Any] = {
         "seeds": options.seeds,
         "zip": [group.split(",") for group in options.zip],
-        "without": [dict(_pair(pair) for pair in group.split(",")) for group in options.without],
+        "without": [dict(map(pair, group.split(","))) for group in options.without],
     }
     own = [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in given.items() if value]
     record = SweepRecord(
@@ -204,13 +204,6 @@ def _typed(words: Sequence[str], seeds: int | None) -> "tuple[list[str], list[st
     return spec, own, descriptions
 
 
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigurationError(f"{text}: this is not KEY=VALUE")
-    return key, value
-
-
 def _show(options: argparse.Namespace) -> int:
     from trieye.sweeps.record import SweepRecord
 
@@ -234,7 +227,7 @@ def _index(options: argparse.Namespace) -> int:
 
     directory = sweep_directory(options.dir)
     grid = SweepRecord.of(directory).the_grid()
-    found = list(grid.find(dict(map(_pair, options.values))))
+    found = list(grid.find(dict(map(pair, options.values))))
     if not found:
         raise ConfigurationError(f"{' '.join(options.values)}: all jobs with these values are left out of the sweep")
     if options.json:

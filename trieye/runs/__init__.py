@@ -15,7 +15,7 @@ _MODULES = {
     "delivery": ("Delivery", "close", "rebuild", "restore_attempt"),
     "finding": ("find", "get", "ordered", "run_directory", "select"),
     "ownership": ("claim",),
-    "removal": ("Removal", "plan_pruning", "plan_removal", "prune", "remove"),
+    "removal": ("Pruning", "Removal", "prune", "remove"),
     "restarting": ("Restart", "fork", "plan_fork", "plan_rerun", "rerun"),
     "stored_run": ("StoredRun",),
     "verification": ("RunCheck", "verify"),
