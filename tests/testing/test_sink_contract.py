@@ -22,7 +22,7 @@ class TestMemorySink(Kept, SinkContract):
 
 
 class StoreSink(MemorySink):
-    """Drops what it has, and leaves out what it is told to."""
+    """Stores each point once in a shared list, and removes points on a rewind."""
 
     def __init__(self, points):
         super().__init__()
