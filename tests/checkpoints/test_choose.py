@@ -8,7 +8,7 @@ import pytest
 
 from trieye.checkpoints.choose import check_reference, choose
 from trieye.checkpoints.store import CheckpointStore
-from trieye.compat.choose import TrainingChoice
+from trieye.compat.path_manager import TrainingChoice
 from trieye.config import PersistenceConfig
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
 from trieye.files.run_files import BUFFER_PREFIX, RunFiles

@@ -329,9 +329,9 @@ def test_a_copied_project_runs_its_own_program_and_leaves_the_original_alone(typ
     (copy / "typed.py").write_text(TYPED.replace("float(config.seed)", "100.0 + config.seed"))
     before = files_of(project)
     monkeypatch.chdir(tmp_path)
-    code, out, err = typed("relaunch", "copy/sweeps/first", "--yes")
+    code, _, err = typed("relaunch", "copy/sweeps/first", "--yes")
     assert code == 0, err
-    assert f"its program runs in {copy}" in out
+    assert f"its program runs in {copy}" in err
     assert files_of(project) == before
     assert [job["objective"] for job in jobs_of(typed, "copy/sweeps/first")] == [0.0, 101.0]
     for index in (0, 1):

@@ -17,6 +17,7 @@ from trieye.compat.actor import get_or_create
 from trieye.compat.actor_logic import ActorLogic
 from trieye.compat.serializer import BufferData, Serializer
 from trieye.exceptions import CheckpointError, UntrustedPickleError
+from trieye.snapshot.signing import Trust
 
 
 def arguments(step=3, **changes):
@@ -131,15 +132,14 @@ def test_a_stand_in_for_the_serializer_is_taken(make_config):
     logic.shutdown("KILLED")
 
 
-def test_a_serializer_of_this_process_has_its_key_and_its_permission(monkeypatch):
+def test_the_trust_of_this_process_has_its_key_and_its_permission(monkeypatch):
     monkeypatch.setenv("TRIEYE_KEY", "0123456789abcdef")
-    mine = Serializer.of_this_process()
-    assert (mine.key, mine.allow_pickle) == (b"0123456789abcdef", None)
-    assert "0123456789abcdef" not in f"{mine!r} {vars(mine)}"
+    mine = Trust.of_this_process()
+    assert mine == (b"0123456789abcdef", None)
+    assert "0123456789abcdef" not in repr(mine)
     monkeypatch.setenv("TRIEYE_ALLOW_PICKLE", "1")
     monkeypatch.setenv("TRIEYE_KEY", "short")
-    without = Serializer.of_this_process()
-    assert (without.key, without.allow_pickle) == (None, True)
+    assert Trust.of_this_process() == (None, True)
 
 
 @pytest.fixture(scope="module")

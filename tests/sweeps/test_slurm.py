@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.json_schemas import validated
 from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.exceptions import ConfigurationError
-from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.jobs import JobRecord, RunningJob
 from trieye.sweeps.slurm import Asked, memory_text, numbers, ranges, script_of, time_text
 from trieye.sweeps.status import status_of
 
@@ -165,6 +166,16 @@ def test_where_there_is_no_sbatch_it_is_said(slurm, capfd):
     (slurm / "sbatch").unlink()
     assert main(["sweep", "slurm", "sweep", "--hours", "1", "--submit"]) == 2
     assert "sbatch is not installed on this machine; submit the script elsewhere: sbatch " in capfd.readouterr().err
+
+
+def test_jobs_that_are_running_are_left_out_of_the_array(slurm, capfd):
+    plan("seed=0,1,2")
+    with RunningJob(Path("sweep/1"), 1, ["seed=1"]).running():
+        assert main(["sweep", "slurm", "sweep", "--hours", "1", "--json"]) == 0
+    said = capfd.readouterr()
+    assert "left out, since they are running: 1" in said.err
+    document = validated(said.out.splitlines()[-1])
+    assert (document["jobs"], document["num_tasks"], document["submitted"]) == ([0, 2], 2, None)
 
 
 @pytest.mark.long

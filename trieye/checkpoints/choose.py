@@ -43,6 +43,10 @@ class ResumeCandidate(NamedTuple):
         return self.path.name if is_named else f"{self.path.name} of step {self.step}"
 
 
+Newest = Callable[[RunFiles], ResumeCandidate | None]
+"""Returns the newest intact checkpoint of a run."""
+
+
 @dataclass(frozen=True)
 class ResumePoint:
     """The state from which a run goes on.
@@ -354,14 +358,14 @@ class Choice:
             ConfigurationError: Nothing is there.
             CheckpointError: Something is there, and it is nothing whole of that kind.
         """
-        if not (value := self._config.load_checkpoint_path):
-            return None
-        path = self._absolute(value)
-        return self._at(path, CHECKPOINT_PREFIX, self.newest) or self._missing("load_checkpoint_path", value, path)
+        return self._given("load_checkpoint_path", CHECKPOINT_PREFIX, self.newest)
 
-    def _absolute(self, value: str) -> Path:
+    def _given(self, key: str, prefix: str, newest: Newest) -> ResumeCandidate | None:
+        if not (value := getattr(self._config, key)):
+            return None
         made_in = self._config._made_in  # noqa: SLF001 - as root_data_dir is resolved
-        return Path(os.path.abspath(made_in / Path(value).expanduser()))  # noqa: PTH100 - links stay
+        path = Path(os.path.abspath(made_in / Path(value).expanduser()))  # noqa: PTH100 - links stay
+        return self._at(path, prefix, newest) or self._missing(key, value, path)
 
     def _missing(self, key: str, value: str, path: Path) -> ResumeCandidate | None:
         raise ConfigurationError(
@@ -369,9 +373,7 @@ class Choice:
             f"of {REFERENCE_FORMS}, or a file of trieye 0.1.5, or leave it null"
         )
 
-    def _at(
-        self, path: Path, prefix: str, newest: Callable[[RunFiles], ResumeCandidate | None]
-    ) -> ResumeCandidate | None:
+    def _at(self, path: Path, prefix: str, newest: Newest) -> ResumeCandidate | None:
         real = path.resolve()
         if (real / MANIFEST_NAME).exists():
             return ResumeCandidate(real, read_manifest(real).step, self._read(real))

@@ -39,9 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Play the episodes, and print a table or one line of JSON."""
-    import json
-
     from trieye.checkpoints.choose import reference_of
+    from trieye.cli.output import print_json
     from trieye.process.terminal import Terminal
     from trieye.runs.finding import roots_of, run_directory
 
@@ -54,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
         report = evaluate(run_dir, which, episodes=options.episodes, video=options.video, device=options.device)
     if options.json:
-        print(json.dumps(report))
+        print_json("evaluate", report)
     else:
         _show(report)
     return 0

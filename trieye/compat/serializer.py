@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,7 +15,7 @@ from trieye.files.atomic import replaced
 from trieye.hub.directory import write_config
 from trieye.snapshot.encode import EncodedState, decode, encode
 from trieye.snapshot.parts import OnDamage
-from trieye.snapshot.signing import Key, Trust
+from trieye.snapshot.signing import Key
 
 logger = logging.getLogger(__name__)
 
@@ -82,12 +82,6 @@ class Serializer:
     def __init__(self, *, key: bytes | None = None, allow_pickle: bool | None = None) -> None:
         self.key = None if key is None else Key(key)
         self.allow_pickle = allow_pickle
-
-    @classmethod
-    def of_this_process(cls) -> Self:
-        """Return one with the key and the permission of this process; see `Trust.of_this_process`."""
-        trust = Trust.of_this_process()
-        return cls(key=trust.key, allow_pickle=trust.allow_pickle)
 
     def encode(self, data: CheckpointData | BufferData, *, copy: bool = True) -> EncodedState:
         """Return a snapshot of `data`, which `trieye.checkpoints.store.CheckpointStore.save` takes."""

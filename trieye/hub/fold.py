@@ -186,7 +186,6 @@ class Fold:
         points = close(at=at, step=asked.step)
         self._supersede(points)
         self.write(sorted(points, key=attrgetter("step")))  # as people read them on a terminal
-        self.queue.note_pass(points, self.stats, at=at, step=asked.step)
 
     def skip_to(self, index: int) -> None:
         """Give the next item this index or a higher one; the records of the items between are lost."""

@@ -2,7 +2,7 @@
 
 A run is given as a `StoredRun`, as its directory, or as its name: `run` or `app/run`. Importing this package loads
 nothing heavy. Runs of other programs are imported by `trieye.integrations.importing`; policies are exported by
-`trieye.training.exporting`.
+`trieye.training.run_export`.
 """
 
 from importlib import import_module

@@ -19,7 +19,8 @@ from trieye.tune.values import with_values
 
 _WRITTEN = "by trieye, as the best trial of a study"
 _HOW_IT_RUNS = {
-    "app_name", "run_name", "runtime", "persistence", "sinks", "stats", "tune", "tags", "description", "print_config"
+    "app_name", "run_name", "runtime", "persistence", "sinks", "stats", "tune", "tags", "description", "print_config",
+    "progress_bar",
 }  # fmt: skip
 """Config keys that are not part of the preset, because each run sets them."""
 

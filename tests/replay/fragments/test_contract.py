@@ -158,6 +158,6 @@ def test_priorities_weights_and_a_schema_for_each_key_are_there():
     assert sorted(chunk.weight for chunk in both.chunks) == pytest.approx([1 / 9, 1.0])
     wrong = {**payload(1), "obs": np.zeros((5, 2), np.float32)}
     refused = buffer.add(wrong, meta("x"))
-    assert refused.reason == "fragment 0 of worker 'x': replay key 'obs': shape (4, 2) is expected, found (5, 2)"
+    assert refused.reason == "fragment 0 of worker 'x': replay key 'obs': expected shape (4, 2), got (5, 2)"
     wrong = {**payload(1), "bootstrap": np.zeros(3, np.float64)}
-    assert "'bootstrap': int16 is expected, found float64" in buffer.add(wrong, meta("x")).reason
+    assert "'bootstrap': expected int16, got float64" in buffer.add(wrong, meta("x")).reason

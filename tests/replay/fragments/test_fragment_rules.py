@@ -49,8 +49,8 @@ class Spoiled:
     ("change", "message"),
     [
         ({"extra": 1}, "'extra' is unknown"),
-        ({"obs": [[1, 2], [3]]}, "key 'obs': no array can be made of the value: setting an array"),
-        ({"obs": None}, "'obs': shape (4, 2) is expected, found ()"),
+        ({"obs": [[1, 2], [3]]}, "key 'obs': cannot convert the value to an array: setting an array"),
+        ({"obs": None}, "'obs': expected shape (4, 2), got ()"),
         ({"obs": "text"}, "shape"),
         ({"number": 2**70}, "found object"),
         ({"obs": Spoiled()}, "spoiled"),

@@ -15,18 +15,24 @@ from trieye.exceptions import ConfigurationError, RunLockedError
 from trieye.process.lock import RunLock
 
 KILLED = """
-import os, signal, sys
+import os, signal, sys, time
 import trieye
+from trieye import runs
 
 config = trieye.TrieyeConfig(
     app_name="agents", run_name="killed", runtime={"kind": "local"}, persistence={"root_data_dir": sys.argv[1]},
     sinks={"tensorboard": {"enabled": True}, "mlflow": {"enabled": False}, "console": {"enabled": False}},
+    stats={"processing_interval_seconds": 0.01},
 )
 with trieye.Run(config) as run:
     for step in range(20):
         run.step = step
         run.log({"loss": 1.0 / (step + 1)})
     run.flush()
+    deadline = time.monotonic() + 30
+    while runs.get(run.dir).step != 19:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -135,6 +141,17 @@ def test_a_killed_run_is_lost_until_it_is_closed(killed):
     assert runs.close("killed").took_s == 0.0  # nothing was left
     with RunLock(killed / "run.lock"), pytest.raises(RunLockedError):
         runs.close("killed")
+
+
+def test_a_killed_run_that_was_closed_before_is_shown_as_far_as_it_got(make_config, root):
+    config = make_config(app_name="agents", run_name="killed", persistence={"root_data_dir": str(root)})
+    with trieye.Run(config) as run:
+        run.log({"loss": 1.0}, step=3)
+    assert runs.get("killed").step == 3
+    done = subprocess.run([sys.executable, "-c", KILLED, str(root)], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert runs.get("killed").step == 19
+    assert runs.get("killed").metrics["loss"]["last"] == pytest.approx(0.05)
 
 
 def test_a_sink_is_rebuilt_from_the_history(killed):
