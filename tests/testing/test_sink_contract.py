@@ -22,7 +22,7 @@ class TestMemorySink(Kept, SinkContract):
 
 
 class StoreSink(MemorySink):
-    """Stores each point once in a shared list, and removes points on a rewind."""
+    """Stores each point once, and ignores superseded points that are logged again."""
 
     def __init__(self, points):
         super().__init__()
