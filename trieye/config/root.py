@@ -12,7 +12,7 @@ from trieye.config.base import Marker
 from trieye.config.loop import LoopConfig
 from trieye.config.mirror import require_package
 from trieye.config.persistence import Name, PersistenceConfig, default_run_name
-from trieye.config.redaction import with_secrets
+from trieye.config.redaction import HIDDEN, with_secrets
 from trieye.config.replay import ReplayConfig
 from trieye.config.runtime import RuntimeConfig
 from trieye.config.sinks import SinksConfig
@@ -110,7 +110,7 @@ class TrieyeConfig(ModelOf015):
         try:
             values = json.loads(path.read_text("utf-8")) if values is None else values
             # configs.json may also hold additions of the program and groups of a subclass
-            fields = {name: value for name, value in values.items() if name in cls.model_fields}
+            fields = {name: value for name, value in values.items() if name in cls.model_fields or name == HIDDEN}
             return cls.model_validate_json(json.dumps(with_secrets(fields)))
         except ConfigurationError:
             raise
