@@ -4,6 +4,7 @@
 # make test-lowest  the fast tests with the lowest versions that pyproject.toml allows, in .venv-lowest: about 7 minutes
 # make test-matrix  the fast tests with each Hydra, and with each Python that is installed, in .matrix: one line for each,
 #                   about 5 minutes each                                     (FAST=tests/config for some tests only)
+# make canary  the tests of docs/private_apis.md with the newest versions of all dependencies but torch, in .venv-canary
 # make bench  every goal of the benchmarks folder as one JSON line each
 # make soak   the tests marked long; then kills, damage, outages, full disks, by the hundred: about 30 minutes
 # make format mend what the formatter and the linter can mend
@@ -19,8 +20,9 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 LOWEST := .venv-lowest
+CANARY := .venv-canary
 
-.PHONY: demo test test-lowest test-matrix check compiled bench soak clean format
+.PHONY: demo test test-lowest test-matrix canary check compiled bench soak clean format
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -53,6 +55,15 @@ test-lowest: $(LOWEST)/.ready
 test-matrix:
 	@$(PYTHON) .ci/matrix.py $(FAST)
 
+# torch is pinned, as the package index has builds for CUDA only of some versions
+canary:
+	@echo "Installing the newest versions into $(CANARY) (a few minutes) ..."
+	@test -x $(CANARY)/bin/python || $(PYTHON) -m venv $(CANARY)
+	@grep '^torch==' constraints.txt > $(CANARY)/constraints.txt
+	@$(CANARY)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade --upgrade-strategy eager \
+	  -c $(CANARY)/constraints.txt -e '.[dev,rl]'
+	@$(CANARY)/bin/python .ci/canary.py
+
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -83,4 +94,4 @@ soak: $(READY)
 	@echo "soak: explorer_kills"; $(BIN)/python soak/explorer_kills.py && $(BIN)/python soak/explorer_kills.py --agent ppo
 
 clean:
-	rm -rf .venv .venv-lowest .matrix .peers demo_run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-lowest .venv-canary .matrix .peers demo_run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -67,8 +67,8 @@ def train(project: Path, run_dir: Path, seed: int, status: str | None) -> int:
 
 
 def evaluate(project: Path, run_dir: Path) -> dict[str, Any]:
-    """Play the best checkpoint and return the report of the project's own command."""
-    command = [sys.executable, "-m", f"{SLUG}.evaluate", str(run_dir), "--episodes", str(EPISODES), "--json"]
+    """Play the best checkpoint and return the report of `trieye evaluate`."""
+    command = [sys.executable, "-m", "trieye.cli", "evaluate", str(run_dir), "--episodes", str(EPISODES), "--json"]
     done = subprocess.run(command, cwd=project, check=True, stdout=subprocess.PIPE, text=True)
     report: dict[str, Any] = json.loads(done.stdout)
     return report

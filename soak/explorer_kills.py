@@ -25,7 +25,7 @@ KINDS = {
     "explorer": "ExplorerActor",
     "replay": "ReplayActor",
     "synchronizer": "SynchronizerActor",
-    "hub": "TrieyeActor",
+    "hub": "HubActor",
 }
 AGENTS: dict[str, dict[str, Any]] = {
     "dqn": {"kind": "dqn", "learning_starts": 200, "rollout_steps": 1, "updates_per_env_step": 0.25},

@@ -40,7 +40,7 @@ def steps_in(root: Path) -> list[int]:
 def hubs_on(node: Any) -> list[psutil.Process]:
     """Return the processes of hubs on a node."""
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-    return [child for child in raylet.children() if child.cmdline() and "TrieyeActor" in child.cmdline()[0]]
+    return [child for child in raylet.children() if child.cmdline() and "HubActor" in child.cmdline()[0]]
 
 
 def soak(root: Path, *, saves: int) -> dict[str, Any]:

@@ -59,8 +59,7 @@ class Spoils:
 
     def train_step(self, batch: Any) -> Any:
         """Spoil the loss, the gradient, a priority or a weight in one update."""
-        is_turn, handle = self.updates + 1 == self.at, None
-        held = getattr(batch, "data", batch)
+        is_turn, handle, held = self.updates == self.at, None, batch.data
         if is_turn and self.what == "loss":
             name = "reward" if "next_obs" in held else "returns"
             held[name] = held[name] * self.value

@@ -30,11 +30,11 @@ from moved import moved
 
 import trieye
 from trieye.cli import main as trieye_command
-from trieye.cli.inspect import check_run
 from trieye.exceptions import CheckpointError
 from trieye.journal.event_payloads import decode_events
 from trieye.journal.journal import Journal
-from trieye.journal.witness import read_witness
+from trieye.journal.watermark import read_watermark
+from trieye.runs import verify
 
 STEPS, MORE_STEPS = 300, 400
 SAVE_EVERY = 50
@@ -139,7 +139,7 @@ class Original:
     def of(cls, root: Path, run_dir: Path, scratch: Path) -> "Original":
         """Look at a copy."""
         copy = copied(root, scratch) / run_dir.relative_to(root)
-        witness = read_witness(copy / JOURNAL)
+        witness = read_watermark(copy / JOURNAL)
         assert witness is not None
         with contextlib.closing(Journal(copy / JOURNAL)) as journal:
             assert not journal.damage, journal.damage
@@ -250,7 +250,7 @@ def started(config: trieye.TrieyeConfig, harm: Harm, original: Original) -> Iter
 def problems_of(run_dir: Path, original: Original, harm: Harm, *, mlflow: bool, resumes: bool) -> Iterator[str]:
     """Verify a damaged run, start it again or close it, and yield what is wrong."""
     before = curves_of(run_dir, mlflow=mlflow)
-    is_said = bool(check_run(run_dir).damage)
+    is_said = bool(verify(run_dir).damage)
     config = config_of(run_dir.parents[2], mlflow=mlflow)
     if resumes:
         yield from started(config, harm, original)

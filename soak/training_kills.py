@@ -101,7 +101,7 @@ def begin(project: Path, config: Any, *, fork: bool) -> int:
     """Start a life of a run in a process of its own and return its id."""
     if not fork:
         case = config.run_name.partition("_")[2]
-        given = [str(project), config.persistence.ROOT_DATA_DIR, case, config.run_name, str(config.loop.steps)]
+        given = [str(project), config.persistence.root_data_dir, case, config.run_name, str(config.loop.steps)]
         command = [sys.executable, __file__, "--child", json.dumps(given)]
         with (project / f"{config.run_name}.log").open("ab") as log:
             return subprocess.Popen(command, stderr=log).pid

@@ -3,6 +3,7 @@
 import ast
 import functools
 import graphlib
+import importlib
 import re
 import subprocess
 import sys
@@ -11,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from tests import private_apis
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "trieye"
 
 ROOMS = (
-    "cli", "testing", "integrations", "results", "training", "tune", "sweeps",
-    "experiment", "run", "hub", "sinks", "replay", "mirror", "checkpoints", "snapshot", "history", "journal", "stats",
-    "files", "config", "process", "exceptions",
+    "cli", "compat", "integrations", "testing", "training", "tune", "results", "runs", "sweeps", "experiment", "run",
+    "hub", "remote", "sinks", "replay", "mirror", "history", "journal", "checkpoints", "snapshot", "stats", "files",
+    "config", "process", "exceptions",
 )  # fmt: skip
 """From the top to the bottom: a module imports from its own room and from those after it."""
 
@@ -39,8 +42,8 @@ HOMES = {
     "hydra": {"config/hydra/*", "sweeps/*er.py", "sweeps/working.py"},
     "omegaconf": {"config/hydra/*", "sweeps/*er.py", "sweeps/working.py"},
     "ray": {
+        "compat/actor*.py",
         "hub/actor.py",
-        "hub/actor_arguments.py",
         "hub/*ray*.py",
         "replay/remote/actor.py",
         "training/exploring/*ray*.py",
@@ -54,7 +57,7 @@ HOMES = {
         "testing/training_contracts.py",
         "experiment/profiling.py",
         "snapshot/*",
-        "checkpoints/legacy.py",
+        "compat/pickles.py",
         "replay/prefetch.py",
         "integrations/*",
     },
@@ -72,33 +75,7 @@ HOMES = {
     "plotext": {"results/terminal.py"},
 }
 
-PRIVATE = {
-    "_internal": "config/hydra/test_hydra_main.py",  # of Hydra: how it loads a config, and what it calls a task
-    "_apply_overrides_to_config": "config/hydra/test_messages.py",
-    "_parse_overrides_and_create_caching_repo": "config/hydra/test_hydra_help.py",
-    "_actions": "config/hydra/test_messages.py",  # of argparse
-    "_bit_generator": "snapshot/test_generators.py",  # of NumPy's RandomState
-    "_autoreset_envs": "training/test_resume.py",  # of Gymnasium's SyncVectorEnv
-    "_rewards": "training/test_finite.py",
-    "_metadata": "snapshot/test_encode.py",  # of torch's state dicts
-    "_actor_id": "hub/test_detached.py",  # of Ray
-    "_private": "hub/test_detached.py",
-    "_global_node": "run/test_preemption.py",
-    "_current_ep_start": "integrations/test_sb3.py",  # of stable-baselines3, from here on
-    "_get_torch_save_params": "integrations/test_sb3.py",
-    "_last_obs": "integrations/test_sb3.py",
-    "_last_original_obs": "integrations/test_sb3.py",
-    "_num_timesteps_at_start": "integrations/test_sb3.py",
-    "_stats_window_size": "integrations/test_sb3.py",
-    "_total_timesteps": "integrations/test_sb3.py",
-    "_batches_that_stepped": "integrations/test_lightning.py",  # of Lightning
-}
-"""Names that libraries promise nobody, each with a test that notices when one is gone."""
-
 TREE = "## The tree\n"
-
-OURS = ("its own", "its caller", "named by the drop-in API", "as root_data_dir is resolved")
-"""What is said of private names that are those of trieye, beside `noqa: SLF001`."""
 
 
 def name_of(path):
@@ -186,27 +163,13 @@ def test_the_module_names_of_trieye_0_1_5_are_doors():
         assert ast.unparse(exported) == f"__all__ = {sorted(names)}", door
 
 
-def private_names_in(path):
-    text = path.read_text()
-    foreign = [
-        line
-        for line in text.splitlines()
-        if "noqa: SLF001 - " in line and not line.split("SLF001 - ")[1].startswith(OURS)
-    ]
-    for line in foreign:
-        yield from re.findall(r"(?<!self)[.\"](_[a-z]\w*)", line.split("#")[0])
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and not node.module.startswith(("trieye", "_")):
-            for name in (*node.module.split("."), *(alias.name for alias in node.names)):
-                if name.startswith("_"):
-                    yield name
-
-
-def test_private_names_of_libraries_are_known_and_tested():
-    used = {name for path in MODULES.values() for name in private_names_in(path)}
-    assert used == PRIVATE.keys()
-    for test in PRIVATE.values():
-        assert (ROOT / "tests" / test).is_file(), test
+def test_private_apis_of_dependencies_are_in_the_table_with_a_test():
+    rows, sources = private_apis.table(), private_apis.modules()
+    listed = {(row.module, name) for row in rows for name in (row.api, *row.api.split("."))}
+    assert private_apis.used() - listed == set(), "describe them in docs/private_apis.md"
+    assert [row for row in rows if row.api.rpartition(".")[2] not in sources[row.module]] == [], "no longer used"
+    for path, _, name in {row.test.partition("::") for row in rows}:
+        assert f"def {name}(" in (ROOT / "tests" / path).read_text(), f"{path} has no {name}"
 
 
 def test_tests_lie_where_the_modules_lie():
@@ -229,6 +192,7 @@ def modules_after(code):
         "import trieye.cli",
         "from trieye import main",
         "import trieye.results",
+        "import trieye.runs",
     ],
 )
 def test_start_up_is_light(code):
@@ -292,24 +256,33 @@ def test_the_tree_in_architecture_is_that_of_the_docstrings():
     assert shown == tree(), "write it anew with `python tests/test_layout.py`"
 
 
-def stub():
-    """Return what type checkers and editors read of the package, whose names are imported when they are asked for."""
-    import trieye
+LAZY = ("trieye", "trieye.results", "trieye.runs")
+"""Packages whose public names are imported on first use."""
 
-    lines = [
-        '"""Public names of trieye, for type checkers and editors; `python tests/test_layout.py` writes it."""',
-        "",
-    ]
-    lines += [f"from {home} import {name} as {name}" for name, home in sorted(trieye._HOME.items(), key=by_home)]
-    return "\n".join([*lines, "", "__version__: str", ""])
+
+def stub_of(name):
+    return PACKAGE.joinpath(*name.split(".")[1:], "__init__.pyi")
+
+
+def stub(name):
+    """Return what type checkers and editors read of a package whose public names are imported on first use."""
+    package = importlib.import_module(name)
+    title = f"Public names of {name}, for type checkers and editors; `python tests/test_layout.py` writes it."
+    lines = [f'"""{title}"""', ""]
+    lines += [f"from {home} import {name} as {name}" for name, home in sorted(package._HOME.items(), key=by_home)]
+    return "\n".join([*lines, *(["", "__version__: str"] if name == "trieye" else []), ""])
 
 
 def by_home(item):
     return item[1], item[0]
 
 
-def test_type_checkers_know_the_public_names():
-    assert (PACKAGE / "__init__.pyi").read_text() == stub(), "write it anew with `python tests/test_layout.py`"
+@pytest.mark.parametrize("name", LAZY)
+def test_type_checkers_know_the_public_names(name):
+    assert stub_of(name).read_text() == stub(name), "write it anew with `python tests/test_layout.py`"
+    assert sorted(importlib.import_module(name)._HOME) == sorted(
+        set(importlib.import_module(name).__all__) - {"__version__"}
+    )
 
 
 def test_files_and_functions_stay_small():
@@ -325,4 +298,5 @@ def test_files_and_functions_stay_small():
 if __name__ == "__main__":
     page = ROOT / "ARCHITECTURE.md"
     page.write_text(page.read_text().partition(TREE)[0] + TREE + tree())
-    (PACKAGE / "__init__.pyi").write_text(stub())
+    for name in LAZY:
+        stub_of(name).write_text(stub(name))

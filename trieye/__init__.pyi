@@ -1,11 +1,17 @@
 """Public names of trieye, for type checkers and editors; `python tests/test_layout.py` writes it."""
 
-from trieye.checkpoints.path_manager import PathManager as PathManager
-from trieye.checkpoints.serializer import BufferData as BufferData
-from trieye.checkpoints.serializer import CheckpointData as CheckpointData
-from trieye.checkpoints.serializer import LoadedTrainingState as LoadedTrainingState
-from trieye.checkpoints.serializer import Serializer as Serializer
 from trieye.checkpoints.store import load_checkpoint as load_checkpoint
+from trieye.compat.actor import TrieyeActor as TrieyeActor
+from trieye.compat.actor_logic import ActorLogic as ActorLogic
+from trieye.compat.actor_state import ActorState as ActorState
+from trieye.compat.events import LogContext as LogContext
+from trieye.compat.events import RawMetricEvent as RawMetricEvent
+from trieye.compat.path_manager import PathManager as PathManager
+from trieye.compat.serializer import BufferData as BufferData
+from trieye.compat.serializer import CheckpointData as CheckpointData
+from trieye.compat.serializer import LoadedTrainingState as LoadedTrainingState
+from trieye.compat.serializer import Serializer as Serializer
+from trieye.compat.stats_processor import StatsProcessor as StatsProcessor
 from trieye.config import AggregationMethod as AggregationMethod
 from trieye.config import DEFAULT_METRICS as DEFAULT_METRICS
 from trieye.config import DataSource as DataSource
@@ -34,18 +40,13 @@ from trieye.exceptions import SerializationError as SerializationError
 from trieye.exceptions import TrieyeError as TrieyeError
 from trieye.exceptions import UntrustedPickleError as UntrustedPickleError
 from trieye.experiment.experiment import Experiment as Experiment
-from trieye.hub.actor import TrieyeActor as TrieyeActor
-from trieye.hub.fold import ActorState as ActorState
-from trieye.hub.logic import ActorLogic as ActorLogic
-from trieye.hub.processor import LogContext as LogContext
-from trieye.hub.processor import RawMetricEvent as RawMetricEvent
-from trieye.hub.processor import StatsProcessor as StatsProcessor
 from trieye.replay import ReplayBuffer as ReplayBuffer
 from trieye.run.application import main as main
 from trieye.run.recorder import RunClient as RunClient
 from trieye.run.run import Run as Run
 from trieye.run.saves import SaveHandle as SaveHandle
 from trieye.snapshot.environments import EnvState as EnvState
+from trieye.training.batches import Minibatch as Minibatch
 from trieye.training.config import TrainingConfig as TrainingConfig
 from trieye.training.engine import TrainEngine as TrainEngine
 from trieye.training.engine import mean as mean
@@ -54,6 +55,7 @@ from trieye.training.gae import gae as gae
 from trieye.training.launch import evaluate as evaluate
 from trieye.training.launch import train as train
 from trieye.training.loading import load_policy as load_policy
+from trieye.training.loading import make_env as make_env
 from trieye.training.policy import Act as Act
 from trieye.training.policy import Context as Context
 from trieye.training.policy import Policy as Policy

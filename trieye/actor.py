@@ -1,5 +1,6 @@
-"""The module name of TrieyeActor in trieye 0.1.5; it lives in `trieye.hub.actor`."""
+"""The module name of TrieyeActor in trieye 0.1.5; it lives in `trieye.compat.actor`."""
 
-from trieye.hub.actor import TrieyeActor, actor_name, get_or_create
+from trieye.compat.actor import TrieyeActor, get_or_create
+from trieye.hub.actor import actor_name
 
 __all__ = ["TrieyeActor", "actor_name", "get_or_create"]

@@ -1,5 +1,5 @@
-"""The module name of ActorLogic in trieye 0.1.5; it lives in `trieye.hub.logic`."""
+"""The module name of ActorLogic in trieye 0.1.5; it lives in `trieye.compat.actor_logic`."""
 
-from trieye.hub.logic import ActorLogic
+from trieye.compat.actor_logic import ActorLogic
 
 __all__ = ["ActorLogic"]

@@ -1,5 +1,5 @@
-"""The module name of ActorState in trieye 0.1.5; it lives in `trieye.hub.fold`."""
+"""The module name of ActorState in trieye 0.1.5; it lives in `trieye.compat.actor_state`."""
 
-from trieye.hub.fold import ActorState
+from trieye.compat.actor_state import ActorState
 
 __all__ = ["ActorState"]

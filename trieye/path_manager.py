@@ -1,5 +1,5 @@
-"""The module name of PathManager in trieye 0.1.5; it lives in `trieye.checkpoints.path_manager`."""
+"""The module name of PathManager in trieye 0.1.5; it lives in `trieye.compat.path_manager`."""
 
-from trieye.checkpoints.path_manager import PathManager
+from trieye.compat.path_manager import PathManager
 
 __all__ = ["PathManager"]

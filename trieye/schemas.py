@@ -1,6 +1,6 @@
-"""The module name of the values of the drop-in API in trieye 0.1.5; they live where they are made."""
+"""The module name of the events and states of trieye 0.1.5."""
 
-from trieye.checkpoints.serializer import BufferData, CheckpointData, LoadedTrainingState
-from trieye.hub.processor import LogContext, RawMetricEvent
+from trieye.compat.events import LogContext, RawMetricEvent
+from trieye.compat.serializer import BufferData, CheckpointData, LoadedTrainingState
 
 __all__ = ["BufferData", "CheckpointData", "LoadedTrainingState", "LogContext", "RawMetricEvent"]

@@ -262,7 +262,7 @@ class HubRig(Rig):
 
     def receiver(self) -> int:
         """Return the process of the actor."""
-        return process_of("TrieyeActor")
+        return process_of("HubActor")
 
     def calibrate(self, events: int, seconds: float) -> Sample:
         """Return how many batches of so many events are accepted in a second."""

@@ -1,4 +1,3 @@
-import functools
 import logging
 import pickle
 import shutil
@@ -9,6 +8,7 @@ import pytest
 
 from trieye.checkpoints.choose import check_reference, choose
 from trieye.checkpoints.store import CheckpointStore
+from trieye.compat.path_manager import TrainingChoice
 from trieye.config import PersistenceConfig
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
 from trieye.files.run_files import BUFFER_PREFIX, RunFiles
@@ -59,10 +59,16 @@ class App:
             path.with_suffix(".pkl").write_bytes(pickle.dumps("x"))
         return files
 
-    def choose(self, run_name="now", *, config_hash=None, group=None, own_first=True, strict=True, **changes):
+    def choose(self, run_name="now", *, config_hash=None, group=None, **changes):
         config = self.config(run_name, **changes)
-        options = {"config_hash": config_hash, "group": group, "own_first": own_first, "strict": strict}
-        return choose(RunFiles(config), config, **options)
+        return choose(RunFiles(config), config, config_hash=config_hash, group=group)
+
+    def drop_in(self, run_name="now", **changes):
+        """Return what a program of trieye 0.1.5 loads: a resume point and a buffer."""
+        config = self.config(run_name, **changes)
+        choice = TrainingChoice(RunFiles(config), config)
+        point = choice.point()
+        return point, None if point is None else choice.buffer_for(point.checkpoint)
 
     def check(self, run_name="now", **changes):
         config = self.config(run_name, **changes)
@@ -85,8 +91,9 @@ def where(point):
     return None if point is None else (point.run_name, point.checkpoint.step)
 
 
-def steps(point):
-    return point.checkpoint.step, None if point.buffer is None else point.buffer.step
+def steps(loaded):
+    point, buffer = loaded
+    return point.checkpoint.step, None if buffer is None else buffer.step
 
 
 @pytest.fixture
@@ -171,7 +178,7 @@ def test_damage_in_another_run_is_said_and_passed_over_without_touching_it(app, 
     assert "run 'newest'" in caplog.text
     assert "run.json" in caplog.text
     assert everything_in(app.root) == before
-    with pytest.raises(SerializationError, match=r"run\.json"):  # that of the run itself says who it is
+    with pytest.raises(SerializationError, match=r"run\.json"):  # the own record identifies the run
         app.choose("newest")
 
 
@@ -184,7 +191,7 @@ def test_an_explicit_checkpoint_comes_after_the_own_ones_or_before_them(app):
     own = app.choose(load_checkpoint_path=typed)
     assert where(own) == ("now", 1)
     assert f"load_checkpoint_path={typed} applies to its first start" in own.reason
-    assert where(app.choose(load_checkpoint_path=typed, own_first=False)) == ("source", 3)
+    assert where(app.drop_in(load_checkpoint_path=typed)[0]) == ("source", 3)
 
 
 @pytest.mark.parametrize("part", ["", "checkpoints", "checkpoints/latest.pkl", "checkpoints/checkpoint_step_7"])
@@ -207,32 +214,31 @@ def test_an_explicit_path_that_does_not_exist_is_an_error_or_for_the_drop_in_api
     with pytest.raises(ConfigurationError, match=r"load_checkpoint_path='/nowhere/x' does not exist"):
         app.choose(load_checkpoint_path="/nowhere/x")
     with caplog.at_level(logging.WARNING):
-        assert where(app.choose(load_checkpoint_path="/nowhere/x", strict=False, own_first=False)) == ("earlier", 2)
+        assert where(app.drop_in(load_checkpoint_path="/nowhere/x")[0]) == ("earlier", 2)
     assert "/nowhere/x" in caplog.text
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_an_explicit_path_to_something_damaged_or_else_is_always_an_error(app, tmp_path, strict):
+@pytest.mark.parametrize("choose", [App.choose, App.drop_in])
+def test_an_explicit_path_to_something_damaged_or_else_is_always_an_error(app, tmp_path, choose):
     damaged = app.run("source", 3, 7).get_checkpoint_path(7)
     cut(damaged)
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "empty").mkdir()
     for path in (damaged, tmp_path / "notes.txt", tmp_path / "empty"):
         with pytest.raises(CheckpointError, match=path.name):
-            app.choose(load_checkpoint_path=str(path), strict=strict)
+            choose(app, load_checkpoint_path=str(path))
     with pytest.raises(CheckpointError, match=damaged.name):
-        app.choose(load_checkpoint_path="source:step:7", strict=strict)
+        choose(app, load_checkpoint_path="source:step:7")
 
 
 @pytest.mark.parametrize(
     ("asked", "step"), [("best", 20), ("latest", 30), ("step:10", 10), ("now:best", 20), ("now:step:10", 10)]
 )
-@pytest.mark.parametrize("own_first", [True, False])
-def test_a_run_goes_back_to_the_own_checkpoint_that_is_called(app, asked, step, own_first):
+def test_a_run_goes_back_to_the_own_checkpoint_that_is_called(app, asked, step):
     app.rated("now", {10: 1.0, 20: 3.0, 30: 2.0})
     app.check(load_checkpoint_path=asked)
-    point = app.choose(load_checkpoint_path=asked, own_first=own_first)
-    assert where(point) == ("now", step)
+    point = app.choose(load_checkpoint_path=asked)
+    assert where(point) == where(app.drop_in(load_checkpoint_path=asked)[0]) == ("now", step)
     assert point.went_back_to == asked
     assert f"goes back to its own checkpoint checkpoint_step_{step} (load_checkpoint_path={asked})" in point.reason
 
@@ -245,7 +251,7 @@ def test_a_damaged_best_one_is_set_aside_for_the_second_best_and_at_last_there_i
     assert everything_in(app.root) == before
     assert where(app.choose(load_checkpoint_path="best")) == ("now", 10)
     app.rated("other", {10: 1.0, 20: 3.0}, mode="min")
-    assert where(app.choose(load_checkpoint_path="other:best", own_first=False)) == ("other", 10)
+    assert where(app.drop_in(load_checkpoint_path="other:best")[0]) == ("other", 10)
     app.damage("now", 10)
     with pytest.raises(CheckpointError, match="no intact checkpoint with an objective: checkpoint_step_10"):
         app.choose(load_checkpoint_path="best")
@@ -280,7 +286,7 @@ def test_what_is_called_and_is_not_there_is_always_an_error(app, run_name, asked
     app.run("empty")
     app.old_run("old", 5)
     app.run("now", 5, 10)
-    for attempt in (app.check, app.choose, functools.partial(app.choose, strict=False, own_first=False)):
+    for attempt in (app.check, app.choose, app.drop_in):
         with pytest.raises(ConfigurationError, match=said):
             attempt(run_name, load_checkpoint_path=asked)
 
@@ -311,30 +317,29 @@ def test_where_a_mirror_may_have_what_is_called_nothing_is_checked_before_the_st
 
 def test_the_buffer_is_the_newest_that_is_not_newer_than_the_checkpoint(app):
     files = app.run("now", 5, 9, buffers=(4, 8, 12))
-    point = app.choose()
-    assert steps(point) == (9, 8)
-    assert point.buffer.path == files.get_buffer_path(8)
-    assert "with buffer_step_8" in point.reason
+    loaded = app.drop_in()
+    assert steps(loaded) == (9, 8)
+    assert loaded[1].path == files.get_buffer_path(8)
     older = str(files.get_checkpoint_path(5))
-    assert steps(app.choose("fresh", load_checkpoint_path=older)) == (5, 4)
+    assert steps(app.drop_in("fresh", load_checkpoint_path=older)) == (5, 4)
     shutil.rmtree(files.get_buffer_path(4))
-    assert steps(app.choose("fresh", load_checkpoint_path=older)) == (5, None)
+    assert steps(app.drop_in("fresh", load_checkpoint_path=older)) == (5, None)
 
 
 def test_a_damaged_buffer_is_set_aside_for_the_older_one(app):
     cut(app.run("now", 9, buffers=(4, 8)).get_buffer_path(8))
-    assert steps(app.choose()) == (9, 4)
+    assert steps(app.drop_in()) == (9, 4)
 
 
-def test_buffers_are_left_alone_when_they_are_not_saved_and_replaced_by_an_explicit_one(app):
+def test_buffers_are_left_alone_when_they_are_not_saved_and_replaced_by_an_explicit_one(app, caplog):
     app.run("now", 9, buffers=(8,))
     explicit = app.run("other", 9, buffers=(3,)).get_buffer_path(3)
-    assert steps(app.choose(save_buffer=False)) == (9, None)
+    assert steps(app.drop_in(save_buffer=False)) == (9, None)
     for path in (explicit, explicit.parent, explicit.parent.parent):
-        assert app.choose(load_buffer_path=str(path)).buffer[:2] == (explicit, 3)
-    with pytest.raises(ConfigurationError, match="load_buffer_path"):
-        app.choose(load_buffer_path="/nowhere")
-    assert steps(app.choose(load_buffer_path="/nowhere", strict=False)) == (9, 8)
+        assert app.drop_in(load_buffer_path=str(path))[1][:2] == (explicit, 3)
+    with caplog.at_level(logging.WARNING):
+        assert steps(app.drop_in(load_buffer_path="/nowhere")) == (9, 8)
+    assert "load_buffer_path='/nowhere' does not exist" in caplog.text
 
 
 def test_runs_of_0_1_5_are_found_by_the_date_in_their_name(app):
@@ -344,7 +349,8 @@ def test_runs_of_0_1_5_are_found_by_the_date_in_their_name(app):
     point = app.choose()
     assert where(point) == ("run_20250102_030405", 10)
     assert point.checkpoint.path.name == "checkpoint_step_10.pkl"
-    assert (point.buffer.path.name, point.buffer.step) == ("buffer_step_4.pkl", 4)
+    buffer = app.drop_in()[1]
+    assert (buffer.path.name, buffer.step) == ("buffer_step_4.pkl", 4)
     point.checkpoint.path.write_bytes(b"\x80\x04")  # torn
     assert where(app.choose()) == ("run_20250102_030405", 5)
 
@@ -379,7 +385,7 @@ def test_earlier_runs_are_looked_for_in_other_roots_which_stay_as_they_are(app, 
     point = app.choose(config_hash="h", **there)
     assert where(point) == ("far", 9)
     assert str(elsewhere.files("far").runs_root_dir) in point.reason
-    assert point.buffer.path == elsewhere.files("far").get_buffer_path(8)
+    assert app.drop_in(**there)[1].path == elsewhere.files("far").get_buffer_path(8)
     assert app.choose(config_hash="h", auto_resume_latest=False, **there) is None
     assert where(app.choose(load_checkpoint_path="far:latest", **there)) == ("far", 9)
     assert everything_in(elsewhere.root) == before
@@ -423,7 +429,7 @@ def test_a_directory_of_checkpoints_that_leaves_the_run_is_refused(app, tmp_path
     (files.run_base_dir / folder).rename(tmp_path / "far")
     (files.run_base_dir / folder).symlink_to(tmp_path / "far")
     with pytest.raises(CheckpointError, match=f"{folder} is a link to .*far, outside of"):
-        app.choose()
+        app.drop_in()
 
 
 def test_a_run_that_is_a_link_out_of_the_app_is_not_looked_at(app, tmp_path, caplog):

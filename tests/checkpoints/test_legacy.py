@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trieye.checkpoints.legacy import is_whole_pickle, load_pickle, newest_pickle
+from trieye.checkpoints.legacy import is_whole_pickle, newest_pickle
+from trieye.compat.pickles import load_pickle
 from trieye.exceptions import SerializationError
 
 DATA = Path(__file__).parent / "data"

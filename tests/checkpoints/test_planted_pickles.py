@@ -17,9 +17,9 @@ from tests.drop_in import training_state
 from trieye.checkpoints.directory import OBJECTS_NAME, TREE_NAME, load_parts, load_state, save_parts, save_state
 from trieye.checkpoints.manifest import MANIFEST_NAME, read_manifest, write_manifest
 from trieye.cli import main
+from trieye.compat.actor_logic import ActorLogic
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError, TrieyeError, UntrustedPickleError
 from trieye.files.checksum import FileEntry
-from trieye.hub.logic import ActorLogic
 from trieye.snapshot import signing
 from trieye.snapshot.encode import encode
 from trieye.snapshot.nodes import KIND, StateParts
@@ -308,7 +308,7 @@ READERS = {
     "yaml": {"load", "unsafe_load", "full_load"},
     "pandas": {"read_pickle"},
 }
-GUARDED = {"checkpoints/legacy.py", "snapshot/objects.py", "replay/exchange/datasets.py"}
+GUARDED = {"compat/pickles.py", "snapshot/objects.py", "replay/exchange/datasets.py"}
 """Reached after `signing.pickles_allowed`, a signature or `allow_pickle=True` only."""
 ITS_OWN = {
     "testing/training_contracts.py",

@@ -14,7 +14,7 @@ STEPS = 300
 KILLED = """
 import os, signal, sys, time
 import trieye
-from trieye.cli.inspect import check_run
+from trieye.runs import verify
 
 saves = "saves" in sys.argv
 config = trieye.TrieyeConfig(
@@ -38,7 +38,7 @@ with trieye.Run(config) as run:
         if step == 200:
             deadline = time.monotonic() + 30
             run.flush()
-            while not any(s.name == "tensorboard" and s.index > 200 for s in check_run(run.dir).sinks):
+            while not any(s.name == "tensorboard" and s.index > 200 for s in verify(run.dir).sinks):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             if saves:

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,14 @@ import pytest
 
 import trieye
 from tests import warm
+from tests.json_schemas import validated
+from trieye import runs
 from trieye.cli import main
-from trieye.cli.again import LOAD, Made, Program
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.process.lock import RunLock
+from trieye.runs import get
+from trieye.runs.program import LOAD, Program
 
 WARM = warm.RUN
 
@@ -141,6 +143,39 @@ def test_a_run_that_is_run_again_gives_the_same_and_nothing_has_changed(command,
     assert record_of(project, "first_rerun").forked_from is None
 
 
+def test_runs_are_rerun_and_forked_from_python_and_with_json(command, project):
+    plan = runs.plan_rerun("first", ["agent.lr=0.125"])
+    assert (plan.run_dir, dict(plan.divergence.config)) == (
+        runs_of(project) / "first_rerun",
+        {"agent.lr": (0.25, 0.125)},
+    )
+    assert names(project) == ["first"]
+    code, out, _ = command("rerun", "first", "agent.lr=0.125", "--dry-run", "--json")
+    document = validated(out)
+    assert (code, document["run_dir"], document["command"]) == (
+        0,
+        str(plan.run_dir),
+        plan.program.command(plan.overrides),
+    )
+    assert runs.fork("first", ["loop.steps=12", "run_name=forked"], at="step:10") == 0
+    assert runs.get("forked").forked_from == "agents/first@10"
+    code, out, _ = command("fork", "first", "loop.steps=12", "--at", "best", "--json")
+    document = validated(out)  # the output of the program is on stderr
+    assert (code, document["is_dry_run"], document["changes"]["config"]["loop.steps"]) == (0, False, [10, 12])
+    assert runs.get("first_fork").forked_from == "agents/first@6"
+
+
+def test_a_stored_command_that_is_not_signed_needs_confirm_from_python(planted):
+    _, trace = planted(command=[sys.executable, "stranger.py"])
+    with pytest.raises(ConfigurationError, match="not signed with your key"):
+        runs.rerun("planted")
+    assert not trace.exists()
+    asked = []
+    with pytest.raises(ConfigurationError, match="rejected the config"):
+        runs.rerun("planted", confirm=lambda command, _, origin: asked.append((command[-1], origin)))
+    assert asked == [("run_name=planted_rerun", "run agents/planted")]
+
+
 def test_what_has_changed_since_is_shown_before_anything_starts(command, project):
     (project / "conf" / "train.yaml").write_text(CONFIG.replace("steps: 10", "steps: 20"))
     provenance = runs_of(project) / "first" / "provenance" / "attempt-1.json"
@@ -190,7 +225,7 @@ def test_overrides_that_the_program_knows_no_more_are_named_and_can_be_left_out(
     changed(provenance, overrides=["run_name=first", "agent.learning_rate=0.25", "agent.lr=0.25"])
     try:
         code, _, err = command("rerun", "first", "--dry-run", "--yes")
-        assert (code, "nothing is made" in err) == (2, True)
+        assert (code, "no run was created" in err) == (2, True)
         assert "agent.learning_rate" in err
         code, out, err = command("rerun", "first", "--without", "agent.learning_rate", "--dry-run", "--yes")
         assert code == 0, err
@@ -249,10 +284,10 @@ def test_a_stored_command_that_the_user_did_not_sign_runs_only_when_confirmed(wo
         assert command(*words, "planted")[0] == 2
     assert not trace.exists()
     monkeypatch.setattr("builtins.input", lambda _: "y")
-    assert "does not compose" in command(*words, "planted")[2]
+    assert "rejected the config" in command(*words, "planted")[2]
     assert trace.exists()
     trace.unlink()
-    assert "does not compose" in command(*words, "planted", "--yes")[2]
+    assert "rejected the config" in command(*words, "planted", "--yes")[2]
     assert trace.exists()
     assert run_dir.exists()
 
@@ -297,7 +332,7 @@ def test_a_program_that_is_gone_is_said_to_be(command, project):
 def test_a_fork_goes_on_from_the_best_and_has_a_history_and_a_best_of_its_own(command, project):
     code, out, err = command("fork", "first", "--at", "best", "agent.lr=0.5", "loop.steps=12")
     assert code == 0, err
-    assert "begins from agents/first at step 6, objective -0" in out
+    assert "starts from agents/first at step 6, objective -0" in out
     assert "persistence.load_checkpoint_path=first:step:6" in out
     assert err.splitlines()[:2] == [
         "config: agent.lr: 0.25 -> 0.5  (asked for)",
@@ -349,7 +384,7 @@ def test_a_fork_repeats_its_parent_and_one_of_a_fork_knows_where_both_began(comm
 def test_another_architecture_is_refused_before_anything_is_made(command, project):
     code, _, err = command("fork", "first", "--at", "best", "agent.width=4")
     assert code == 1
-    assert "fork of agents/first --at best: nothing is made" in err
+    assert "fork of agents/first at step 6: no run was created" in err
     assert "weights of shape (3,) for a net of (4,)" in err
     assert names(project) == ["first"]
 
@@ -373,10 +408,10 @@ def test_a_run_that_is_alive_can_be_forked_and_one_of_the_new_name_is_no_room(co
         code, _, err = command("fork", "first", "--at", "best", "--dry-run")
         assert code == 0, err
         code, _, err = command("fork", "first", "--at", "best", "run_name=taken")
-        assert (code, "run_name=taken: there is such a run, and it is alive" in err) == (2, True)
+        assert (code, "run_name=taken: this run exists and is alive" in err) == (2, True)
     code, _, err = command("rerun", "first", "run_name=taken")
-    assert (code, "run_name=taken: there is such a run already" in err) == (2, True)
-    assert "to go on with it: cd " in err
+    assert (code, "run_name=taken: this run exists already" in err) == (2, True)
+    assert "to resume it: cd " in err
 
 
 def test_a_program_that_never_restores_is_not_trained_to_find_that_out(command, project, tmp_path):
@@ -400,7 +435,7 @@ def test_a_program_that_never_restores_is_not_trained_to_find_that_out(command, 
         (["fork", "first", "--at", "step:7"], ("no checkpoint of step 7", "the nearest is step:6", "steps: 2, ")),
         (["fork", "first", "--at", "bset"], ("'bset' is no checkpoint", "did you mean 'best'?", "step:N")),
         (["fork", "first"], ("it would be over at once", "loop.steps=10 done", "raise that limit")),
-        (["fork", "first", "--at", "best", "agent.lrn=1"], ("nothing is made", "agent.lrn", "agent.lr")),
+        (["fork", "first", "--at", "best", "agent.lrn=1"], ("no run was created", "agent.lrn", "agent.lr")),
         (["fork", "first", "persistence.load_checkpoint_path=x"], ("--at",)),
         (["rerun", "first", "run_name=a/b"], ("run_name", "a/b")),
     ],
@@ -430,7 +465,7 @@ def test_a_checkpoint_that_is_cut_off_is_refused_before_anything_is_made(command
     file.write_bytes(file.read_bytes()[:-1])
     code, _, err = command("fork", "cut", "--at", "step:6")
     assert code == 1
-    assert "nothing is made" in err
+    assert "no run was created" in err
     assert file.name in err
     assert names(project) == ["cut", "first"]
 
@@ -448,18 +483,18 @@ def test_a_checkpoint_that_is_cut_off_is_refused_before_anything_is_made(command
     ],
 )
 def test_the_program_of_a_run_is_its_command_without_overrides(command, words, project):
-    made = Made.of(runs_of(project) / "first")
-    held = made.provenance.model_copy(update={"command": command, "overrides": ["a=1"]})
-    program = Program.of(replace(made, provenance=held))
+    run = get("first")
+    vars(run)["provenance"] = run.provenance.model_copy(update={"command": command, "overrides": ["a=1"]})
+    program = Program.of(run)
     assert (program.words, program.overrides) == ([sys.executable, *words], ["a=1"])
 
 
 @pytest.mark.parametrize("command", [["python", "-c", "print()"], ["python"], ["python", "-"]])
 def test_what_was_typed_at_a_prompt_is_no_program(command, project):
-    made = Made.of(runs_of(project) / "first")
-    held = made.provenance.model_copy(update={"command": command})
+    run = get("first")
+    vars(run)["provenance"] = run.provenance.model_copy(update={"command": command})
     with pytest.raises(ConfigurationError, match="names no program"):
-        Program.of(replace(made, provenance=held))
+        Program.of(run)
 
 
 def test_overrides_take_the_place_of_the_same_keys_and_secrets_have_to_be_typed_again(project):

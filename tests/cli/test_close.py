@@ -73,7 +73,7 @@ def test_a_sink_that_does_not_answer_costs_the_others_nothing_and_can_be_served_
     assert main(["close", str(run), "--timeout", "0.2"]) == 1
     told = capsys.readouterr().err
     assert re.search(rf"mlflow: 3\d\d items are missing: .*{NOWHERE}", told)
-    assert "`trieye close` goes on" in told
+    assert "`trieye close` continues" in told
     assert record_of(run).status == "KILLED"
     assert curves_in_tensorboard(run)["loss"] == losses()
     change_config(run, "persistence", mlflow_tracking_uri=None)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sqlite3
 import struct
 import zlib
@@ -13,10 +14,12 @@ import pytest
 from mlflow.entities import Metric, Param
 from torch.utils.tensorboard import SummaryWriter
 
+from tests.json_schemas import validated
 from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
+from trieye.integrations.importing import import_runs
 from trieye.integrations.wandb.offline import records_in
 from trieye.results.loading import load
 
@@ -133,6 +136,11 @@ def test_runs_that_are_here_are_left_as_they_are_and_names_that_are_taken_get_a_
     before = read_history(first).num_rows
     assert main(["import", "tensorboard", path, "--app", "old"]) == 0
     assert capsys.readouterr().out.count("was imported before") == 2
+    assert main(["import", "tensorboard", path, "--app", "old", "--json"]) == 0
+    document = validated(capsys.readouterr().out)
+    imported, problems = import_runs("tensorboard", Path(path), app="old")
+    assert [run["run_dir"] for run in document["runs"]] == [str(run.directory) for run in imported]
+    assert (document["problems"], problems, {run.is_new for run in imported}) == ([], [], {False})
     assert (read_history(first).num_rows, RunRecord.read(first / "run.json").attempt) == (before, 1)
     writer = SummaryWriter("others/CartPole__dqn__1")
     writer.add_scalar("charts/return", 5.0, 1)
@@ -190,7 +198,7 @@ def test_a_damaged_wandb_file_is_named_and_read_up_to_the_damage(capsys):
     assert main(["import", "wandb-offline", "wandb"]) == 0
     assert curve("a") == [(0, 0.0), (1, 1.0)]
     said = capsys.readouterr().err
-    assert f"{path}: read up to where it is damaged: the record at byte {at[3]} has checksum" in said
+    assert f"{path}: read up to the first damaged record: the record at byte {at[3]} has checksum" in said
 
 
 @pytest.mark.parametrize("json_text", ["{", "1" * 400], ids=["not JSON", "a huge number"])
@@ -208,7 +216,7 @@ def test_a_file_that_is_none_of_wandb_is_named_with_what_is_expected(capsys):
     path, _ = wandb_file()
     path.write_bytes(b"not wandb at all, but long enough for a header")
     assert main(["import", "wandb-offline", "wandb"]) != 0
-    assert f"{path}: left out: it has no intact record of a run" in capsys.readouterr().err
+    assert f"{path}: left out: it has no intact run record" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -298,7 +306,7 @@ def test_a_run_that_has_grown_is_imported_anew_and_shows_each_point_once():
 def test_a_place_without_runs_is_named(words, capsys):
     assert main(["import", *words]) != 0
     said = capsys.readouterr().err
-    assert "nowhere" in said or "no run" in said
+    assert "nowhere does not exist" in said or re.search(r"contains no wandb run|no runs in it", said)
 
 
 def test_runs_of_ours_are_not_imported(make_config, capsys):
@@ -307,4 +315,4 @@ def test_runs_of_ours_are_not_imported(make_config, capsys):
     with trieye.Run(make_config(sinks={"tensorboard": {"enabled": True}})) as run:
         run.log("a", 1.0)
     assert main(["import", "tensorboard", str(run.dir)]) != 0
-    assert "those of trieye already" in capsys.readouterr().err
+    assert "contains only trieye runs" in capsys.readouterr().err

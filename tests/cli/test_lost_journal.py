@@ -51,7 +51,7 @@ def goes_on(run):
         remove(JOURNAL, LOG, SHARED),
         remove(JOURNAL, LOG, SHARED, "journal-witness.jsonl"),
     ],
-    ids=["both replaced", "log replaced", "log gone", "all gone", "witness gone too"],
+    ids=["both replaced", "log replaced", "log gone", "all gone", "watermark gone too"],
 )
 def test_it_is_found_and_said_and_set_aside_and_the_curves_stay_as_they_were(killed_run, capsys, harm):
     run = killed_run("saves")

@@ -9,7 +9,7 @@ from tests.curves import curves_in_mlflow, curves_in_tensorboard, mlflow_runs, r
 from tests.damage import contents
 from tests.moved import moved
 from trieye.cli import main
-from trieye.cli.given_run import config_of
+from trieye.runs.config import config_of
 
 
 @pytest.fixture(scope="session")

@@ -115,7 +115,7 @@ def test_a_curve_is_drawn_in_the_terminal_or_into_a_picture(results, tmp_path):
     code, out, _ = results("curve", "--by", "algo")
     assert code == 0
     assert "\x1b" not in out
-    assert "ppo: 11.67 [10, 14] at 10,000, of 3 runs" in out
+    assert "ppo: 11.67 [10, 14] at 10,000 (3 runs)" in out
     for name in ("c.png", "c.svg", "c.pdf"):
         code, out, _ = results("curve", "--by", "algo", "--runs", "-o", name)
         assert (code, out) == (0, f"written to {name}\n")
@@ -137,7 +137,7 @@ def test_curves_as_json_have_null_where_there_is_none(as_json, tmp_path):
 def test_a_comparison_says_how_surely_and_by_how_much_and_what_differs(results, as_json):
     code, out, _ = results("compare", "--by", "algo", "--last", "1", "-o", "profile.png")
     assert code == 0
-    assert "what differs" in out
+    assert "differing parameters" in out
     assert "algo" in out
     (pair,) = as_json("compare", "--by", "algo", "--last", "1")["pairs"]
     near(pair["probability"], probability_of_improvement(SCORES["dqn"], SCORES["ppo"]))
@@ -229,13 +229,13 @@ def test_points_are_exported_as_a_table(results, tmp_path):
         (["table", "--last", "many"], "--last many: give a part, such as 10%"),
         (["table", "--range", "a=1"], "--range a=1: this is not TASK=LOW:HIGH"),
         (["table", "--confidence", "95"], "--confidence 95: it is between 0 and 1"),
-        (["curve", "-o", "c.pgn"], "pgn is no format of pictures; did you mean 'png'?"),
+        (["curve", "-o", "c.pgn"], "pgn is no image format; did you mean 'png'?"),
         (["curve", "--grid", "0"], "grid=0"),
         (["compare", "--where", "algo=ppo"], "there is one group only"),
         (["sensitivity", "--param", "agent.algos"], "did you mean 'agent.algo'?"),
         (["select", "--rerun", "0"], "--rerun 0: it has to be 1 or more"),
         (["select", "--rerun", "1"], "is of no sweep; it needs one sweep"),
-        (["export", "-o", "x.parqet"], ".parqet is no format of tables; did you mean '.parquet'?"),
+        (["export", "-o", "x.parqet"], ".parqet is no table format; did you mean '.parquet'?"),
         (["export", "--metric", "los", "-o", "x.csv"], "los: no run has it; did you mean 'loss'?"),
     ],
 )

@@ -9,8 +9,8 @@ import pytest
 
 import trieye
 from trieye.cli import main
-from trieye.cli.found_runs import FoundRun
 from trieye.process.lock import RunLock
+from trieye.runs import StoredRun
 
 LOADED = """
 import sys
@@ -123,7 +123,7 @@ def test_what_has_no_objective_comes_last_either_way(runs, make_run):
 
 def test_an_objective_that_is_to_be_low_has_its_lowest_value(make_run, runs):
     run_dir = make_run("a", loop={"objective": "loss", "mode": "min"})
-    found = FoundRun.read(run_dir)
+    found = StoredRun.read(run_dir)
     assert (found.metric, found.mode, found.best) == ("loss", "min", -1.0)
     make_run("b", age_s=5)
     assert "-1 loss" in runs()[1]  # several objectives: each says which
@@ -133,14 +133,14 @@ def test_a_run_is_running_as_long_as_a_process_has_it_and_lost_afterwards(make_r
     run_dir = make_run("a")
     changed(run_dir, status="RUNNING", ended=None)
     with RunLock(run_dir / "run.lock"):
-        assert FoundRun.read(run_dir).status == "RUNNING"
-    assert FoundRun.read(run_dir).status == "LOST"
+        assert StoredRun.read(run_dir).status == "RUNNING"
+    assert StoredRun.read(run_dir).status == "LOST"
     assert names(runs, "--status", "lost") == ["a"]
 
 
 def test_a_run_that_was_killed_is_shown_as_far_as_it_came(killed_run, runs):
     run_dir = killed_run()
-    found = FoundRun.read(run_dir, metric="loss", mode="min")
+    found = StoredRun.read(run_dir, metric="loss", mode="min")
     assert found.status == "LOST"
     assert found.step is not None
     assert found.step >= 150
@@ -155,7 +155,7 @@ def test_a_living_run_shows_what_it_has_logged(make_config, runs):
         run.log({"eval/return": 4.0})
         run.flush()
         deadline = time.monotonic() + 30
-        while (found := FoundRun.read(run.dir)).best is None:
+        while (found := StoredRun.read(run.dir)).best is None:
             assert time.monotonic() < deadline
         assert (found.status, found.step, found.best) == ("RUNNING", 3, 4.0)
 

@@ -22,11 +22,11 @@ import pytest
 import trieye
 from tests.waiting import wait_until
 from trieye.cli import main
-from trieye.cli.found_runs import find_place
-from trieye.cli.pages import MAX_STORES, Asked, pages_of
+from trieye.cli.pages import MAX_STORES, PageSelection, pages_of
 from trieye.cli.report_server import HEALTH, server_command
 from trieye.exceptions import ConfigurationError
 from trieye.process.local_servers import free_port
+from trieye.runs.finding import resolve
 from trieye.sinks.mlflow.pages import experiments_of
 
 SWEEP = "/of/a sweep/2026-01-01"
@@ -85,7 +85,7 @@ def change(path, *, of="persistence", **values):
 
 
 def pages(place, root, directory, **options):
-    found, notes = pages_of(Asked(place, [root]), directory, **options)
+    found, notes = pages_of(PageSelection(place, [root]), directory, **options)
     return {page.title: page for page in found}, notes
 
 
@@ -447,10 +447,10 @@ def test_a_name_is_that_of_an_app_then_of_a_run_then_of_what_lies_here(root, swe
     (tmp_path / "first").mkdir()
     (tmp_path / "agents").mkdir()
     runs = root / "agents" / "runs"
-    assert find_place("agents", [root]) == root / "agents"
-    assert find_place("first", [root]) == find_place("agents/first", [root]) == runs / "first"
-    assert find_place(str(runs / "first"), []) == runs / "first"
-    assert find_place("grid", [root]) == find_place("multirun/grid", [root]) == sweep
+    assert resolve("agents", [root]) == root / "agents"
+    assert resolve("first", [root]) == resolve("agents/first", [root]) == runs / "first"
+    assert resolve(str(runs / "first"), []) == runs / "first"
+    assert resolve("grid", [root]) == resolve("multirun/grid", [root]) == sweep
     shutil.copytree(runs / "first", root / "others" / "runs" / "first")
     with pytest.raises(ConfigurationError, match=r"several runs of that name; say which: agents/first, others/first"):
-        find_place("first", [root])
+        resolve("first", [root])

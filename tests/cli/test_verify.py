@@ -8,9 +8,9 @@ import pytest
 
 from tests.damage import contents, cut, flip
 from trieye.cli import main
-from trieye.cli.inspect import check_run
 from trieye.history.history import History
 from trieye.journal.journal import Journal, Snapshot
+from trieye.runs import verify
 
 ALIVE = """
 import sys, trieye
@@ -58,7 +58,7 @@ def test_a_killed_run_is_whole_and_its_sinks_are_behind(killed_run, capsys):
     assert "RUNNING, no process writes to it" in shown
     assert "everything is whole" in shown
     assert "highest step is 200" in shown
-    sinks = {sink.name: sink for sink in check_run(run).sinks}
+    sinks = {sink.name: sink for sink in verify(run).sinks}
     assert (sinks["mlflow"].index, sinks["mlflow"].behind > 200, sinks["tensorboard"].index > 200) == (0, True, True)
     assert shown.count("`trieye close`") == 2
 
@@ -70,7 +70,7 @@ def test_a_run_that_is_being_written_is_whole_whenever_one_looks(tmp_path):
     try:
         assert process.stdout.readline() == "logging\n"
         for _ in range(10):
-            found = check_run(tmp_path / "agents" / "runs" / "first")
+            found = verify(tmp_path / "agents" / "runs" / "first")
             assert (found.damage, found.is_alive, found.status) == ([], True, "RUNNING")
     finally:
         process.send_signal(signal.SIGKILL)
@@ -108,7 +108,7 @@ def test_damage_is_found_and_explained_and_nothing_is_changed(damaged_run, capsy
 def test_of_several_checkpoints_the_one_that_is_used_instead_is_named(damaged_run):
     directory = damaged_run / "checkpoints"
     (directory / "checkpoint_step_300").mkdir()
-    (damage,) = check_run(damaged_run).damage
+    (damage,) = verify(damaged_run).damage
     assert "checkpoint_step_300/MANIFEST.json is missing" in damage.what
     assert "of step 200, is used instead" in damage.advice
 
@@ -118,7 +118,7 @@ def test_a_hole_in_the_history_of_the_journal_is_found(tmp_path):
     journal = Journal(tmp_path / "journal.db")
     journal.commit(Snapshot(0, 10, 0.0, b""), chunks=[(4, 10, b"")], keep_after=0)
     journal.close()
-    (damage,) = check_run(tmp_path).damage
+    (damage,) = verify(tmp_path).damage
     assert "journal.db " in damage.what
     assert "4 items are lost (0 to 3)" in damage.what
 
@@ -153,6 +153,6 @@ def test_a_run_that_has_only_just_begun_is_whole(tmp_path, capsys):
 def test_a_run_all_of_whose_checkpoints_were_set_aside_is_damaged(damaged_run):
     checkpoint = damaged_run / "checkpoints" / "checkpoint_step_200"
     checkpoint.rename(checkpoint.with_name("checkpoint_step_200.damaged"))
-    (damage,) = check_run(damaged_run).damage
+    (damage,) = verify(damaged_run).damage
     assert "none of the checkpoints is whole: 1 " in damage.what
     assert "next start is an error" in damage.meaning

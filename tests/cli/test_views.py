@@ -8,10 +8,11 @@ from rich.console import Console
 
 import trieye
 from tests.waiting import wait_until
-from trieye.cli.found_runs import duration
 from trieye.cli.views import read_view, render_run
 from trieye.exceptions import ConfigurationError
+from trieye.files.run_record import RunRecord
 from trieye.hub.status import read_status
+from trieye.process.text import duration
 
 
 def log(run, count, *, names=1):
@@ -50,7 +51,7 @@ def test_rates_are_those_of_the_last_seconds(run):
     assert "/s)" not in shown(first)
     log(run, 50)
     second = read_view(run.dir, first)
-    rate = 50 / (second.looks[-1][0] - second.looks[0][0])
+    rate = 50 / (second.statuses[-1][0] - second.statuses[0][0])
     assert f"events 55 ({rate:,.0f}/s)" in shown(second)
 
 
@@ -79,7 +80,7 @@ def test_a_sink_that_does_not_work_is_shown_with_the_beginning_of_the_reason(mak
 
 
 def test_a_run_whose_hub_is_only_starting_says_so(tmp_path):
-    (tmp_path / "run.json").write_text('{"app_name": "agents", "run_name": "first"}')
+    RunRecord(app_name="agents", run_name="first").save(tmp_path / "run.json")
     text = shown(read_view(tmp_path, None))
     assert "not published anything yet" in text
     assert "no metrics yet" in text
@@ -100,7 +101,7 @@ def test_a_run_that_is_deleted_meanwhile_ends_the_view(run):
     view = read_view(run.dir, None)
     run.close()
     shutil.rmtree(run.dir)
-    with pytest.raises(ConfigurationError, match=f"{run.dir} is gone"):
+    with pytest.raises(ConfigurationError, match=f"{run.dir}: it has no run.json"):
         read_view(run.dir, view)
 
 
@@ -108,7 +109,7 @@ def test_what_is_not_finite_is_said_to_be(run):
     log(run, 1)
     view = read_view(run.dir, None)
     status = {**view.status, "metrics": {"a": {"last": None, "min": 1.0, "max": None, "step": 3}}}
-    text = shown(dataclasses.replace(view, looks=((0.0, status),)))
+    text = shown(dataclasses.replace(view, statuses=((0.0, status),)))
     assert ["a", "not", "finite", "1", "not", "finite", "3"] in [line.split() for line in text.splitlines()]
 
 

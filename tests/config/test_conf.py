@@ -6,7 +6,6 @@ from typing import Literal
 
 import numpy as np
 import pytest
-import yaml
 from pydantic import Field
 
 import trieye
@@ -67,14 +66,6 @@ def test_every_file_begins_with_the_line_that_help_shows(file):
     first = next(line for line in lines if not line.startswith("# @package"))
     assert first.startswith("# ")
     assert len(first) > 10
-
-
-@pytest.mark.parametrize("group", ["runtime", "persistence", "stats", "replay", "loop", "explorer", "sync"])
-def test_no_option_repeats_a_default_of_its_model(group):
-    defaults = TrainConfig().model_dump()[group]
-    for file in (CONF / group).glob("*.yaml"):
-        stated = yaml.safe_load(file.read_text()) or {}
-        assert [key for key, value in stated.items() if defaults[key] == value] == [], file
 
 
 def test_the_composed_config_has_the_chosen_sinks_only():

@@ -3,11 +3,11 @@
 import pytest
 
 import trieye
+from trieye.compat.actor_logic import ActorLogic
 from trieye.config import MetricConfig, StatsConfig
 from trieye.history.history import History
-from trieye.hub.fold import ActorState
 from trieye.hub.ledger import Ledger
-from trieye.hub.logic import ActorLogic
+from trieye.hub.pending import PendingEvents
 from trieye.journal.journal import Journal
 from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.point import Point
@@ -50,7 +50,7 @@ class Hub:
             StatsConfig(metrics=self.metrics),
             self.journal,
             self.history,
-            ActorState(),
+            PendingEvents(),
             undeclared="auto",
             clock=lambda: self.now,
             wall_clock=lambda: NOW + self.now if wall is None else wall,

@@ -10,8 +10,8 @@ import time
 import pytest
 
 import trieye
-from trieye.checkpoints.path_manager import PathManager
-from trieye.hub.actor import get_or_create
+from trieye.compat.actor import get_or_create
+from trieye.files.run_files import RunFiles
 from trieye.process.lock import RunLock
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -78,14 +78,14 @@ def kill(process):
 
 
 def record_of(config):
-    return json.loads(PathManager(config.persistence).run_record_path.read_text())
+    return json.loads(RunFiles(config.persistence).run_record_path.read_text())
 
 
 def test_an_orphaned_hub_is_found_in_every_namespace_by_who_becomes_its_driver(config, start_driver):
     import ray
 
     kill(start_driver("detached"))
-    lock = RunLock(PathManager(config.persistence).lock_path)
+    lock = RunLock(RunFiles(config.persistence).lock_path)
     hub = get_or_create(config)
     assert ray.get(hub.health.remote())["pid"] == lock.holder()["pid"]
     assert lock.holder()["actor"] == "my_hub"
@@ -101,7 +101,7 @@ def test_a_run_takes_over_from_a_hub_whose_driver_is_dead_and_not_before(config,
     kill(driver)
     (tmp_path / "app.py").write_text(APP)
     place = [
-        f"persistence.root_data_dir={config.persistence.ROOT_DATA_DIR}",
+        f"persistence.root_data_dir={config.persistence.root_data_dir}",
         "app_name=app",
         "run_name=run",
         "sinks=[]",
@@ -139,7 +139,7 @@ def test_a_hub_that_is_restarted_goes_on_under_the_lock_of_its_driver(config):
         deadline = time.monotonic() + 60
         while True:  # a second driver must not get in between
             with pytest.raises(trieye.RunLockedError, match=str(os.getpid())):
-                RunLock(PathManager(config.persistence).lock_path).acquire()
+                RunLock(RunFiles(config.persistence).lock_path).acquire()
             try:
                 second = ray.get(actor.health.remote(), timeout=0.2)["pid"]
             except (ray.exceptions.RayError, TimeoutError):

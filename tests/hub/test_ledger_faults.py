@@ -11,13 +11,13 @@ import pytest
 
 from tests.drop_in import training_state
 from tests.hub.conftest import NOW, Hub, event, events_in, steps_of
+from trieye.compat.actor_logic import ActorLogic
 from trieye.config import MetricConfig, StatsConfig
 from trieye.exceptions import CheckpointError, JournalError, JournalFullError
 from trieye.files.run_record import RunRecord
 from trieye.history.history import History
-from trieye.hub.fold import ActorState
 from trieye.hub.ledger import Ledger
-from trieye.hub.logic import ActorLogic
+from trieye.hub.pending import PendingEvents
 from trieye.journal.journal import Journal
 from trieye.stats.batch import EventRow
 from trieye.stats.operations import LogParams, LogText
@@ -335,7 +335,7 @@ def test_a_setting_of_undeclared_names_holds_for_the_events_of_its_attempt(tmp_p
             StatsConfig(metrics=[MetricConfig(name="known")]),
             journal,
             history,
-            ActorState(),
+            PendingEvents(),
             undeclared=undeclared,
             clock=lambda: 0.0,
             wall_clock=lambda: NOW,

@@ -1,66 +1,18 @@
-import trieye
-from tests.hub.conftest import event
+from trieye.hub.pending import PendingEvents
 from trieye.stats.batch import EventBatch, EventRow
 
 
-def test_events_and_batches_are_taken_in_the_order_in_which_they_came():
-    state = trieye.ActorState()
-    state.add_event(event(value=1.0))
-    state.add_batch(EventBatch.from_rows([EventRow("m", 2.0, 1, 0.0)]))
-    state.add_event(event(value=3.0))
-    assert len(state) == 3
-    assert [value for batch in state.take() for value in batch.values.tolist()] == [1.0, 2.0, 3.0]
-    assert len(state) == 0
-    assert state.take() == []
+def batch(*values):
+    return EventBatch.from_rows([EventRow("m", value, 1, 0.0) for value in values])
 
 
-def test_the_timestamp_of_an_event_is_kept_and_missing_ones_are_the_arrival():
-    state = trieye.ActorState()
-    state.add_event(event(timestamp=5.0), arrived=9.0)
-    state.add_event(event(), arrived=9.0)
-    assert state.take()[0].times.tolist() == [5.0, 9.0]
-
-
-def test_one_impossible_event_never_costs_its_neighbors():
-    state = trieye.ActorState()
-    for value, step in ((1.0, 1), (10**400, 1), (2.0, 1 << 80), (3.0, 2)):
-        state.add_event(event(value=value, step=step))
-    assert state.take()[0].values.tolist() == [1.0, 3.0]
-    assert dict(state.drops.by_reason) == {"non_finite": 1, "step_out_of_range": 1}
-
-
-def test_events_up_to_a_step_can_be_seen_and_cleared():
-    state = trieye.ActorState()
-    for step in (1, 2, 2, 5):
-        state.add_event(event(step=step, context={"k": step}))
-    data, highest = state.get_data_to_process(3)
-    assert highest == 2
-    assert {step: len(by_name["m"]) for step, by_name in data.items()} == {1: 1, 2: 2}
-    assert data[1]["m"][0].context == {"k": 1}
-    state.clear_processed_data(3)
-    assert state.get_data_to_process(10)[0].keys() == {5}
-
-
-def test_the_state_survives_a_round_trip_and_missing_keys_have_defaults():
-    state = trieye.ActorState()
-    assert state.get_persistable_state() == {
-        "last_processed_step": -1,
-        "last_processed_time": 0.0,
-        "_last_log_time_per_metric": {},
-    }
-    saved = {"last_processed_step": 50, "last_processed_time": 12.5, "_last_log_time_per_metric": {"m": 3.0}}
-    state.add_event(event())
-    state.restore_from_state(saved)
-    assert state.get_persistable_state() == saved
-    assert len(state) == 1, "pending events are kept"
-    state.restore_from_state({})
-    assert state.get_last_processed_step() == -1
-
-
-def test_the_log_context_holds_the_latest_values():
-    state = trieye.ActorState()
-    state.note_pass([], at=0.0, step=None, latest={"m": (3, 1.5)})
-    state.update_last_processed_time(4.0)
-    context = state.get_log_context(latest_step=7, current_time=9.0)
-    assert (context.latest_step, context.last_log_time, context.current_time) == (7, 4.0, 9.0)
-    assert context.latest_values == {"m": (3, 1.5)}
+def test_batches_are_taken_in_the_order_in_which_they_came_and_single_events_joined():
+    pending = PendingEvents()
+    pending.add_rows(batch(1.0))
+    pending.add_rows(batch(2.0))
+    pending.add_batch(batch(3.0, 4.0))
+    pending.add_rows(batch(5.0))
+    assert len(pending) == 5
+    assert [taken.values.tolist() for taken in pending.take()] == [[1.0, 2.0], [3.0, 4.0], [5.0]]
+    assert len(pending) == 0
+    assert pending.take() == []

@@ -193,7 +193,7 @@ def test_pictures(tmp_path):
     logger = RunLogger("run")
     logger.log_image("one", [torch.rand(3, 8, 8)], step=2)
     logger.log_image("two", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.uint8)], caption=["left", "right"])
-    with pytest.raises(TypeError, match="list of pictures"):
+    with pytest.raises(TypeError, match="list of images"):
         logger.log_image("one", torch.rand(3, 8, 8))
     with pytest.raises(ConfigurationError, match="2 images and 1 captions"):
         logger.log_image("two", [torch.rand(3, 8, 8)] * 2, caption=["left"])

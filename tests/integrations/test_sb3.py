@@ -158,6 +158,13 @@ def test_a_training_goes_on_with_all_that_it_had(config, make):
     assert max(step for _, step in counts) > 1500
 
 
+def test_a_model_of_stable_baselines_has_the_attributes_that_a_resume_sets():
+    model = ppo()
+    model.learn(1)
+    names = ("_last_obs", "_last_original_obs", "_num_timesteps_at_start", "_stats_window_size", "_total_timesteps")
+    assert set(names) <= set(vars(model))
+
+
 def test_what_is_logged_is_what_the_logger_of_sb3_writes(config, tmp_path):
     with trieye.Run(config()) as run:
         model = ppo()
@@ -378,7 +385,7 @@ def test_moments_of_environments_are_those_of_the_training():
 
 
 def test_environments_that_reset_themselves_are_refused():
-    with pytest.raises(ConfigurationError, match="take sync or async"):
+    with pytest.raises(ConfigurationError, match=r"use env\.vector=sync or async"):
         make_envs(EnvConfig(id="CartPole-v1", vector="own"))
 
 

@@ -249,7 +249,7 @@ def test_a_directory_that_is_there_stays(capsys):
     with SummaryWriter("runs/first") as writer:
         writer.add_scalar("a", 1.0, 1)
     assert not Path("runs/first").is_symlink()
-    assert "runs/first is there already and stays as it is" in capsys.readouterr().err
+    assert "runs/first already exists and is not replaced by a link" in capsys.readouterr().err
 
 
 def test_names_never_leave_the_root():

@@ -170,7 +170,7 @@ def test_create_new_opens_an_independent_run():
     one = wandb.init(project="p", id="one")
     two = wandb.init(project="p", id="two", reinit="create_new")
     assert wandb.run is one
-    with pytest.raises(ConfigurationError, match="open already"):
+    with pytest.raises(ConfigurationError, match="already opened"):
         wandb.init(project="p", id="two", reinit="create_new")
     two.log({"a": 2.0})
     one.log({"a": 1.0})

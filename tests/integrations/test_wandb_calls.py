@@ -51,7 +51,7 @@ def params():
 
 def media():
     """Return the media of the run, which is open."""
-    own = wandb.run._held.run
+    own = wandb.run._adopted.run
     own.flush()
     items, _ = own._attempt.hub._logic.files.history.read(0, 1000)
     return [item for item in items if isinstance(item, Medium)]
@@ -59,7 +59,7 @@ def media():
 
 def killed():
     """Leave the run as a process does that is killed."""
-    wandb.run._held.run.close("KILLED")
+    wandb.run._adopted.run.close("KILLED")
     wandb._current = None
     opening.AdoptedRun._open.clear()
 
@@ -193,7 +193,7 @@ def test_a_step_that_is_over_is_refused(capsys):
     wandb.log({"a": 2.0}, step=3)
     wandb.finish()
     assert points() == [("a", 5, 1.0)]
-    assert "step 5 is under way" in capsys.readouterr().err
+    assert "the current step is 5" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_files_are_kept():
     artifact = wandb.Artifact("model", type="model")
     artifact.add_file("model.pt")
     artifact.add_dir("code")
-    with pytest.raises(ConfigurationError, match="there is no such file"):
+    with pytest.raises(ConfigurationError, match="the file does not exist"):
         artifact.add_file("nothing")
     with wandb.init(project="p", id="one") as run:
         run.log_artifact(artifact)
@@ -320,7 +320,7 @@ def log_some(first=0, count=5):
 def test_a_run_that_was_killed_goes_on(resume):
     wandb.init(project="p", id="one", resume="allow")
     log_some()
-    wandb.run._held.run.flush()
+    wandb.run._adopted.run.flush()
     killed()
     with wandb.init(project="p", id="one", resume=resume) as run:
         assert (run.resumed, run.step) == (True, 5)
@@ -341,7 +341,7 @@ def test_a_summary_is_that_of_all_attempts():
             wandb.run.run.flush()
             if number == 1:  # it leaves no summary
                 killed()
-                run._held = None
+                run._adopted = None
         told.append(json.loads((run_dir("one") / "wandb-summary.json").read_text()))
     assert told[-1] == {
         "a": 9.0,
@@ -379,7 +379,7 @@ def test_a_run_that_must_be_there_or_must_not():
 def test_a_run_without_an_id_goes_on_after_a_crash_and_not_after_its_end(resume):
     first = wandb.init(project="p", resume=resume)
     log_some()
-    wandb.run._held.run.flush()
+    wandb.run._adopted.run.flush()
     killed()
     second = wandb.init(project="p", resume=resume)
     assert (second.id, second.resumed, second.step) == (first.id, True, 5)
@@ -429,9 +429,9 @@ def test_an_error_is_the_end_of_the_run():
     [
         (lambda: wandb.log({"a": 1}), r"wandb.log: call wandb.init\(\) first"),
         (lambda: wandb.config, r"call wandb.init\(\) first"),
-        (lambda: wandb.init(projct="p"), "projct=...\\): there is no such argument; did you mean 'project'"),
-        (lambda: wandb.init(mode="of"), "did you mean 'offline'|it is one of online"),
-        (lambda: wandb.init(resume="yes"), "it is one of allow, must, never, auto"),
+        (lambda: wandb.init(projct="p"), "projct=...\\): unknown argument; did you mean 'project'"),
+        (lambda: wandb.init(mode="of"), "did you mean 'offline'|choose from online"),
+        (lambda: wandb.init(resume="yes"), "choose from allow, must, never, auto"),
     ],
 )
 def test_mistakes_are_named(do, said):

@@ -194,22 +194,30 @@ def check(directory: Path, truth: Truth, *, is_cut_log: bool) -> list[str]:
     wrong = [f"wrong {what}" for what in _wrong_values(found, truth)]
     damage, num_lost = journal.damage, journal.num_lost
     journal.forget_repair()
-    missing = len(truth.contents["records"]) - len(found["records"])
+    needed, present = (_not_in_snapshot(one["records"], found["snapshot"]) for one in (truth.contents, found))
+    missing = len(needed) - len(present)
     if not num_lost and not is_cut_log:
-        # the older snapshot stands in for the newer one, and nothing is lost
-        same = [what for what in found if what != "snapshot" or not damage]
+        # the older snapshot stands in for the newer one, and each for the records before it
+        same = [what for what in found if what not in {"snapshot", "records"} or not damage]
         wrong += [f"{what} changed, not reported" for what in same if found[what] != truth.contents[what]]
+        wrong += ["records changed, not reported"] if present != needed else []
+    if present and found["snapshot"] and present[-1].pos != found["snapshot"].pos + len(present):
+        wrong.append("records behind a gap")
     if is_cut_log and not damage and found not in truth.latest:
         wrong.append("not as it was before the last transactions")
     if missing > max(num_lost, MAX_LOST_WITH_A_PAGE):
         wrong.append(f"{missing} records missing, {num_lost} reported")
     if damage and not any(path.name.startswith(f"{NAME}.damaged-1") for path in directory.iterdir()):
-        wrong.append("not set aside")
+        wrong.append("not quarantined")
     pos = journal.append("events", b"new", at=9.0, client="newcomer", seq=1)
     if pos in {record.pos for record in found["records"]}:
         wrong.append(f"position {pos} used twice")
     journal.close()
     return wrong + list(_not_kept(directory, truth, {**found, "last_pos": pos, "last_at": 9.0}, pos))
+
+
+def _not_in_snapshot(records: Sequence[Record], snapshot: Snapshot | None) -> list[Record]:
+    return [record for record in records if snapshot is None or record.pos > snapshot.pos]
 
 
 def _wrong_values(found: dict[str, object], truth: Truth) -> Iterator[str]:
@@ -231,7 +239,7 @@ def _wrong_values(found: dict[str, object], truth: Truth) -> Iterator[str]:
 
 
 def _not_kept(directory: Path, truth: Truth, found: dict[str, object], pos: int | None) -> Iterator[str]:
-    """Yield what another process finds changed in the repaired journal."""
+    """Yield what another process finds changed in the new journal."""
     journal = Journal(directory / NAME)
     again = contents(journal, truth)
     again["records"] = [record for record in again["records"] if record.pos != pos]

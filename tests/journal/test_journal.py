@@ -7,7 +7,7 @@ import pytest
 from trieye.exceptions import JournalError, SequenceGapError
 from trieye.journal import keys as journal_keys
 from trieye.journal.journal import Chunk, Journal, Record, Segment, Snapshot
-from trieye.journal.look import connect_read_only
+from trieye.journal.scan import connect_read_only
 
 PAYLOAD = b"events"
 

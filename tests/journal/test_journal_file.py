@@ -12,7 +12,7 @@ from trieye.exceptions import JournalError, JournalFullError
 from trieye.files import filesystem
 from trieye.journal.file import rollback_path, wal_path
 from trieye.journal.journal import Chunk, Journal, Snapshot
-from trieye.journal.look import connect_read_only
+from trieye.journal.scan import connect_read_only
 
 
 @pytest.fixture

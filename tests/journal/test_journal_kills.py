@@ -5,7 +5,7 @@ import pytest
 
 from tests.forked import forked, said_until_killed
 from trieye.journal.journal import Chunk, Journal, Snapshot
-from trieye.journal.look import inspect
+from trieye.journal.scan import inspect
 
 
 def write(path, durability, seed, say):

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from trieye.checkpoints.path_manager import PathManager
 from trieye.checkpoints.store import CheckpointStore, Retention
 from trieye.config import PersistenceConfig
-from trieye.files.run_files import BUFFER_PREFIX
+from trieye.files.run_files import BUFFER_PREFIX, RunFiles
 from trieye.files.run_record import RunRecord, open_run_record
 from trieye.journal.journal import Journal
 from trieye.mirror.local import LocalRun
@@ -23,7 +22,7 @@ def no_check():
 class MirroredRun:
     def __init__(self, root, url, *, begin=True):
         self.url = url
-        self.paths = PathManager(PersistenceConfig(root_data_dir=str(root), app_name=APP, run_name=RUN))
+        self.paths = RunFiles(PersistenceConfig(root_data_dir=str(root), app_name=APP, run_name=RUN))
         self.paths.create_run_directories()
         self.checkpoints = CheckpointStore(self.paths.checkpoint_dir)
         self.buffers = CheckpointStore(self.paths.buffer_dir, prefix=BUFFER_PREFIX)

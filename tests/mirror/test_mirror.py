@@ -13,8 +13,8 @@ import trieye
 from tests.drop_in import training_state
 from tests.mirror.mirrored_run import MirroredRun
 from tests.waiting import LONG_S, wait_until
+from trieye.compat.actor_logic import ActorLogic
 from trieye.history.history import read_history
-from trieye.hub.logic import ActorLogic
 from trieye.mirror.mirror import Mirror
 from trieye.mirror.restore import restore_run
 from trieye.mirror.store import MirrorStore

@@ -4,9 +4,9 @@ import pytest
 
 from trieye.exceptions import JournalError, SerializationError
 from trieye.journal.journal import Journal
-from trieye.journal.look import examine, inspect
+from trieye.journal.scan import inspect, scan
 from trieye.journal.schema import Segment
-from trieye.journal.witness import Expected
+from trieye.journal.watermark import Expected
 from trieye.mirror.local import LocalRun, MirrorRecord
 from trieye.mirror.restore import restore_run
 
@@ -25,7 +25,7 @@ def test_a_journal_is_copied_whole_at_any_moment_while_it_is_written(run, tmp_pa
         for number in range(10):
             copy = tmp_path / f"{number}.db"
             LocalRun(run.paths).copy_journal(copy)
-            assert examine(copy, Expected()).damage == []
+            assert scan(copy, Expected()).damage == []
             held = Journal(copy)
             sizes.append(held.last_pos)
             assert [record.pos for record in held.records(0)] == list(range(1, held.last_pos + 1))

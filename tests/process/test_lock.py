@@ -173,3 +173,13 @@ def test_another_machine_that_holds_a_lock_keeps_the_run_alive(tmp_path):
         assert is_alive(tmp_path)
     lock.path.with_name("run.lock.holder").write_text(json.dumps({"pid": 1, "host": "elsewhere", "boot": "b"}))
     assert not is_alive(tmp_path)
+
+
+def test_a_process_that_holds_the_run_before_its_hub_is_there_counts_as_alive(tmp_path):
+    assert not is_alive(tmp_path)
+    with RunLock(tmp_path / "run.lock"):
+        assert is_alive(tmp_path)
+    assert not is_alive(tmp_path)
+    for holder in ("", "{}", '{"pid": "x", "host": "h"}', '{"pid": 1, "host": "elsewhere"}'):
+        (tmp_path / "run.lock.holder").write_text(holder)
+        assert not is_alive(tmp_path)

@@ -92,7 +92,7 @@ def test_mistakes_are_named():
         Hindsight(reward_of, k=-1)
     data, links = rows([(0, False)] * 4)
     achieved, rng = data["next_achieved_goal"].__getitem__, np.random.default_rng(0)
-    with pytest.raises(ConfigurationError, match=r"needs the key 'achieved_goal' of a row; did you mean"):
+    with pytest.raises(ConfigurationError, match=r"needs the row key 'achieved_goal'; did you mean"):
         Hindsight(reward_of, achieved_key="achieved_goal").relabel(data, np.arange(4), links, achieved, 0, rng)
-    with pytest.raises(ConfigurationError, match=r"gave rewards of shape \(3, 2\) for 3 rows; \(3,\) is expected"):
+    with pytest.raises(ConfigurationError, match=r"returned rewards of shape \(3, 2\) for 3 rows; expected \(3,\)"):
         Hindsight(lambda achieved, *_: achieved).relabel(data, np.arange(4), links, achieved, 0, rng)

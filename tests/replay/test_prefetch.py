@@ -191,7 +191,7 @@ def test_batches_that_are_drawn_one_by_one_on_a_device_are_those_of_numpy_and_ke
     sampled = buffer.stats()["sampled"]
     with pytest.raises(ConfigurationError, match="device 'nonsense' cannot be used"):
         buffer.sample(4, device="nonsense")
-    with pytest.raises(ConfigurationError, match="leave it away, or use iter_batches"):
+    with pytest.raises(ConfigurationError, match="omit `out`, or use iter_batches"):
         buffer.sample(5, out=expected[-2], device=device)
     assert buffer.stats()["sampled"] == sampled
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trieye.replay import ReplayBuffer
-from trieye.replay.batch import MAX_HELD, MIN_BYTES, BatchMemory
+from trieye.replay.batch import MAX_POOLED, MIN_BYTES, BatchMemory
 
 SHAPE = (84, 84)
 ROWS = -(-MIN_BYTES // (84 * 84))
@@ -40,7 +40,7 @@ def test_a_batch_that_nobody_holds_any_more_gives_its_memory_to_the_next_one(ima
 
 
 def test_a_batch_that_is_held_keeps_its_rows(images):
-    held = [images.sample(ROWS) for _ in range(3 * MAX_HELD)]
+    held = [images.sample(ROWS) for _ in range(3 * MAX_POOLED)]
     assert len({place(batch) for batch in held}) == len(held)
     for batch in held:
         assert np.array_equal(batch["obs"][:, 3, 5], batch["number"])
@@ -62,7 +62,7 @@ def test_a_part_of_a_batch_keeps_its_rows(images, part):
     images.sample(ROWS)
     held = part(images.sample(ROWS))
     before = np.asarray(held).copy()
-    for _ in range(2 * MAX_HELD):
+    for _ in range(2 * MAX_POOLED):
         images.sample(ROWS)
     assert np.array_equal(held, before)
 

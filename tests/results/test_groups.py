@@ -69,7 +69,7 @@ def test_tasks_are_columns_and_can_be_brought_to_one_range(found):
     dqn, ppo = groups.scores(scoring)
     np.testing.assert_allclose(ppo, [[1.0, 0.4], [1.4, 0.5]])
     np.testing.assert_allclose(dqn, [[0.5, np.nan], [np.nan, np.nan]])
-    for ranges, told in (({"0.01": (0, 1)}, r"0\.01: there is no such task"), ({"0.001": (1, 1)}, "1 is not below 1")):
+    for ranges, told in (({"0.01": (0, 1)}, r"0\.01: unknown task"), ({"0.001": (1, 1)}, "1 is not below 1")):
         with pytest.raises(ConfigurationError, match=told):
             groups.scores(Scoring("eval/return", ranges=ranges))
 
@@ -109,7 +109,7 @@ def test_a_run_that_diverged_is_missing_where_its_values_are_infinite_and_is_nam
     np.testing.assert_array_equal(curves[:, 0], [[1, 2, 2], [1, np.nan, np.nan]])
     diverged, infinite = found.problems
     assert "SAC_2: diverged: eval/return is NaN or infinite from step 1 on" in diverged
-    assert "SAC_2: where its values are infinite" in infinite
+    assert "SAC_2: infinite values count as missing" in infinite
 
 
 def test_the_same_config_at_two_places_can_be_compared(tmp_path):

@@ -214,13 +214,13 @@ def test_runs_are_listed_with_their_values_and_lead_to_their_directories(written
 def test_jobs_that_are_not_completed_stand_there_with_the_command_that_runs_them(written):
     page = Page(written.read_text())
     assert "7 in 2 groups; 2 not completed ; 1 problem" in page.text
-    assert "2 of 8 jobs of sweep are not completed. This runs them: trieye sweep relaunch sweep" in page.text
+    assert "2 of 8 jobs of sweep are not completed. To run them: trieye sweep relaunch sweep" in page.text
     jobs = next(rows for name, rows in page.tables.items() if name.startswith("table-"))
     assert [[cell["text"].strip() for cell in row] for row in jobs[1:]] == [
         ["2", "failed", "agent.algo=dqn seed=2", "ValueError: <b>loss</b> is nan"],
         ["3", "missing", "agent.algo=dqn seed=3", ""],
     ]
-    assert "app/runs/dqn2: FAILED at step 1000: it has no value" in page.text
+    assert "app/runs/dqn2: FAILED at step 1000: it has no score" in page.text
 
 
 def test_a_run_of_no_sweep_that_failed_has_a_command_too(tmp_path):
@@ -246,12 +246,12 @@ def test_provenance_counts_commits_and_machines_and_names_packages_that_differ(r
     paths[1].unlink()
     changed(copy / "runs/dqn1/run.json", attempt=3)
     page = Page(page_of(load(copy), ["algo"]))
-    assert "1 of 7 runs do not say from which commit, packages and machine they are" in page.text
+    assert "1 of 7 runs have no provenance: commit, packages and machine were not recorded" in page.text
     assert page.texts("packages")[1:] == [["numpy", f"1.0 (1 run), {packages['numpy']} (5 runs)"]]
     states = {row[1]: (row[0], row[4]) for row in page.texts("commits")[1:]}
-    assert states["0123456789ab"] == ("1", "uncommitted changes, 2 files that git does not know")
+    assert states["0123456789ab"] == ("1", "uncommitted changes, 2 untracked files")
     assert [row[0] for row in page.texts("machines")[1:]] == ["6"]
-    assert "1 run was begun more than once" in page.text
+    assert "1 run was restarted" in page.text
     assert {row[0]: row[7] for row in page.texts("all-runs")[1:]}["dqn1"] == "3"
 
 
@@ -382,17 +382,17 @@ def test_three_hundred_runs_make_a_page_below_a_megabyte_in_seconds(root, tmp_pa
     assert len(page.texts("all-runs")) == 301
     assert len(page.texts("figures")) == 31
     assert len(page.texts("pairs")) == 1 + 45
-    assert "The 390 pairs of other groups than the best 10 are left out" in page.text
-    assert "drawn: the best 10 of 30 groups" in page.text
+    assert "The 390 pairs with groups below the best 10 are omitted" in page.text
+    assert "plotted: the best 10 of 30 groups" in page.text
 
 
 def test_a_page_that_would_be_larger_has_fewer_lines_and_says_so(root, monkeypatch):
     found = load(root / "sweep")
     for number in range(2_000):
-        found._found.problems.note(f"/place/{number}", "x" * 1_000)
+        found._cache.problems.note(f"/place/{number}", "x" * 1_000)
     page = Page(page_of(found, ["algo"]))
     assert page.size < MAX_BYTES
-    assert re.search(r"and 1,?7\d\d more, which are left out of this page", page.text)
+    assert re.search(r"and 1,?7\d\d more, omitted from this page", page.text)
 
 
 def test_a_report_that_cannot_be_written_is_an_error_and_leaves_the_old_one(root, tmp_path, monkeypatch, capfd):

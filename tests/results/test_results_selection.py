@@ -66,7 +66,7 @@ def test_a_key_that_nobody_has_or_that_may_be_several_is_an_error_with_candidate
         found.where(alg="ppo")
     with pytest.raises(ConfigurationError, match=r"'gte' is no operator.*ge"):
         found.where(lr__gte=1)
-    with pytest.raises(ConfigurationError, match=r"lr__in=0\.001: give a list"):
+    with pytest.raises(ConfigurationError, match=r"lr__in=0\.001: expected a list"):
         found.where(lr__in=1e-3)
 
 
@@ -78,7 +78,7 @@ def test_an_ambiguous_key_names_what_it_may_be(tmp_path):
     plain = config(tmp_path, "run").model_dump(exclude={"agent", "ppo"})
     with trieye.Run(Twice.model_validate(plain)) as run:
         run.log("loss", 1.0, step=1)
-    with pytest.raises(ConfigurationError, match=r"rate: this may be actor\.rate or critic\.rate"):
+    with pytest.raises(ConfigurationError, match=r"rate: ambiguous, could be actor\.rate or critic\.rate"):
         load(tmp_path).where(rate=1)
     assert len(load(tmp_path).where({"critic.rate": 2})) == 1
 

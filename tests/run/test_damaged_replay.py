@@ -7,10 +7,10 @@ import trieye
 from trieye.checkpoints.directory import VERIFIED_EVERY
 from trieye.checkpoints.manifest import verify
 from trieye.checkpoints.store import load_checkpoint
-from trieye.cli.saved import saved_in
 from trieye.exceptions import CheckpointError
 from trieye.files.run_files import CHECKPOINT_PREFIX
 from trieye.replay import ReplayBuffer
+from trieye.runs.checkpoint_rows import rows_in
 
 ROWS = 100
 
@@ -109,7 +109,7 @@ def test_a_checkpoint_with_a_damaged_replay_is_loaded_without_a_run(damaged):
 
 def test_a_look_at_the_checkpoints_says_which_rows_are_lost(damaged):
     directory = damaged.persistence.get_run_base_dir() / "checkpoints"
-    one, *others = saved_in(directory, CHECKPOINT_PREFIX, checksums=True)
+    one, *others = rows_in(directory, CHECKPOINT_PREFIX, checksums=True)
     assert one.state == "whole"
     for saved in others:
         assert saved.state == "partial"

@@ -16,7 +16,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 import trieye
-from trieye.checkpoints.path_manager import PathManager
+from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunRecord
 from trieye.history.table import read_history
 from trieye.process.lock import RunLock
@@ -153,7 +153,7 @@ def test_a_start_waits_for_the_hub_of_a_killed_attempt_and_says_so(make_config, 
     config = make_config()
     with trieye.Run(config):
         pass
-    hub = RunLock(PathManager(config.persistence).hub_lock_path).acquire()
+    hub = RunLock(RunFiles(config.persistence).hub_lock_path).acquire()
     timer = threading.Timer(0.5, hub.release)
     timer.start()
     with trieye.Run(config) as run:

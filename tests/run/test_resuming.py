@@ -17,13 +17,13 @@ from tests.drop_in import training_state
 from tests.waiting import wait_until
 from trieye.checkpoints.directory import HUB_NAME
 from trieye.checkpoints.manifest import MANIFEST_NAME, read_manifest, write_manifest
-from trieye.checkpoints.serializer import Serializer
 from trieye.checkpoints.store import load_checkpoint
 from trieye.cli import main
+from trieye.compat.actor_logic import ActorLogic
+from trieye.compat.serializer import Serializer
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
 from trieye.files.checksum import sums_of
 from trieye.history.history import read_history
-from trieye.hub.logic import ActorLogic
 from trieye.hub.marks import unpack_state
 from trieye.snapshot import signing
 

@@ -29,7 +29,7 @@ from trieye.exceptions import (
     RunLockedError,
 )
 from trieye.history.table import read_history
-from trieye.hub.logic import ActorLogic
+from trieye.hub.logic import HubLogic
 from trieye.run import attempt as attempt_module
 from trieye.stats.operations import Medium
 
@@ -108,7 +108,7 @@ def test_a_run_fails_with_a_sink_that_it_cannot_do_without(make_config, tmp_path
                 run.save(agent=Agent())
             elif step == 2:
                 run._opened().flusher.flush()
-                run._opened().hub.ask(ActorLogic.flush, 2)  # as `flush`, which would raise
+                run._opened().hub.ask(HubLogic.flush, 2)  # as `flush`, which would raise
                 wait_until(lambda: run.health()["sinks"][0]["error"])
                 break
             time.sleep(0.02)
@@ -431,8 +431,12 @@ def test_plain_data_comes_back_in_restored(make_config):
 def test_a_run_never_starts_from_another_one_unless_asked(make_config):
     train(make_config(run_name="one", persistence={"checkpoint_save_freq_steps": 2}), 4)
     config = make_config(run_name="two")
-    config.persistence = trieye.PersistenceConfig(
-        root_data_dir=config.persistence.root_data_dir, app_name="app", run_name="two"
+    config = config.model_copy(
+        update={
+            "persistence": trieye.PersistenceConfig(
+                root_data_dir=config.persistence.root_data_dir, app_name="app", run_name="two"
+            )
+        }
     )
     _, seen, run = train(config, 4)
     assert (seen[0], run.resumed) == (1, False)

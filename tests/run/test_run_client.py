@@ -15,7 +15,7 @@ import trieye
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError, ProcessingError, RunClosedError
 from trieye.history.table import read_history
-from trieye.hub.logic import ActorLogic
+from trieye.hub.logic import HubLogic
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import LogText
 
@@ -25,7 +25,7 @@ COUNTED = {"metrics": [{"name": name, "aggregation": "count"} for name in ("a", 
 def counts(run):
     run.step = max(run.step, 1)
     run.flush()
-    return {name: seen["last"] for name, seen in run._attempt.hub.ask(ActorLogic.summary).items()}
+    return {name: seen["last"] for name, seen in run._attempt.hub.ask(HubLogic.summary).items()}
 
 
 def test_threads_log_through_clients_and_none_disturbs_another(make_config):
@@ -60,7 +60,7 @@ def test_a_client_has_a_step_of_its_own(make_config):
         items, _ = run._attempt.hub._logic.files.history.read(0, 10)
         assert [item.step for item in items if isinstance(item, LogText)] == [7]
         run.flush()
-        assert run._attempt.hub.ask(ActorLogic.summary)["a"]["step"] == 7
+        assert run._attempt.hub.ask(HubLogic.summary)["a"]["step"] == 7
 
 
 def test_a_closed_client_takes_nothing_and_the_run_goes_on(make_config):

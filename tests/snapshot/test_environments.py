@@ -21,7 +21,7 @@ from gymnasium.utils import EzPickle
 
 from trieye.checkpoints.directory import load_state, save_state
 from trieye.exceptions import ConfigurationError, SerializationError
-from trieye.snapshot import environments
+from trieye.snapshot import environment_objects, environments
 from trieye.snapshot.encode import decode, encode
 from trieye.snapshot.environments import EnvState
 
@@ -108,6 +108,15 @@ def assert_goes_on(make, directory, *, steps=200, seed=3):
         assert are_same(expected, found)
         if not is_vector and (terminated or truncated):
             assert are_same(env.reset(), twin.reset())
+
+
+def test_gymnasium_has_the_attributes_that_are_left_out_of_a_state():
+    layer, names = gym.make(CARTPOLE), set(vars(EzPickle()))
+    assert layer.spec is not None
+    while layer is not layer.unwrapped:
+        names |= set(vars(layer))
+        layer = layer.env
+    assert {name for name in environment_objects.NOT_IN_STATES if name.startswith("_")} <= names
 
 
 @pytest.mark.parametrize("env_id", PLAIN)

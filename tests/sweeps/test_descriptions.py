@@ -50,7 +50,7 @@ def test_the_last_key_varies_fastest_and_runs_are_slowest(described):
     assert jobs[1] == ("seed=0", "alpha=1.0", "lambda=0.99")
     assert jobs[16] == ("seed=1", "alpha=1.0", "lambda=1.0")
     for index in (-1, 32):
-        with pytest.raises(IndexError, match=f"job {index}: .*sarsa.json has the jobs 0 to 31"):
+        with pytest.raises(IndexError, match=f"job {index}: .*sarsa.json has jobs 0 to 31"):
             description.values(index)
 
 
@@ -110,15 +110,15 @@ def test_several_blocks_vary_together(described):
     ("held", "said"),
     [
         ({"metaParameters": {"a": {"b": []}}}, "metaParameters.a.b is an empty list"),
-        ({"metaParameters": {"a": [1, {"b": 2}]}}, "metaParameters.a holds objects and values"),
-        ({"metaParameters": {"step size": [1, 2]}}, "metaParameters.step size cannot be the key of a config"),
-        ({"metaParameters": {"a": [0.1, 0.5, 0.1]}}, "metaParameters.a has 0.1 twice"),
-        ({"metaParameters": {"a.b": 1, "a": {"b": 2}}}, "a.b is described twice"),
-        ('{"metaParameters": {"a": 1, "a": 2}}', "a is described twice"),
+        ({"metaParameters": {"a": [1, {"b": 2}]}}, "metaParameters.a mixes objects and values"),
+        ({"metaParameters": {"step size": [1, 2]}}, "metaParameters.step size is no valid config key"),
+        ({"metaParameters": {"a": [0.1, 0.5, 0.1]}}, "metaParameters.a contains 0.1 twice"),
+        ({"metaParameters": {"a.b": 1, "a": {"b": 2}}}, "duplicate key a.b"),
+        ('{"metaParameters": {"a": 1, "a": 2}}', "duplicate key a"),
         ({"metaparameters": {"a": [1]}}, "metaParameters, an object .* is missing; did you mean 'metaparameters'?"),
         ({"metaParameters": [1]}, "metaParameters, an object with the values of each key, is missing"),
-        ("[1, 2]", "an object was expected"),
-        ('{"metaParameters": {', "this is no JSON: .*line 1"),
+        ("[1, 2]", "expected an object"),
+        ('{"metaParameters": {', "not valid JSON: .*line 1"),
     ],
 )
 def test_an_error_names_the_file_and_the_key(described, held, said):
@@ -128,7 +128,7 @@ def test_an_error_names_the_file_and_the_key(described, held, said):
 
 def test_a_file_that_is_not_there_is_said_with_the_nearest(described):
     described(SARSA)
-    with pytest.raises(ConfigurationError, match=r"srsa.json: there is no such file; did you mean 'sarsa.json'\?"):
+    with pytest.raises(ConfigurationError, match=r"srsa.json does not exist; did you mean 'sarsa.json'\?"):
         Description.read(described(SARSA).path.with_name("srsa.json"))
 
 
@@ -171,7 +171,7 @@ def test_no_two_jobs_share_a_path(described):
         ("{name}/{params}", 2, r"would share a path; it lacks \{run\}$"),
         ("{name}/{alpha}", 1, r"would share a path; it lacks \{lambda\}, or \{params\} for all keys"),
         ("{name}", 2, r"it lacks \{run\}, \{alpha\}, \{lambda\}, or"),
-        ("{param}/{run}", 1, r"\{param\} stands for nothing in .*; did you mean 'params'\?"),
+        ("{param}/{run}", 1, r"\{param\} is undefined in .*; did you mean 'params'\?"),
     ],
 )
 def test_a_path_that_jobs_would_share_is_refused(described, pattern, runs, said):
@@ -182,7 +182,7 @@ def test_a_path_that_jobs_would_share_is_refused(described, pattern, runs, said)
 def test_without_a_path_nothing_is_saved(described):
     description = described(SARSA)
     assert description.save_pattern is None
-    with pytest.raises(ConfigurationError, match="save_path is missing; write it there"):
+    with pytest.raises(ConfigurationError, match="save_path is missing; set it there"):
         description.save_context(0)
 
 

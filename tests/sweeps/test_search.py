@@ -13,7 +13,7 @@ from trieye.config.hydra.axes import Dimension, dimensions_of
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.jobs import Done, Job, JobRecord
-from trieye.sweeps.search import OptunaSearch, RandomSearch, Searching
+from trieye.sweeps.search import OptunaSearch, RandomSearch, SearchQueue
 from trieye.sweeps.status import status_of
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
@@ -108,7 +108,7 @@ def test_a_search_that_is_started_again_hears_once_and_first_of_what_is_known(tm
         number: JobRecord(index=number, overrides=[f"x=0.{number}"], state=state, objective=float(number))
         for number, state in enumerate(states)
     }
-    source = Searching(search, 5, begun, tmp_path, None)
+    source = SearchQueue(search, 5, begun, tmp_path, None)
     known = [(0, ("x=0.0",), 0.0, False), (2, ("x=0.2",), 2.0, True)]
     assert search.heard == known  # also where a relaunch asks for the others alone
     assert [source.next().index for _ in range(5)] == list(range(5))

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.json_schemas import validated
 from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.exceptions import ConfigurationError
-from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.jobs import JobRecord, RunningJob
 from trieye.sweeps.slurm import Asked, memory_text, numbers, ranges, script_of, time_text
 from trieye.sweeps.status import status_of
 
@@ -101,7 +102,7 @@ def test_numbers_are_told_in_ranges(indices):
 
 @pytest.mark.parametrize("text", ["", "a", "3-", "1,,2", "-1"])
 def test_what_names_no_jobs_is_refused(text):
-    with pytest.raises(ConfigurationError, match="named by their numbers, as in 7, or 0-9,12"):
+    with pytest.raises(ConfigurationError, match="expected indices of jobs, such as 7 or 0-9,12"):
         numbers(text)
 
 
@@ -121,11 +122,11 @@ def test_the_script_asks_for_what_its_jobs_need(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--hours", "0"], r"--hours 0: it has to be between a minute"),
-        (["--hours", "1", "--per-task", "0"], r"--per-task 0: it has to be 1 or more"),
-        (["--hours", "1", "--at-once", "2"], r"--at-once 2: a task has --per-task 1"),
-        (["--hours", "1", "--gigs", "-1"], r"--gigs -1: it has to be above 0"),
-        (["--hours", "0.02", "--signal", "120"], r"--signal 120: it has to be below the 0.02 h"),
+        (["--hours", "0"], r"--hours 0: expected between a minute"),
+        (["--hours", "1", "--per-task", "0"], r"--per-task 0: expected 1 or more"),
+        (["--hours", "1", "--at-once", "2"], r"--at-once 2: expected at most --per-task 1"),
+        (["--hours", "1", "--gigs", "-1"], r"--gigs -1: expected a value above 0"),
+        (["--hours", "0.02", "--signal", "120"], r"--signal 120: expected less than the 0.02 h"),
         (["--hours", "1", "--option=--qos=x"], r"--option '--qos=x': it is KEY=VALUE or KEY"),
         (["--hours", "1", "--only", "failled"], r"did you mean 'failed'"),
     ],
@@ -164,7 +165,17 @@ def test_where_there_is_no_sbatch_it_is_said(slurm, capfd):
     plan("seed=1,2")
     (slurm / "sbatch").unlink()
     assert main(["sweep", "slurm", "sweep", "--hours", "1", "--submit"]) == 2
-    assert "there is no sbatch on this machine; submit it where there is one: sbatch " in capfd.readouterr().err
+    assert "sbatch is not installed on this machine; submit the script elsewhere: sbatch " in capfd.readouterr().err
+
+
+def test_jobs_that_are_running_are_left_out_of_the_array(slurm, capfd):
+    plan("seed=0,1,2")
+    with RunningJob(Path("sweep/1"), 1, ["seed=1"]).running():
+        assert main(["sweep", "slurm", "sweep", "--hours", "1", "--json"]) == 0
+    said = capfd.readouterr()
+    assert "left out, since they are running: 1" in said.err
+    document = validated(said.out.splitlines()[-1])
+    assert (document["jobs"], document["num_tasks"], document["submitted"]) == ([0, 2], 2, None)
 
 
 @pytest.mark.long

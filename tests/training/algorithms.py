@@ -38,22 +38,21 @@ def mlp(sizes):
     return nn.Sequential(*layers[:-1])
 
 
-class QPolicy(trieye.Policy):
+class QPolicy(trieye.Policy[TrainConfig, DQNConfig]):
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
         self.q = mlp([spaces.observation.shape[0], 64, 64, spaces.action.n])
-        self.epsilon = config.agent.epsilon
 
     def act(self, obs, state, ctx):
         action = self.q(self.normalizer(obs)).argmax(1)
         if ctx.explore:
-            explores = torch.rand(len(obs), generator=ctx.generator) < self.epsilon(ctx.env_steps)
+            explores = torch.rand(len(obs), generator=ctx.generator) < self.agent.epsilon(ctx.env_steps)
             random = torch.randint(self.spaces.action.n, action.shape, generator=ctx.generator)
             action = torch.where(explores, random, action)
         return trieye.Act(action)
 
 
-class DQN(trieye.TrainEngine[TrainConfig], policy=QPolicy):
+class DQN(trieye.TrainEngine[TrainConfig, DQNConfig, QPolicy]):
     def setup(self, config):
         self.target = copy.deepcopy(self.policy)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.agent.lr(0), fused=True)
@@ -64,14 +63,14 @@ class DQN(trieye.TrainEngine[TrainConfig], policy=QPolicy):
 
     def train_step(self, batch):
         with torch.no_grad():
-            targets = batch["reward"] + batch["discount"] * self.target.q(batch["next_obs"]).amax(1)
-        values = self.policy.q(batch["obs"]).gather(1, batch["action"][:, None])[:, 0]
+            targets = batch.reward + batch.discount * self.target.q(batch.next_obs).amax(1)
+        values = self.policy.q(batch.obs).gather(1, batch.action[:, None])[:, 0]
         loss = nn.functional.smooth_l1_loss(values, targets)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         self.replay.update_priorities(batch.ids, (values - targets).detach().abs().numpy())
-        if (self.updates + 1) % self.agent.target_update_interval == 0:
+        if self.updates % self.agent.target_update_interval == 0:
             self.target.load_state_dict(self.policy.state_dict())
         return {"loss/td": loss, "q/mean": values.mean()}
 

@@ -25,8 +25,9 @@ def test_the_algorithm_of_the_page_trains_is_loaded_and_keeps_the_contracts(tmp_
         loop={"axis": "env_steps", "steps": 200},
     )
     assert trieye.train(config) > 5
-    policy = trieye.load_policy(config.persistence.get_runs_root_dir() / "page")
-    assert isinstance(policy, module.ActorCritic)
+    run_dir = config.persistence.get_runs_root_dir() / "page"
+    assert isinstance(trieye.load_policy(run_dir), module.ActorCritic)
+    assert module.play(run_dir, 9) == trieye.evaluate(run_dir, episodes=1, first_seed=9)["returns"][0]
     module.TestActorCritic().test_each_row_has_an_action_of_the_space_and_its_extras()
     module.TestA2C().test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path)
 

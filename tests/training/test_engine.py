@@ -1,5 +1,6 @@
 """What goes wrong in an engine, a policy or an environment reaches the caller, and the ratio of updates is kept."""
 
+import copy
 import json
 from types import SimpleNamespace
 
@@ -177,8 +178,44 @@ def test_an_engine_that_names_no_policy_is_told_how_to(config):
     class Nameless(trieye.TrainEngine[TrainConfig]):
         pass
 
-    with pytest.raises(trieye.ConfigurationError, match=r"class Nameless\(TrainEngine\[...\], policy=MyPolicy\)"):
+    with pytest.raises(trieye.ConfigurationError, match=r"class Nameless\(TrainEngine\[Config, Agent, Policy\]\)"):
         Nameless(config())
+
+
+def test_an_engine_refuses_the_config_of_another_agent(train_config):
+    with pytest.raises(trieye.ConfigurationError, match=r"agent.engine: DQN trains a DQNConfig, not a PPOConfig"):
+        DQN(train_config(agent={"kind": "ppo", "engine": "tests.training.algorithms:DQN"}))
+
+
+class Declared(trieye.Minibatch):
+    advantages: torch.Tensor
+
+
+def test_the_columns_of_a_batch_are_attributes_and_an_unknown_one_is_named():
+    obs, advantages = torch.zeros(3, 2), torch.arange(3.0)
+    batch = Declared({"obs/a": obs, "action": torch.zeros(3), "advantages": advantages})
+    assert batch.advantages is batch["advantages"] is advantages
+    assert batch.obs == {"a": obs}
+    assert len(copy.deepcopy(batch)) == 3
+    with pytest.raises(AttributeError, match=r"Declared has no column 'advantage'; did you mean 'advantages'"):
+        batch.advantage  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no column 'ids' \(columns: obs/a, action, advantages\)"):
+        batch.ids  # noqa: B018
+
+
+def test_updates_count_the_batch_in_hand(config):
+    class Counts(DQN):
+        counts = ()
+
+        def train_step(self, batch):
+            self.counts = (*self.counts, self.updates)
+            return super().train_step(batch)
+
+    engine = Counts(config(agent={"kind": "dqn", "learning_starts": 8, "updates_per_env_step": 1.0}))
+    while engine.updates < 10:
+        engine.advance()
+    assert engine.counts == tuple(range(1, engine.updates + 1))
+    engine.cleanup()
 
 
 def test_a_mean_is_a_number_for_each_metric_over_the_updates_that_have_it_and_that_of_none_is_none():
@@ -195,7 +232,7 @@ def test_metrics_of_one_update_may_be_on_the_device_and_on_the_cpu():
 
 def test_an_evaluation_is_a_function_of_the_policy_alone_also_where_episodes_end_at_different_times():
     env = EnvConfig(id="tests.training.worlds:Count-v0", num=3, clip_rewards=True, kwargs={"worth": 2.0})
-    policy = Remembers(SimpleNamespace(env=env), spaces_of(make_env(env))).train()
+    policy = Remembers(SimpleNamespace(env=env, agent=None), spaces_of(make_env(env))).train()
     evaluation = Evaluation(env)
     before = torch.get_rng_state()
     played = evaluation.play(policy, 40, first_seed=7)

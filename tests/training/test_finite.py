@@ -15,6 +15,7 @@ from trieye.experiment.loop import run_alone
 from trieye.files.run_files import RunFiles
 from trieye.history.table import read_history
 from trieye.training.batches import Experience
+from trieye.training.finite import _Plan
 
 DQN_OF_FEW_STEPS = {"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8}
 PPO_OF_FEW_STEPS = {"kind": "ppo", "rollout_steps": 16, "batch_size": 8}
@@ -43,11 +44,10 @@ class SpoiledUpdates:
 
     def train_step(self, batch):
         handle = None
-        if self.updates + 1 in self.at:
+        if self.updates in self.at:
             if self.spoil == "loss":
-                name = "reward" if "reward" in getattr(batch, "data", ()) else "returns"
-                held = getattr(batch, "data", batch)
-                held[name] = held[name] * self.value
+                name = "returns" if "returns" in batch.data else "reward"
+                batch.data[name] = batch.data[name] * self.value
             else:
                 weight = next(self.policy.parameters())
                 handle = weight.register_hook(lambda grad: torch.full_like(grad, self.value))
@@ -135,7 +135,7 @@ def test_training_goes_on_as_if_a_refused_update_had_never_been(spoiled):
         is_spoiled = False
 
         def train_step(self, batch):
-            if not self.is_spoiled and self.updates == 3:
+            if not self.is_spoiled and self.updates == 4:
                 self.is_spoiled = True
                 held = {name: tensor.clone() for name, tensor in batch.data.items()}
                 batch.data["reward"] = batch.data["reward"] * math.nan
@@ -154,6 +154,12 @@ def test_training_goes_on_as_if_a_refused_update_had_never_been(spoiled):
         )
         engine.cleanup()
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_torchs_fused_optimizers_read_the_flag_themselves():
+    weight = torch.nn.Parameter(torch.ones(2))
+    assert _Plan(torch.optim.Adam([weight], fused=True), in_flags=True).is_deferred
+    assert not _Plan(torch.optim.Adam([weight], fused=False), in_flags=True).is_deferred
 
 
 @pytest.mark.parametrize("make", [

@@ -3,12 +3,14 @@
 import shutil
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 import trieye
 from tests.training.algorithms import DQN, TrainConfig
+from tests.training.worlds import Remembers
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.experiment.loop import run_alone as run_experiment
 
@@ -89,7 +91,7 @@ def test_an_engine_that_is_gone_is_said_in_one_sentence(trained, tmp_path, engin
 
 
 def test_a_run_of_something_else_is_said_in_one_sentence(tmp_path):
-    with pytest.raises(CheckpointError, match="there is no directory"):
+    with pytest.raises(ConfigurationError, match="there is neither such a directory"):
         trieye.load_policy(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="has no checkpoint 'best'"):
@@ -105,3 +107,51 @@ def test_a_policy_is_loaded_where_the_rows_of_the_replay_are_lost(trained, tmp_p
         path.unlink()
     assert isinstance(trieye.load_policy(run_dir), torch.nn.Module)
     assert trieye.load_policy(run_dir).normalizer.mean.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        (np.zeros(3), r"the observation has shape \[3\], not \[4\] or \[n, 4\]"),
+        (np.zeros((1, 2, 4)), r"has shape \[1, 2, 4\]"),
+        ({"a": np.zeros(4)}, r"has shape \[\], not \[4\]"),
+    ],
+)
+def test_an_observation_that_does_not_fit_is_named(trained, obs, message):
+    with pytest.raises(ConfigurationError, match=message):
+        trieye.load_policy(trained.run_dir).predict(obs)
+
+
+class Chooses(trieye.Policy):
+    """Takes what the mask allows."""
+
+    def act(self, obs, state, ctx):
+        assert obs["place"].dtype == torch.float32
+        return trieye.Act(obs["mask"].argmax(1) + 10 * int(obs["place"].ndim == 2))
+
+
+def test_a_dict_of_observations_is_predicted_for_and_its_keys_and_sizes_are_checked(train_config):
+    box = gym.spaces.Box(-np.inf, np.inf, (2,))
+    space = gym.spaces.Dict(mask=gym.spaces.MultiBinary(3), place=box)
+    policy = Chooses(train_config(), trieye.Spaces(space, gym.spaces.Discrete(3)))
+    one = {"mask": np.array([0, 0, 1], np.int8), "place": np.zeros(2)}
+    assert policy.predict(one) == 12
+    assert policy.predict({key: np.stack([item] * 4) for key, item in one.items()}).tolist() == [12] * 4
+    with pytest.raises(ConfigurationError, match=r"needs the keys mask, place, not \['mask'\]"):
+        policy.predict({"mask": one["mask"]})
+    with pytest.raises(ConfigurationError, match="different numbers of rows"):
+        policy.predict({"mask": one["mask"], "place": np.zeros((1, 2))})
+
+
+def test_a_recurrent_policy_says_that_it_needs_a_state(train_config):
+    policy = Remembers(train_config(), trieye.Spaces(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(3)))
+    with pytest.raises(ConfigurationError, match=r"Remembers is recurrent: predict\(\) keeps no state"):
+        policy.predict(np.zeros(2))
+
+
+def test_the_environment_of_a_run_is_unknown_where_it_has_no_config(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"configs.json, the config of the run, cannot be read"):
+        trieye.make_env(tmp_path)
+    (tmp_path / "configs.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match="has no key env"):
+        trieye.make_env(tmp_path)

@@ -67,4 +67,4 @@ def test_pictures_are_told_by_their_shape_and_parts_of_observations_by_their_nam
         "id": [4, -1, 6],
         "weight": [1.0, 1.0, 1.0],
     }
-    assert list(table_of({"obs": {"at": data["obs/at"]}})) == ["obs/at"]
+    assert list(table_of(Minibatch({"obs": {"at": data["obs/at"]}}))) == ["obs/at"]

@@ -348,7 +348,7 @@ def collector_of(policy, seed=0, gamma=0.99, **env):
     """Return the collector of a policy class in environments of its own."""
     config = EnvConfig(**{"id": "tests.training.worlds:Count-v0", **env})
     envs = make_envs(config)
-    made = policy(SimpleNamespace(env=config), spaces_of(envs))
+    made = policy(SimpleNamespace(env=config, agent=None), spaces_of(envs))
     return Collector(envs, made, config, gamma=gamma, seed=seed)
 
 

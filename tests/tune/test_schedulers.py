@@ -9,7 +9,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from trieye.tune.schedulers import scheduler_of
 from trieye.tune.space import Space
-from trieye.tune.watching import Watch, Watching
+from trieye.tune.watching import StudyMonitor, Watching
 
 OBJECTIVES = (4.0, 5.0, 1.0)
 """What the three trials of a study report, each at its first and second evaluation."""
@@ -25,7 +25,7 @@ def begun(walks_config, tmp_path, monkeypatch):
         asked = {"enabled": True, "scheduler": scheduler, "grace": 2, "reduction": 2, "space": {"walk.pace": "1,2,3"}}
         config = walks_config("herd", tune=asked, steps=100)
         space = Space(config)
-        watch = Watch(config, tmp_path, space.keys, len(OBJECTIVES))
+        watch = StudyMonitor(config, tmp_path, space.keys, len(OBJECTIVES))
         monkeypatch.setattr(Watching, "watch", watch)
         made = scheduler_of(config, space)
         assert made.set_search_properties(config.loop.objective, "max")
@@ -42,7 +42,7 @@ def report(trial, watch, scheduler, iteration, objective):
     """Do what Tune does with a result; return what the scheduler decides."""
     result = {TRAINING_ITERATION: iteration, "step": 5 * iteration, "eval/return": objective}
     decided = scheduler.on_trial_result(NOBODY_WAITS, trial, result)
-    watch.told(trial, result)
+    watch.record_result(trial, result)
     return decided
 
 

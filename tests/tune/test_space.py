@@ -54,7 +54,7 @@ def test_exploring_stays_within_the_bounds(space_of):
         ({"walk.pace": "interval(2,1)"}, r"interval\(a,b\) needs a < b"),
         ({"walk.pace": "range(1,3"}, r"tune.space.walk.pace=range\(1,3: this is no override"),
         ({"walk.pace": "1"}, "nothing varies"),
-        ({"walk.pace.x": "1,2"}, "walk.pace has no keys of its own"),
+        ({"walk.pace.x": "1,2"}, "walk.pace has no subkeys"),
         ({"run_name": "a,b"}, "a study does not vary this key"),
         ({"walk.pace": None}, "tune.space.walk.pace is null"),
     ],

@@ -177,7 +177,7 @@ def test_states_travel_through_a_storage_that_is_no_directory(walks_config, plac
 
 def test_a_process_where_the_directory_of_the_study_is_not_says_so(walks_config, tmp_path):
     there = StudyPlace(tmp_path / "study", tmp_path / "elsewhere")
-    with pytest.raises(ConfigurationError, match=r"elsewhere, which is not on this machine"):
+    with pytest.raises(ConfigurationError, match=r"elsewhere, which does not exist on this machine"):
         as_trainable(Walk, walks_config("away"), there)({})
 
 

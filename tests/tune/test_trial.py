@@ -195,7 +195,7 @@ def test_in_place_of_a_damaged_state_a_trial_goes_on_from_its_own_and_its_result
     assert "damage" not in again.iterate()
     again.close()
     assert curve(again) == [(step, 2.0 * step) for step in range(1, 16)]
-    with pytest.raises(CheckpointError, match="holds no checkpoint of a trial"):
+    with pytest.raises(CheckpointError, match="contains no checkpoint of a trial"):
         again.restore(tmp_path)
     other = Trial(Walk, walks_config("other"))
     with pytest.raises(CheckpointError, match=largest.name):

@@ -1,10 +1,11 @@
-"""Chooses the checkpoint that a run resumes from, its own or another run's, and the matching buffer."""
+"""Chooses the checkpoint that a run resumes from, its own or another run's (`load_checkpoint_path`)."""
 
 import logging
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from trieye.checkpoints.legacy import is_whole_pickle, newest_pickle
 from trieye.checkpoints.manifest import MANIFEST_NAME, read_manifest
@@ -13,7 +14,7 @@ from trieye.config import PersistenceConfig
 from trieye.config.base import did_you_mean
 from trieye.config.locations import REFERENCE_FORMS, CheckpointReference, checkpoint_reference
 from trieye.exceptions import CheckpointError, ConfigurationError
-from trieye.files.run_files import BUFFER_PREFIX, CHECKPOINT_PREFIX, RunFiles, step_in
+from trieye.files.run_files import CHECKPOINT_PREFIX, RunFiles, step_in
 from trieye.files.run_record import RunRecord, earlier_runs
 from trieye.snapshot.nodes import EncodedState
 
@@ -23,7 +24,7 @@ MAX_SHOWN = 10
 
 
 class ResumeCandidate(NamedTuple):
-    """A loadable checkpoint or buffer.
+    """A loadable checkpoint.
 
     Attributes:
         path: Its directory, or a pickle file of trieye 0.1.5.
@@ -42,20 +43,22 @@ class ResumeCandidate(NamedTuple):
         return self.path.name if has_step else f"{self.path.name} of step {self.step}"
 
 
+Newest = Callable[[RunFiles], ResumeCandidate | None]
+"""Returns the newest intact checkpoint of a run."""
+
+
 @dataclass(frozen=True)
 class ResumePoint:
     """The state that a run resumes from.
 
     Attributes:
         checkpoint: The chosen checkpoint.
-        buffer: The buffer saved with the checkpoint or before it.
         run_name: The run that saved the checkpoint.
         reason: A sentence for the log.
         went_back_to: The user's reference, if the run goes back to one of its earlier checkpoints.
     """
 
     checkpoint: ResumeCandidate
-    buffer: ResumeCandidate | None
     run_name: str
     reason: str
     went_back_to: str | None = None
@@ -67,8 +70,6 @@ def choose(
     *,
     config_hash: str | None = None,
     group: str | None = None,
-    own_first: bool = True,
-    strict: bool = True,
     read: Read = check,
     changes_nothing: bool = False,
 ) -> ResumePoint | None:
@@ -87,22 +88,20 @@ def choose(
         config: Settings that select the checkpoint.
         config_hash: Hash of the settings that an earlier run must share; None accepts every run.
         group: The sweep that the run belongs to; other members of the sweep are not candidates.
-        own_first: With False, `load_checkpoint_path` takes precedence over the run's own checkpoints.
-        strict: With False, a missing `load_checkpoint_path` is a warning.
         read: Verifies a saved directory; its return value becomes the candidate's state, so nothing is read twice.
         changes_nothing: Do not quarantine damaged checkpoints, for an attempt that is not counted yet.
 
     Raises:
-        ConfigurationError: `load_checkpoint_path`, `load_buffer_path` or one of `resume_dirs` does not exist.
+        ConfigurationError: `load_checkpoint_path` or one of `resume_dirs` does not exist.
         CheckpointError: The chosen run has checkpoints and none of them is intact.
     """
-    choice = _Choice(files, config, strict=strict, read=read, changes_nothing=changes_nothing)
-    requested = config.load_checkpoint_path
-    if own_first and not _refers_to_own(checkpoint_reference(requested or ""), config):
-        remark = f" (load_checkpoint_path={requested} applies to its first start)" if requested else ""
-        point = choice.own(remark) or choice.requested()
+    choice = Choice(files, config, read=read, changes_nothing=changes_nothing)
+    setting = config.load_checkpoint_path
+    if _refers_to_own(checkpoint_reference(setting or ""), config):
+        point = choice.typed() or choice.own()
     else:
-        point = choice.requested() or choice.own()
+        remark = f" (load_checkpoint_path={setting} applies to its first start)" if setting else ""
+        point = choice.own(remark) or choice.typed()
     if point is None and config.auto_resume_latest:
         return choice.earlier(config_hash, group)
     return point
@@ -118,7 +117,7 @@ def point_at(path: Path, files: RunFiles, config: PersistenceConfig, *, read: Re
     run_name = _run_name_of(path) or files.run_base_dir.name
     owner = "its own" if run_name == config.run_name else f"{run_name!r}'s"
     reason = f"run {config.run_name!r} resumes from the selected checkpoint, {owner} {path.name}"
-    return ResumePoint(ResumeCandidate(path, manifest.step, state), None, run_name, reason)
+    return ResumePoint(ResumeCandidate(path, manifest.step, state), run_name, reason)
 
 
 def check_reference(files: RunFiles, config: PersistenceConfig) -> None:
@@ -134,28 +133,13 @@ def check_reference(files: RunFiles, config: PersistenceConfig) -> None:
     reference = checkpoint_reference(config.load_checkpoint_path or "")
     if reference is None or config.mirror is not None:
         return
-    choice = _Choice(files, config, strict=True, read=lambda _: None, changes_nothing=True)
+    choice = Choice(files, config, read=lambda _: None, changes_nothing=True)
     if _refers_to_own(reference, config):
         record = RunRecord.read(files.run_record_path)
         if record is None or record.went_back_to != config.load_checkpoint_path:
-            choice.resolve(files, reference)
+            choice.called(files, reference)
     elif not any(files.checkpoint_dir.glob(f"{CHECKPOINT_PREFIX}*")):
-        choice.resolve(choice.other_run(reference), reference)
-
-
-def choose_buffer(
-    files: RunFiles, load_path: str | None, run_name: str | None, max_step: int | None, *, auto_resume: bool
-) -> Path | None:
-    """Return the buffer that the drop-in API loads: from `load_path`, the checkpoint's run, or an earlier run."""
-    config = files.persist_config.model_copy(update={"load_buffer_path": load_path})
-    choice = _Choice(files, config, strict=False, read=check, changes_nothing=True)
-    if (candidate := choice.from_config("load_buffer_path")) is not None:
-        return candidate.path
-    earlier = earlier_runs(files, config.run_name) if auto_resume and not run_name else []
-    for directory in files.directories_of(run_name) if run_name else [run.directory for run in earlier]:
-        if (buffer := choice.newest(files.at(directory), buffers=True, max_step=max_step)) is not None:
-            return buffer.path
-    return None
+        choice.called(choice.other_run(reference), reference)
 
 
 def named_checkpoint(files: RunFiles, which: str, *, asked: str) -> CheckpointEntry:
@@ -171,8 +155,8 @@ def named_checkpoint(files: RunFiles, which: str, *, asked: str) -> CheckpointEn
         CheckpointError: All such checkpoints are damaged.
     """
     reference = reference_of(which, asked=asked)
-    choice = _Choice(files, files.persist_config, strict=True, read=lambda _: None, changes_nothing=True)
-    return choice.resolve(files, reference, asked=asked)
+    choice = Choice(files, files.persist_config, read=lambda _: None, changes_nothing=True)
+    return choice.called(files, reference, asked=asked)
 
 
 def reference_of(which: str, *, asked: str) -> CheckpointReference:
@@ -192,22 +176,20 @@ def reference_of(which: str, *, asked: str) -> CheckpointReference:
     return reference
 
 
-class _Choice:
+class Choice:
     """The candidates for the resume point of a run.
 
     Args:
         files: File names of the run.
         config: Settings that select the checkpoint.
-        strict: Whether a missing path is an error.
         read: Verifies a saved directory.
         changes_nothing: Do not quarantine damaged checkpoints; other runs are never changed.
     """
 
     def __init__(
-        self, files: RunFiles, config: PersistenceConfig, *, strict: bool, read: Read, changes_nothing: bool = False
+        self, files: RunFiles, config: PersistenceConfig, *, read: Read = check, changes_nothing: bool = False
     ) -> None:
-        self._files, self._config = files, config
-        self._strict, self._read, self._changes_nothing = strict, read, changes_nothing
+        self._files, self._config, self._read, self._changes_nothing = files, config, read, changes_nothing
         self._setting = f"load_checkpoint_path={config.load_checkpoint_path}"
         self._subject = f"run {config.run_name!r}"
 
@@ -223,41 +205,41 @@ class _Choice:
         status = record and (record.status if self._changes_nothing else record.status_before)
         finished = ", which had finished," if status == "FINISHED" else ""
         reason = f"{self._subject}{finished} resumes from its own newest checkpoint, {newest.name}{remark}"
-        return self._point(newest, self._files, self._config.run_name, reason)
+        return ResumePoint(newest, self._config.run_name, reason)
 
-    def requested(self) -> ResumePoint | None:
+    def typed(self) -> ResumePoint | None:
         """Return the checkpoint of `load_checkpoint_path`, a reference or a path."""
         reference = checkpoint_reference(self._config.load_checkpoint_path or "")
         if _refers_to_own(reference, self._config):
             return self._back(reference)
         if reference is not None:
             other = self.other_run(reference)
-            entry, name = self.resolve(other, reference), other.run_base_dir.name
+            entry, name = self.called(other, reference), other.run_base_dir.name
             reason = f"{self._subject} starts from {entry.path.name} of {name!r} ({self._setting})"
-            return self._point(_candidate(entry), other, name, reason)
-        candidate = self.from_config("load_checkpoint_path")
+            return ResumePoint(_candidate(entry), name, reason)
+        candidate = self.given()
         if candidate is None:
             return None
         run_dir = candidate.path.parent.parent
         reason = f"{self._subject} starts from {self._setting}, {candidate.name}"
-        return self._point(candidate, self._files.at(run_dir), _run_name_of(candidate.path) or run_dir.name, reason)
+        return ResumePoint(candidate, _run_name_of(candidate.path) or run_dir.name, reason)
 
     def _back(self, reference: CheckpointReference) -> ResumePoint:
         """Return the run's own referenced checkpoint, or its newest one if an attempt has gone back already."""
-        files, name, requested = self._files, self._config.run_name, self._config.load_checkpoint_path
+        files, name, setting = self._files, self._config.run_name, self._config.load_checkpoint_path
         record = RunRecord.read(files.run_record_path)
-        if record is not None and record.went_back_to == requested:
-            newest = self.resolve(files, reference._replace(which="latest"))
+        if record is not None and record.went_back_to == setting:
+            newest = self.called(files, reference._replace(which="latest"))
             if int(newest.metadata.get("attempt") or 0) >= (record.went_back_in or 0):
                 reason = (
                     f"{self._subject} resumes from its own newest checkpoint, {newest.path.name}: attempt "
                     f"{record.went_back_in} already went back ({self._setting}); to go back again, start it once "
                     "without that setting"
                 )
-                return self._point(_candidate(newest), files, name, reason)
-        entry = self.resolve(files, reference)
+                return ResumePoint(_candidate(newest), name, reason)
+        entry = self.called(files, reference)
         reason = f"{self._subject} goes back to its own checkpoint {entry.path.name} ({self._setting})"
-        return replace(self._point(_candidate(entry), files, name, reason), went_back_to=requested)
+        return ResumePoint(_candidate(entry), name, reason, went_back_to=setting)
 
     def earlier(self, config_hash: str | None, group: str | None) -> ResumePoint | None:
         """Return the newest checkpoint of the newest matching earlier run; warn about and skip damaged runs."""
@@ -276,28 +258,24 @@ class _Choice:
                     f"{self._subject} starts from {newest.name} of {name!r}{location}, the newest earlier run of app "
                     f"{self._config.app_name!r}{same} (auto_resume_latest)"
                 )
-                return self._point(newest, other, name, reason)
+                return ResumePoint(newest, name, reason)
             except CheckpointError as error:
                 logger.warning("skipping run %r for auto_resume_latest: %s", name, error)
         return None
 
-    def _point(self, checkpoint: ResumeCandidate, files: RunFiles, run_name: str, reason: str) -> ResumePoint:
-        buffer = None
-        if self._config.save_buffer:
-            buffer = self.from_config("load_buffer_path") or self.newest(files, buffers=True, max_step=checkpoint.step)
-        return ResumePoint(checkpoint, buffer, run_name, reason if buffer is None else f"{reason}, with {buffer.name}")
-
     # candidates of a run
 
-    def newest(self, files: RunFiles, *, buffers: bool = False, max_step: int | None = None) -> ResumeCandidate | None:
-        """Return the newest intact checkpoint of a run, or its newest intact buffer up to `max_step`.
+    def newest(self, files: RunFiles) -> ResumeCandidate | None:
+        """Return the newest intact checkpoint of a run.
 
         Raises:
             CheckpointError: Checkpoints exist, and none is intact, or they are links.
         """
-        directory, prefix, link = files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path
-        if buffers:
-            directory, prefix, link = files.buffer_dir, BUFFER_PREFIX, files.default_buffer_path
+        return self._newest_in(files, files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path)
+
+    def _newest_in(
+        self, files: RunFiles, directory: Path, prefix: str, link: Path, max_step: int | None = None
+    ) -> ResumeCandidate | None:
         store = self._store(files, directory, prefix)
         entry = store.latest(max_step, read=self._read)
         path, step = newest_pickle(directory, prefix, link.name, max_step=max_step) or (None, None)
@@ -312,7 +290,7 @@ class _Choice:
             )
         return _candidate(entry)
 
-    def resolve(self, files: RunFiles, reference: CheckpointReference, *, asked: str | None = None) -> CheckpointEntry:
+    def called(self, files: RunFiles, reference: CheckpointReference, *, asked: str | None = None) -> CheckpointEntry:
         """Return the checkpoint of a run that a reference denotes: the best, the newest, or a step.
 
         Raises:
@@ -371,32 +349,32 @@ class _Choice:
             )
         return self._files.at(directory)
 
-    def from_config(self, key: Literal["load_checkpoint_path", "load_buffer_path"]) -> ResumeCandidate | None:
-        """Resolve the path under a config key; None if the key is null.
+    def given(self) -> ResumeCandidate | None:
+        """Resolve the path in `load_checkpoint_path`; None if it is null.
 
-        The path may be a saved directory or a link to one, a 0.1.5 file, a run directory, or its checkpoint directory.
+        The path may be a checkpoint or a link to one, a 0.1.5 file, a run directory, or its checkpoint directory.
         A relative path is resolved against the directory where the config was created.
 
         Raises:
-            ConfigurationError: The path does not exist, and `strict` is set.
-            CheckpointError: The path exists, but contains no intact checkpoint or buffer.
+            ConfigurationError: The path does not exist.
+            CheckpointError: The path exists, but contains no intact checkpoint.
         """
+        return self._given("load_checkpoint_path", CHECKPOINT_PREFIX, self.newest)
+
+    def _given(self, key: str, prefix: str, newest: Newest) -> ResumeCandidate | None:
         if not (value := getattr(self._config, key)):
             return None
         made_in = self._config._made_in  # noqa: SLF001 - as root_data_dir is resolved
         path = Path(os.path.abspath(made_in / Path(value).expanduser()))  # noqa: PTH100 - links stay
-        candidate = self._at(path, buffers=key == "load_buffer_path")
-        if candidate is None and self._strict:
-            forms = f", one of {REFERENCE_FORMS}," if key == "load_checkpoint_path" else ""
-            raise ConfigurationError(
-                f"{key}={value!r} does not exist (looked for {path}); give a checkpoint directory, a run's "
-                f"directory{forms} or a file of trieye 0.1.5, or leave it null"
-            )
-        if candidate is None:
-            logger.warning("%s=%r does not exist (looked for %s) and is ignored", key, value, path)
-        return candidate
+        return self._at(path, prefix, newest) or self._missing(key, value, path)
 
-    def _at(self, path: Path, *, buffers: bool) -> ResumeCandidate | None:
+    def _missing(self, key: str, value: str, path: Path) -> ResumeCandidate | None:
+        raise ConfigurationError(
+            f"{key}={value!r} does not exist (looked for {path}); give a checkpoint directory, a run's directory, one "
+            f"of {REFERENCE_FORMS}, or a file of trieye 0.1.5, or leave it null"
+        )
+
+    def _at(self, path: Path, prefix: str, newest: Newest) -> ResumeCandidate | None:
         real = path.resolve()
         if (real / MANIFEST_NAME).exists():
             return ResumeCandidate(real, read_manifest(real).step, self._read(real))
@@ -407,11 +385,10 @@ class _Choice:
         if not real.is_dir():
             return None
         is_inside = real.name in {self._files.checkpoint_dir.name, self._files.buffer_dir.name}
-        newest = self.newest(self._files.at(real.parent if is_inside else real), buffers=buffers)
-        if newest is None:
-            prefix = BUFFER_PREFIX if buffers else CHECKPOINT_PREFIX
+        candidate = newest(self._files.at(real.parent if is_inside else real))
+        if candidate is None:
             raise CheckpointError(f"{path} has nothing to load: neither {MANIFEST_NAME} nor a directory {prefix}<step>")
-        return newest
+        return candidate
 
 
 def _refers_to_own(reference: CheckpointReference | None, config: PersistenceConfig) -> TypeGuard[CheckpointReference]:

@@ -1,54 +1,14 @@
-"""Files of trieye 0.1.5: one cloudpickle for each checkpoint or buffer."""
+"""Files of trieye 0.1.5, one pickle for each checkpoint or buffer: how to recognize them without reading them."""
 
 import io
-import pickle
 import re
 from pathlib import Path
-from typing import Any
 
 from trieye.exceptions import SerializationError, UntrustedPickleError
-from trieye.snapshot.signing import ALLOW_PICKLE_VARIABLE, pickles_allowed
+from trieye.snapshot.signing import ALLOW_PICKLE_VARIABLE
 
 _PROTOCOL_MARK = 0x80
 _END_MARK = ord(".")
-
-
-def load_pickle(path: Path, *, allow_pickle: bool | None = None) -> Any:
-    """Return the object in a file of trieye 0.1.5.
-
-    Raises:
-        UntrustedPickleError: Pickles were not allowed; these files are not signed, and reading one can run any code.
-        SerializationError: The file cannot be read.
-    """
-    if not pickles_allowed(allow_pickle):
-        raise UntrustedPickleError(
-            f"{path} is a pickle, as trieye 0.1.5 wrote them, and reading it could run any code; if you trust where it "
-            f"comes from, make it a checkpoint with `trieye convert {path} --allow-pickle`, or pass allow_pickle=True "
-            f"or set {ALLOW_PICKLE_VARIABLE}=1"
-        )
-    try:
-        return _Unpickler(io.BytesIO(path.read_bytes())).load()
-    except OSError as error:
-        raise SerializationError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (EOFError, pickle.UnpicklingError) as error:
-        raise SerializationError(f"{path} is not a whole pickle: {error}") from error
-    except Exception as error:  # a border: user classes run here and raise what they like
-        raise SerializationError(f"{path} cannot be unpickled: {type(error).__name__}: {error}") from error
-
-
-class _Unpickler(pickle.Unpickler):
-    """Puts tensors on the CPU: 0.1.5 saved those of a GPU as such, which a machine without one could not read."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch.storage", "_load_from_bytes"):
-            return _storage_on_cpu
-        return super().find_class(module, name)
-
-
-def _storage_on_cpu(content: bytes) -> Any:
-    import torch
-
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def unreadable(path: Path) -> SerializationError:

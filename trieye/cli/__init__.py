@@ -27,6 +27,7 @@ COMMANDS = {
     "results": "tables, curves, comparisons and reports of many runs",
     "checkpoints": "list what a run has saved",
     "attempts": "list the attempts of a run, and show superseded points again",
+    "evaluate": "play the policy of a run, and print the returns",
     "export": "write the policy of a run for use elsewhere",
     "verify": "check that everything of a run is whole",
     "close": "deliver what a killed run left, and record it as KILLED",

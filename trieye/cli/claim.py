@@ -14,25 +14,22 @@ Examples:
 
 import argparse
 
-from trieye.cli.arguments import add_root
+from trieye.cli.arguments import add_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    parser.add_argument(
-        "run_names", metavar="RUN", nargs="+", help="directories of runs, or names below --root: run or app/run"
-    )
-    add_root(parser)
+    add_run(parser, count="+")
 
 
 def run(options: argparse.Namespace) -> int:
     """Record the named directories as owners."""
-    from trieye.cli.given_run import find_run
-    from trieye.files.run_record import claim
-    from trieye.process.lock import RunLock
+    from trieye import runs
+    from trieye.cli.output import print_json
 
-    for run_dir in dict.fromkeys(find_run(name, options.root) for name in options.run_names):
-        with RunLock(run_dir / "run.lock"), RunLock(run_dir / "hub.lock"):
-            claim(run_dir)
+    directories = [runs.claim(name, root=options.root) for name in options.run_names]
+    if options.json:
+        print_json("claim", {"run_dirs": directories})
+    for run_dir in () if options.json else directories:
         print(f"{run_dir} owns the MLflow run and the mirror of run {run_dir.name!r}")
     return 0

@@ -12,26 +12,18 @@ Examples:
 
 import argparse
 
-from trieye.cli.arguments import add_run_argument, add_timeout
+from trieye.cli.arguments import add_run, add_timeout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    add_run_argument(parser)
+    add_run(parser)
     add_timeout(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Deliver what is left, and record how the run ended."""
-    from trieye.cli.delivery import deliver, idle_run, is_delivered
-    from trieye.cli.given_run import find_run, sinks_of
+    from trieye.cli.delivering import show_delivery
+    from trieye.runs import close
 
-    run_dir = find_run(options.run_name, options.root)
-    record, config = idle_run(run_dir)
-    sinks = sinks_of(config)
-    if is_delivered(run_dir, record, sinks):
-        # by name: of the sinks that a program gives to `Run(sinks=...)` nobody else knows anything
-        names = " and ".join(sinks) or "no sink"
-        print(f"run {config.run_name!r} is recorded as {record.status}, and nothing is missing in {names}")
-        return 0
-    return deliver(config, options.timeout)
+    return show_delivery(options, "close", close)

@@ -15,11 +15,11 @@ Examples:
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trieye.cli.arguments import AnyOrder
+from trieye.cli.output import print_json
 
 if TYPE_CHECKING:
     from trieye.hub.cluster import Node
@@ -58,12 +58,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _files(options: argparse.Namespace) -> int:
-    from trieye.hub.shipment import files_of, project_around
+    from trieye.hub.working_dir import files_of, project_around
 
     directory = project_around(Path.cwd()) if options.directory is None else options.directory.expanduser()
     names = [file.as_posix() for file in files_of(directory.resolve())]
     if options.json:
-        print(json.dumps({"directory": str(directory.resolve()), "files": names}))
+        print_json("cluster.files", {"directory": directory.resolve(), "files": names})
     else:
         print(*names, sep="\n")
     return 0
@@ -82,7 +82,7 @@ def _check(options: argparse.Namespace) -> int:
     found = compare(nodes, here, str(root))
     if options.json:
         told = {"nodes": [as_plain(node) for node in nodes], "problems": found.problems, "notes": found.notes}
-        print(json.dumps({**told, "python": here.python, "versions": here.versions}, indent=2))
+        print_json("cluster.check", {**told, "python": here.python, "versions": here.versions})
         return EXIT_UNFIT if found.problems else 0
     console = Terminal()
     console.print(_table(nodes))

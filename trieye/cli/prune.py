@@ -15,10 +15,8 @@ Examples:
 
 import argparse
 import re
-import time
-from pathlib import Path
 
-from trieye.cli.arguments import add_removal, add_root, age
+from trieye.cli.arguments import add_removal, age
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,39 +26,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--older-than", required=True, type=age, metavar="AGE", help="a number with s, m, h, d or w, such as 30d"
     )
     parser.add_argument(
-        "--keep", action="append", default=[], type=_kept, metavar="WHICH:N", help="leave the best:N or the newest:N"
+        "--keep", action="append", default=[], type=_kept, metavar="WHICH:N", help="keep the best:N or the newest:N"
     )
-    parser.add_argument("--metric", metavar="NAME", help="what the best runs are judged by (default: loop.objective)")
+    parser.add_argument("--metric", metavar="NAME", help="metric that rates the best runs (default: loop.objective)")
     parser.add_argument(
         "--mode",
         choices=("max", "min"),
-        help="whether more or less of it is better (default: loop.mode, for the objective)",
+        help="whether higher or lower values are better (default: loop.mode, for the objective)",
     )
-    add_root(parser)
     add_removal(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Delete the runs that are old enough, except those to keep."""
-    from trieye.cli.removal import best_first, carry_out, idle_runs
+    from trieye.cli.removal import carry_out
+    from trieye.runs.removal import plan_pruning
 
-    runs = idle_runs(options.app, options.root)
-    kept: set[Path] = set()
-    for which, count in options.keep:
-        if which == "newest":
-            kept |= {run.run_dir for run in runs[::-1][:count]}
-            continue
-        ranked = best_first(runs, options.metric, options.mode)
-        kept |= {run.run_dir for run in ranked[:count]}
-        for unknown in (run for run in runs if run not in ranked):
-            print(f"keeping {unknown.name}: its objective is unknown")
-            kept.add(unknown.run_dir)
-    before = time.time() - options.older_than
-    return carry_out([run for run in runs if run.last_used <= before and run.run_dir not in kept], options)
+    keep = {which: max(n for name, n in options.keep if name == which) for which, _ in options.keep}
+    plan = plan_pruning(
+        options.app,
+        older_than_s=options.older_than,
+        keep_best=keep.get("best"),
+        keep_newest=keep.get("newest", 0),
+        metric=options.metric,
+        mode=options.mode,
+        root=options.root,
+    )
+    notes = [f"skipping {link}: a symbolic link leads to {link.resolve()}" for link in plan.links]
+    notes += [f"keeping {removal.name}: its objective is unknown" for removal in plan.unrated]
+    return carry_out(plan.removals, options, "prune", notes)
 
 
 def _kept(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"(best|newest):(\d+)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} says not which to keep; give best:N or newest:N, such as best:5")
+        raise argparse.ArgumentTypeError(f"{text!r} is not best:N or newest:N, such as best:5")
     return match[1], int(match[2])

@@ -27,17 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show what has changed, and start the run."""
-    from trieye.cli.again import RUN_NAME, Made, Program, check_free, new_name, place_of, show_drift
-    from trieye.cli.given_run import find_run
+    from trieye.cli.restarting import confirmed, restart
+    from trieye.runs import plan_rerun
 
-    made = Made.of(find_run(options.run_name, options.root))
-    asked = f"rerun of {made.name}"
-    program = Program.of(made)
-    fixed = {RUN_NAME: new_name(made, options.overrides, "rerun")}
-    overrides = program.with_overrides(made.run_dir.name, options.overrides, options.without, fixed)
-    program.confirm(overrides, origin=f"run {made.name}", is_confirmed=options.yes)
-    found = program.rehearse(overrides, "config", asked=asked)
-    check_free(place_of(found, program))
-    show_drift(made, found, options.overrides)
-    print(program.line(overrides), flush=True)
-    return 0 if options.dry_run else program.start(overrides)
+    plan = plan_rerun(
+        options.run_name, options.overrides, without=options.without, root=options.root, confirm=confirmed(options)
+    )
+    return restart(plan, options, "rerun")

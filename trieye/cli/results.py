@@ -22,7 +22,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import AnyOrder, add_confirmed
+from trieye.cli.arguments import AnyOrder, add_confirmed, add_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         else:
             _add_scoring(action)
         _ADD[name](action)
+        add_json(action)
 
 
 def _add_choice(action: argparse.ArgumentParser) -> None:
@@ -91,7 +92,6 @@ def _add_scoring(action: argparse.ArgumentParser) -> None:
         help="score diverged runs by their last finite points (default: no score, and they rank last)",
     )
     group.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of the intervals (0.95)")
-    group.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
 def _add_out(action: argparse.ArgumentParser, text: str) -> None:

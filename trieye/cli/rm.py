@@ -15,7 +15,7 @@ Examples:
 
 import argparse
 
-from trieye.cli.arguments import add_removal, add_root
+from trieye.cli.arguments import add_removal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,13 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run_names", metavar="RUN", nargs="+", help="directories of runs, or names below --root: run or app/run"
     )
-    add_root(parser)
     add_removal(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Delete the named runs, if all of them can be deleted."""
-    from trieye.cli.removal import Removal, carry_out, named_directory
+    from trieye.cli.removal import carry_out
+    from trieye.runs.removal import plan_removal
 
-    directories = dict.fromkeys(named_directory(name, options.root) for name in options.run_names)
-    return carry_out([Removal.of(directory, options.root) for directory in directories], options)
+    removals = [plan_removal(name, root=options.root) for name in options.run_names]
+    return carry_out(list({removal.run_dir: removal for removal in removals}.values()), options, "rm")

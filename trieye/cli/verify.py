@@ -11,32 +11,30 @@ Examples:
 """
 
 import argparse
-import json
 from dataclasses import asdict
+from pathlib import Path
 
-from trieye.cli.arguments import add_run_argument
+from trieye.cli.arguments import add_run
 
 EXIT_DAMAGED = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    add_run_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    add_run(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check the run, say what was found, and return whether something is damaged."""
-    from trieye.cli.given_run import find_run
-    from trieye.cli.inspect import check_run
+    """Verify the run, and return whether something is damaged."""
+    from trieye.cli.output import print_json
     from trieye.cli.views import render_check
     from trieye.process.terminal import Terminal
+    from trieye.runs import verify
 
-    run_dir = find_run(options.run_name, options.root)
-    with Terminal(stderr=True).status(f"verifying {run_dir.name}"):
-        found = check_run(run_dir)
+    with Terminal(stderr=True).status(f"verifying {Path(options.run_name).name}"):
+        check = verify(options.run_name, root=options.root)
     if options.json:
-        print(json.dumps({**asdict(found), "run_dir": str(run_dir), "is_whole": not found.damage}, indent=2))
+        print_json("verify", {**asdict(check), "is_whole": not check.damage})
     else:
-        Terminal().print(render_check(found))
-    return EXIT_DAMAGED if found.damage else 0
+        Terminal().print(render_check(check))
+    return EXIT_DAMAGED if check.damage else 0

@@ -12,15 +12,15 @@ from typing import Any
 from rich.filesize import decimal
 
 from trieye.checkpoints.store import CheckpointEntry, CheckpointStore
-from trieye.cli.found_runs import RUN_COLORS, duration
-from trieye.cli.inspect import RunCheck, SinkPlace
-from trieye.cli.saved import Saved
-from trieye.exceptions import ConfigurationError, JournalError
-from trieye.files.run_files import CHECKPOINTS, RUN_RECORD
-from trieye.files.run_record import RunRecord
+from trieye.cli.runs import RUN_COLORS
+from trieye.exceptions import JournalError
+from trieye.files.run_files import CHECKPOINTS
 from trieye.hub.status import last_status, read_status
-from trieye.process.lock import is_alive
 from trieye.process.terminal import Group, RenderableType, Table, Terminal, Text
+from trieye.process.text import duration
+from trieye.runs.checkpoint_rows import CheckpointRow, SavedFiles
+from trieye.runs.stored_run import StoredRun
+from trieye.runs.verification import RunCheck, SinkPosition
 
 STALE_AFTER_S = 10.0
 RATES_OVER_S = 10.0
@@ -40,48 +40,49 @@ SAVED_COLORS = {
 
 @dataclass(frozen=True)
 class RunView:
-    """A run at one moment.
+    """A run at one moment, with the last statuses of its hub, from which rates are computed.
 
     Attributes:
-        looks: What its hub had published at the last looks, the newest one last, each with the monotonic time in
+        run: The run.
+        statuses: What its hub published within the last seconds, the newest last, each with the monotonic time in
             seconds; empty before the hub published anything.
-        checkpoint: The newest checkpoint, if there is one.
-        problem: Why there is nothing newer; None if nothing is wrong.
+        checkpoint: Its newest checkpoint, if there is one.
+        problem: Why the status cannot be read; None if it can.
     """
 
-    record: RunRecord
-    is_alive: bool
-    looks: tuple[tuple[float, Mapping[str, Any]], ...]
+    run: StoredRun
+    statuses: tuple[tuple[float, Mapping[str, Any]], ...]
     checkpoint: CheckpointEntry | None
     problem: str | None
 
     @property
     def status(self) -> Mapping[str, Any]:
         """What the hub of the run published last; empty before the first time."""
-        return self.looks[-1][1] if self.looks else {}
+        return self.statuses[-1][1] if self.statuses else {}
 
 
 def read_view(run_dir: Path, before: RunView | None) -> RunView:
-    """Return how a run is now; `before` is the look before, if there was one.
+    """Return how a run is now.
+
+    Args:
+        run_dir: Its directory.
+        before: The previous view, if there is one.
 
     Raises:
         ConfigurationError: The run is gone.
+        SerializationError: Its run.json is damaged.
     """
-    record = RunRecord.read(run_dir / RUN_RECORD)
-    if record is None:
-        raise ConfigurationError(f"the run {run_dir} is gone")
+    run = StoredRun.read(run_dir)
     problem, status = None, {} if before is None else before.status
-    alive = record.status == "RUNNING" and is_alive(run_dir)
     try:
-        status = read_status(run_dir) if alive else last_status(run_dir)
+        status = read_status(run_dir) if run.is_alive else last_status(run_dir)
     except JournalError as error:  # it is being repaired, or somebody else's
         problem = str(error)
     now = time.monotonic()
-    looks = [look for look in (() if before is None else before.looks) if now - look[0] <= RATES_OVER_S]
+    statuses = [one for one in (() if before is None else before.statuses) if now - one[0] <= RATES_OVER_S]
     return RunView(
-        record=record,
-        is_alive=alive,
-        looks=(*looks, (now, status)) if status else (),
+        run=run,
+        statuses=(*statuses, (now, status)) if status else (),
         checkpoint=_newest_checkpoint(run_dir / CHECKPOINTS),
         problem=problem,
     )
@@ -101,6 +102,15 @@ def _newest_of(directory: Path, _changed_ns: int) -> CheckpointEntry | None:
     return entries[-1] if entries else None
 
 
+def document_of(view: RunView) -> dict[str, Any]:
+    """Return a view for JSON."""
+    run, checkpoint = view.run, view.checkpoint
+    saved = None if checkpoint is None else {"step": checkpoint.step, "created": checkpoint.created}
+    state = {"status": run.status, "attempt": run.attempt, "is_alive": run.is_alive, "took_s": run.took_s}
+    document = {"run": str(run), "run_dir": run.run_dir, **state, "checkpoint": saved}
+    return {**document, "problem": view.problem, "hub": view.status or None}
+
+
 def render_run(view: RunView, console: Terminal | None = None) -> RenderableType:
     """Return a run for a terminal, which it has to fit if one is given."""
     parts = [_headline(view), *_facts(view), Text(), _sinks_of_run(view), Text()]
@@ -113,17 +123,18 @@ def render_run(view: RunView, console: Terminal | None = None) -> RenderableType
 
 
 def _headline(view: RunView) -> Text:
-    record, color = view.record, RUN_COLORS[view.record.status]
+    record = view.run.record
+    color = RUN_COLORS[record.status]
     text = Text.assemble((f"{record.app_name}/{record.run_name}", "bold"), "  ", (record.status, color))
     now, seen = time.time(), max(view.status.get("time", 0.0), record.started)
-    until = record.ended or (now if view.is_alive else seen)
+    until = record.ended or (now if view.run.is_alive else seen)
     text.append(f"  attempt {record.attempt}, for {duration(until - record.started)}")
-    if view.is_alive and "pid" in view.status:
+    if view.run.is_alive and "pid" in view.status:
         text.append(f", process {view.status['pid']}")
     ago = duration(now - seen)
     if view.problem is not None:
         text.append(f"\n{view.problem}", "red")
-    elif record.status == "RUNNING" and not view.is_alive:
+    elif record.status == "RUNNING" and not view.run.is_alive:
         advice = "start it again, or `trieye close` it"
         text.append(f"\nno process writes to it, the last sign of life was {ago} ago: {advice}", "red")
     elif record.status == "RUNNING" and now - seen > STALE_AFTER_S:
@@ -175,9 +186,9 @@ def _explorers(metrics: Mapping[str, Any]) -> Iterator[Text]:
 
 def _rate(view: RunView, what: str) -> str:
     """Return how many there are a second; nothing for a run that has ended, and at the first look."""
-    if not view.is_alive or len(view.looks) == 1:
+    if not view.run.is_alive or len(view.statuses) == 1:
         return ""
-    (then, first), (now, last) = view.looks[0], view.looks[-1]
+    (then, first), (now, last) = view.statuses[0], view.statuses[-1]
     return f" ({max(last[what] - first[what], 0) / (now - then):,.0f}/s)"
 
 
@@ -198,7 +209,9 @@ def _sinks_of_run(view: RunView) -> RenderableType:
     table = _table("sink", right=("behind", "lag"))
     table.add_column("state")
     for sink in view.status.get("sinks", ()):
-        state = Text(_short(sink["error"]), "red") if sink["error"] else Text("works" if view.is_alive else "", "green")
+        state = (
+            Text(_short(sink["error"]), "red") if sink["error"] else Text("works" if view.run.is_alive else "", "green")
+        )
         if sink["refused"]:
             state.append(f"{', ' if state else ''}refused {sink['refused']:,}", "yellow")
         table.add_row(sink["name"], f"{sink['backlog']:,}", duration(sink["lag_s"]), state)
@@ -219,29 +232,30 @@ def _metrics(view: RunView, max_metrics: int | None) -> RenderableType:
     return table if metrics else Text("no metrics yet", "dim")
 
 
-def render_saved(run_dir: Path, checkpoints: list[Saved], buffers: list[Saved], disk_bytes: int) -> RenderableType:
-    """Return for a terminal what a run has saved, the newest last, and what all of it takes on the disk."""
+def render_saved(saved: SavedFiles) -> RenderableType:
+    """Return the checkpoints of a run for a terminal, the newest last, and their size on disk."""
+    run_dir, disk_bytes, checkpoints, buffers = saved.run_dir, saved.disk_bytes, saved.checkpoints, saved.buffers
     lines: list[RenderableType] = [Text(str(run_dir), "bold"), Text()]
     lines.append(_states("checkpoint", checkpoints) if checkpoints else Text("no checkpoints"))
     if buffers:
         lines += [Text(), _states("buffer", buffers)]
-    saved = [*checkpoints, *buffers]
-    lines += [Text(problem, "red") for row in saved if row.state != "set aside" for problem in row.problems]
+    rows = [*checkpoints, *buffers]
+    lines += [Text(problem, "red") for row in rows if row.state != "set aside" for problem in row.problems]
     lines += [
         Text(f"{row.name}: rows {', '.join(row.lost_rows)} of its replay are lost, all else is whole", "yellow")
-        for row in saved
+        for row in rows
         if row.state == "partial"
     ]
-    if any(row.state == "0.1.5" for row in saved):
+    if any(row.state == "0.1.5" for row in rows):
         lines.append(Text(f"files of trieye 0.1.5: `trieye convert {run_dir}` makes checkpoints of them", "yellow"))
-    if saved:
-        apart = sum(row.size_bytes for row in saved)
+    if rows:
+        apart = sum(row.size_bytes for row in rows)
         shared = f", {decimal(apart)} without sharing" if apart > disk_bytes else ""
         lines += [Text(), Text(f"{decimal(disk_bytes)} on the disk{shared}")]
     return Group(*lines)
 
 
-def _states(kind: str, rows: list[Saved]) -> Table:
+def _states(kind: str, rows: list[CheckpointRow]) -> Table:
     """Return a table without the columns that would be empty: 80 characters are not many."""
     columns = {
         kind: [Text(f"{row.step:,}") for row in rows],
@@ -290,7 +304,7 @@ def _sinks_of_check(found: RunCheck) -> RenderableType:
     return table if found.sinks else Text("no sinks")
 
 
-def _state(sink: SinkPlace, found: RunCheck) -> Text:
+def _state(sink: SinkPosition, found: RunCheck) -> Text:
     if not sink.behind and not found.is_killed:
         return Text("has everything", "green")
     if not found.is_alive:

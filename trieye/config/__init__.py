@@ -1,6 +1,5 @@
 """The config of a run: one pydantic model for each Hydra group; importing it loads no Hydra."""
 
-from trieye.config.base import STRICT
 from trieye.config.loop import LoopConfig
 from trieye.config.metric import (
     DEFAULT_METRICS,
@@ -19,7 +18,6 @@ from trieye.config.stats import StatsConfig
 
 __all__ = [
     "DEFAULT_METRICS",
-    "STRICT",
     "AggregationMethod",
     "ConsoleSinkConfig",
     "DataSource",

@@ -1,9 +1,8 @@
-"""The two kinds of config model: strict and frozen, or as tolerant as trieye 0.1.5."""
+"""StrictModel, the base of all config models, and the keys that follow from the type of a field."""
 
 import difflib
 import types
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -13,19 +12,16 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
-    ValidationInfo,
+    ValidationError,
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, PydanticCustomError
-
-STRICT = {"strict_keys": True}
-"""Validation context that makes the tolerant models refuse unknown keys; Hydra configs are validated with it."""
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 
 @dataclass(frozen=True)
 class Marker:
-    """What a field is in YAML, where that differs from Python; put it into the field's `Annotated`.
+    """Differences of a field between YAML and Python; put it into the field's `Annotated`.
 
     Attributes:
         set_by: The key that sets this field, which is therefore no key of its own.
@@ -69,7 +65,7 @@ def models_in(info: FieldInfo) -> tuple[list[type[BaseModel]], bool]:
 
 
 def takes_values(info: FieldInfo) -> bool:
-    """Tell whether a field takes something else than models and None."""
+    """Return whether a field accepts values other than models and None."""
     if any(isinstance(item, Marker) and item.takes_values for item in info.metadata):
         return True
     options = [option for option in _options(info.annotation) if option is not type(None)]
@@ -77,19 +73,19 @@ def takes_values(info: FieldInfo) -> bool:
 
 
 def is_open(info: FieldInfo) -> bool:
-    """Tell whether a field is a dict of plain values, whose keys the user chooses."""
+    """Return whether a field is a dict of plain values, whose keys the user chooses."""
     options = [option for option in _options(info.annotation) if option is not type(None)]
     is_dict = len(options) == 1 and get_origin(options[0]) is dict and get_args(options[0])[0] is str
     return is_dict and not models_in(info)[0]
 
 
 def takes_text_only(annotation: Any) -> bool:
-    """Tell whether a type is `str`, perhaps with None."""
+    """Return whether a type is `str` or `str | None`."""
     return {option for option in _options(annotation) if option is not type(None)} == {str}
 
 
 def takes_many(annotation: Any) -> bool:
-    """Tell whether a type is, or may be, a list or a tuple."""
+    """Return whether a type is a list or a tuple, or a union with one."""
     return any((get_origin(option) or option) in (list, tuple) for option in _options(annotation))
 
 
@@ -119,47 +115,41 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {match!r}?" if match else ""
 
 
-class _Model(BaseModel):
+def _is_number(info: FieldInfo) -> bool:
+    options = set(_options(info.annotation))
+    return bool(options & {int, float}) and not options & {bool, str, Any}
+
+
+class StrictModel(BaseModel):
+    """A frozen config model that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
     @model_validator(mode="before")
     @classmethod
-    def _truth_is_no_number(cls, data: Any) -> Any:
-        """Make text of `true` and `false` where a number belongs, so that pydantic does not take them for 1 and 0."""
+    def _check_keys(cls, data: Any) -> Any:
+        """Refuse unknown keys with the closest match; those on a command line are worded by `hydra/messages.py`.
+
+        Booleans become text where a number belongs, so that pydantic does not read them as 1 and 0.
+        """
+        known = cls.model_fields
+        if isinstance(data, str) and "kind" in known:
+            raise PydanticCustomError("kind_as_text", "expected keys; write {kind}", {"kind": {"kind": data}})
         if not isinstance(data, dict):
             return data
+        if unknown := [_unknown_key(str(key), known, value) for key, value in data.items() if key not in known]:
+            raise ValidationError.from_exception_data(cls.__name__, unknown)
         # a validator of single fields is forbidden for those that tell the members of a union apart
         return {
-            key: str(value).lower() if isinstance(value, bool) and _is_number(cls.model_fields.get(key)) else value
+            key: str(value).lower() if isinstance(value, bool) and _is_number(known[key]) else value
             for key, value in data.items()
         }
 
 
-def _is_number(info: FieldInfo | None) -> bool:
-    options = set(_options(info.annotation)) if info is not None else set()
-    return bool(options & {int, float}) and not options & {bool, str, Any}
-
-
-class StrictModel(_Model):
-    """A frozen config model that refuses unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _say_what_to_write(cls, data: Any, info: ValidationInfo) -> Any:
-        """Word mistakes in Python; those on a command line are worded by `config/hydra/messages.py`."""
-        if (info.context or {}).get("strict_keys"):
-            return data
-        known = set(cls.model_fields)
-        if isinstance(data, str) and "kind" in known:
-            raise PydanticCustomError("kind_as_text", "in Python a kind is written as {kind}", {"kind": {"kind": data}})
-        if isinstance(data, dict) and (unknown := [str(key) for key in data if key not in known]):
-            hint, keys = did_you_mean(unknown[0], known), ", ".join(sorted(known))
-            raise PydanticCustomError(
-                "unknown_key",
-                "unknown key '{key}'{hint} (keys: {keys})",
-                {"key": unknown[0], "hint": hint, "keys": keys},
-            )
-        return data
+def _unknown_key(key: str, known: Collection[str], value: Any) -> InitErrorDetails:
+    words = {"key": key, "hint": did_you_mean(key, known), "keys": ", ".join(sorted(known))}
+    error = PydanticCustomError("unknown_key", "unknown key '{key}'{hint} (keys: {keys})", words)
+    return InitErrorDetails(type=error, loc=(key,), input=value)
 
 
 class Variants(StrictModel):
@@ -184,45 +174,3 @@ class Variants(StrictModel):
             return handler(source)
         chosen: Any = Union[kinds]  # noqa: UP007 - of a tuple
         return handler.generate_schema(Annotated[chosen, Field(discriminator="kind")] if len(kinds) > 1 else chosen)
-
-
-class TolerantModel(_Model):
-    """A config model that stays mutable and takes the upper-case names of trieye 0.1.5.
-
-    Upper-case names work as keyword arguments and as attributes. Unknown keys are ignored with a warning that names the
-    nearest match, or refused where the validation context is `STRICT`.
-    """
-
-    # numbers become text: on a command line `run_name=7` and `+tags.fold=3` are typed without quotes
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=(), coerce_numbers_to_str=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_old_names(cls, data: Any, info: ValidationInfo) -> Any:
-        if not isinstance(data, dict):
-            return data
-        accepted = {_lowered(cls, key): value for key, value in data.items()}
-        known = set(cls.model_fields)
-        unknown = sorted(str(key) for key in accepted if key not in known)
-        if unknown and (info.context or {}).get("strict_keys"):
-            raise PydanticCustomError(
-                "unknown_key", "unknown key {key}", {"key": unknown[0], "known": ", ".join(sorted(known))}
-            )
-        for key in unknown:
-            warnings.warn(f"{cls.__name__}: unknown key {key!r} is ignored{did_you_mean(key, known)}", stacklevel=4)
-        return accepted
-
-    def __getattr__(self, name: str) -> Any:
-        lowered = _lowered(type(self), name)
-        if lowered != name:
-            return getattr(self, lowered)
-        return super().__getattr__(name)  # type: ignore[misc]  # pydantic defines it at run time only
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(_lowered(type(self), name), value)
-
-
-def _lowered(model: type[BaseModel], name: Any) -> Any:
-    if isinstance(name, str) and name.isupper() and name.lower() in model.model_fields:
-        return name.lower()
-    return name

@@ -16,11 +16,12 @@ from pydantic import (
     model_validator,
 )
 
-from trieye.config.base import Marker, TolerantModel
+from trieye.config.base import Marker
 from trieye.config.locations import check_tracking_uri, expanded, is_reference
 from trieye.config.mirror import check_mirror_url
 from trieye.config.names import check_name
 from trieye.config.redaction import is_redacted, redacted, stands_for
+from trieye.config.spellings import ModelOf015
 
 _OWN_STORE = re.compile(r"sqlite:///.*/mlflow\.db", re.DOTALL)
 
@@ -53,7 +54,7 @@ def _with_secrets_of_the_environment(data: dict[Any, Any]) -> dict[Any, Any]:
     return held
 
 
-class PersistenceConfig(TolerantModel):
+class PersistenceConfig(ModelOf015):
     """Where a run lives on disk, what is saved, what is resumed.
 
     A relative `root_data_dir` belongs to the working directory of the process that made this object, so that it means
@@ -61,6 +62,14 @@ class PersistenceConfig(TolerantModel):
     that was recorded without its password is taken from there again.
     `$NAME` in `root_data_dir` stands for an environment variable.
     """
+
+    spellings = (
+        "ROOT_DATA_DIR", "APP_NAME", "RUN_NAME", "RUNS_DIR_NAME", "MLFLOW_DIR_NAME", "CHECKPOINT_SAVE_DIR_NAME",
+        "BUFFER_SAVE_DIR_NAME", "LOG_DIR_NAME", "TENSORBOARD_DIR_NAME", "PROFILE_DIR_NAME",
+        "LATEST_CHECKPOINT_FILENAME", "BEST_CHECKPOINT_FILENAME", "BUFFER_FILENAME", "CONFIG_FILENAME", "SAVE_BUFFER",
+        "BUFFER_SAVE_FREQ_STEPS", "CHECKPOINT_SAVE_FREQ_STEPS", "AUTO_RESUME_LATEST", "LOAD_CHECKPOINT_PATH",
+        "LOAD_BUFFER_PATH", "MLFLOW_TRACKING_URI",
+    )  # fmt: skip
 
     root_data_dir: str = Field(default=".trieye_data", min_length=1, description="Directory of all apps and runs.")
     app_name: Annotated[Name, Marker(set_by="app_name")] = Field(
@@ -134,7 +143,10 @@ class PersistenceConfig(TolerantModel):
         "`first_try:step:1200` of another run of the app. `best`, `latest`, `step:1200` let the run itself go back, "
         "once.",
     )
-    load_buffer_path: str | None = Field(default=None, description="Start with this saved buffer.")
+    load_buffer_path: str | None = Field(
+        default=None,
+        description="Start with this saved buffer; only for programs of trieye 0.1.5, which save it by itself.",
+    )
     resume_dirs: list[str] = Field(
         default_factory=list,
         description="More data directories in which earlier runs of the app are looked for; nothing is written there.",
@@ -192,7 +204,7 @@ class PersistenceConfig(TolerantModel):
         is_dump = "mlflow_tracking_uri" in rest and chosen is None
         if is_dump and (uri == os.environ.get("MLFLOW_TRACKING_URI") or _OWN_STORE.fullmatch(uri)):
             return rest
-        return {**rest, "mlflow_tracking_uri": chosen or uri}
+        return {**rest, "mlflow_tracking_uri": chosen or uri} if "mlflow_tracking_uri" in rest else data
 
     @computed_field(description="The MLflow store in use, as `mlflow ui --backend-store-uri` takes it.")  # type: ignore[prop-decorator]
     @property

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from trieye.config.base import Marker, TolerantModel
+from trieye.config.base import Marker
 from trieye.config.loop import LoopConfig
 from trieye.config.mirror import require_package
 from trieye.config.persistence import Name, PersistenceConfig, default_run_name
@@ -16,13 +16,20 @@ from trieye.config.redaction import with_secrets
 from trieye.config.replay import ReplayConfig
 from trieye.config.runtime import RuntimeConfig
 from trieye.config.sinks import SinksConfig
+from trieye.config.spellings import ModelOf015
 from trieye.config.stats import StatsConfig
 from trieye.config.tune import TuneConfig
 from trieye.exceptions import ConfigurationError
 
+PERSISTENCE_OF_RUN: dict[str, Any] = {"auto_resume_latest": False, "tensorboard_dir_name": "."}
+STATS_OF_RUN: dict[str, Any] = {"undeclared": "auto"}
+"""Defaults of `trieye.Run` and of YAML that differ from those of trieye 0.1.5, which the models have."""
 
-class TrieyeConfig(TolerantModel):
+
+class TrieyeConfig(ModelOf015):
     """The whole config of a run; a project's own config is a subclass with its own groups added."""
+
+    spellings = ("app_name", "run_name", "persistence", "stats")
 
     app_name: Name = Field(default="default_app", description="An app owns many runs and one MLflow experiment.")
     run_name: Name = Field(
@@ -34,11 +41,16 @@ class TrieyeConfig(TolerantModel):
         default=None, description="What the run is for, as Markdown; MLflow shows it, else the command of the run."
     )
     print_config: bool = Field(default=False, description="Print the composed config as a tree before the run starts.")
+    progress_bar: bool = Field(
+        default=True, description="Draw a progress bar on a terminal; false = print a line every 10 seconds."
+    )
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="Where the hub lives.")
-    persistence: Annotated[
-        PersistenceConfig, Marker(yaml_default=lambda: PersistenceConfig(tensorboard_dir_name="."))
-    ] = Field(default_factory=PersistenceConfig, description="Files, saving, resuming.")
-    stats: StatsConfig = Field(default_factory=StatsConfig, description="Events to points.")
+    persistence: Annotated[PersistenceConfig, Marker(yaml_default=lambda: PersistenceConfig(**PERSISTENCE_OF_RUN))] = (
+        Field(default_factory=PersistenceConfig, description="Files, saving, resuming.")
+    )
+    stats: Annotated[StatsConfig, Marker(yaml_default=lambda: StatsConfig(**STATS_OF_RUN))] = Field(
+        default_factory=StatsConfig, description="Events to points."
+    )
     sinks: Annotated[SinksConfig, Marker(yaml_default=SinksConfig)] = Field(
         default_factory=SinksConfig.all_enabled,
         description="Where points go; in Python a sink that is not named stays on, and {} switches all off.",
@@ -64,15 +76,24 @@ class TrieyeConfig(TolerantModel):
 
     @field_validator("sinks", mode="before")
     @classmethod
-    def _unnamed_sinks_stay_on(cls, sinks: Any, info: ValidationInfo) -> Any:
-        is_complete = (info.context or {}).get("strict_keys")  # composed by Hydra
-        return SinksConfig.completed(sinks) if isinstance(sinks, Mapping) and sinks and not is_complete else sinks
+    def _unnamed_sinks_stay_on(cls, sinks: Any) -> Any:
+        return SinksConfig.completed(sinks) if isinstance(sinks, Mapping) and sinks else sinks
 
     @model_validator(mode="after")
     def _persistence_has_the_same_names(self) -> Self:
         # a copy: the caller may use the PersistenceConfig it passed for another run
-        self.persistence = self.persistence.model_copy(update={"app_name": self.app_name, "run_name": self.run_name})
+        names = {"app_name": self.app_name, "run_name": self.run_name}
+        self.__dict__["persistence"] = self.persistence.model_copy(update=names)
+        self.model_fields_set.add("persistence")
         return self
+
+    def with_run_defaults(self) -> Self:
+        """Return the config with the defaults of `trieye.Run` in the place of those of trieye 0.1.5."""
+        persistence, stats = self.persistence, self.stats
+        unset = {name: value for name, value in PERSISTENCE_OF_RUN.items() if name not in persistence.model_fields_set}
+        if stats.undeclared is None:
+            stats = stats.model_copy(update=STATS_OF_RUN)
+        return self.model_copy(update={"persistence": persistence.model_copy(update=unset), "stats": stats})
 
     @classmethod
     def of_run(cls, run_dir: Path, values: Mapping[str, Any] | None = None) -> Self:
@@ -88,7 +109,9 @@ class TrieyeConfig(TolerantModel):
         path = run_dir / "configs.json"
         try:
             values = json.loads(path.read_text("utf-8")) if values is None else values
-            return cls.model_validate_json(json.dumps(with_secrets(values)))
+            # configs.json may also hold additions of the program and groups of a subclass
+            fields = {name: value for name, value in values.items() if name in cls.model_fields}
+            return cls.model_validate_json(json.dumps(with_secrets(fields)))
         except ConfigurationError:
             raise
         except (OSError, ValueError) as error:
@@ -113,8 +136,9 @@ class TrieyeConfig(TolerantModel):
 
     def __getstate__(self) -> dict[Any, Any]:
         """Note when the config is sent to another process, which has to answer within some seconds from then."""
-        state: dict[Any, Any] = super().__getstate__()
-        return {**state, "__pydantic_private__": {**(state["__pydantic_private__"] or {}), "_sent_at": time.time()}}
+        sent = self.model_copy()
+        sent._sent_at = time.time()  # noqa: SLF001 - its own class
+        return super(TrieyeConfig, sent).__getstate__()
 
     @property
     def sent_at(self) -> float | None:

@@ -5,12 +5,15 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from trieye.config.base import Keyed, TolerantModel
+from trieye.config.base import Keyed
 from trieye.config.metric import MetricConfig
+from trieye.config.spellings import ModelOf015
 
 
-class StatsConfig(TolerantModel):
+class StatsConfig(ModelOf015):
     """How events become points."""
+
+    spellings = ("processing_interval_seconds", "metrics")
 
     processing_interval_seconds: float = Field(
         default=1.0, gt=0, description="Seconds between two processing passes of the hub."

@@ -22,7 +22,7 @@ CHECKPOINTS, BUFFERS = "checkpoints", "buffers"
 CHECKPOINT_PREFIX, BUFFER_PREFIX, CRASH_PREFIX = "checkpoint_step_", "buffer_step_", "crash-"
 """What the name of a saved state begins with; its step follows."""
 
-RUN_RECORD, JOURNAL, HISTORY = "run.json", "journal.db", "history"
+RUN_RECORD, CONFIGS, JOURNAL, HISTORY = "run.json", "configs.json", "journal.db", "history"
 PRIVATE_MODE = 0o700
 
 

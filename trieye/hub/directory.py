@@ -1,28 +1,35 @@
 """HubFiles: what the hub keeps of a run on disk."""
 
+import json
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trieye.checkpoints.serializer import Serializer
+import numpy as np
+from pydantic import BaseModel
+
 from trieye.config import TrieyeConfig
 from trieye.config.fingerprint import json_of
 from trieye.config.redaction import recorded, redacted, redacted_text
+from trieye.exceptions import SerializationError
+from trieye.files.atomic import write_atomic
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import MetricSummary, RunRecord, RunStatus, open_run_record
 from trieye.history.history import History
 from trieye.hub.saved_states import Restored, SavedStates
 from trieye.journal.journal import Journal
-from trieye.journal.witness import Expected
+from trieye.journal.watermark import Expected
 from trieye.mirror.mirror import Mirror
 from trieye.mirror.restore import refill_history, restore_run
 from trieye.process.lock import RunLock
 from trieye.sinks.base import RunInfo
 from trieye.sinks.console import LastResort
 from trieye.snapshot import signing
+from trieye.snapshot.signing import Trust
 
 logger = logging.getLogger(__name__)
 
@@ -62,21 +69,19 @@ class HubFiles:
 
     Args:
         config: The config of the run.
+        trust: Signs pickled parts; None: as this process does.
         paths: File names; made from the config if None.
-        serializer: Reads and writes the states of the drop-in API.
 
     Attributes:
         paths: File names.
-        makes_run: Whether this object makes directories, log file and config dump; with given paths the caller does.
         record: Identity of the run; set by `open`.
         journal: The durable log of the run; set by `open`.
         history: Its points and operations; set by `open`.
-        states: Its checkpoints, and the buffers of the drop-in API; set by `open`.
+        states: Its checkpoints; set by `open`.
         mirror: Copies the run to an object store, if the config asks for it; set by `open`.
     """
 
-    def __init__(self, config: TrieyeConfig, paths: RunFiles | None, serializer: Serializer) -> None:
-        self.makes_run = paths is None
+    def __init__(self, config: TrieyeConfig, trust: Trust | None = None, paths: RunFiles | None = None) -> None:
         self.paths = paths or RunFiles(config.persistence)
         self.record: RunRecord
         self.journal: Journal
@@ -84,7 +89,7 @@ class HubFiles:
         self.states: SavedStates
         self.mirror: Mirror | None = None
         self._config = config
-        self._serializer = serializer
+        self._trust = trust or Trust()
         # against other writers of the run, and against a hub of this run that has not ended yet; taken in this order
         self._lock = RunLock(self.paths.lock_path)
         self._hub_lock = RunLock(self.paths.hub_lock_path)
@@ -104,11 +109,7 @@ class HubFiles:
             RunLockedError: Another process writes to the run.
             JournalError: The journal cannot be opened.
         """
-        if not self.makes_run:
-            self.record = RunRecord(app_name=self._config.app_name, run_name=self._config.run_name)
-            self._open_stores(None)
-            return self.record
-        if owns_run and self._serializer.key is None:
+        if owns_run and self._trust.key is None:
             signing.check_key()
         if owns_run:
             take_run(self.paths, self._config, lambda: self._lock.acquire(HUB_GONE_AFTER_S if is_restart else 0.0))
@@ -132,9 +133,14 @@ class HubFiles:
         if path is not None and url is not None:
             refill_history(self.paths, url, self.journal.segments())
         self.history = History(self.journal, None if path is None else self.paths.history_dir)
-        self.states = SavedStates(self._config.persistence, self.paths, self._serializer, self.record.attempt)
+        self.states = SavedStates(self._config.persistence, self.paths, self._trust, self.record.attempt)
         for finding in self.journal.damage:
             logger.warning("%s", finding)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this object keeps the run directory: it is open, and nobody else writes there."""
+        return self._hub_lock.is_held
 
     def _read_record(self, *, new_attempt: bool) -> RunRecord:
         path, own = self.paths.run_record_path, self._config
@@ -151,12 +157,8 @@ class HubFiles:
         if library.getEffectiveLevel() > logging.INFO:
             library.setLevel(logging.INFO)
 
-    def run_info(self, mlflow_run_id: str | None) -> RunInfo:
-        """Return what the sinks may know of the run.
-
-        Args:
-            mlflow_run_id: The MLflow run to use; None: that of earlier attempts, if any.
-        """
+    def run_info(self) -> RunInfo:
+        """Return what the sinks may know of the run."""
         return RunInfo(
             app_name=self._config.app_name,
             run_name=self._config.run_name,
@@ -166,7 +168,7 @@ class HubFiles:
             mlflow_dir=self.paths.mlflow_dir,
             tracking_uri=self._config.persistence.MLFLOW_TRACKING_URI,
             created=self.record.created,
-            mlflow_run_id=mlflow_run_id or self.record.mlflow_run_id,
+            mlflow_run_id=self.record.mlflow_run_id,
             tags={**redacted(self._config.tags), **({"trieye.sweep": self.record.group} if self.record.group else {})},
             group=self.record.group,
             owner=None if self.record.owner is None else self.record.owner.token,
@@ -192,7 +194,7 @@ class HubFiles:
         with self._record_lock:
             yield self.record
             # not by a sink that is late: it may be another attempt's by now
-            if self.makes_run and self._hub_lock.is_held:
+            if self.is_held:
                 self.record.save(self.paths.run_record_path)
 
     def directory_params(self) -> dict[str, str]:
@@ -210,7 +212,7 @@ class HubFiles:
         """Write configs.json: the config, what an earlier call added, and `extra`, without secrets; return the file."""
         path = self.paths.config_path
         merged = {**_json_of(path), **self._config.model_dump(mode="json"), **extra}
-        self._serializer.save_config_json(recorded(merged), path)
+        write_config(recorded(merged), path)
         return path
 
     def add_to_config(self, extra: Mapping[str, Any]) -> Path:
@@ -249,7 +251,7 @@ class HubFiles:
             if self.mirror is not None:
                 rest.callback(self.mirror.close, self._config.persistence.mirror_close_timeout_s, patient=patient)
             self.journal.close()
-            if self.makes_run:
+            if self.is_held:
                 with self._record_lock:
                     self.record.summary = dict(summary)
                     self.record.close(self.paths.run_record_path, status)
@@ -284,6 +286,34 @@ class _LogFile(logging.FileHandler):
         """Close the file, whatever of it cannot be written."""
         with suppress(OSError):
             super().close()
+
+
+def write_config(configs: Mapping[str, Any], path: Path) -> None:
+    """Write a config for people to read; values that JSON lacks are written as the nearest thing.
+
+    Raises:
+        SerializationError: It could not be written.
+    """
+    try:
+        text = json.dumps(configs, indent=4, default=_readable)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text.encode())
+    except (OSError, TypeError, ValueError, RecursionError) as error:
+        raise SerializationError(f"the config could not be written to {path}: {error}") from error
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, np.ndarray) or callable(getattr(value, "detach", None)):
+        return "<tensor/array>"
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, deque):
+        return list(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    return dict(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, type) else str(value)
 
 
 def _json_of(path: Path) -> dict[str, Any]:

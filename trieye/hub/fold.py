@@ -1,7 +1,5 @@
 """Fold: what applied records add up to: queued events, windows, points; the same whenever they are applied again."""
 
-import threading
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Literal
@@ -11,192 +9,18 @@ import msgspec
 from trieye.config import StatsConfig
 from trieye.history.history import History
 from trieye.hub.marks import AttemptMark, LedgerState, Pass, packed, place_of
-from trieye.hub.processor import LogContext, RawMetricEvent, row_of
+from trieye.hub.pending import PendingEvents
 from trieye.hub.supersession import Continuation, Supersession
 from trieye.journal.event_payloads import Drop, decode_events, from_bytes
 from trieye.journal.journal import Record
 from trieye.journal.ranges import first_difference, merged
 from trieye.stats.aggregator import Aggregator
-from trieye.stats.batch import EventBatch, EventRow, salvage
-from trieye.stats.drops import Drops
+from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Item, Medium
 from trieye.stats.point import Point
 
 Kind = Literal["events", "rows", "drops", "operation", "pass", "points", "stepless"]
 """Kinds of records: a batch of a client, events of the drop-in API, what was dropped, and so on."""
-
-EventsByStep = dict[int, dict[str, list[RawMetricEvent]]]
-
-
-class ActorState:
-    """Events that were accepted and not yet processed, and where processing stands; safe to use from several threads.
-
-    Attributes:
-        drops: Events that could not be accepted.
-    """
-
-    def __init__(self) -> None:
-        self.drops = Drops()
-        self._lock = threading.Lock()  # guards all fields below; a thread that holds it takes only that of `drops`
-        self._rows: list[EventRow | tuple[Any, ...]] = []
-        self._batches: list[EventBatch] = []
-        self._num_pending = 0
-        self._last_step = -1
-        self._last_time = 0.0
-        self._last_log_times: dict[str, float] = {}
-        self._latest: dict[str, tuple[int, float]] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in {"_lock", "drops"}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock(), drops=Drops())
-
-    def __len__(self) -> int:
-        return self._num_pending
-
-    def add_event(self, event: RawMetricEvent, *, arrived: float = 0.0) -> None:
-        """Take one event.
-
-        Args:
-            event: The event.
-            arrived: Unix time in seconds, for an event without a timestamp or with one that is no date.
-        """
-        with self._lock:
-            self._rows.append(row_of(event, arrived=arrived))
-            self._num_pending += 1
-
-    def add_batch(self, batch: EventBatch) -> None:
-        """Take a batch of events."""
-        with self._lock:
-            self._seal()
-            self._batches.append(batch)
-            self._num_pending += len(batch)
-
-    def add_rows(self, batch: EventBatch) -> None:
-        """Take the events of a batch one by one: `take` joins them with those around them."""
-        names = map(batch.names.__getitem__, batch.codes.tolist())
-        contexts = map(batch.contexts.get, range(len(batch)))
-        rows = zip(names, batch.values.tolist(), batch.steps.tolist(), batch.times.tolist(), contexts, strict=True)
-        with self._lock:
-            self._rows += rows
-            self._num_pending += len(batch)
-
-    def take(self) -> list[EventBatch]:
-        """Return all pending events in the order of their arrival, and forget them."""
-        with self._lock:
-            self._seal()
-            taken, self._batches, self._num_pending = self._batches, [], 0
-        return taken
-
-    def _seal(self) -> None:
-        if not self._rows:
-            return
-        rows, self._rows = self._rows, []
-        try:
-            batch = EventBatch.from_rows(rows)
-        except (OverflowError, TypeError, ValueError):
-            good, bad = salvage([EventRow(*row) for row in rows])
-            for reason, name in bad:
-                self.drops.add(reason, name)
-            batch = EventBatch.from_rows(good)
-        self._batches.append(batch)
-
-    def get_data_to_process(self, current_global_step: int) -> tuple[EventsByStep, int]:
-        """Return pending events up to a step as {step: {name: [event]}}, and the highest step among them (or -1)."""
-        found: EventsByStep = defaultdict(lambda: defaultdict(list))
-        for event in self._pending_events():
-            if event.global_step <= current_global_step:
-                found[event.global_step][event.name].append(event)
-        return {step: dict(by_name) for step, by_name in found.items()}, max(found, default=-1)
-
-    def clear_processed_data(self, current_step: int) -> None:
-        """Forget pending events up to a step."""
-        later = [event for event in self._pending_events() if event.global_step > current_step]
-        self.take()
-        for event in later:
-            self.add_event(event)
-
-    def _pending_events(self) -> list[RawMetricEvent]:
-        with self._lock:
-            self._seal()
-            batches = list(self._batches)
-        return [
-            RawMetricEvent(
-                name=batch.names[code],
-                value=value,
-                global_step=step,
-                timestamp=time,
-                context=dict(batch.contexts.get(index, {})),
-            )
-            for batch in batches
-            for index, (code, value, step, time) in enumerate(
-                zip(
-                    batch.codes.tolist(), batch.values.tolist(), batch.steps.tolist(), batch.times.tolist(), strict=True
-                )
-            )
-        ]
-
-    def get_log_context(self, latest_step: int, current_time: float) -> LogContext:
-        """Return clock and latest values of a pass."""
-        return LogContext(
-            latest_step=latest_step,
-            last_log_time=self._last_time,
-            current_time=current_time,
-            latest_values=dict(self._latest),
-        )
-
-    def note_pass(
-        self, points: Sequence[Point], *, at: float, step: int | None, latest: dict[str, tuple[int, float]]
-    ) -> None:
-        """Remember a pass.
-
-        Args:
-            points: What was logged.
-            at: Journal time in seconds.
-            step: The step that was said to be complete, if any.
-            latest: (step, value) of each metric.
-        """
-        for point in points:
-            self._last_log_times[point.metric] = at
-        self._latest = latest
-        self.update_last_processed_time(at)
-        if step is not None:
-            self.update_last_processed_step(step)
-
-    def update_last_processed_step(self, step: int) -> None:
-        """Remember the highest step of a pass."""
-        self._last_step = max(self._last_step, step)
-
-    def get_last_processed_step(self) -> int:
-        """Return the highest step of all passes; -1 before the first."""
-        return self._last_step
-
-    def update_last_processed_time(self, at: float) -> None:
-        """Remember the time of a pass, in seconds of journal time."""
-        self._last_time = at
-
-    def get_last_processed_time(self) -> float:
-        """Return the time of the last pass, in seconds of journal time."""
-        return self._last_time
-
-    def get_persistable_state(self) -> dict[str, Any]:
-        """Return plain data that `restore_from_state` takes."""
-        return {
-            "last_processed_step": self._last_step,
-            "last_processed_time": self._last_time,
-            "_last_log_time_per_metric": dict(self._last_log_times),
-        }
-
-    def restore_from_state(self, state: dict[str, Any]) -> None:
-        """Go on where `get_persistable_state` left off.
-
-        Pending events are kept. The times are only reported: they count from the start of an attempt, so nothing is
-        scheduled by those of another one.
-        """
-        self._last_step = int(state.get("last_processed_step", -1))
-        self._last_time = float(state.get("last_processed_time", 0.0))
-        self._last_log_times = dict(state.get("_last_log_time_per_metric", {}))
 
 
 class Fold:
@@ -217,7 +41,7 @@ class Fold:
         supersession: Which older points the attempt supersedes; None: it supersedes none.
     """
 
-    def __init__(self, config: StatsConfig, history: History, queue: ActorState) -> None:
+    def __init__(self, config: StatsConfig, history: History, queue: PendingEvents) -> None:
         self.queue = queue
         self.supersession: Supersession | None = None
         self._changed_from: int | None = None
@@ -362,7 +186,6 @@ class Fold:
         points = close(at=at, step=asked.step)
         self._supersede(points)
         self.write(sorted(points, key=attrgetter("step")))  # as people read them on a terminal
-        self.queue.note_pass(points, at=at, step=asked.step, latest=self.stats.latest())
 
     def skip_to(self, index: int) -> None:
         """Give the next item this index or a higher one; the records of the items between are lost."""

@@ -12,7 +12,7 @@ from trieye.config import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
 from trieye.hub.ledger import Ledger
-from trieye.hub.logic import ActorLogic
+from trieye.hub.logic import HubLogic
 from trieye.sinks.base import Sink
 from trieye.stats.batch import EventBatch
 from trieye.stats.operations import Operation
@@ -62,11 +62,11 @@ class Channel(ABC):
 
     def count_dropped(self, reason: str, count: int, *, key: str) -> None:
         """Count events that had to be dropped before they reached the hub."""
-        self._send(ActorLogic.count_dropped, reason, count, key=key)
+        self._send(HubLogic.count_dropped, reason, count, key=key)
 
     def log_operation(self, operation: Operation, *, key: str) -> None:
         """Hand over a histogram, a picture or a text."""
-        self._send(ActorLogic.log_operation, operation, key=key)
+        self._send(HubLogic.log_operation, operation, key=key)
 
 
 class Hub(Channel):
@@ -77,7 +77,7 @@ class Hub(Channel):
         """Make a request and return the hub's answer.
 
         Args:
-            request: A method of a part of the hub, such as `ActorLogic.flush`; see `trieye.hub.requests`.
+            request: A method of a part of the hub, such as `HubLogic.flush`; see `trieye.hub.requests`.
             *args: Its arguments.
             **kwargs: Likewise.
         """
@@ -148,7 +148,7 @@ class LocalHub(Hub):
     def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any], sinks: Sequence[Sink] = ()) -> None:
         self.key = uuid.uuid4().hex
         self.run_name = config.run_name
-        self._logic = ActorLogic(config, sinks=sinks).open(owns_run=False, extra_config=extra_config)
+        self._logic = HubLogic(config, sinks=sinks).open(owns_run=False, extra_config=extra_config)
         self._saving = SaveThread()
 
     def ask(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -15,8 +15,9 @@ import msgspec
 from trieye.config import StatsConfig
 from trieye.exceptions import RunClosedError
 from trieye.history.history import History
-from trieye.hub.fold import ActorState, Fold, Kind, counts_again, points_payload
+from trieye.hub.fold import Fold, Kind, counts_again, points_payload
 from trieye.hub.marks import AttemptMark, LedgerState, Pass, place_of
+from trieye.hub.pending import PendingEvents
 from trieye.hub.requests import request
 from trieye.hub.supersession import Choice
 from trieye.journal.event_payloads import Drop, admit, batch_of, encode_events, to_bytes
@@ -76,7 +77,7 @@ class Ledger:
         config: StatsConfig,
         journal: Journal,
         history: History,
-        queue: ActorState,
+        queue: PendingEvents,
         *,
         undeclared: Any = None,
         clock: Callable[[], float],
@@ -362,8 +363,7 @@ class Ledger:
                 self._append_pass(Pass(step=complete_step))
             self._append_pass(Pass(ingest_only=True))  # says where the next item is, too
             place = self._mark.place(index=self._history.end, at=self._at(), superseded=self._history.superseded_ranges)
-            stats = self._fold.stats.to_state(pack)
-            return {**self._queue.get_persistable_state(), "journal": place, "stats": stats}
+            return {"journal": place, "stats": self._fold.stats.to_state(pack)}
 
     def note_final(self, checkpoint: str) -> None:
         """Remember that nothing follows a checkpoint but the windows that the end of the run closed."""

@@ -1,25 +1,24 @@
-"""ActorLogic: everything the hub does, as a plain object without Ray."""
+"""HubLogic: everything the hub does, as a plain object without Ray."""
 
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import numpy as np
 
 from trieye.checkpoints.directory import damaged_parts
-from trieye.checkpoints.path_manager import PathManager
-from trieye.checkpoints.serializer import LoadedTrainingState, Serializer
 from trieye.config import TrieyeConfig
 from trieye.exceptions import CheckpointError, JournalFullError, RunClosedError, noted
 from trieye.files.run_record import MetricSummary, RunRecord, RunStatus
 from trieye.hub.directory import HubFiles
-from trieye.hub.fold import ActorState
 from trieye.hub.ledger import Ledger
 from trieye.hub.marks import pack_state, packed
-from trieye.hub.processor import RawMetricEvent, SentEvents, plain_step, rows_of
+from trieye.hub.pending import PendingEvents
 from trieye.hub.requests import owners, request
 from trieye.hub.saved_states import Restored, Saved
 from trieye.hub.status import HubStatus
@@ -38,7 +37,7 @@ SYNC_TIMEOUT_S = 3.0
 """How long `force_process_and_log` waits for the sinks."""
 
 
-class ActorLogic:
+class HubLogic:
     """Collect events, close windows, feed the sinks, save and restore; used by the Ray actor and by the thread alike.
 
     Logging and saving share the ledger's lock only, which a thread holds for arithmetic and small writes, so that no
@@ -46,12 +45,7 @@ class ActorLogic:
 
     Args:
         config: The config of the run.
-        actor_state: Pending events; a new one if None.
-        path_manager: File names of the run; made from the config if None. If given, `open` creates no directories,
-            log file or config dump: the caller has its own.
-        serializer: Reads and writes states.
-        mlflow_run_id: The MLflow run to continue, for an injected client.
-        mlflow_client, tb_writer: The MLflow client and the TensorBoard writer to use.
+        files: Its files; those of the config if None.
         sinks: Sinks besides those of the config.
         clock: Monotonic clock in seconds.
         wall_clock: Unix time in seconds.
@@ -61,30 +55,22 @@ class ActorLogic:
         RunLockedError: Another process writes to the run.
     """
 
-    def __init__(  # noqa: PLR0913 - the first seven are the drop-in API
+    def __init__(
         self,
         config: TrieyeConfig,
-        actor_state: ActorState | None = None,
-        path_manager: PathManager | None = None,
-        serializer: Serializer | None = None,
-        mlflow_run_id: str | None = None,
-        mlflow_client: Any = None,
-        tb_writer: Any = None,
         *,
+        files: HubFiles | None = None,
         sinks: Sequence[Sink] = (),
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self.config, self._injected_run_id = config, mlflow_run_id
-        self._clock, self._wall_clock = clock, wall_clock
-        self._state = actor_state or ActorState()
-        self.files = HubFiles(config, path_manager, serializer or Serializer())
-        self._given: dict[str, Any] = {"mlflow_client": mlflow_client, "tb_writer": tb_writer, "own": sinks}
-        self._last_asked, self._closed, self._has_told = clock(), False, False
+        self.config, self.files, self._pending = config, files or HubFiles(config), PendingEvents()
+        self._clock, self._wall_clock, self._own_sinks = clock, wall_clock, sinks
+        self._closed, self._has_told = False, False
 
     def open(
         self, *, owns_run: bool = True, is_restart: bool = False, extra_config: Mapping[str, Any] | None = None
-    ) -> "ActorLogic":
+    ) -> Self:
         """Begin an attempt: directories, identity, journal, sinks and the timer; heavy imports happen in their threads.
 
         The hub logs now what an earlier hub accepted and did not log.
@@ -106,18 +92,14 @@ class ActorLogic:
         return self
 
     def _start(self, record: RunRecord, extra_config: Mapping[str, Any]) -> None:
-        early = self._state.take()
         stats, journal, history = self.config.stats, self.files.journal, self.files.history
         clocks = {"clock": self._clock, "wall_clock": self._wall_clock}
         undeclared = stats.undeclared or ("warn" if stats.metrics else "auto")
-        self._ledger = Ledger(stats, journal, history, self._state, undeclared=undeclared, **clocks)
+        self._ledger = Ledger(stats, journal, history, self._pending, undeclared=undeclared, **clocks)
         self._ledger.open(attempt=record.attempt, created=record.created, run_id=record.run_id)
-        for number, batch in enumerate(early):  # which comes again with each hub of this attempt
-            self._ledger.log_columns(batch, client=f"early:{record.attempt}:{number}")
         if not self._ledger.stats.summary:  # a run of an earlier version, or one whose journal was lost
             self._ledger.stats.remember(record.summary)
-        sinks = make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, **self._given)
-        self._sinks = FanOut(sinks, self.files.run_info(self._injected_run_id), history)
+        self._sinks = FanOut(self._make_sinks(), self.files.run_info(), history)
         self.tracking = Tracking(self._record, self._sinks, self.files, self._check_open, self.config)
         self.tracking.begin(extra_config, key=f"begin:{record.run_id}:{record.attempt}")
         if journal.num_lost:
@@ -128,25 +110,8 @@ class ActorLogic:
         self.parts = owners(self, self._ledger, self.tracking, self.status)
         self._ticker = Ticker(self.tick, stats.processing_interval_seconds, run_name=self.config.run_name)
 
-    @request("ingest")
-    def log_event(self, event: RawMetricEvent | SentEvents, *, key: str = "") -> None:
-        """Accept one event; the hub counts anything else, and warns about it.
-
-        Args:
-            event: The event.
-            key: The same text when the caller repeats the call; empty: the caller does not.
-
-        Raises:
-            RunClosedError: The run was shut down.
-            JournalFullError: The journal cannot store the event now.
-        """
-        self.log_batch_events(event if isinstance(event, SentEvents) else [event], key=key)
-
-    @request("ingest")
-    def log_batch_events(self, events: Iterable[RawMetricEvent] | SentEvents, *, key: str = "") -> None:
-        """Accept events; one that is not valid never costs its neighbors; see `log_event`."""
-        self._check_open()
-        self._ledger.accept_rows(*rows_of(events, arrived=self._wall_clock()), key=key)
+    def _make_sinks(self) -> list[Sink]:
+        return make_sinks(self.config.sinks, on_run_id=self.files.note_mlflow_run_id, own=self._own_sinks)
 
     @request("ingest")
     def count_dropped(self, reason: str, count: int, *, key: str = "") -> None:
@@ -167,21 +132,6 @@ class ActorLogic:
     def _check_open(self) -> None:
         if self._closed:
             raise RunClosedError(f"run {self.config.run_name!r} is closed; start it again to log more")
-
-    @request("ingest")
-    def process_and_log(self, current_global_step: int) -> None:
-        """Say that a step is complete; does nothing if the last call was less than the processing interval ago."""
-        if self._clock() - self._last_asked >= self.config.stats.processing_interval_seconds:
-            self._last_asked = self._clock()
-            self._pass(step=current_global_step)
-
-    @request("ingest")
-    def force_process_and_log(self, current_global_step: int) -> None:
-        """Log everything up to a step now, open windows too; returns when the sinks that work have the points."""
-        self._pass(step=current_global_step, force=True)
-        self._sinks.flush(SYNC_TIMEOUT_S, working_only=True)
-
-    process_and_log_metrics = process_and_log
 
     def tick(self) -> None:
         """Close the windows that later steps have completed; the timer calls it every processing interval."""
@@ -247,24 +197,6 @@ class ActorLogic:
         self._check_open()
         self.files.states.rate(step, objective)
 
-    def save_training_state(
-        self, *, actor_state_data: dict[str, Any] | None = None, resolve: Callable[[Any], Any] = dict, **state: Any
-    ) -> None:
-        """Write a checkpoint, and a buffer if asked to, of the drop-in API.
-
-        Args:
-            actor_state_data: State of the hub; the present one if None.
-            resolve: Replaces what stands for a value elsewhere.
-            **state: `nn_state_dict`, `optimizer_state_dict`, `buffer_content`, `global_step`, `episodes_played`,
-                `total_simulations_run`, `is_best`, `save_buffer`, `model_config_dict`, `env_config_dict`, `user_data`.
-
-        Raises:
-            CheckpointError: Nothing was written; counted in `persistence/save_failures`.
-        """
-        step = state["global_step"]
-        hub_state = self.get_state(plain_step(step)) if actor_state_data is None else actor_state_data
-        self._saved(step, lambda: self.files.states.save_training(hub_state, resolve(state)))
-
     def _saved(self, step: Any, write: Callable[[], Path], *, is_tracked: bool = True) -> Path:
         self._check_open()
         try:
@@ -278,15 +210,6 @@ class ActorLogic:
             if is_tracked:
                 self.tracking.note_checkpoint(path)
         return path
-
-    def load_initial_state(self, *, key: str = "") -> LoadedTrainingState:
-        """Return what an earlier attempt or run left, and go on with its windows, unless the run goes on already."""
-        self._check_open()
-        with self.status.doing("reading a checkpoint"):
-            loaded, restored = self.files.states.find_training()
-        if restored is None or not self._ledger.is_under_way(restored.hub_state):
-            self._go_on_from(restored, key)
-        return loaded
 
     @request("ingest", is_slow=True)
     def resume(self, restored: Restored | None, *, key: str = "") -> None:
@@ -310,40 +233,26 @@ class ActorLogic:
         if restored is not None and self._ledger.is_final(restored.identity):
             self._ledger.keep()
         else:
-            self.set_state({} if restored is None else restored.hub_state, key=key)
+            self._rewind({} if restored is None else restored.hub_state, key)
         if restored is not None and restored.fork is not None:
             self.tracking.set_tags(restored.fork.tags())
 
     @request("ingest")
-    def get_state(self, complete_step: int | None = None) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the hub, as plain data.
+    def packed_state(self, complete_step: int) -> bytes:
+        """Return what a checkpoint keeps of the hub, as bytes: thousands of metrics reach the driver at once.
 
         Args:
             complete_step: Close windows up to this step first: they are logged now, and not again by another attempt.
         """
-        return self._state_of_hub(complete_step, pack=dict)
-
-    @request("ingest")
-    def packed_state(self, complete_step: int) -> bytes:
-        """Return what `get_state` does, as bytes: with thousands of metrics they cross to the driver at once."""
-        return pack_state(self._state_of_hub(complete_step, pack=packed))
-
-    def _state_of_hub(self, complete_step: int | None, *, pack: Callable[[Mapping[str, Any]], Any]) -> dict[str, Any]:
         self._check_open()
-        state = self._ledger.to_state(complete_step, pack=pack)
+        state = self._ledger.to_state(complete_step, pack=packed)
         self._show()
-        return state
+        return pack_state(state)
 
-    @request("ingest")
-    def set_state(self, state: Mapping[str, Any], *, key: str = "") -> None:
-        """Go on where `get_state` left off; an empty state is that of a run that begins.
-
-        The hub supersedes everything that was logged since then: the history and TensorBoard show it no more.
-        """
+    def _rewind(self, state: Mapping[str, Any], key: str) -> None:
+        """Supersede everything that was logged since a state; an empty one is that of a run that begins."""
         self._check_open()
-        kept = self._ledger.rewind(state, key=key)
-        self._state.restore_from_state(dict(state))
-        self._show(kept)
+        self._show(self._ledger.rewind(state, key=key))
 
     def _show(self, changed_from: int | None = None) -> None:
         """Let the sinks show what is new, and no longer what was superseded from an index on."""
@@ -378,13 +287,6 @@ class ActorLogic:
     def restore_opening(self, number: int) -> None:
         """Show the superseded points of an attempt again, in place of all others from their first step on."""
         self._show(self._ledger.open_again(partial(with_opening, number=number)))
-
-    @request()
-    def save_run_config(self, configs: Mapping[str, Any]) -> None:
-        """Add to configs.json, and record it."""
-        self.tracking.save_run_config(configs)
-
-    save_initial_config = save_run_config
 
     @request("ingest")
     def summary(self) -> dict[str, MetricSummary]:
@@ -442,3 +344,9 @@ class ActorLogic:
                 self.files.history.roll(force=True)
         finally:
             self.files.close(status, self.summary(), patient=patient)
+
+
+def plain_step(step: Any) -> int:
+    """Return a step as an int of Python; 0 for anything else, which is refused elsewhere with a message."""
+    plain = int(step) if isinstance(step, int | np.integer) else 0
+    return plain if abs(plain) < 1 << 62 else 0

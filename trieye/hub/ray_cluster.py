@@ -61,8 +61,7 @@ def address_to_join(asked: str, address: str) -> str:
     if address != "auto":
         return address
     try:
-        # without this name Ray finds the address itself: test_a_ray_that_is_gone_is_not_waited_for would wait
-        found = ray._private.services.get_ray_address_from_environment(address, None)  # noqa: SLF001
+        found = ray._private.services.get_ray_address_from_environment(address, None)  # noqa: SLF001 - docs/private_apis.md
     except AttributeError:
         return address
     except ConnectionError as error:

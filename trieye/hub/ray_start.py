@@ -20,12 +20,15 @@ from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.hub.cluster import Node, unreachable
 from trieye.hub.ray_cluster import address_to_join, refuse_misfits
-from trieye.hub.shipment import Shipment, pack, project_of_program
+from trieye.hub.working_dir import project_of_program, stage
 from trieye.process.progress import say
 from trieye.process.signals import children_outlive_signals
 
+JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Environment variable of a program that `ray job submit` runs."""
+
+AUTHENTICATION_LOGGER = "ray._private.authentication.authentication_token_setup"
 _PRELOADED = "RAY_preload_python_modules"
-_OF_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _LOOK_S, _INSTALL_S = 60.0, 600.0
 """How long a node may take to say whether it fits; longer where it installs packages for that."""
 
@@ -46,7 +49,7 @@ def join_ray(runtime: RuntimeConfig, group: str = "runtime") -> list[Node]:
     if ray.is_initialized():
         return []
     # it says at every start that tokens are in use, which they are to stay
-    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    logging.getLogger(AUTHENTICATION_LOGGER).setLevel(logging.ERROR)
     quiet = {"logging_level": logging.WARNING, "namespace": runtime.namespace}
     if runtime.kind == "ray":
         say("starting Ray ...")
@@ -70,10 +73,10 @@ def _join_cluster(runtime: RuntimeConfig, group: str, quiet: Mapping[str, Any]) 
     asked = f"{group}.address={runtime.address or 'auto'}"
     address = address_to_join(asked, runtime.address or "auto")
     with tempfile.TemporaryDirectory(prefix="trieye-") as place:
-        environment = dict(runtime.env)
-        if (shipment := _packed(runtime, Path(place))) is not None:
-            environment["working_dir"] = str(shipment.archive)
-        sent = "" if shipment is None else f", its workers get a copy of {shipment}"
+        environment, sent = dict(runtime.env), ""
+        if (source := _working_dir(runtime)) is not None:
+            sent = f", its workers get a copy of {stage(source, Path(place))}"
+            environment["working_dir"] = place
         say(f"joining Ray at {address}{sent} ...")
         try:
             with children_outlive_signals():  # there are none, but Ray would take SIGTERM for itself
@@ -91,12 +94,11 @@ def _join_cluster(runtime: RuntimeConfig, group: str, quiet: Mapping[str, Any]) 
         raise
 
 
-def _packed(runtime: RuntimeConfig, into: Path) -> Shipment | None:
+def _working_dir(runtime: RuntimeConfig) -> Path | None:
     """Return what workers get a copy of; nothing for a job of Ray, which has what it was submitted with."""
-    if runtime.working_dir is None or os.environ.get(_OF_A_JOB):
+    if runtime.working_dir is None or os.environ.get(JOB_VARIABLE):
         return None
-    source = project_of_program() if runtime.working_dir == "auto" else Path(runtime.working_dir).expanduser().resolve()
-    return None if source is None else pack(source, into)
+    return project_of_program() if runtime.working_dir == "auto" else Path(runtime.working_dir).expanduser().resolve()
 
 
 def _start_ray(**options: Any) -> None:
@@ -105,7 +107,7 @@ def _start_ray(**options: Any) -> None:
         ray.init(address="local", **options)
         atexit.register(_leave_at_once)  # runs before Ray's own, which was registered first
         keep_token_private()
-        node = getattr(ray._private.worker, "_global_node", None)  # noqa: SLF001 - there is no public way
+        node = getattr(ray._private.worker, "_global_node", None)  # noqa: SLF001 - docs/private_apis.md
         for kind, processes in getattr(node, "all_processes", {}).items():
             for started in processes:
                 _make_mortal(started.process, is_raylet=kind == "raylet")

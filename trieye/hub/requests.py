@@ -1,7 +1,7 @@
 """Requests: which methods of a hub other threads and processes call, and on which threads of its process they run.
 
 A method becomes a request by its decorator, and by nothing else: `Hub.ask` makes it in a thread or through Ray, and the
-Ray actor of the drop-in API has a method of its name.
+Ray actor has a method of its name.
 
     class Tracking:
         @request()
@@ -52,10 +52,10 @@ def is_slow(method: Callable[..., Any]) -> bool:
 
 
 def requests_of(part: type) -> Iterator[tuple[Callable[..., Any], Group]]:
-    """Yield the requests that a part answers, and the group of each."""
-    for method in vars(part).values():
-        if hasattr(method, _GROUP):
-            yield method, getattr(method, _GROUP)
+    """Yield the requests that a part answers, inherited ones too, and the group of each."""
+    members = (member for base in reversed(part.__mro__) for member in vars(base).values())
+    requests = {member.__name__: member for member in members if hasattr(member, _GROUP)}
+    yield from ((method, getattr(method, _GROUP)) for method in requests.values())
 
 
 def owners(*parts: object) -> dict[str, Any]:

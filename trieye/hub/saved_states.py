@@ -1,10 +1,10 @@
-"""SavedStates: the checkpoints of a run, and the buffers of the drop-in API, as the hub saves and finds them."""
+"""SavedStates: the checkpoints of a run, as the hub saves and finds them."""
 
 import contextlib
 import json
 import logging
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from trieye.checkpoints.choose import ResumePoint, choose, choose_buffer, point_at
+from trieye.checkpoints.choose import ResumePoint, choose, point_at
 from trieye.checkpoints.directory import parts_in, read_hub_state, save_state
 from trieye.checkpoints.legacy import unreadable
 from trieye.checkpoints.manifest import read_manifest
-from trieye.checkpoints.serializer import BufferData, CheckpointData, LoadedTrainingState, Serializer
 from trieye.checkpoints.store import CheckpointStore, Mode, Retention
 from trieye.config import PersistenceConfig
 from trieye.exceptions import CheckpointError, SerializationError
 from trieye.files.atomic import remove_directory
-from trieye.files.run_files import BUFFER_PREFIX, CRASH_PREFIX, RUN_RECORD, RunFiles
+from trieye.files.run_files import CRASH_PREFIX, RUN_RECORD, RunFiles
 from trieye.files.run_record import ForkPoint, RunRecord
 from trieye.hub.marks import unpack_state
 from trieye.snapshot.encode import EncodedState
+from trieye.snapshot.signing import Trust
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class SavedStates:
     Args:
         config: What is saved, kept and resumed.
         files: File names of the run.
-        serializer: Encodes the states of the drop-in API, and has the key that signs pickled parts.
+        trust: Signs pickled parts.
         attempt: Number of the attempt that saves.
         read_only: Change nothing in the run directory, for an attempt that may still be refused.
     """
@@ -81,22 +81,21 @@ class SavedStates:
         self,
         config: PersistenceConfig,
         files: RunFiles,
-        serializer: Serializer,
+        trust: Trust,
         attempt: int,
         *,
         read_only: bool = False,
     ) -> None:
-        serializer.on_damage = config.damaged_replay
-        store = partial(
+        self.store = partial(
             CheckpointStore,
             checksum=config.checksum,
-            key=serializer.key,
-            allow_pickle=serializer.allow_pickle,
+            key=trust.key,
+            allow_pickle=trust.allow_pickle,
             read_only=read_only,
         )
-        self._config, self._files, self._serializer, self._attempt = config, files, serializer, attempt
+        self._config, self._files, self._trust, self._attempt = config, files, trust, attempt
         self._read_only, self._damaged = read_only, list[Path]()
-        self._checkpoints, self._buffers = store(files.checkpoint_dir), store(files.buffer_dir, prefix=BUFFER_PREFIX)
+        self.checkpoints = self.store(files.checkpoint_dir)
 
     def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes = b"") -> Path:
         """Write a checkpoint, and point the links at it.
@@ -113,7 +112,7 @@ class SavedStates:
         whose = {"run_name": self._config.run_name, "attempt": self._attempt}
         if metadata.get("is_crash"):
             return self._save_crash(step, state, {**metadata, **whose}, _deflated(hub_state))
-        path = self._checkpoints.save(step, state, metadata={**metadata, **whose}, hub_state=_deflated(hub_state))
+        path = self.checkpoints.save(step, state, metadata={**metadata, **whose}, hub_state=_deflated(hub_state))
         is_best = bool(metadata.get("is_best")) or self._is_best(path, metadata)
         self._files.update_checkpoint_links(path, is_best)
         self._prune(metadata)
@@ -133,9 +132,9 @@ class SavedStates:
             step=step,
             metadata=metadata,
             hub_state=hub_state,
-            key=self._serializer.key,
+            key=self._trust.key,
             checksum=self._config.checksum,
-            find_part=parts_in([entry.path for entry in reversed(self._checkpoints.entries())]),
+            find_part=parts_in([entry.path for entry in reversed(self.checkpoints.entries())]),
         )
         for other in before:
             if other != path:
@@ -149,7 +148,7 @@ class SavedStates:
             CheckpointError: There is no such checkpoint.
             SerializationError: It could not be noted.
         """
-        path = self._checkpoints.rate(step, objective)
+        path = self.checkpoints.rate(step, objective)
         metadata = read_manifest(path).metadata
         if self._is_best(path, metadata):
             self._files.update_best_link(path)
@@ -157,89 +156,13 @@ class SavedStates:
 
     def _is_best(self, path: Path, metadata: Mapping[str, Any]) -> bool:
         rated = metadata.get("objective") is not None
-        ranked = self._checkpoints.ranked(_mode_of(metadata)) if rated else []  # without it if that is not finite
+        ranked = self.checkpoints.ranked(_mode_of(metadata)) if rated else []  # without it if that is not finite
         return any(entry.path == path for entry in ranked[:1])
 
     def _prune(self, metadata: Mapping[str, Any]) -> None:
         chosen = self._config
         kept = Retention(chosen.keep_last, chosen.keep_best, chosen.keep_every_steps, _mode_of(metadata))
-        self._checkpoints.prune(kept)
-
-    def save_training(self, hub_state: Mapping[str, Any], state: Mapping[str, Any]) -> Path:
-        """Write a checkpoint of the drop-in API, and a buffer if `save_buffer` asks for one; return the former.
-
-        Args:
-            hub_state: State of the hub.
-            state: The arguments of `save_training_state`, by name.
-
-        Raises:
-            CheckpointError: A part is not what it should be; nothing is written.
-            SerializationError: It could not be written.
-        """
-        # everything that can be wrong with a state is found before anything is written
-        checkpoint, buffer, encode = self._checkpoint_data(hub_state, state), None, self._serializer.encode
-        if state["save_buffer"] and self._config.save_buffer:
-            buffer = encode(self._buffer_data(state["buffer_content"]), copy=False)
-        step, encoded = checkpoint.global_step, encode(checkpoint, copy=False)
-        metadata = {"is_best": state["is_best"]}
-        with contextlib.nullcontext() if buffer is None else self._buffer_saved(step, buffer):
-            return self.save(step, encoded, metadata)
-
-    @contextlib.contextmanager
-    def _buffer_saved(self, step: int, buffer: EncodedState) -> Iterator[None]:
-        """Write a buffer for the checkpoint of the block, before it: resuming pairs one with what is not newer."""
-        is_new = not self._buffers.path(step).exists()
-        path = self._buffers.save(step, buffer)
-        try:
-            yield
-        except BaseException:
-            if is_new:
-                self._buffers.remove(step)
-            raise
-        self._files.update_buffer_link(path)
-        if self._config.keep_last:
-            self._prune_buffers()
-
-    def _prune_buffers(self) -> None:
-        """Delete the buffers with which no checkpoint is loaded any more."""
-        buffers = [entry.step for entry in self._buffers.entries()]
-        saved = [entry.step for entry in self._checkpoints.entries()]
-        needed = {max((step for step in buffers if step <= checkpoint), default=None) for checkpoint in saved}
-        for step in set(buffers) - needed - {max(buffers)}:
-            self._buffers.remove(step)
-
-    def _checkpoint_data(self, hub_state: Mapping[str, Any], state: Mapping[str, Any]) -> CheckpointData:
-        try:
-            return CheckpointData(
-                run_name=self._config.run_name,
-                global_step=state["global_step"],
-                episodes_played=state["episodes_played"],
-                total_simulations_run=state["total_simulations_run"],
-                model_state_dict=self._model_state(state["nn_state_dict"]),
-                optimizer_state_dict=self._serializer.prepare_optimizer_state(state["optimizer_state_dict"]),
-                actor_state=dict(hub_state),
-                user_data=state["user_data"] or {},
-                model_config_dict=state["model_config_dict"] or {},
-                env_config_dict=state["env_config_dict"] or {},
-            )
-        except (ValueError, TypeError) as error:  # pydantic's, or a number of another type
-            raise CheckpointError(f"the state is not valid: {error}") from error
-
-    def _model_state(self, model: Any) -> dict[str, Any]:
-        try:
-            return self._serializer.prepare_optimizer_state(model)
-        except SerializationError as error:
-            kind = type(model).__name__
-            raise CheckpointError(f"nn_state_dict must be a dict or have a state_dict(), and it is a {kind}") from error
-
-    def _buffer_data(self, content: Any) -> BufferData:
-        buffer = self._serializer.prepare_buffer_data(content)
-        if buffer is None:
-            raise CheckpointError(
-                f"buffer_content is a {type(content).__name__}; give a list or another iterable of items, or an object "
-                "with a state_dict(), such as a ReplayBuffer"
-            )
-        return buffer
+        self.checkpoints.prune(kept)
 
     def find(self, *, group: str | None, config_hash: str | None) -> Restored | None:
         """Return the checkpoint of `Run.save` to go on with.
@@ -261,7 +184,7 @@ class SavedStates:
 
     def _read(self, path: Path) -> EncodedState:
         try:
-            return self._checkpoints.read(path)
+            return self.checkpoints.read(path)
         except CheckpointError:
             self._damaged.append(path)
             raise
@@ -270,7 +193,7 @@ class SavedStates:
         """Rename the damaged checkpoints of this run, so that no later attempt reads them again."""
         for path in damaged:
             if path.parent == self._files.checkpoint_dir:
-                self._checkpoints.quarantine(path)
+                self.checkpoints.quarantine(path)
 
     def given(self, path: Path) -> Restored:
         """Return a checkpoint of `Run.save` that is given by its directory: one of this run, a copy too, or another's.
@@ -278,7 +201,7 @@ class SavedStates:
         Raises:
             CheckpointError: It is not whole, or one of the drop-in API.
         """
-        return self._found(point_at(path, self._files, self._config, read=self._checkpoints.read), is_given=True)
+        return self._found(point_at(path, self._files, self._config, read=self.checkpoints.read), is_given=True)
 
     def _found(self, point: ResumePoint, *, is_given: bool = False) -> Restored:
         path, _, state = point.checkpoint
@@ -289,40 +212,9 @@ class SavedStates:
                 f"{path} was saved by save_training_state, and Run.restore cannot go on from it; read it with "
                 "trieye.Serializer().load_checkpoint(path), and choose another run_name"
             )
-        return self._restored(point, state, lambda: _hub_state_in(path), is_given=is_given)
+        return self.restored(point, state, lambda: _hub_state_in(path), is_given=is_given)
 
-    def find_training(self) -> tuple[LoadedTrainingState, Restored | None]:
-        """Return the state of the drop-in API to go on with, and the checkpoint that it comes from.
-
-        Raises:
-            CheckpointError: There are checkpoints, and none of them is whole.
-        """
-        config, files, load_buffer = self._config, self._files, self._serializer.load_buffer
-        point = choose(
-            files,
-            config,
-            own_first=False,
-            strict=False,
-            read=self._checkpoints.read,
-        )
-        if point is None:
-            given, auto = config.load_buffer_path, config.auto_resume_latest
-            alone = choose_buffer(files, given, None, None, auto_resume=auto) if config.save_buffer else None
-            return LoadedTrainingState(buffer_data=alone and load_buffer(alone)), None
-        logger.info("%s", point.reason)
-        path, _, state = point.checkpoint
-        checkpoint, buffer = self._serializer.load_checkpoint(path, state=state), point.buffer
-        if checkpoint is None:
-            raise CheckpointError(f"{path} is no checkpoint of save_training_state")
-        loaded = LoadedTrainingState(
-            checkpoint_data=checkpoint,
-            buffer_data=buffer and load_buffer(buffer.path, state=buffer.state),
-            buffer_step=buffer and buffer.step,
-            resumed_from=point.run_name,
-        )
-        return loaded, self._restored(point, None, lambda: checkpoint.actor_state)
-
-    def _restored(
+    def restored(
         self,
         point: ResumePoint,
         state: EncodedState | None,
@@ -330,6 +222,14 @@ class SavedStates:
         *,
         is_given: bool = False,
     ) -> Restored:
+        """Return the checkpoint of a resume point.
+
+        Args:
+            point: The resume point.
+            state: Its state, unless the caller has read it.
+            hub_state: Reads the state of the hub in it.
+            is_given: The caller named its directory.
+        """
         path = point.checkpoint.path
         # a file of 0.1.5 has no curves of ours that could go on
         own = self._files.checkpoint_dir.resolve()  # a path that the user gave may have come here by a link
@@ -358,12 +258,12 @@ class SavedStates:
         """Return the parts of a state that the next save links; a copy may have some of a branch that was replaced."""
         if not is_copy:
             return list(state.parts)
-        find = parts_in([entry.path for entry in self._checkpoints.entries()])
+        find = parts_in([entry.path for entry in self.checkpoints.entries()])
         return [name for name in state.parts if find(name) is not None]
 
     def _nearest(self, step: int) -> Path | None:
         """Return the checkpoint of this run that is nearest to a step; trials are not evaluated at quite the same."""
-        found = min(self._checkpoints.entries(), key=lambda entry: abs(entry.step - step), default=None)
+        found = min(self.checkpoints.entries(), key=lambda entry: abs(entry.step - step), default=None)
         return None if found is None else found.path
 
     def _fork_at(self, point: ResumePoint) -> ForkPoint:
@@ -389,13 +289,13 @@ class SavedStates:
         Args:
             highest_step: Highest step of any event.
         """
-        newest = self._checkpoints.entries()[-1:]  # not read once more: a start that finds it damaged begins elsewhere
+        newest = self.checkpoints.entries()[-1:]  # not read once more: a start that finds it damaged begins elsewhere
         return _identity(newest[0].path) if newest and highest_step <= newest[0].step else None
 
     @property
     def has_checkpoint(self) -> bool:
         """Whether another attempt can go on from a checkpoint of this run."""
-        return bool(self._checkpoints.entries())
+        return bool(self.checkpoints.entries())
 
 
 def _deflated(hub_state: bytes) -> bytes:

@@ -17,7 +17,7 @@ from trieye.files.run_files import JOURNAL
 from trieye.hub.directory import HubFiles
 from trieye.hub.ledger import Ledger
 from trieye.hub.requests import request
-from trieye.journal.look import read_cursors, read_meta
+from trieye.journal.scan import read_cursors, read_meta
 from trieye.process.waiting import moved_bytes
 from trieye.sinks.fan_out import FanOut
 from trieye.stats.aggregator import Aggregator
@@ -159,7 +159,7 @@ class HubStatus:
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:
-    """Return `ActorLogic.health()` as it was published last, with `time` and `metrics`; empty before the first time.
+    """Return `HubLogic.health()` as it was published last, with `time` and `metrics`; empty before the first time.
 
     Raises:
         JournalError: The journal cannot be read.

@@ -92,7 +92,7 @@ class Tracking:
         params = parameters(extra_config) if extra_config else self._files.directory_params()
         if self._shows_config:
             self._record(LogParams(_texts(params)), key=f"{key}:params")
-        if self._files.makes_run:
+        if self._files.is_held:
             config = self._files.save_config(extra_config)
             self._record(LogArtifact(self._in_run(config), "config"), key=f"{key}:config")
 

@@ -1,1 +1,1 @@
-"""Programs that were written for something else, with one line changed: their numbers become a run."""
+"""Adapters that turn programs written for other loggers and trainers into runs by changing one line."""

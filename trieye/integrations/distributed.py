@@ -1,4 +1,4 @@
-"""Many processes of torch.distributed, one run: the first one holds it, the others are silent."""
+"""One run for many torch.distributed processes: rank 0 logs, the other ranks get a silent stand-in."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,13 +10,13 @@ from trieye.run.run import Run
 
 
 class SilentRun:
-    """Takes the calls of a run in processes that do not hold it, and does nothing.
+    """Stand-in for the run in ranks other than 0: accepts every method of `Run` and does nothing.
 
     Attributes:
         config: The config of the run.
-        name: Its name.
-        step: As the program sets it.
-        stop_requested, save_due, resumed: Never.
+        name: The run's name.
+        step: The step that the program set last.
+        stop_requested, save_due, resumed: Always False.
     """
 
     stop_requested = save_due = resumed = False
@@ -25,7 +25,7 @@ class SilentRun:
         self.config, self.name, self.step = config, config.run_name, 0
 
     def steps(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the steps, as `Run.steps` does for a run that begins."""
+        """Yield 1 to `total`, like `Run.steps` for a new run."""
         for self.step in range(1, total + 1):
             yield self.step
 
@@ -40,7 +40,7 @@ def _nothing(*values: Any, **options: Any) -> None:
 
 
 def rank() -> int:
-    """Return the rank of this process: of torch.distributed if it is initialized, else what launchers set; 0 alone."""
+    """Return the rank from torch.distributed if initialized, else from `RANK` or `SLURM_PROCID`, else 0."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -52,13 +52,13 @@ def rank() -> int:
 
 @contextmanager
 def run_of_rank_zero(config: TrieyeConfig) -> Iterator[Run | SilentRun]:
-    """Open the run in the process of rank 0, and give the others a stand-in whose calls do nothing.
+    """Open the run in rank 0 and yield a stand-in whose calls do nothing in the other ranks.
 
-    Each value is logged once, however many processes call `run.log`. What all have to know, such as whether the run was
-    resumed, rank 0 broadcasts by torch.distributed.
+    Each value is logged once, however many processes call `run.log`. State that all ranks need, such as whether the run
+    was resumed, must be broadcast by rank 0 through torch.distributed.
 
     Args:
-        config: Of the run.
+        config: Config of the run.
     """
     if rank() == 0:
         with Run(config) as run:

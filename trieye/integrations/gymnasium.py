@@ -1,4 +1,4 @@
-"""Wrappers of gymnasium that log episodes, and videos of some of them, to a run."""
+"""Gymnasium wrappers that log episodes, and videos of selected episodes, to a run."""
 
 import time
 from collections.abc import Callable
@@ -12,25 +12,25 @@ from trieye.exceptions import ConfigurationError
 from trieye.run.recorder import Recorder
 
 MAX_FRAMES = 1000
-"""Of a video; a longer episode is cut there."""
+"""Longest video; the rest of a longer episode is not recorded."""
 
 
 def some_episodes(episode: int) -> bool:
-    """Tell whether an episode is one of 0, 1, 8, 27, ... up to 1000, or one of 2000, 3000, ..."""
+    """Return whether an episode is a cube number up to 1000 (0, 1, 8, 27, ...) or a later multiple of 1000."""
     return round(episode ** (1 / 3)) ** 3 == episode if episode < 1000 else episode % 1000 == 0  # noqa: PLR2004
 
 
 class LogEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Logs `episode/return`, `episode/length` and `episode/seconds` at the step at which an episode ends.
+    """Logs `episode/return`, `episode/length` and `episode/seconds` at the last step of each episode.
 
     Args:
-        env: The environment; with videos one that was made with `render_mode="rgb_array"`.
+        env: The environment; videos require `render_mode="rgb_array"`.
         run: A `trieye.Run` or `RunClient`.
-        video: Whether to record an episode, by its number; None: none of them. See `some_episodes`.
-        prefix: Of the names.
+        video: Maps the number of an episode to whether it is recorded, like `some_episodes`; None records none.
+        prefix: Prefix of the metric names.
 
     Raises:
-        ConfigurationError: There are to be videos, and the environment does not render arrays.
+        ConfigurationError: `video` is set and the environment does not render arrays.
     """
 
     def __init__(
@@ -56,31 +56,31 @@ class LogEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._frames: list[Any] | None = [] if self._video is not None and self._video(self._episode) else None
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; one that is under way is not logged."""
-        found = super().reset(**options)
+        """Start an episode; an unfinished episode is not logged."""
+        obs_and_info = super().reset(**options)
         self._begin()
-        self._look()
-        return found
+        self._capture_frame()
+        return obs_and_info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Make a step, and log the episode if it ends with it."""
+        """Take a step, and log the episode if it ends."""
         obs, reward, terminated, truncated, info = super().step(action)
         self._steps += 1
         self._return += float(reward)
         self._length += 1
-        self._look()
+        self._capture_frame()
         if terminated or truncated:
             self._log()
         return obs, reward, terminated, truncated, info
 
-    def _look(self) -> None:
+    def _capture_frame(self) -> None:
         if self._frames is not None and len(self._frames) < MAX_FRAMES:
             self._frames.append(self.env.render())
 
     def _log(self) -> None:
         seconds = time.perf_counter() - self._began
-        told = {"return": self._return, "length": self._length, "seconds": seconds}
-        self._run.log({f"{self._prefix}/{name}": value for name, value in told.items()}, step=self._steps)
+        stats = {"return": self._return, "length": self._length, "seconds": seconds}
+        self._run.log({f"{self._prefix}/{name}": value for name, value in stats.items()}, step=self._steps)
         if self._frames:
             fps = float(self.env.metadata.get("render_fps", 30))
             self._run.log_video(f"{self._prefix}/video", np.stack(self._frames), self._steps, fps=fps)
@@ -89,14 +89,14 @@ class LogEpisodes(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class LogVectorEpisodes(gymnasium.vector.VectorWrapper):
-    """Logs the episodes of a vector environment, as `LogEpisodes` does, without videos.
+    """Logs the episodes of a vector environment like `LogEpisodes`, without videos.
 
-    Steps count those of all environments; the resets that a vector environment makes by itself are none.
+    A step counts once for each environment; automatic resets do not count as steps.
 
     Args:
         env: The vector environment.
         run: A `trieye.Run` or `RunClient`.
-        prefix: Of the names.
+        prefix: Prefix of the metric names.
     """
 
     def __init__(
@@ -114,23 +114,24 @@ class LogVectorEpisodes(gymnasium.vector.VectorWrapper):
         self._is_over = np.zeros(self.num_envs, np.bool_)
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes; those that are under way are not logged."""
-        found = super().reset(**options)
+        """Start an episode in each environment; unfinished episodes are not logged."""
+        obs_and_info = super().reset(**options)
         self._begin()
-        return found
+        return obs_and_info
 
     def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        """Make a step of all, and log the episodes that end with it."""
+        """Take a step in each environment, and log the episodes that end."""
         obs, rewards, terminated, truncated, info = super().step(actions)
-        is_step = ~self._is_over  # the others were reset in place of it
+        is_step = ~self._is_over  # in the other environments, this call was the automatic reset
         self._returns[is_step] += rewards[is_step]
         self._lengths[is_step] += 1
         self._steps += int(is_step.sum())
         ended = (terminated | truncated) & is_step
         now = time.perf_counter()
         for index in np.flatnonzero(ended):
-            told = {"return": self._returns[index], "length": self._lengths[index], "seconds": now - self._began[index]}
-            self._run.log({f"{self._prefix}/{name}": float(value) for name, value in told.items()}, step=self._steps)
+            seconds = now - self._began[index]
+            stats = {"return": self._returns[index], "length": self._lengths[index], "seconds": seconds}
+            self._run.log({f"{self._prefix}/{name}": float(value) for name, value in stats.items()}, step=self._steps)
         self._returns[ended], self._lengths[ended], self._began[ended] = 0.0, 0, now
         self._is_over = ended if self._resets_next else np.zeros_like(ended)
         return obs, rewards, terminated, truncated, info

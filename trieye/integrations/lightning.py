@@ -1,4 +1,4 @@
-"""Lightning: a logger that makes a training a run, and a callback that lets it go on with `fit(ckpt_path=...)`."""
+"""Lightning adapter: `RunLogger` logs a training to a run; `ResumeRun` resumes it with `fit(ckpt_path=...)`."""
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ try:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.loggers import Logger
     from lightning.pytorch.utilities import rank_zero_only
-except ModuleNotFoundError:  # the package has had two names
+except ModuleNotFoundError:  # the older name of the package
     if not TYPE_CHECKING:
         from pytorch_lightning import Callback, LightningModule, Trainer
         from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
@@ -24,20 +24,20 @@ except ModuleNotFoundError:  # the package has had two names
 
 
 class RunLogger(Logger):
-    """Logs to a run, which process 0 holds; it ends with the program, so that `fit` and `test` share it.
+    """Logs to a run, which rank 0 opens; the run closes at program exit, so `fit` and `test` share it.
 
-    Lightning's own files, such as its checkpoints, are in `lightning/` in the directory of the run, at the same place
-    in every attempt: with `ModelCheckpoint(save_last=True)` and `ResumeRun()`, `fit(ckpt_path="last")` goes on.
+    Lightning's files, such as its checkpoints, are in `lightning/` in the run directory, at the same path in every
+    attempt: with `ModelCheckpoint(save_last=True)` and `ResumeRun()`, `fit(ckpt_path="last")` resumes the training.
 
     Args:
-        name: Name of the run; another start with the same name goes on in the same run.
-        root: Directory of all runs; None: as the environment says, or `.trieye_data`.
-        app: Name of the app; None: as the environment says, or that of the working directory.
-        prefix: Comes before the names of metrics, with a `/`.
-        tags: Of the run.
+        name: Name of the run; a later start with the same name resumes it.
+        root: Directory of all runs; None: `TRIEYE_ROOT`, or `.trieye_data`.
+        app: Name of the app; None: `TRIEYE_APP`, or the name of the working directory.
+        prefix: Prefix of metric names, joined with a `/`.
+        tags: Tags of the run.
 
     Raises:
-        ConfigurationError: The name cannot be that of a run.
+        ConfigurationError: The name is no valid run name.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class RunLogger(Logger):
         self._app, self._root = app, None if root is None else Path(root).absolute()
         self._dir = run_dir_of(name, app=app, root=self._root)
         self._adopted: AdoptedRun | None = None
-        self._told_at: tuple[int, frozenset[str]] = (-1, frozenset())
+        self._logged_at: tuple[int, frozenset[str]] = (-1, frozenset())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_adopted": None}  # another process opens the run again, if it is process 0
+        return {**vars(self), "_adopted": None}  # an unpickled copy reopens the run if its process is rank 0
 
     @property
     def adopted(self) -> AdoptedRun:
-        """Return the run, opened now if it is not open; for process 0."""
+        """Return the run, opened if necessary; rank 0 only."""
         if self._adopted is None or self._adopted.is_closed:
             self._adopted = AdoptedRun.join(self._run_name, app=self._app, root=self._root)
             if self._tags:
@@ -71,7 +71,7 @@ class RunLogger(Logger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Run:
-        """Return the `trieye.Run`; in processes other than the first one something that takes any call."""
+        """Return the `trieye.Run`; in ranks other than 0 a dummy that accepts any call."""
         return self.adopted.run
 
     @property
@@ -81,12 +81,12 @@ class RunLogger(Logger):
 
     @property
     def version(self) -> str:
-        """Return the name of the directory of Lightning's files, the same in every attempt."""
+        """Return the name of the directory of Lightning's files, which all attempts share."""
         return "lightning"
 
     @property
     def save_dir(self) -> str:
-        """Return the directory of the runs of the app."""
+        """Return the directory that contains the runs of the app."""
         return str(self._dir.parent)
 
     @property
@@ -101,17 +101,17 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log values at a step; None: the last one."""
+        """Log values at a step; None: the last step."""
         run, before = self.adopted.run, f"{self._prefix}/" if self._prefix else ""
         at = run.step if step is None else step
-        known_step, known = self._told_at
-        told = {f"{before}{name}": value for name, value in metrics.items()}
-        run.log({name: value for name, value in told.items() if at != known_step or name not in known}, step=at)
+        logged_step, logged = self._logged_at
+        values = {f"{before}{name}": value for name, value in metrics.items()}
+        run.log({name: value for name, value in values.items() if at != logged_step or name not in logged}, step=at)
         run.step = max(run.step, at)
 
     @rank_zero_only
     def log_hyperparams(self, params: Mapping[str, Any] | Namespace | None, *args: Any, **kwargs: Any) -> None:
-        """Record parameters; what is no plain data is recorded as its text."""
+        """Record hyperparameters; values other than plain data are recorded as text."""
         del args, kwargs
         self.experiment.log_params(_as_dicts(params or {}))
 
@@ -119,14 +119,14 @@ class RunLogger(Logger):
     def log_image(
         self, key: str, images: Sequence[Any], step: int | None = None, caption: Sequence[str] | None = None
     ) -> None:
-        """Log pictures: arrays, tensors `[3, height, width]`, PIL images, figures or files, with a caption for each.
+        """Log images (arrays, tensors `[3, height, width]`, PIL images, figures or files), each with a caption.
 
         Raises:
-            TypeError: It is no list.
-            ConfigurationError: There are not as many captions as pictures.
+            TypeError: `images` is no list.
+            ConfigurationError: The numbers of captions and images differ.
         """
         if not isinstance(images, list | tuple):
-            raise TypeError(f"log_image({key!r}): images is a {type(images).__name__}; give a list of pictures")
+            raise TypeError(f"log_image({key!r}): images is a {type(images).__name__}; expected a list of images")
         if caption is not None and len(caption) != len(images):
             raise ConfigurationError(f"log_image({key!r}): there are {len(images)} images and {len(caption)} captions")
         run = self.adopted.run
@@ -138,42 +138,42 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Make safe what belongs to a checkpoint; note as tags where the best and the last one are, and the score."""
+        """Flush the values before a checkpoint; tag the run with the best and last checkpoint paths and the score."""
         self.experiment.flush()
         score = checkpoint_callback.best_model_score
-        told = {
+        tags = {
             "lightning/best_checkpoint": checkpoint_callback.best_model_path,
             "lightning/last_checkpoint": getattr(checkpoint_callback, "last_model_path", ""),
             "lightning/best_score": "" if score is None else f"{float(score):g}",
         }
-        self.experiment.set_tags({name: str(value) for name, value in told.items() if value})
+        self.experiment.set_tags({name: str(value) for name, value in tags.items() if value})
 
     @rank_zero_only
     def save(self) -> None:
-        """Do nothing: what is logged is on its way, and safe when the program is killed."""
+        """Do nothing: logged values are sent without it and survive a kill."""
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Bring what was logged to the hub; the run stays open for what the program does next."""
+        """Flush logged values to the hub; the run stays open for later calls such as `test`."""
         del status
         if self._adopted is not None and not self._adopted.is_closed:
             self._adopted.run.flush()
 
-    def goes_on_after(self, step: int) -> None:
-        """Leave out what was logged after a step, and what comes again at it; for process 0."""
+    def resume_after(self, step: int) -> None:
+        """Supersede points after a step, and skip metrics logged again at that step; rank 0 only."""
         adopted = self.adopted
         adopted.resumes_at(step + 1)
-        self._told_at = step, frozenset(name for name, seen in adopted.run.summary().items() if seen["step"] == step)
+        self._logged_at = step, frozenset(name for name, seen in adopted.run.summary().items() if seen["step"] == step)
 
 
 class ResumeRun(Callback):
-    """Resumes the run where `trainer.fit(ckpt_path=...)` resumes: what was logged after that is superseded.
+    """Resumes the run at the step of `trainer.fit(ckpt_path=...)`; later points are superseded.
 
-    Without a `ckpt_path`, or where there is no checkpoint yet, metrics replace their older points as they are logged.
+    Without a `ckpt_path`, or before the first checkpoint, newly logged points replace older ones of the same metric.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Make sure that there is a logger to tell.
+        """Check that the trainer has a `RunLogger`.
 
         Raises:
             ConfigurationError: The trainer has no `RunLogger`.
@@ -186,13 +186,13 @@ class ResumeRun(Callback):
 
     @rank_zero_only
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tell the loggers from which step the training resumes."""
+        """Resume the loggers after the restored step."""
         del pl_module
         if trainer.ckpt_path is None:
             return
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 - the step that Lightning logs with
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 - docs/private_apis.md
         for logger in _run_loggers(trainer):
-            logger.goes_on_after(step)
+            logger.resume_after(step)
 
 
 def _run_loggers(trainer: Trainer) -> list[RunLogger]:
@@ -200,6 +200,6 @@ def _run_loggers(trainer: Trainer) -> list[RunLogger]:
 
 
 def _as_dicts(params: Any) -> Any:
-    """Return dicts in place of the namespaces among parameters."""
-    held = vars(params) if isinstance(params, Namespace) else params
-    return {key: _as_dicts(value) for key, value in held.items()} if isinstance(held, Mapping) else held
+    """Convert namespaces among the parameters to dicts."""
+    items = vars(params) if isinstance(params, Namespace) else params
+    return {key: _as_dicts(value) for key, value in items.items()} if isinstance(items, Mapping) else items

@@ -1,4 +1,4 @@
-"""Media in the forms that other loggers take, as a run takes them."""
+"""Conversion of images, videos, figures and texts from the forms of other loggers to arrays of a run."""
 
 import tempfile
 from pathlib import Path
@@ -19,19 +19,19 @@ _IN_A_ROW = 8
 _SHOWN = 10_000
 
 
-def picture(title: str, given: Any, axes: str) -> Picture:
-    """Return a picture of an array or a tensor, of a batch one with eight in a row.
+def picture(title: str, data: Any, axes: str) -> Picture:
+    """Convert an array or a tensor to an image; a batch becomes one image with eight per row.
 
     Args:
-        title: What errors begin with.
-        given: uint8, or numbers of which 1 is the brightest.
-        axes: What its axes are, such as `CHW` or `NCHW`.
+        title: Prefix of error messages.
+        data: uint8, or numbers in [0, 1].
+        axes: Order of the axes, such as `CHW` or `NCHW`.
 
     Raises:
-        TypeError: There are no numbers in it.
-        ValueError: These are not its axes.
+        TypeError: The data is not numeric.
+        ValueError: `axes` does not fit the shape.
     """
-    array, axes = array_of(title, given), axes.upper()
+    array, axes = array_of(title, data), axes.upper()
     if len(axes) != array.ndim or set(axes) - set("NHWC") or not {"H", "W"} <= set(axes):
         raise ValueError(f"{title}: dataformats={axes!r} does not name the axes of an array of shape {array.shape}")
     if array.dtype != np.uint8:
@@ -42,40 +42,40 @@ def picture(title: str, given: Any, axes: str) -> Picture:
     return _tiled(list(array)) if "N" in axes else array
 
 
-def frames(title: str, given: Any) -> NDArray[np.uint8]:
-    """Return `[time, height, width, channels]` of videos `[videos, time, channels, height, width]`, side by side.
+def frames(title: str, videos: Any) -> NDArray[np.uint8]:
+    """Place videos `[videos, time, channels, height, width]` side by side in `[time, height, width, channels]`.
 
     Args:
-        title: What errors begin with.
-        given: The videos, uint8 or numbers of which 1 is the brightest.
+        title: Prefix of error messages.
+        videos: uint8, or numbers in [0, 1].
 
     Raises:
-        TypeError: There are no numbers in them.
-        ValueError: They have other axes.
+        TypeError: The data is not numeric.
+        ValueError: The data does not have five axes.
     """
-    array = array_of(title, given)
-    if array.ndim != 5:  # noqa: PLR2004 - as the original has it
+    array = array_of(title, videos)
+    if array.ndim != 5:  # noqa: PLR2004 - the axes of torch's add_video
         raise ValueError(f"{title}: a video is [videos, time, channels, height, width], not {array.shape}")
     return np.stack([picture(title, array[:, time], "NCHW") for time in range(array.shape[1])])
 
 
 def drawn(title: str, figure: Any, *, close: bool = False) -> Picture:
-    """Draw a figure of matplotlib, or a list of them as one picture.
+    """Render a matplotlib figure, or a list of figures in one image.
 
     Args:
-        title: What errors begin with.
-        figure: The figure, or the list.
-        close: Whether pyplot forgets it then.
+        title: Prefix of error messages.
+        figure: The figure or the list.
+        close: Whether to close the figures in pyplot afterwards.
 
     Raises:
-        TypeError: It is no figure.
+        TypeError: An item is no figure.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     pictures, figures = list[Picture](), figure if isinstance(figure, list) else [figure]
     for one in figures:
         if not callable(getattr(one, "savefig", None)):
-            raise TypeError(f"{title}: a {type(one).__name__} is no figure of matplotlib")
+            raise TypeError(f"{title}: expected a matplotlib figure, got {type(one).__name__}")
         canvas: Any = FigureCanvasAgg(one)  # it has no types
         canvas.draw()
         pictures.append(np.asarray(canvas.buffer_rgba())[..., :3].copy())
@@ -88,7 +88,7 @@ def drawn(title: str, figure: Any, *, close: bool = False) -> Picture:
 
 
 def _tiled(pictures: list[Picture]) -> Picture:
-    """Return pictures of one size as one, several in a row."""
+    """Tile images of equal size into one."""
     across = min(len(pictures), _IN_A_ROW)
     cells = [*pictures, *[np.zeros_like(pictures[0])] * (-len(pictures) % across)]
     rows = [np.concatenate(cells[first : first + across], axis=1) for first in range(0, len(cells), across)]
@@ -101,25 +101,25 @@ def _same_size(pictures: list[Picture]) -> list[Picture]:
 
 
 def log_text(run: Run, name: str, text: str, step: int) -> None:
-    """Log a text; of one that is too long its beginning, and all of it as a file of the run.
+    """Log a text; a text above the size limit is truncated, and stored in full as an artifact.
 
     Raises:
-        TypeError: It is no text.
+        TypeError: The text is not a string.
     """
     if isinstance(text, str) and len(text) * 4 > MAX_TEXT_BYTES < len(printable(text).encode()):
         folder, file_name = f"media/text/{name}", f"{step}.txt"
         keep_text(run, folder, file_name, text)
-        text = f"{text[:_SHOWN]} ...\n\n{len(text):,} characters, all of them in the artifact {folder}/{file_name}"
+        text = f"{text[:_SHOWN]} ...\n\n{len(text):,} characters; full text in artifact {folder}/{file_name}"
     run.log_text(name, text, step)
 
 
 def keep_text(run: Run, folder: str, file_name: str, text: str) -> None:
-    """Keep a text as a file among the artifacts of a run."""
+    """Store a text as an artifact of a run."""
     keep_file(run, folder, file_name, printable(text).encode())
 
 
 def keep_file(run: Run, folder: str, file_name: str, content: bytes) -> None:
-    """Keep bytes as a file among the artifacts of a run."""
+    """Store bytes as an artifact of a run."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / file_name
         write_atomic(path, content, is_lasting=False)

@@ -1,4 +1,4 @@
-"""FileStore: the runs in a directory `mlruns` of MLflow, as it kept them before it had a database."""
+"""FileStore: reads the runs in an MLflow `mlruns` directory (its file store, used before the database)."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in, typed
+from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
 
 _META = "meta.yaml"
 _STATUS = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
@@ -16,28 +16,28 @@ _MS = 1000.0
 
 
 class FileStore:
-    """A directory with a directory for each experiment, which has one for each run.
+    """A directory with a directory per experiment, which contains a directory per run.
 
-    Links that leave the store are not followed: a foreign store could name any file of this machine by them.
+    Links that leave the store are not followed: a foreign store could point them at any file of this machine.
 
     Args:
-        path: The directory.
-        problems: Takes what cannot be read.
+        path: The directory `mlruns`.
+        problems: Collects a message for each unreadable file.
     """
 
     def __init__(self, path: Path, problems: Problems) -> None:
         self._path, self._problems = path, problems
 
-    def runs(self) -> list[StoredRun]:
-        """Return the runs that are not deleted, the oldest first."""
-        found = []
+    def runs(self) -> list[LoadedRun]:
+        """Return the runs that are not deleted, oldest first."""
+        runs: list[LoadedRun] = []
         for experiment in sorted(self._path.glob(f"*/{_META}")):
             if self._is_inside(experiment):
                 app = str(self._meta(experiment).get("name", experiment.parent.name))
                 for meta in sorted(experiment.parent.glob(f"*/{_META}")):
                     run = self._run(meta, app) if self._is_inside(meta) else None
-                    found += [] if run is None else [run]
-        return sorted(found, key=lambda run: run.created)
+                    runs += [] if run is None else [run]
+        return sorted(runs, key=lambda run: run.created)
 
     def _is_inside(self, path: Path) -> bool:
         is_inside = path.resolve().is_relative_to(self._path.resolve())
@@ -47,17 +47,17 @@ class FileStore:
 
     def _meta(self, path: Path) -> dict[str, Any]:
         try:
-            held = yaml.safe_load(path.read_text())
+            entries = yaml.safe_load(path.read_text())
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             self._problems.leave_out(path, " ".join(str(error).split()))
             return {}
-        return held if isinstance(held, dict) else {}
+        return entries if isinstance(entries, dict) else {}
 
-    def _run(self, meta: Path, app: str) -> StoredRun | None:
-        held, directory = self._meta(meta), meta.parent
-        if "run_id" not in held or held.get("lifecycle_stage") == "deleted":
+    def _run(self, meta: Path, app: str) -> LoadedRun | None:
+        entries, directory = self._meta(meta), meta.parent
+        if "run_id" not in entries or entries.get("lifecycle_stage") == "deleted":
             return None
-        began, status = held.get("start_time"), held.get("status", 0)
+        began, status = entries.get("start_time"), entries.get("status", 0)
         if not isinstance(began, int | float | None):
             expected = "milliseconds since 1970, such as 1700000000000; correct it and import the store again"
             self._problems.leave_out(meta, f"start_time={began!r} is not a number of {expected}")
@@ -67,9 +67,9 @@ class FileStore:
             self._problems.note(meta, f"status={status!r} is unknown (choose from: {allowed})")
         params = {name: typed(text) for name, text in self._texts(directory / "params")}
         tags = dict(self._texts(directory / "tags"))
-        return StoredRun(
+        return LoadedRun(
             path=str(directory),
-            name=str(held.get("run_name") or tags.get("mlflow.runName") or held["run_id"]),
+            name=str(entries.get("run_name") or tags.get("mlflow.runName") or entries["run_id"]),
             app=app,
             params=params,
             seed=seed_in(params),
@@ -79,16 +79,16 @@ class FileStore:
             created=float(began) / _MS if began else math.nan,
         )
 
-    def metrics(self, runs: Sequence[StoredRun]) -> Collection[str]:
-        """Return the names of the metrics of runs."""
+    def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
+        """Return the metric names of the runs."""
         return {name for run in runs for name, _ in self._texts(Path(run.path) / "metrics")}
 
-    def read(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
-        """Return the points of runs, by the `path` of each."""
+    def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
+        """Return the points of each run, keyed by `LoadedRun.path`."""
         return {run.path: self._points(Path(run.path) / "metrics", metrics) for run in runs}
 
     def _points(self, directory: Path, metrics: Collection[str] | None) -> Points:
-        found: dict[str, Series] = {}
+        points: dict[str, Series] = {}
         for name, text in self._texts(directory):
             if metrics is not None and name not in metrics:
                 continue
@@ -96,15 +96,15 @@ class FileStore:
                 times, values, steps = zip(
                     *([*line.split(), "0"][:3] for line in text.splitlines() if line), strict=True
                 )
-                found[name] = Series(
+                points[name] = Series(
                     np.array(steps, np.int64), np.array(values, np.float64), np.array(times, np.float64) / _MS
                 )
             except (ValueError, OverflowError) as error:
                 self._problems.note(directory / name, f"left out: {error}; a line is `milliseconds value step`")
-        return found
+        return points
 
     def _texts(self, directory: Path) -> Iterator[tuple[str, str]]:
-        """Yield the texts of the files below a directory, by their names, which may have a `/`."""
+        """Yield the relative path (the name, which may contain `/`) and the text of each file below a directory."""
         paths = sorted(directory.rglob("*")) if self._is_inside(directory) else []
         for path in paths:
             if self._is_inside(path) and path.is_file():

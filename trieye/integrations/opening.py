@@ -1,4 +1,4 @@
-"""Opening a run for a program that has no config of ours, and closing it however the program ends."""
+"""AdoptedRun: opens a run for a program without a trieye config, and closes it at exit with the right status."""
 
 import atexit
 import contextlib
@@ -20,24 +20,24 @@ from trieye.process.progress import say
 from trieye.run.run import Run
 
 ROOT, APP = "TRIEYE_ROOT", "TRIEYE_APP"
-"""Environment variables: directory of all runs, and the app that runs belong to."""
+"""Environment variables: the directory of all runs, and the app of new runs."""
 
 _UNSAFE = re.compile(r"[^\w.,=+@()\[\]-]+")
 
 BEFORE_CLOSE: list[Callable[[RunStatus], None]] = []
-"""Called with the status of the program before its runs are closed at exit, for loggers that still have values."""
+"""Called with the exit status of the program before its runs are closed, so that loggers can write pending values."""
 
 SHARED: dict[str, Any] = {}
-"""Arguments of `AdoptedRun.join` that SummaryWriters use, to log to a run that is open; empty: each opens its own."""
+"""`AdoptedRun.join` arguments with which every SummaryWriter joins an open run; empty: each writer opens its own."""
 
 
 def open_runs() -> list[str]:
-    """Return the names of the runs that this process has open."""
+    """Return the names of the open runs of this process."""
     return [path.name for path in AdoptedRun._open]  # noqa: SLF001 - its own
 
 
 def safe_name(text: str) -> str:
-    """Return a name that may be that of a directory, as similar as can be."""
+    """Return the most similar valid name for a run directory."""
     name = _UNSAFE.sub("_", text).strip(" ._-") or "run"
     while ".." in name:
         name = name.replace("..", ".")
@@ -47,29 +47,29 @@ def safe_name(text: str) -> str:
 
 
 def app_of_program() -> str:
-    """Return the app that the environment names, or else one named after the working directory."""
+    """Return the app from `TRIEYE_APP`, by default named after the working directory."""
     return safe_name(os.environ.get(APP) or Path.cwd().name)
 
 
 def run_dir_of(name: str, *, app: str | None = None, root: Path | None = None) -> Path:
-    """Return the directory that `AdoptedRun.join` with the same arguments uses; nothing is made or opened.
+    """Return the directory that `AdoptedRun.join` would use for the same arguments, without creating anything.
 
     Raises:
-        ConfigurationError: The name cannot be that of a run.
+        ConfigurationError: The name is no valid run name.
     """
-    given = {} if root is None else {"root": root}
-    return adopted_config(name, app or app_of_program(), given).persistence.get_run_base_dir()
+    overrides = {} if root is None else {"root": root}
+    return adopted_config(name, app or app_of_program(), overrides).persistence.get_run_base_dir()
 
 
 class AdoptedRun:
-    """A run of this process, which several loggers may share; it is closed when the program ends.
+    """A run of this process, which several loggers may share; it is closed at program exit.
 
-    It is FINISHED then, or FAILED after an exception that nobody caught, or KILLED after a signal or Ctrl-C.
+    The status is FINISHED, FAILED after an uncaught exception, or KILLED after a signal or Ctrl-C.
 
     Args:
-        name: Name of the run; another start with the same name goes on in the same run.
+        name: Name of the run; a later start with the same name resumes it.
         app: Name of the app.
-        given: More of the config, such as `tags`, `description` and `seed`.
+        overrides: Further config items, such as `tags`, `description` and `seed`.
 
     Attributes:
         run: The run, open until `close`.
@@ -77,46 +77,46 @@ class AdoptedRun:
 
     _open: ClassVar["dict[Path, AdoptedRun]"] = {}
 
-    def __init__(self, name: str, app: str, given: Mapping[str, Any]) -> None:
-        self.run = Run(adopted_config(name, app, given)).open()
+    def __init__(self, name: str, app: str, overrides: Mapping[str, Any]) -> None:
+        self.run = Run(adopted_config(name, app, overrides)).open()
         self._users = 0
         self._open[self.run.dir] = self
         _Ending.watch()
 
     @classmethod
-    def join(cls, name: str, *, app: str | None = None, root: Path | None = None, **given: Any) -> "AdoptedRun":
-        """Open a run, or share the one of that name that this process has open; `leave` it as often.
+    def join(cls, name: str, *, app: str | None = None, root: Path | None = None, **overrides: Any) -> "AdoptedRun":
+        """Open a run, or share this process's open run of that name; each `join` needs a `leave`.
 
-        What is logged through a run that was open counts as logged by another attempt, so that a cell of a notebook
-        which is executed again shows each step once.
+        Values logged after joining an open run count as a new attempt, so a re-executed notebook cell shows each step
+        once.
 
         Args:
             name: Name of the run.
             app: Name of the app; None: see `app_of_program`.
-            root: Directory of all runs; None: as the environment says.
-            given: More of the config.
+            root: Directory of all runs; None: `TRIEYE_ROOT`, or the default of the config.
+            overrides: Further config items.
         """
         app = app or app_of_program()
-        given = given if root is None else {**given, "root": root}
-        config = adopted_config(name, app, given)
-        held = cls._open.get(config.persistence.get_run_base_dir())
-        if held is None:
-            held = cls(name, app, given)
+        overrides = overrides if root is None else {**overrides, "root": root}
+        config = adopted_config(name, app, overrides)
+        adopted = cls._open.get(config.persistence.get_run_base_dir())
+        if adopted is None:
+            adopted = cls(name, app, overrides)
         else:
-            held.run.flush()
-            held.run.supersede(None)
-        held._users += 1
-        return held
+            adopted.run.flush()
+            adopted.run.supersede(None)
+        adopted._users += 1
+        return adopted
 
     def leave(self, status: RunStatus = "FINISHED") -> None:
-        """Take note that one of its users is done; the last one closes it."""
+        """Release the run; the last user to leave closes it."""
         self._users -= 1
         if self._users <= 0:
             self.close(status)
 
     @property
     def is_closed(self) -> bool:
-        """Whether the run is no more open."""
+        """Whether the run was closed."""
         return self._open.get(self.run.dir) is not self
 
     def close(self, status: RunStatus = "FINISHED") -> None:
@@ -125,21 +125,21 @@ class AdoptedRun:
             self.run.close(status)
 
     def resumes_at(self, step: int) -> None:
-        """Supersede what was logged at a step or later, because the program has restored its state before that step."""
+        """Supersede all points at or after a step, because the program restored its state from before that step."""
         if self.run.supersede(step):
-            say(f"run {self.run.name!r} resumes at step {step}: what it had logged from there on is superseded")
+            say(f"run {self.run.name!r} resumes at step {step}; its points from that step on are superseded")
 
 
-def adopted_config(name: str, app: str, given: Mapping[str, Any]) -> TrieyeConfig:
+def adopted_config(name: str, app: str, overrides: Mapping[str, Any]) -> TrieyeConfig:
     """Return the config of a run whose program has none.
 
     Args:
         name: Name of the run.
         app: Name of the app.
-        given: More of the config, and `root`, the directory of all runs.
+        overrides: Further config items, and `root`, the directory of all runs.
 
     Raises:
-        ConfigurationError: A name cannot be one.
+        ConfigurationError: A name is invalid.
     """
     try:
         check_name("app_name", app)
@@ -147,7 +147,7 @@ def adopted_config(name: str, app: str, given: Mapping[str, Any]) -> TrieyeConfi
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     persistence: dict[str, Any] = {"auto_resume_latest": False, "save_buffer": False, "tensorboard_dir_name": "."}
-    root = given.get("root", os.environ.get(ROOT))
+    root = overrides.get("root", os.environ.get(ROOT))
     if root:
         persistence["root_data_dir"] = str(root)
     settings: dict[str, Any] = {
@@ -158,14 +158,14 @@ def adopted_config(name: str, app: str, given: Mapping[str, Any]) -> TrieyeConfi
         "stats": {"undeclared": "each", "own_metrics_seconds": 0.0},
         "sinks": {"console": {"enabled": False}, "config_params": False},
     }
-    for key, held in given.items():
+    for key, value in overrides.items():
         if key != "root":
-            settings[key] = {**settings.get(key, {}), **held} if isinstance(held, Mapping) else held
+            settings[key] = {**settings.get(key, {}), **value} if isinstance(value, Mapping) else value
     return TrieyeConfig.model_validate(settings)
 
 
 class _Ending:
-    """How the program ends: exit handlers do not receive it, so uncaught exceptions and `sys.exit` record it."""
+    """Exit status of the program, recorded by hooks on errors and `sys.exit`: exit handlers do not receive it."""
 
     status: RunStatus = "FINISHED"
     _is_watching: ClassVar[bool] = False
@@ -174,7 +174,7 @@ class _Ending:
     def watch(cls) -> None:
         cls.status = "FINISHED"  # the program caught its exit if it opens another run
         atexit.unregister(cls.close_all)
-        atexit.register(cls.close_all)  # after those of the runs, and so before them
+        atexit.register(cls.close_all)  # registered after the handlers of the runs, so it runs before them
         if not cls._is_watching:
             cls._is_watching = True
             sys.excepthook = functools.partial(cls._note_error, sys.excepthook)
@@ -201,8 +201,8 @@ class _Ending:
     @classmethod
     def close_all(cls) -> None:
         with contextlib.ExitStack() as rest:  # an error in one call does not skip the others
-            for held in AdoptedRun._open.values():  # noqa: SLF001 - its own
-                rest.callback(held.close, "KILLED" if held.run.was_interrupted else cls.status)
+            for adopted in AdoptedRun._open.values():  # noqa: SLF001 - its own
+                rest.callback(adopted.close, "KILLED" if adopted.run.was_interrupted else cls.status)
             for finish in BEFORE_CLOSE:
                 rest.callback(finish, cls.status)
 

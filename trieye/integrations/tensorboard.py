@@ -1,10 +1,10 @@
-"""SummaryWriter: takes the calls of `torch.utils.tensorboard.SummaryWriter` into a run.
+"""SummaryWriter: a drop-in replacement for `torch.utils.tensorboard.SummaryWriter` that logs to a run.
 
-    from trieye.integrations.tensorboard import SummaryWriter     # the one line that changes
+    from trieye.integrations.tensorboard import SummaryWriter     # the only line to change
 
-What is logged survives the death of the program and appears in MLflow, TensorBoard and the history once. A program that
-is started again with the same `log_dir` continues the same run, and what it logs again replaces the older points.
-`log_dir` becomes a link to the directory of the run, so `tensorboard --logdir runs` shows what it always did.
+Logged values survive a crash of the program and appear exactly once in MLflow, TensorBoard and the history. A program
+restarted with the same `log_dir` resumes the same run; points logged again replace older points. `log_dir` becomes a
+link to the run directory, so `tensorboard --logdir runs` still works.
 """
 
 import os
@@ -44,29 +44,29 @@ _ONLY_TENSORBOARD = frozenset(
         "add_tensor",
     }
 )
-"""What only TensorBoard can show: torch's own writer puts it beside the rest, and the history of the run lacks it."""
+"""Calls that only TensorBoard can display: torch's writer adds them to the event files, not to the run's history."""
 
 _GROWTH, _SMALLEST, _LARGEST = 1.1, 1e-12, 1e20
-"""Borders of the bins that TensorFlow chose for histograms: each a tenth further from 0 than the one before."""
+"""TensorFlow's histogram bins: each edge is 10 % further from 0 than the previous edge."""
 
 
 class SummaryWriter:
-    """Logs to a run by the methods of `torch.utils.tensorboard.SummaryWriter`, with their defaults.
+    """Logs to a run through the methods and defaults of `torch.utils.tensorboard.SummaryWriter`.
 
     Args:
-        log_dir: Names the run: `runs/NAME` is the run NAME. None: `runs/<time>_<host><comment>`.
-        comment: See above; it is ignored where there is a `log_dir`.
-        purge_step: What was logged at this step or later is superseded; None: each metric replaces what it logs again.
-        max_queue: Ignored: nothing waits for a queue.
+        log_dir: Determines the run name: `runs/NAME` is the run NAME. None: `runs/<time>_<host><comment>`.
+        comment: Suffix of the default `log_dir`; ignored if `log_dir` is set.
+        purge_step: Points at or after this step are superseded; None: only points logged again are replaced.
+        max_queue: Ignored: logging never waits for a queue.
         flush_secs: Ignored: `runtime.flush_interval_s` is 0.2.
-        filename_suffix: Ignored: event files have names of their own.
+        filename_suffix: Ignored: trieye names the event files.
 
     Attributes:
-        log_dir: As given; a link to the directory of the run.
+        log_dir: The argument or its default; a link to the run directory.
         run: The `trieye.Run`.
 
     Raises:
-        ConfigurationError: The directory of the run cannot be used.
+        ConfigurationError: The run directory cannot be used.
         RunLockedError: Another process writes to the run.
     """
 
@@ -85,25 +85,25 @@ class SummaryWriter:
             log_dir = Path("runs") / f"{began}_{socket.gethostname()}{comment}"
         self.log_dir = os.fspath(log_dir)
         self._purge_step = purge_step
-        self._held: AdoptedRun | None = None
+        self._adopted: AdoptedRun | None = None
         self._stepless: set[str] = set()
         self._others: dict[str, Any] = {}
         self._open()
 
     def _open(self) -> AdoptedRun:
-        """Return the run, opened again after `close`."""
-        if self._held is None:
-            self._held = AdoptedRun.join(**SHARED or {"name": _run_name(Path(self.log_dir))})
-            self.run = self._held.run
+        """Return the run; reopen it after `close`."""
+        if self._adopted is None:
+            self._adopted = AdoptedRun.join(**SHARED or {"name": _run_name(Path(self.log_dir))})
+            self.run = self._adopted.run
             self._stepless.clear()
             _link(Path(self.log_dir), self.run.dir)
             if self._purge_step is not None:
-                self._held.resumes_at(self._purge_step)
+                self._adopted.resumes_at(self._purge_step)
                 self._purge_step = None
-        return self._held
+        return self._adopted
 
     def _at(self, step: Any) -> tuple[Run, int]:
-        """Return the run, opened if it is closed, and the step of a call."""
+        """Return the run, reopened if necessary, and the step of a call."""
         return self._open().run, 0 if step is None else int(step)
 
     # numbers
@@ -117,9 +117,9 @@ class SummaryWriter:
         new_style: bool = False,
         double_precision: bool = False,
     ) -> None:
-        """Log a number, NumPy scalar or tensor with one element."""
+        """Log a number, a NumPy scalar or a tensor with one element."""
         del new_style, double_precision
-        if self._held is not None and global_step.__class__ is int:
+        if self._adopted is not None and global_step.__class__ is int:
             self.run.log(tag, _squeezed(scalar_value), step=global_step, wall_time=walltime)
             return
         run, step = self._at(global_step)
@@ -135,7 +135,7 @@ class SummaryWriter:
         global_step: int | None = None,
         walltime: float | None = None,
     ) -> None:
-        """Log numbers as `main_tag/tag`, in this run; the original makes a run of each."""
+        """Log numbers as `main_tag/tag` in this run; torch creates one run per tag instead."""
         for tag, value in tag_scalar_dict.items():
             self.add_scalar(f"{main_tag}/{tag}", value, global_step, walltime)
 
@@ -147,11 +147,11 @@ class SummaryWriter:
         run_name: str | None = None,
         global_step: int | None = None,
     ) -> None:
-        """Log parameters of the run, and numbers; the original makes another run of them."""
+        """Log hyperparameters and metrics in this run; torch creates another run instead."""
         del hparam_domain_discrete, run_name
-        for given in (hparam_dict, metric_dict):
-            if not isinstance(given, Mapping):
-                raise TypeError("add_hparams: hparam_dict and metric_dict are dicts")
+        for argument in (hparam_dict, metric_dict):
+            if not isinstance(argument, Mapping):
+                raise TypeError(f"add_hparams: expected dicts as hparam_dict and metric_dict, got {argument!r}")
         self._open()
         self.run.log_params({str(name): value for name, value in hparam_dict.items()})
         for name, value in metric_dict.items():
@@ -166,14 +166,14 @@ class SummaryWriter:
         walltime: float | None = None,
         max_bins: int | None = None,
     ) -> None:
-        """Log the distribution of an array or a tensor; `bins` as for `numpy.histogram`, or TensorFlow's."""
+        """Log the histogram of an array or a tensor; `bins` as in `numpy.histogram`, by default TensorFlow's."""
         del walltime
         array = array_of(f"add_histogram({tag!r})", values).astype(np.float64).reshape(-1)
-        borders = _borders(array, bins, max_bins)
+        edges = _bin_edges(array, bins, max_bins)
         run, step = self._at(global_step)
-        run.log_histogram(tag, array, step, borders)
+        run.log_histogram(tag, array, step, edges)
 
-    # pictures
+    # images
 
     def add_image(
         self,
@@ -183,7 +183,7 @@ class SummaryWriter:
         walltime: float | None = None,
         dataformats: str = "CHW",
     ) -> None:
-        """Log a picture: uint8, or numbers of which 1 is the brightest."""
+        """Log an image: uint8, or numbers in [0, 1]."""
         del walltime
         picture = media.picture(f"add_image({tag!r})", img_tensor, dataformats)
         run, step = self._at(global_step)
@@ -197,7 +197,7 @@ class SummaryWriter:
         walltime: float | None = None,
         dataformats: str = "NCHW",
     ) -> None:
-        """Log a batch of pictures as one, eight in a row."""
+        """Tile a batch of images into one image, eight per row."""
         self.add_image(tag, img_tensor, global_step, walltime, dataformats)
 
     def add_figure(
@@ -208,7 +208,7 @@ class SummaryWriter:
         close: bool = True,
         walltime: float | None = None,
     ) -> None:
-        """Log a figure of matplotlib, or a list of them as one picture, and close them."""
+        """Log a matplotlib figure, or a list of figures in one image; `close` closes them in pyplot."""
         del walltime
         drawn = media.drawn(f"add_figure({tag!r})", figure, close=close)
         run, step = self._at(global_step)
@@ -222,7 +222,7 @@ class SummaryWriter:
         fps: float = 4,
         walltime: float | None = None,
     ) -> None:
-        """Log videos `[videos, time, channels, height, width]` side by side as one."""
+        """Log videos `[videos, time, channels, height, width]` side by side in one video."""
         del walltime
         frames = media.frames(f"add_video({tag!r})", vid_tensor)
         run, step = self._at(global_step)
@@ -233,7 +233,7 @@ class SummaryWriter:
     def add_text(
         self, tag: str, text_string: str, global_step: int | None = None, walltime: float | None = None
     ) -> None:
-        """Log a text; the table of `hyperparameters` that CleanRL writes becomes the parameters of the run, too."""
+        """Log a text; CleanRL's `hyperparameters` table also sets the hyperparameters of the run."""
         del walltime
         run, step = self._at(global_step)
         media.log_text(run, f"{tag}/text_summary", text_string, step)
@@ -243,28 +243,30 @@ class SummaryWriter:
             self.run.log_params(params_in_text(text_string))
 
     def __getattr__(self, name: str) -> Any:
-        """Return what only TensorBoard can show, by torch's own writer."""
+        """Forward calls that only TensorBoard can display to torch's writer."""
         if name not in _ONLY_TENSORBOARD:
-            known = [*_ONLY_TENSORBOARD, *(known for known in dir(type(self)) if known.startswith("add_"))]
-            raise AttributeError(f"SummaryWriter has no {name!r}{did_you_mean(name, known)}")
+            methods = [*_ONLY_TENSORBOARD, *(method for method in dir(type(self)) if method.startswith("add_"))]
+            raise AttributeError(f"SummaryWriter has no {name!r}{did_you_mean(name, methods)}")
 
         def call(*values: Any, **options: Any) -> Any:
             return getattr(self._torch_writer(name), name)(*values, **options)
 
         return call
 
-    def _torch_writer(self, asked: str) -> Any:
+    def _torch_writer(self, method: str) -> Any:
         self._open()
         directory = str(self.run.dir)
-        if asked not in self._others:
-            say(f"run {self.run.name!r}: {asked} is shown by TensorBoard only, and the run's history lacks it")
+        if method not in self._others:
+            say(f"run {self.run.name!r}: {method} is shown by TensorBoard only; the run's history does not contain it")
         if directory not in self._others:
             try:
                 from torch.utils.tensorboard import SummaryWriter as TorchWriter
             except ImportError as error:
-                raise ConfigurationError(f"{asked}: only torch can write that, which is not installed") from error
+                raise ConfigurationError(
+                    f"{method}: only torch can write this, and torch is not installed; pip install torch"
+                ) from error
             self._others[directory] = TorchWriter(directory)
-        self._others[asked] = self._others[directory]
+        self._others[method] = self._others[directory]
         return self._others[directory]
 
     def get_logdir(self) -> str:
@@ -272,20 +274,20 @@ class SummaryWriter:
         return self.log_dir
 
     def flush(self) -> None:
-        """Return when everything that was logged is accepted, and survives whatever happens to this process."""
-        if self._held is not None:
+        """Block until all logged values are accepted, so that they survive a crash of this process."""
+        if self._adopted is not None:
             self.run.flush()
             for other in set(self._others.values()):
                 other.flush()
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         """Close the run; the next call opens it again."""
-        if self._held is not None:
+        if self._adopted is not None:
             for other in set(self._others.values()):
                 other.close()
             self._others.clear()
-            held, self._held = self._held, None
-            held.leave(status)
+            adopted, self._adopted = self._adopted, None
+            adopted.leave(status)
 
     def __enter__(self) -> Self:
         return self
@@ -293,8 +295,8 @@ class SummaryWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        is_left = kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit)
-        self.close("FINISHED" if kind is None else "KILLED" if is_left else "FAILED")
+        is_interrupted = kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit)
+        self.close("FINISHED" if kind is None else "KILLED" if is_interrupted else "FAILED")
 
 
 def _run_name(log_dir: Path) -> str:
@@ -304,33 +306,33 @@ def _run_name(log_dir: Path) -> str:
 
 
 def _link(log_dir: Path, run_dir: Path) -> None:
-    """Let `log_dir` be the directory of the run; one that is there already stays."""
+    """Link `log_dir` to the run directory unless `log_dir` exists."""
     if not log_dir.exists() and not log_dir.is_symlink():
         log_dir.parent.mkdir(parents=True, exist_ok=True)
         log_dir.symlink_to(os.path.relpath(run_dir, log_dir.parent.resolve()), target_is_directory=True)
     elif log_dir.resolve() != run_dir.resolve():
-        say(f"{log_dir} is there already and stays as it is; the run is in {run_dir}")
+        say(f"{log_dir} already exists and is not replaced by a link; the run is in {run_dir}")
 
 
 def _squeezed(value: Any) -> Any:
     return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
 
 
-def _borders(values: NDArray[np.float64], bins: str | int, max_bins: int | None) -> list[float]:
-    """Return the borders between bins: of TensorFlow's those around the values."""
+def _bin_edges(values: NDArray[np.float64], bins: str | int, max_bins: int | None) -> list[float]:
+    """Return the edges of histogram bins; TensorFlow's bins are restricted to the range of the values."""
     finite = values[np.isfinite(values)]
     if not finite.size:
-        raise ValueError("add_histogram: there is no finite number among the values")
+        raise ValueError("add_histogram: the values contain no finite number")
     if bins != "tensorflow":
-        found = np.histogram_bin_edges(finite, bins)
+        edges = np.histogram_bin_edges(finite, bins)
     else:
         largest = max(_LARGEST, np.abs(finite).max())
         count = int(np.log(largest / _SMALLEST) / np.log(_GROWTH)) + 2
-        away = _SMALLEST * _GROWTH ** np.arange(count)
-        found = np.concatenate([-away[::-1], [0.0], away])
-        first = max(int(np.searchsorted(found, finite.min(), "right")) - 1, 0)
-        found = found[first : int(np.searchsorted(found, finite.max(), "right")) + 1]
-    if max_bins is not None and len(found) - 1 > max_bins:
-        found = found[:: -(-(len(found) - 1) // max_bins)]
-        found[-1] = max(found[-1], finite.max())
-    return [float(border) for border in found]
+        positive = _SMALLEST * _GROWTH ** np.arange(count)
+        edges = np.concatenate([-positive[::-1], [0.0], positive])
+        first = max(int(np.searchsorted(edges, finite.min(), "right")) - 1, 0)
+        edges = edges[first : int(np.searchsorted(edges, finite.max(), "right")) + 1]
+    if max_bins is not None and len(edges) - 1 > max_bins:
+        edges = edges[:: -(-(len(edges) - 1) // max_bins)]
+        edges[-1] = max(edges[-1], finite.max())
+    return [float(edge) for edge in edges]

@@ -12,7 +12,7 @@ from trieye.exceptions import JournalError, JournalFullError
 from trieye.journal.file import Durability, IntervalSync, open_for_writing, wal_path, worded
 from trieye.journal.keys import TakenKeys
 from trieye.journal.ranges import Range, merged
-from trieye.journal.repair import prepare
+from trieye.journal.rebuild import prepare
 from trieye.journal.schema import (
     REPAIR,
     STATE,
@@ -30,7 +30,7 @@ from trieye.journal.schema import (
     row_crc,
     select,
 )
-from trieye.journal.witness import MAX_RANGES, Expected, Witness, WitnessFile, read_witness
+from trieye.journal.watermark import MAX_RANGES, Expected, Watermark, WatermarkFile, read_watermark
 
 __all__ = ["Chunk", "Durability", "Journal", "Record", "Segment", "Snapshot"]
 
@@ -44,18 +44,18 @@ class Journal:
     meanwhile. Every change is one transaction, so that a kill leaves all of it or nothing, and every row that is read
     is compared with its checksum.
 
-    A journal that is damaged when this process opens it is set aside as `<name>.damaged-<n>`, and every whole row goes
-    into a new file. So is a journal that another run wrote, or that ends before the position that the witness beside it
-    names; only transactions that came after the last line of the witness can be cut off unnoticed.
+    A journal that is damaged when this process opens it is quarantined as `<name>.damaged-<n>`; a new file restarts
+    from the newest intact snapshot, with the records that follow it up to the first damaged one. The same happens to
+    the journal of another run, and to a journal that ends before the position of its watermark; only transactions
+    after the last line of the watermark can be cut off unnoticed.
 
     Args:
         path: The file; it is made if it is missing. None: in memory.
-        durability: What a record survives once `append` has returned.
-        expected: What the caller knows of the journal besides what the witness beside it says.
+        durability: Failures that a record survives once `append` has returned.
+        expected: Expectations besides the watermark.
 
     Attributes:
-        damage: What was damaged when this process opened the file, or one before that was killed, in words; normally
-            empty.
+        damage: Descriptions of the damage that this process, or a killed predecessor, found on opening; normally empty.
         num_lost: Records that the damage cost; at least 1 if it cost anything.
         last_pos: Position of the newest record, also if `commit` has deleted it; 0 at first.
         last_at: Journal time of the newest record in seconds.
@@ -67,22 +67,22 @@ class Journal:
     def __init__(
         self, path: Path | None, *, durability: Durability = "process", expected: Expected | None = None
     ) -> None:
-        known = (expected or Expected())._replace(witness=None if path is None else read_witness(path))
-        # guards the connection, `_is_clean`, `last_pos`, `last_at` and `_taken`; taken after `WitnessFile.lock`
+        known = (expected or Expected())._replace(watermark=None if path is None else read_watermark(path))
+        # guards the connection, `_is_clean`, `last_pos`, `last_at` and `_taken`; taken after `WatermarkFile.lock`
         self._lock = threading.RLock()
         self._path, self._is_clean = path, True
         if path is not None:
             prepare(path, known)
         self._connection = open_for_writing(path, durability)
         self._sync = None if path is None or durability != "interval" else IntervalSync(wal_path(path))
-        self._witness = None if path is None else WitnessFile(path)
+        self._watermark = None if path is None else WatermarkFile(path)
         self._taken = TakenKeys()
         try:
             self._identity = identity(self._connection)
             self._state = State.from_bytes(self.meta(STATE))
             self.last_pos, self.last_at = self._state.last_pos, self._state.last_at
             self._load_taken()
-            self._testify()
+            self._write_watermark()
             self.damage, self.num_lost = self._report()
         except BaseException:
             self.close()
@@ -93,7 +93,7 @@ class Journal:
             self._taken.add(client, seq, pos)
         for pos, task in self._rows("calls", "ORDER BY pos"):
             self._taken.add(task, 0, pos)
-        self._saved_to = self._state.deleted_to  # of what a repair lost, the records may know
+        self._saved_to = self._state.deleted_to  # the records may name senders whose rows are lost
         self._note_records()
 
     def _note_records(self) -> None:
@@ -104,7 +104,7 @@ class Journal:
             self.last_pos, self.last_at = max((self.last_pos, self.last_at), (pos, at))
 
     def _report(self) -> tuple[list[str], int]:
-        """Return what a repair found, in words, and the number of records it lost."""
+        """Return the report of a rebuild, and the number of lost records."""
         report = self.meta(REPAIR)
         if report is None:
             return [], 0
@@ -112,20 +112,20 @@ class Journal:
         return [text], num_lost
 
     def forget_repair(self) -> None:
-        """Report a repair no more: what it lost is counted; until then each process that opens the journal is told."""
+        """Delete the report of a rebuild, once its losses are counted; until then each start reports them."""
         if self.damage:
             with self._transaction() as connection:
                 connection.execute("DELETE FROM meta WHERE name = ?", (REPAIR,))
 
-    def _testify(self) -> None:
-        """Write down beside the journal how far it reaches."""
-        if self._witness is not None:
-            with self._witness.lock:
+    def _write_watermark(self) -> None:
+        """Record beside the journal how far it reaches."""
+        if self._watermark is not None:
+            with self._watermark.lock:
                 cursors = {sink: (index, position) for sink, index, position in self._rows("cursors")}
                 ranges = self.superseded()
                 superseded = tuple(ranges) if len(ranges) <= MAX_RANGES else None
-                held = Witness(self._identity, self.last_pos, self._state.deleted_to, cursors, superseded)
-                self._witness.write(held)
+                held = Watermark(self._identity, self.last_pos, self._state.deleted_to, cursors, superseded)
+                self._watermark.write(held)
 
     # writing
 
@@ -203,7 +203,7 @@ class Journal:
             put(connection, "meta", (STATE, state.to_bytes()))
             connection.execute("DELETE FROM records WHERE pos <= ?", (deleted_to,))
         self._state, self._saved_to = state, state.last_pos
-        self._testify()
+        self._write_watermark()
 
     def _put_snapshot(self, connection: Connection, snapshot: Snapshot, *, alone: bool) -> int:
         """Store a snapshot, twice if no older one can stand in for it; return the position of the older one kept."""
@@ -232,7 +232,7 @@ class Journal:
         """Leave the indices in these ranges out of the history, in place of the ranges before; they may overlap."""
         with self._transaction() as connection:
             _put_superseded(connection, ranges)
-        self._testify()
+        self._write_watermark()
 
     def replace_chunks(self, segment: Segment) -> None:
         """Register a file of the history, complete and on the disk, in place of the chunks whose items it has."""
@@ -244,7 +244,7 @@ class Journal:
         """Remember how far a sink is."""
         with self._transaction() as connection:
             put(connection, "cursors", (sink, index, position))
-        self._testify()
+        self._write_watermark()
 
     def set_meta(self, key: str, value: bytes) -> None:
         """Store a value by name; names that begin with `journal.` are the journal's own."""
@@ -310,7 +310,7 @@ class Journal:
         return sum(file.stat().st_size for file in files if file.exists())
 
     def close(self) -> None:
-        """Give the file back; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         if self._sync is not None:
             self._sync.stop()
         with self._lock:
@@ -352,7 +352,7 @@ class Journal:
                 self._sync.note_written()
 
     def _clean_up(self) -> None:
-        """Begin the log anew after a write that failed: it may have left frames there that were never committed."""
+        """Start a new round of the log after a failed write, which may have left uncommitted frames."""
         if not self._is_clean:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._is_clean = True

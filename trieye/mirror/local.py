@@ -24,7 +24,7 @@ from trieye.files.run_files import (
     RUN_RECORD,
     RunFiles,
 )
-from trieye.journal.look import connect_read_only
+from trieye.journal.scan import connect_read_only
 from trieye.journal.schema import checked_name
 from trieye.mirror.layout import COMPOSED_CONFIG, CONFIG, SaveKeys, part_keys, save_key
 

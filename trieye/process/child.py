@@ -6,11 +6,12 @@ import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from trieye.process.signals import FROM_OUTSIDE, exit_code_of
 
 
-def run_program(command: Sequence[str], directory: Path | str) -> int:
+def run_program(command: Sequence[str], directory: Path | str, *, stdout: TextIO | None = None) -> int:
     """Run a program to its end and return its exit code; 128 + N if signal N killed it, as in a shell.
 
     Ctrl-C reaches the program through the terminal; the signals of schedulers are forwarded.
@@ -18,8 +19,9 @@ def run_program(command: Sequence[str], directory: Path | str) -> int:
     Args:
         command: Its words.
         directory: Its working directory.
+        stdout: Where its standard output goes; None: to that of this process.
     """
-    process = subprocess.Popen(command, cwd=directory, env=os.environ)
+    process = subprocess.Popen(command, cwd=directory, env=os.environ, stdout=stdout)
     forwarded = FROM_OUTSIDE if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.signal(number, lambda got, _: process.send_signal(got)) for number in forwarded}
     try:

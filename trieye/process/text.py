@@ -17,3 +17,15 @@ def visible(text: str, *, keep: str = "\n\t") -> str:
 
 def _picture(code: int) -> str:
     return chr(0x2400 + code) if code < ord(" ") else "\N{REPLACEMENT CHARACTER}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in its two largest units, such as `2 h 05 min`."""
+    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -1,4 +1,4 @@
-"""Prefetcher: batches that a thread copies ahead, as arrays or as torch tensors on any device."""
+"""Prefetcher: copies batches ahead in a thread, as NumPy arrays or as torch tensors on any device."""
 
 import threading
 import weakref
@@ -19,35 +19,35 @@ Fill = Callable[[Draw, Batch | None], Batch]
 
 
 class TorchBatches:
-    """Makes tensors of batches.
+    """Converts batches to tensors on one device.
 
-    On the CPU they are views of the batch's memory. For CUDA the memory is page-locked, the copy goes along on a stream
-    of its own, and packed rows are copied as the one block that they are.
+    On the CPU, tensors view the batch's memory. For CUDA, batches are staged in page-locked memory and copied
+    asynchronously on a separate stream; packed rows are copied in a single block.
     """
 
     def __init__(self, device: str) -> None:
-        """Choose the device.
+        """Select the device.
 
         Args:
-            device: As torch spells it: `cpu`, `cuda`, `cuda:1`, `mps`, ...
+            device: A torch device such as `cpu`, `cuda`, `cuda:1` or `mps`.
 
         Raises:
-            ConfigurationError: There is no such device.
+            ConfigurationError: The device does not exist.
         """
         import torch
 
-        self._torch: Any = torch  # some of its functions have no types
+        self._torch: Any = torch  # some of its functions are untyped
         try:
             self._device = torch.device(device)
             torch.empty(0, device=self._device)
-        except (RuntimeError, AssertionError) as error:  # what torch raises differs from backend to backend
+        except (RuntimeError, AssertionError) as error:  # the exception type differs between backends
             raise ConfigurationError(f"device {device!r} cannot be used: {error}") from error
         self._stream: Any = None
         if self._device.type == "cuda":
             self._stream = self._torch.cuda.Stream(self._device)
 
     def staged(self, batch: Batch) -> Batch:
-        """Return a batch of the same content whose memory copies to the device quickly; it may be `batch` itself."""
+        """Return a batch with the same values in memory that copies to the device quickly; may be `batch` itself."""
         if self._stream is None:
             return batch
         packed = _packed(batch)
@@ -62,8 +62,8 @@ class TorchBatches:
         """Start the copy to the device.
 
         Returns:
-            The batch with tensors in `data`, `weights` and `mask`, and arrays as before otherwise; and an event after
-            which the memory of the argument may be written to again, or None if it is in use, or free, already.
+            The batch with tensors in `data`, `weights` and `mask`, its other fields unchanged; and the CUDA event after
+            which the argument's memory may be overwritten, or None if the tensors view it or the copy was synchronous.
         """
         if self._stream is None:
             return self._moved(batch), None
@@ -74,12 +74,12 @@ class TorchBatches:
         return moved, event
 
     def received(self, batch: Batch, event: Any) -> Batch:
-        """Return a batch that was copied, for use on the current stream of the calling thread."""
+        """Return a copied batch for use on the current stream of the calling thread."""
         if event is not None:
             current = self._torch.cuda.current_stream(self._device)
             current.wait_event(event)
             for tensor in (*batch.data.values(), batch.weights, batch.mask):
-                if tensor is not None:  # the allocator must not hand the memory out before this stream is done with it
+                if tensor is not None:  # keeps the allocator from reusing the memory before this stream is done
                     tensor.record_stream(current)  # type: ignore[union-attr]  # a tensor by now
         return batch
 
@@ -94,7 +94,7 @@ class TorchBatches:
         return Batch(data, batch.ids, weights, batch.info, mask)
 
     def _tensor(self, array: NDArray[Any]) -> Any:
-        writeable = array if array.flags.writeable else array.copy()  # torch knows no read-only tensors, and warns
+        writeable = array if array.flags.writeable else array.copy()  # torch warns about read-only arrays
         return self._torch.from_numpy(writeable).to(self._device, non_blocking=self._stream is not None)
 
     def _pinned(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -109,8 +109,8 @@ def unpacked(records: Any, dtype: np.dtype[Any], keys: list[str]) -> dict[str, A
 
     Args:
         records: uint8 tensor `[n, bytes]`.
-        dtype: What one record is.
-        keys: The fields wanted.
+        dtype: The NumPy dtype of a record.
+        keys: The fields to return.
     """
     import torch
 
@@ -124,7 +124,7 @@ def unpacked(records: Any, dtype: np.dtype[Any], keys: list[str]) -> dict[str, A
 
 
 def _packed(batch: Batch) -> list[str]:
-    """Return the keys whose values lie in the batch's block of records."""
+    """Return the keys whose arrays view the batch's block of records."""
     if batch.records is None:
         return []
     return [key for key, array in batch.data.items() if np.may_share_memory(array, batch.records)]
@@ -135,26 +135,26 @@ def _as_bytes(records: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 @dataclass(slots=True)
-class _Slot:
-    """Memory of one batch, and the event after which it may be written to; None: at once."""
+class _BatchBuffer:
+    """Memory of one batch, and the CUDA event after which it may be overwritten; without an event, at any time."""
 
     batch: Batch | None = None
     event: Any = None
 
 
-_Job = tuple[Draw, _Slot]
-_Result = tuple[_Slot, Batch | BaseException]
+_Job = tuple[Draw, _BatchBuffer]
+_Result = tuple[_BatchBuffer, Batch | BaseException]
 
 
 class DeviceBatches:
-    """Makes batches of tensors one at a time, for whoever does not prefetch; each has memory of its own on its device.
+    """Makes batches of tensors without prefetching; each batch owns its memory on the device.
 
-    One thread at a time.
+    Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._devices: dict[str, TorchBatches] = {}
-        self._slot = _Slot()  # page-locked memory, which the next batch of the same signature is written into
+        self._buffer = _BatchBuffer()  # page-locked memory, reused by the next batch with the same signature
         self._signature: tuple[Any, ...] = ()
 
     def make(
@@ -163,63 +163,63 @@ class DeviceBatches:
         """Draw and copy rows, and start their copy to the device.
 
         Args:
-            device: As `TorchBatches` takes it.
-            out: None; refused otherwise.
-            signature: What tells batches of different sizes and keys apart.
-            draw: Decides about the batch.
-            fill: Copies its rows, into the memory of an earlier batch if one is given.
+            device: A torch device, as for `TorchBatches`.
+            out: Must be None.
+            signature: Identifies the size and keys of the batch.
+            draw: Chooses the rows of the batch.
+            fill: Copies the rows, into the memory of an earlier batch if one is passed.
 
         Raises:
-            ConfigurationError: There is no such device, or `out` is given.
+            ConfigurationError: The device does not exist, or `out` is not None.
         """
         if out is not None:
             raise ConfigurationError(
-                f"sample(device={device!r}) makes new tensors, and cannot write into `out`; leave it away, or use "
-                "iter_batches(device=...), which uses its memory again"
+                f"sample(device={device!r}) allocates new tensors and cannot write into `out`; omit `out`, or use "
+                "iter_batches(device=...), which reuses its memory"
             )
         if device not in self._devices:
             self._devices[device] = TorchBatches(device)
         tensors = self._devices[device]
-        slot = self._slot if (device, *signature) == self._signature else _Slot()
-        moved = _make(draw(), slot, fill, tensors)
-        if slot.event is not None:  # otherwise the tensors may be views of that memory
-            self._slot, self._signature = slot, (device, *signature)
-        return tensors.received(moved, slot.event)
+        buffer = self._buffer if (device, *signature) == self._signature else _BatchBuffer()
+        moved = _make(draw(), buffer, fill, tensors)
+        if buffer.event is not None:  # without an event, the tensors may be views of that memory
+            self._buffer, self._signature = buffer, (device, *signature)
+        return tensors.received(moved, buffer.event)
 
 
 class Prefetcher:
-    """Yields batches for ever; while one is used, a thread copies the rows of the next ones.
+    """Yields batches forever; while one is in use, a thread copies the rows of the next ones.
 
-    What is drawn is decided in the thread that asks, `depth` batches ahead; only the copying goes on meanwhile. So the
-    batches depend on the calls made and never on timing: they are those of `sample` called `depth` batches earlier.
-    Rows must not change while they are copied: whoever changes them calls `settle` first.
+    Draws happen in the calling thread, `depth` batches ahead; only the copying runs in the background. The batches
+    therefore depend on the sequence of calls, never on timing: they equal `sample` called `depth` batches earlier.
+    Rows must not change while they are copied: call `settle` before changing them.
 
-    A batch is valid until the next one is asked for. One thread at a time may ask.
+    A batch is valid until the next one is requested. Not thread-safe.
     """
 
     def __init__(self, draw: Callable[[], Draw], fill: Fill, *, depth: int = 2, device: str | None = None) -> None:
         """Start the thread; nothing is drawn yet.
 
         Args:
-            draw: Decides about a batch.
-            fill: Copies its rows, into the memory of an earlier batch if one is given.
-            depth: Batches that are made ahead.
-            device: Hand out torch tensors on this device, `cpu` or `cuda` for instance; NumPy arrays if None. Ids stay
+            draw: Chooses the rows of a batch.
+            fill: Copies the rows, into the memory of an earlier batch if one is passed.
+            depth: Number of batches to copy ahead.
+            device: Return torch tensors on this device, such as `cpu` or `cuda`; NumPy arrays if None. Ids are always
                 NumPy arrays.
 
         Raises:
-            ConfigurationError: The depth is below 1, or there is no such device.
+            ConfigurationError: The depth is below 1, or the device does not exist.
         """
         if depth < 1:
-            raise ConfigurationError(f"prefetch is {depth}; at least 1 batch must be made ahead")
+            raise ConfigurationError(f"prefetch is {depth}; it must be at least 1 batch")
         self._draw = draw
         self._torch = None if device is None else TorchBatches(device)
-        self._free = deque(_Slot() for _ in range(depth + 1))
-        self._held: _Slot | None = None
+        self._free = deque(_BatchBuffer() for _ in range(depth + 1))
+        self._in_use: _BatchBuffer | None = None
         self._num_ahead = 0
         self._jobs: Queue[_Job | None] = Queue()
         self._results: Queue[_Result] = Queue()
-        # without a reference to this object, so that the thread ends when nobody asks any more
+        # the thread has no reference to this object, so it exits once the iterator is garbage-collected
         arguments = (self._jobs, self._results, fill, self._torch)
         self._thread = threading.Thread(target=_work, args=arguments, name="trieye-prefetch", daemon=True)
         self._thread.start()
@@ -232,26 +232,26 @@ class Prefetcher:
         if not self._end.alive:
             raise StopIteration
         if not self._thread.is_alive():
-            raise ReplayClosedError("a forked process has no thread that prefetches; call iter_batches in it")
-        if self._held is not None:
-            self._free.append(self._held)
-            self._held = None
+            raise ReplayClosedError("a forked process has no prefetch thread; call iter_batches in it")
+        if self._in_use is not None:
+            self._free.append(self._in_use)
+            self._in_use = None
         self._draw_ahead()
-        slot, made = self._results.get()
+        buffer, made = self._results.get()
         self._num_ahead -= 1
         if isinstance(made, BaseException):
             self.close()
             raise made
-        self._held = slot
-        return made if self._torch is None else self._torch.received(made, slot.event)
+        self._in_use = buffer
+        return made if self._torch is None else self._torch.received(made, buffer.event)
 
     def settle(self) -> None:
-        """Wait until everything that was drawn is copied, so that rows may change."""
+        """Wait until all drawn rows are copied, so that rows may change."""
         if self._thread.is_alive():  # not in a forked process
             self._jobs.join()
 
     def close(self) -> None:
-        """End the thread; what was drawn ahead is lost, and no batch comes any more."""
+        """Stop the thread and discard the batches made ahead; iteration ends."""
         self._end()
         self._thread.join()
 
@@ -260,7 +260,7 @@ class Prefetcher:
             try:
                 drawn = self._draw()
             except Exception:
-                # those that were drawn come first; the next call draws again, for what is missing may be there by then
+                # yield the batches drawn so far; the next call draws again and may succeed by then
                 if not self._num_ahead:
                     raise
                 return
@@ -270,24 +270,24 @@ class Prefetcher:
 
 def _work(jobs: Queue[_Job | None], results: Queue[_Result], fill: Fill, torch_batches: TorchBatches | None) -> None:
     while (job := jobs.get()) is not None:
-        draw, slot = job
+        draw, buffer = job
         try:
-            results.put((slot, _make(draw, slot, fill, torch_batches)))
-        except BaseException as error:  # noqa: BLE001  # every error belongs to the thread that asks for the batch
-            results.put((slot, error))
+            results.put((buffer, _make(draw, buffer, fill, torch_batches)))
+        except BaseException as error:  # noqa: BLE001  # re-raised in the thread that requests the batch
+            results.put((buffer, error))
         finally:
-            del job, draw, slot
+            del job, draw, buffer
             jobs.task_done()
     jobs.task_done()
 
 
-def _make(draw: Draw, slot: _Slot, fill: Fill, torch_batches: TorchBatches | None) -> Batch:
-    if slot.event is not None:
-        slot.event.synchronize()
-    batch = fill(draw, slot.batch)
+def _make(draw: Draw, buffer: _BatchBuffer, fill: Fill, torch_batches: TorchBatches | None) -> Batch:
+    if buffer.event is not None:
+        buffer.event.synchronize()
+    batch = fill(draw, buffer.batch)
     if torch_batches is None:
-        slot.batch = batch
+        buffer.batch = batch
         return batch
-    slot.batch = batch if slot.batch is not None else torch_batches.staged(batch)
-    moved, slot.event = torch_batches.copied(slot.batch)
+    buffer.batch = batch if buffer.batch is not None else torch_batches.staged(batch)
+    moved, buffer.event = torch_batches.copied(buffer.batch)
     return moved

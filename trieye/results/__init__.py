@@ -1,13 +1,7 @@
-"""Results: the runs of experiments, found, selected and read as arrays; importing it loads nothing heavy."""
+"""Results: load, select and aggregate stored runs as arrays; the import loads no heavy library."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from trieye.results.groups import Groups as Groups
-    from trieye.results.groups import Scoring as Scoring
-    from trieye.results.loading import load as load
-    from trieye.results.results import Results as Results
+from typing import Any
 
 _HOME = {
     "Groups": "trieye.results.groups",

@@ -1,4 +1,4 @@
-"""Aggregates: one number for the scores of all runs, as a statistic that many resamples are given to at once."""
+"""Aggregates: one number for the scores of all runs, computed for many bootstrap resamples at once."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -9,32 +9,32 @@ from trieye.exceptions import ConfigurationError
 from trieye.results.bootstrap import Counts, Floats, Statistic, Strata
 
 Aggregate = Literal["mean", "median", "iqm", "optimality_gap", "run_median"]
-"""`mean`: of the tasks' means. `median`: of the tasks' means, as papers report it; the mean if there is one task.
-`run_median`: of all runs. `iqm`: the interquartile mean of all runs. `optimality_gap`: how far runs stay below gamma.
+"""`mean`: mean of the task means. `median`: median of the task means, as in papers; with one task, its mean.
+`run_median`: median of all runs. `iqm`: interquartile mean of all runs. `optimality_gap`: mean shortfall below gamma.
 """
 
 
 def statistic_of(strata: Strata, stat: Aggregate, gamma: float = 1.0) -> Statistic:
-    """Return an aggregate of these runs, as a function of how often each was drawn.
+    """Return an aggregate of these runs as a function of the resample counts.
 
     Args:
-        strata: The runs; every task has one.
-        stat: Its name.
-        gamma: The score that is enough, of the optimality gap; in the unit of the scores.
+        strata: The runs, at least one per task.
+        stat: Name of the aggregate.
+        gamma: Target score of the optimality gap, in the unit of the scores.
 
     Raises:
-        ConfigurationError: There is no aggregate of this name.
+        ConfigurationError: The name is unknown.
     """
     if stat not in _MAKERS:
         from trieye.config.base import did_you_mean  # pydantic: 100 ms
 
-        known = ", ".join(_MAKERS)
-        raise ConfigurationError(f"stat={stat!r} is unknown{did_you_mean(str(stat), _MAKERS)} (known: {known})")
+        allowed = ", ".join(_MAKERS)
+        raise ConfigurationError(f"stat={stat!r} is unknown{did_you_mean(str(stat), _MAKERS)} (choose from: {allowed})")
     return _optimality_gap(strata, gamma) if stat == "optimality_gap" else _MAKERS[stat](strata)
 
 
 def weighted_sum(terms: Sequence[tuple[float, Strata]], stat: Aggregate, gamma: float = 1.0) -> Statistic:
-    """Return the sum of the aggregates of several tables, each times its factor, of the counts of the joined tables."""
+    """Return the weighted sum of the aggregates of several tables, as a function of the counts of the joined tables."""
     parts, start = [], 0
     for factor, strata in terms:
         end = start + strata.scores.size
@@ -60,7 +60,7 @@ def _median(strata: Strata) -> Statistic:
 def _iqm(strata: Strata) -> Statistic:
     """Agarwal et al. (2021), section 4.3: the mean of the middle half of all runs of all tasks.
 
-    A quarter of the runs, rounded down, is left out at each end, as `scipy.stats.trim_mean(scores, 0.25, axis=None)`.
+    A quarter of the runs, rounded down, is cut at each end, as in `scipy.stats.trim_mean(scores, 0.25, axis=None)`.
     """
     num_cut = strata.scores.size // 4
     return _trimmed(strata, num_cut)
@@ -73,25 +73,25 @@ def _run_median(strata: Strata) -> Statistic:
 def _trimmed(strata: Strata, num_cut: int) -> Statistic:
     """Return the mean without the lowest and the highest `num_cut` runs.
 
-    How often a run counts follows from how many are drawn up to it, in the order of scores: nothing is sorted anew. A
-    run that is cut has weight 0, so that the rounding of a diverged one is not in the mean either.
+    The weight of a run follows from the cumulative counts in the order of scores, so resamples need no sorting. A cut
+    run has weight 0, so that a huge score of a diverged run does not round away the rest of the mean.
     """
     order = np.argsort(strata.scores, kind="stable")
     scores = strata.scores[order]
-    num_kept = scores.size - 2 * num_cut
+    num_used = scores.size - 2 * num_cut
 
     def statistic(counts: Counts) -> Floats:
         drawn = np.cumsum(counts.take(order, axis=1), axis=1)
         drawn -= num_cut
-        np.clip(drawn, 0, num_kept, out=drawn)
-        means: Floats = (np.diff(drawn) @ scores[1:] + drawn[:, 0] * scores[0]) / num_kept
+        np.clip(drawn, 0, num_used, out=drawn)
+        means: Floats = (np.diff(drawn) @ scores[1:] + drawn[:, 0] * scores[0]) / num_used
         return means
 
     return statistic
 
 
 def _optimality_gap(strata: Strata, gamma: float = 1.0) -> Statistic:
-    """Agarwal et al. (2021), section 4.3: gamma less the mean of min(score, gamma); lower is better."""
+    """Agarwal et al. (2021), section 4.3: gamma minus the mean of min(score, gamma); lower is better."""
     capped = np.minimum(strata.scores, gamma)
     return lambda counts: gamma - strata.task_means(counts, capped).mean(axis=1)
 

@@ -1,4 +1,4 @@
-"""Aligned: the points of many runs on one grid, and the score of each run."""
+"""AlignedCurves: interpolation of the points of many runs to a common grid, and the final score of a run."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,27 +9,27 @@ from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.results.bootstrap import finite
-from trieye.results.runs import Series, StoredRun
+from trieye.results.runs import LoadedRun, Series
 
 XAxis = Literal["step", "env_steps", "updates", "wall_time"]
 Between = Literal["last", "linear"]
-"""What a curve is between two of its points: the value at the last one, or on the line between both."""
+"""Value of a curve between two points: the last value, or linear interpolation."""
 Floats = NDArray[np.float64]
 
 _SHORT = 0.05
-"""Fraction of a curve's range."""
+"""Largest stretch with few runs, as a fraction of the curve's range, that is cut at its ends."""
 
 COUNTERS = {"env_steps": ("progress/env_steps",), "updates": ("progress/updates", "train/n_updates")}
-"""Metrics in which runs say how far they are, where their steps count something else."""
+"""Metrics that count environment steps or updates in runs whose step counts something else."""
 
 
-class Curve(NamedTuple):
+class AlignedCurves(NamedTuple):
     """The curves of one metric on a common grid.
 
     Attributes:
         x: `[grid]` float64.
-        y: `[config, seed, grid]` float64; NaN where a run is missing, or has no points there.
-        mask: `[config, seed, grid]` bool; True where there is a value, also one that the run logged as NaN.
+        y: `[config, seed, grid]` float64; NaN where a run is missing or has no points.
+        mask: `[config, seed, grid]` bool; True where a run has a value, including a logged NaN.
     """
 
     x: Floats
@@ -37,14 +37,14 @@ class Curve(NamedTuple):
     mask: NDArray[np.bool_]
 
 
-def axis_of(run: StoredRun, series: Series, x: XAxis, counter: Series | None) -> Floats | None:
-    """Return where the points of a run lie on an axis, `[points]`; None if the run does not tell.
+def axis_of(run: LoadedRun, series: Series, x: XAxis, counter: Series | None) -> Floats | None:
+    """Return the coordinates of a run's points on an axis, `[points]`; None if the run does not log the axis.
 
     Args:
         run: The run.
-        series: Its points.
+        series: The points.
         x: The axis.
-        counter: The points of the metric that says how far the run was, by its steps; None: there is none.
+        counter: Points of the metric that counts the axis; None: the run has none.
     """
     if x == "wall_time":
         begun = run.created if math.isfinite(run.created) else series.times[:1].min(initial=np.inf)
@@ -54,7 +54,7 @@ def axis_of(run: StoredRun, series: Series, x: XAxis, counter: Series | None) ->
     if counter is None or not len(counter.steps):
         return None
     steps, counts = _ascending(counter.steps.astype(np.float64), counter.values)
-    if steps[0] > 0:  # everything is counted from 0 on
+    if steps[0] > 0:  # counters start from 0
         steps, counts = np.concatenate([[0.0], steps]), np.concatenate([[0.0], counts])
     return np.interp(series.steps, steps, counts, right=np.nan if len(steps) == 1 else None)
 
@@ -62,43 +62,42 @@ def axis_of(run: StoredRun, series: Series, x: XAxis, counter: Series | None) ->
 def on_grid(
     xs: Sequence[Floats | None], ys: Sequence[Floats], grid: int | Floats, between: Between = "linear"
 ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """Return curves on one grid: `[grid]`, `[curves, grid]`, and where there is a value.
+    """Interpolate curves to one grid: `[grid]`, `[curves, grid]`, and the mask of values `[curves, grid]`.
 
-    Before its first and after its last point a curve is missing: it is neither padded nor extrapolated. A value that
-    was logged as NaN is carried as NaN, and so is a line to it: a run that diverged is seen to be missing from there
-    on. Of points at one place the last one counts.
+    A curve is neither padded nor extrapolated before its first and after its last point. A logged NaN stays NaN, as
+    does a line to it, so a diverged run is missing from there on. The last of several points at the same x counts.
 
     Args:
         xs: `[points]` each; None: the curve is missing.
         ys: `[points]` each.
-        grid: How many places, from the first to the last point of all; or the places, ascending.
-        between: What a curve is between two of its points.
+        grid: Number of grid points, from the first to the last point of all curves; or ascending coordinates.
+        between: Interpolation between points.
 
     Raises:
-        ConfigurationError: The places do not ascend, there is none, or `between` is unknown.
+        ConfigurationError: The coordinates do not ascend or are empty, or `between` is unknown.
     """
     if between not in {"last", "linear"}:
         raise ConfigurationError(f"between={between!r} is unknown; allowed: 'last', 'linear'")
-    places = _places(xs, grid)
-    found = np.full((len(xs), len(places)), np.nan)
-    mask = np.zeros(found.shape, bool)
+    coordinates = _grid_points(xs, grid)
+    heights = np.full((len(xs), len(coordinates)), np.nan)
+    mask = np.zeros(heights.shape, bool)
     for number, (x, y) in enumerate(zip(xs, ys, strict=True)):
         if x is None or not np.isfinite(x).any():
             continue
-        is_known = np.isfinite(x)
-        own_x, own_y = _ascending(x[is_known], y[is_known])
-        inside = mask[number] = (places >= own_x[0]) & (places <= own_x[-1])
+        is_finite = np.isfinite(x)
+        own_x, own_y = _ascending(x[is_finite], y[is_finite])
+        inside = mask[number] = (coordinates >= own_x[0]) & (coordinates <= own_x[-1])
         if between == "linear":
-            found[number, inside] = np.interp(places[inside], own_x, own_y)
+            heights[number, inside] = np.interp(coordinates[inside], own_x, own_y)
         else:
-            found[number, inside] = own_y[np.searchsorted(own_x, places[inside], side="right") - 1]
-    return places, found, mask
+            heights[number, inside] = own_y[np.searchsorted(own_x, coordinates[inside], side="right") - 1]
+    return coordinates, heights, mask
 
 
-def _places(xs: Sequence[Floats | None], grid: int | Floats) -> Floats:
+def _grid_points(xs: Sequence[Floats | None], grid: int | Floats) -> Floats:
     if isinstance(grid, int):
         if grid < 1:
-            raise ConfigurationError(f"grid={grid}: it needs one place or more")
+            raise ConfigurationError(f"grid={grid}: expected 1 or more points")
         ends = [x[np.isfinite(x)] for x in xs if x is not None and np.isfinite(x).any()]
         if not ends:
             return np.zeros(0)
@@ -108,34 +107,34 @@ def _places(xs: Sequence[Floats | None], grid: int | Floats) -> Floats:
 
 
 def ascending(steps: ArrayLike, name: str, *, least: int) -> Floats:
-    """Return numbers `[point]` as they are.
+    """Check and return ascending numbers `[point]`.
 
     Raises:
-        ConfigurationError: They do not ascend, one is no number, or there are fewer than `least`.
+        ConfigurationError: The numbers do not ascend, contain a NaN or infinity, or are fewer than `least`.
     """
     array = finite(steps, name)
     if array.ndim != 1 or array.size < least or np.isnan(array).any():
         raise ConfigurationError(f"{name} have shape {array.shape} or a NaN; allowed: numbers [point], {least} or more")
     if (falls := np.flatnonzero(np.diff(array) < 0)).size:
-        place = int(falls[0])
-        raise ConfigurationError(f"{name}: {array[place + 1]:g} comes after {array[place]:g}; sort them first")
+        index = int(falls[0])
+        raise ConfigurationError(f"{name}: {array[index + 1]:g} comes after {array[index]:g}; sort the values first")
     return array
 
 
 def well_supported(at: Floats, n: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return where enough runs have points for an aggregate `[point]`.
+    """Return a mask `[point]` of the points at which enough runs have values for an aggregate.
 
-    These are points with at least half of the runs. A short stretch at either end where some have not begun, or have
-    ended, is left out: the aggregate of the others jumps there, which would look like a spike.
+    At least half of the runs need a value. Short stretches at either end, where some runs have not started or have
+    already ended, are excluded: the aggregate of the other runs jumps there, which would look like a spike.
 
     Args:
         at: `[point]`, ascending.
-        n: `[point]`, how many runs have a value.
+        n: `[point]`, number of runs with a value.
     """
     enough: NDArray[np.bool_] = (n > 0) & (2 * n >= n.max(initial=0))
     if enough.any():
-        places = np.flatnonzero(enough)
-        first, last = places[0], places[-1]
+        indices = np.flatnonzero(enough)
+        first, last = indices[0], indices[-1]
         shortest = _SHORT * (at[last] - at[first])
         enough[_supported_until(at, n, last, shortest) + 1 :] = False
         enough[: len(n) - 1 - _supported_until(-at[::-1], n[::-1], len(n) - 1 - first, shortest)] = False
@@ -143,7 +142,7 @@ def well_supported(at: Floats, n: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _supported_until(at: Floats, n: NDArray[np.int64], last: int, shortest: float) -> int:
-    """Return the last place that is not in a short stretch of fewer runs."""
+    """Return the last index outside a short stretch with fewer runs."""
     while n[last] < n.max():
         others = np.flatnonzero(n[:last] != n[last])
         if not others.size or at[last] - at[others[-1]] >= shortest:
@@ -155,14 +154,14 @@ def _supported_until(at: Floats, n: NDArray[np.int64], last: int, shortest: floa
 def final(
     values: Floats, steps: NDArray[np.int64], last: float, last_steps: int | None, reduce: Callable[[Floats], float]
 ) -> float:
-    """Return the score of the end of a curve, from its finite points; NaN if it has none.
+    """Return the final score of a curve, from its finite points; NaN without finite points.
 
     Args:
         values: `[points]`.
         steps: `[points]`.
-        last: The last part of its points, at least one.
-        last_steps: Instead, the points of so many last steps.
-        reduce: What makes a number of them.
+        last: Fraction of the points at the end, at least one point.
+        last_steps: Number of steps at the end, which replaces `last`.
+        reduce: Reduces the selected values to one number.
     """
     x, y = _ascending(steps.astype(np.float64), values)
     is_finite = np.isfinite(y)
@@ -178,8 +177,8 @@ def diverged_at(series: Series, dropped: Series) -> int | None:
     """Return the first step of the trailing non-finite values of a metric; None if its last value is finite.
 
     Args:
-        series: Its points, in which foreign stores keep NaN and infinity.
-        dropped: The points of `NON_FINITE_METRIC`, the steps at which a run of trieye dropped such values.
+        series: The points, in which foreign stores include NaN and infinity.
+        dropped: The points of `NON_FINITE_METRIC`, at whose steps a trieye run dropped such values.
     """
     x, y = _ascending(series.steps.astype(np.float64), series.values)
     last = x[np.isfinite(y)].max(initial=-np.inf)
@@ -189,7 +188,7 @@ def diverged_at(series: Series, dropped: Series) -> int | None:
 
 
 def _ascending(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Return points in the order of x; of several at one place the last one that was made counts."""
+    """Sort points by x; the last logged of several points at the same x counts."""
     if (np.diff(x) > 0).all():
         return x, y
     order = np.argsort(x, kind="stable")

@@ -1,4 +1,4 @@
-"""Bootstrap: runs drawn anew within each task, many resamples at once, and the interval that they give."""
+"""Stratified bootstrap: resampling of runs within each task, and percentile intervals."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from trieye.exceptions import ConfigurationError
 Floats = NDArray[np.float64]
 Counts = NDArray[np.intp]
 Statistic = Callable[[Counts], Floats]
-"""From counts `[resample, run]`, how often each run was drawn, to values `[resample, ...]`."""
+"""Maps counts `[resample, run]`, how often each run was drawn, to values `[resample, ...]`."""
 
 RESAMPLES = 10_000
-"""Resamples of a figure of runs. Wherever the same runs are shown, they have the same interval."""
+"""Number of resamples. The same for all tables and plots, so that the same runs always have the same interval."""
 
 _CHUNK = 1 << 14
-"""Draws at once: 128 KiB for each array, so that those of one step stay in the cache; 1 << 17 takes twice as long."""
+"""Draws per chunk: arrays of 128 KiB, which stay in the cache; with 1 << 17 a bootstrap takes twice as long."""
 
 
 @dataclass(frozen=True)
 class Strata:
-    """The runs of a table of scores, a stratum for each task; in which order the seeds came is forgotten.
+    """Scores of runs, stratified by task; the order of the seeds is not retained.
 
     Attributes:
-        scores: float64 `[run]`, task after task, ascending within each.
-        sizes: int64 `[task]`, how many runs each task has.
-        num_missing: How many seeds have no score, all tasks together.
+        scores: float64 `[run]`, grouped by task, ascending within each task.
+        sizes: int64 `[task]`, number of runs of each task.
+        num_missing: Number of (seed, task) pairs without a score.
     """
 
     scores: Floats
@@ -38,20 +38,20 @@ class Strata:
 
     @classmethod
     def of(cls, scores: ArrayLike, name: str = "scores") -> Self:
-        """Take a table apart.
+        """Stratify a table of scores.
 
         Args:
-            scores: `[seed, task]`, or `[seed]` of one task; NaN where a seed is missing for a task.
-            name: What an error calls them.
+            scores: `[seed, task]`, or `[seed]` for one task; NaN where a seed is missing for a task.
+            name: Name of the scores in errors.
 
         Raises:
-            ConfigurationError: They have another shape, have no task, or one of them is infinite.
+            ConfigurationError: The scores have another shape, no task, or an infinite value.
         """
         table = finite(scores, name)
         table = table[:, np.newaxis] if table.ndim == 1 else table
         if table.ndim != 2 or not table.shape[1]:  # noqa: PLR2004
             raise ConfigurationError(
-                f"{name} have shape {np.shape(scores)}; allowed: [seed, task], or [seed] of one task"
+                f"{name} have shape {np.shape(scores)}; allowed: [seed, task], or [seed] for one task"
             )
         columns = np.sort(table.T, axis=1)  # NaN come last
         present = ~np.isnan(columns)
@@ -59,92 +59,92 @@ class Strata:
 
     @classmethod
     def joined(cls, tables: Sequence[Self]) -> Self:
-        """Return the strata of several tables one after another, which are resampled independently then."""
+        """Concatenate the strata of several tables, so that they are resampled independently."""
         scores, sizes = (np.concatenate(arrays) for arrays in zip(*((t.scores, t.sizes) for t in tables), strict=True))
         return cls(scores, sizes, sum(table.num_missing for table in tables))
 
     @property
     def is_complete(self) -> bool:
-        """Every task has a run; otherwise the table has no value."""
+        """Whether every task has a run; otherwise aggregates are NaN."""
         return bool(self.sizes.all())
 
     @property
     def has_spread(self) -> bool:
-        """Every task has two runs; otherwise the spread of one is unknown, and an interval would be too narrow."""
+        """Whether every task has two runs; otherwise a spread is unknown, and intervals would be too narrow."""
         return bool((self.sizes > 1).all())
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """Where the runs of each task begin, `[task]`."""
+        """Index of the first run of each task, `[task]`."""
         starts: NDArray[np.int64] = np.cumsum(self.sizes) - self.sizes
         return starts
 
     def task_means(self, counts: Counts, scores: Floats | None = None) -> Floats:
-        """Return the mean of each task in each resample, `[resample, task]`; of other scores `[run]` if given."""
+        """Return the mean of each task in each resample, `[resample, task]`; `scores` `[run]` replaces the scores."""
         weighted = counts * (self.scores if scores is None else scores)
         means: Floats = np.add.reduceat(weighted, self.starts, axis=1) / self.sizes
         return means
 
 
 def finite(values: ArrayLike, name: str) -> Floats:
-    """Return values as float64, in which NaN stands for what is missing.
+    """Convert values to float64; NaN marks missing values.
 
     Raises:
-        ConfigurationError: One is infinite, or is no number.
+        ConfigurationError: A value is infinite or no number.
     """
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{name} are no array of numbers: {error}") from error
     if np.isinf(array).any():
-        place = [int(index) for index in np.argwhere(np.isinf(array))[0]]
-        raise ConfigurationError(f"{name}{place} is {array[tuple(place)]}; put NaN where a run has no finite score")
+        index = [int(number) for number in np.argwhere(np.isinf(array))[0]]
+        raise ConfigurationError(f"{name}{index} is {array[tuple(index)]}; use NaN where a run has no finite score")
     return array
 
 
 def resampled(sizes: NDArray[np.int64], *, resamples: int, rng: np.random.Generator) -> Iterator[Counts]:
-    """Yield how often each run was drawn, `[resample, run]`, some resamples at a time: runs with replacement, by task.
+    """Draw runs with replacement within each task; yield chunks of counts `[resample, run]`.
 
     Stratified bootstrap: Agarwal et al., Deep RL at the Edge of the Statistical Precipice (2021), section 4.1. Each
-    task gives as many runs as it has.
+    resample has as many runs of each task as the task has.
 
     Args:
-        sizes: `[task]`, how many runs each task has.
-        resamples: How many there are in all.
-        rng: Draws the runs; its state after all of them does not depend on how many come at a time.
+        sizes: `[task]`, number of runs of each task.
+        resamples: Total number of resamples.
+        rng: Draws the runs; its final state does not depend on the chunk size.
     """
     num_runs = int(sizes.sum())
     num_rows = max(1, _CHUNK // max(1, num_runs))
     size_of_run = np.repeat(sizes, sizes).astype(np.float32)
-    first_place = np.repeat(np.cumsum(sizes) - sizes, sizes) + num_runs * np.arange(num_rows)[:, np.newaxis]
+    first_index = np.repeat(np.cumsum(sizes) - sizes, sizes) + num_runs * np.arange(num_rows)[:, np.newaxis]
     for done in range(0, resamples, num_rows):
         shape = min(num_rows, resamples - done), num_runs
         # 24 random bits for each draw: below 2**24 runs, a product never rounds up to the size itself
         draws = rng.random(shape, dtype=np.float32)
         draws *= size_of_run
-        places = draws.astype(np.intp)
-        places += first_place[: shape[0]]
-        yield np.bincount(places.ravel(), minlength=places.size).reshape(shape)
+        indices = draws.astype(np.intp)
+        indices += first_index[: shape[0]]
+        yield np.bincount(indices.ravel(), minlength=indices.size).reshape(shape)
 
 
 def interval_of(
     runs: Strata, statistic: Statistic, *, confidence: float, resamples: int, seed: int
 ) -> tuple[Floats, Floats, Floats]:
-    """Return the value of a statistic and both ends of its percentile interval.
+    """Return a statistic and the bounds of its percentile interval.
 
     Efron and Tibshirani, An Introduction to the Bootstrap (1993), equation 13.5.
 
     Returns:
-        The value, the lower and the upper end, each `[...]`; or NaN without shape: all three if a task has no run, both
-        ends if a task has fewer than two.
+        The value, the lower and the upper bound, each `[...]`; or scalar NaN: all three if a task has no run, both
+        bounds if a task has a single run.
 
     Raises:
-        ConfigurationError: The confidence is not between 0 and 1, or there are no resamples.
+        ConfigurationError: The confidence is not between 0 and 1, or `resamples` is below 1.
     """
     if not 0 < confidence < 1:
         raise ConfigurationError(f"confidence={confidence!r} is not between 0 and 1, such as 0.95")
     if resamples < 1:
-        raise ConfigurationError(f"resamples={resamples!r} is less than 1; 2000 and more give steady intervals")
+        raise ConfigurationError(f"resamples={resamples!r} is less than 1; use 2000 or more for stable intervals")
     unknown = np.array(np.nan)
     if not runs.is_complete:
         return unknown, unknown, unknown
@@ -157,7 +157,7 @@ def interval_of(
 
 
 def value_of(runs: Strata, statistic: Statistic) -> Floats:
-    """Return the statistic of the runs themselves: of the resample that has each of them once."""
+    """Return the statistic of the original runs, each counted once."""
     value: Floats = statistic(np.ones((1, runs.scores.size), dtype=np.intp))[0]
     return value
 

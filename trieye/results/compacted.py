@@ -1,8 +1,8 @@
-"""Compacted: the points of many runs in one Parquet file beside them, from which a metric of all is read at once.
+"""Compacted: a Parquet cache of the points of many runs, from which one metric of all runs is read at once.
 
-Each metric is a row group, or several: the points of the first run, those of the second, and so on. The metadata say as
-JSON, with a checksum of its own, which runs there are, as they were then, and how many points each has of each metric.
-The file is a copy: whatever is wrong with it, it is left aside, and written again from the runs.
+Each metric has one or more row groups, with the points of the first run, the second run, and so on. The metadata list,
+as JSON with a checksum, the stamp of each run and its number of points of each metric. The file is only a cache: an
+unreadable file is ignored and rewritten from the runs.
 """
 
 import zlib
@@ -19,7 +19,7 @@ from trieye.files.atomic import write_atomic
 from trieye.results.runs import NOTHING, Points, Series
 
 FILE = ".trieye-results.parquet"
-"""Its name, in the directory of the app or of the sweep."""
+"""File name, in the directory of the app or the sweep."""
 
 _ABOUT, _CRC, _VERSION = b"trieye.results", b"trieye.results.crc32", 1
 _GROUP_ROWS = 16 << 20
@@ -33,11 +33,11 @@ _OPTIONS: dict[str, Any] = {
 }
 
 DAMAGE = (OSError, pa.ArrowException, ValueError, KeyError, IndexError)
-"""What reading raises if the file is not whole."""
+"""Exceptions raised by reading a damaged file."""
 
 
 class _Metric(msgspec.Struct, array_like=True):
-    """Where the points of a metric are: the row groups, and how many each run has."""
+    """The row groups of a metric, and the number of points of each run."""
 
     first_group: int
     end_group: int
@@ -45,7 +45,7 @@ class _Metric(msgspec.Struct, array_like=True):
 
 
 class _About(msgspec.Struct):
-    """What the file says of itself."""
+    """Metadata of the file."""
 
     version: int
     runs: dict[str, str]
@@ -53,16 +53,16 @@ class _About(msgspec.Struct):
 
 
 class Compacted:
-    """A file that is being read.
+    """An open file.
 
     Args:
         path: The file.
 
     Attributes:
-        stamps: What each run was like when it was read, by the name under which it was written.
+        stamps: Fingerprint of each run at the time of writing, by run name.
 
     Raises:
-        OSError, ValueError, KeyError, pa.ArrowException: It is not there, or not whole (`DAMAGE`).
+        OSError, ValueError, KeyError, pa.ArrowException: The file is missing or damaged (`DAMAGE`).
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,15 +70,15 @@ class Compacted:
         metadata = self._parquet.schema_arrow.metadata or {}
         text = metadata[_ABOUT]
         if metadata[_CRC] != str(zlib.crc32(text)).encode():
-            raise ValueError("its metadata are damaged")
+            raise ValueError(f"{path}: the metadata do not match their checksum")
         self._about = msgspec.json.decode(text, type=_About)
         if self._about.version != _VERSION:
-            raise ValueError("another version of trieye wrote it")
+            raise ValueError(f"{path}: version {self._about.version} instead of {_VERSION}")
         self.stamps: Mapping[str, str] = self._about.runs
 
     @classmethod
     def at(cls, path: Path) -> Self | None:
-        """Return the file, or None if there is none that is whole."""
+        """Open a file; return None if it is missing or damaged."""
         try:
             return cls(path)
         except DAMAGE:
@@ -86,52 +86,52 @@ class Compacted:
 
     @property
     def metrics(self) -> Collection[str]:
-        """The names of the metrics in it."""
+        """Names of the metrics in the file."""
         return self._about.metrics
 
     def read(self, metrics: Collection[str] | None) -> dict[str, dict[str, Series]]:
-        """Return the points of all runs in it, by the names of the runs.
+        """Return the points of all runs, by run name and metric.
 
         Args:
             metrics: Only these; None: all.
 
         Raises:
-            OSError, ValueError, KeyError, pa.ArrowException: It is damaged.
+            OSError, ValueError, KeyError, pa.ArrowException: The file is damaged.
         """
-        found: dict[str, dict[str, Series]] = {name: {} for name in self.stamps}
-        for metric, place in self._about.metrics.items():
+        points: dict[str, dict[str, Series]] = {name: {} for name in self.stamps}
+        for metric, entry in self._about.metrics.items():
             if metrics is not None and metric not in metrics:
                 continue
-            table = self._parquet.read_row_groups(range(place.first_group, place.end_group), columns=list(_COLUMNS))
+            table = self._parquet.read_row_groups(range(entry.first_group, entry.end_group), columns=list(_COLUMNS))
             columns = [table[name].to_numpy() for name in _COLUMNS]
-            if sum(place.counts) != table.num_rows:
-                raise ValueError(f"{metric}: it has not as many points as it says")
+            if sum(entry.counts) != table.num_rows:
+                raise ValueError(f"{metric}: {table.num_rows} points instead of {sum(entry.counts)}")
             end = 0
-            for name, count in zip(found, place.counts, strict=True):
+            for name, count in zip(points, entry.counts, strict=True):
                 first, end = end, end + count
                 if count:
-                    found[name][metric] = Series(*(column[first:end] for column in columns))
-        return found
+                    points[name][metric] = Series(*(column[first:end] for column in columns))
+        return points
 
 
 def write(path: Path, stamps: Mapping[str, str], points: Mapping[str, Points]) -> None:
-    """Write a file that is whole when it gets its name.
+    """Write a file atomically.
 
     Args:
-        path: The file; an old one is replaced.
-        stamps: What each run is like, by a name of it.
-        points: Their points, by the same names.
+        path: The file; an existing file is replaced.
+        stamps: Fingerprint of each run, by run name.
+        points: Points of each run, by the same names.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
-    held = [points[name] for name in stamps]
+    runs = [points[name] for name in stamps]
     about = _About(_VERSION, dict(stamps), {})
     buffer = pa.BufferOutputStream()
     with pq.ParquetWriter(buffer, pa.schema(list(_COLUMNS.items())), **_OPTIONS) as writer:
         num_groups = 0
-        for metric in sorted({name for one in held for name in one}):
-            series = [one.get(metric, NOTHING) for one in held]
+        for metric in sorted({name for metrics in runs for name in metrics}):
+            series = [metrics.get(metric, NOTHING) for metrics in runs]
             table = _table(series)
             writer.write_table(table, row_group_size=_GROUP_ROWS)
             first, num_groups = num_groups, num_groups + -(-table.num_rows // _GROUP_ROWS)

@@ -1,4 +1,4 @@
-"""Conversion: points and curves as tables and arrays of other packages, which are imported when they are asked for."""
+"""Conversion of points and curves to tables and arrays of other packages, which are imported on use."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
-from trieye.results.aligned import Curve
-from trieye.results.runs import Series, StoredRun, typed
+from trieye.results.aligned import AlignedCurves
+from trieye.results.runs import LoadedRun, Series, typed
 from trieye.results.selection import MISSING
 
 _FORMATS = (".parquet", ".csv", ".feather")
 _POINT = ("step", "value", "wall_time")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of a formula in a spreadsheet."""
+"""Characters that start a formula in a spreadsheet."""
 
 Values = Mapping[str, Any]
 
 
 def package(name: str, purpose: str) -> Any:
-    """Return a package that trieye does not bring.
+    """Import an optional package.
 
     Raises:
-        ConfigurationError: It is not installed; the message says how to install it.
+        ConfigurationError: The package is not installed; the message says how to install it.
     """
     try:
         return import_module(name)
@@ -36,17 +36,17 @@ def package(name: str, purpose: str) -> Any:
         raise ConfigurationError(f"{purpose} needs {name}: pip install {name}") from error
 
 
-def table(runs: Sequence[StoredRun], params: Sequence[Values], points: Sequence[Mapping[str, Series]]) -> pa.Table:
-    """Return points as one long table: run, metric, seed, what varies, step, value and wall_time.
+def table(runs: Sequence[LoadedRun], params: Sequence[Values], points: Sequence[Mapping[str, Series]]) -> pa.Table:
+    """Return points as one long table: run, metric, seed, varying parameters, step, value and wall_time.
 
     A parameter with the name of another column becomes `param.<name>`.
 
     Args:
         runs: The runs.
-        params: What varies, for each run.
+        params: Varying parameters of each run.
         points: The points of each run.
     """
-    parts = [(number, name, series) for number, held in enumerate(points) for name, series in held.items()]
+    parts = [(number, name, series) for number, by_name in enumerate(points) for name, series in by_name.items()]
     lengths = [len(series.steps) for _, _, series in parts]
     names = list(dict.fromkeys(name for _, name, _ in parts))
     codes = np.repeat(np.array([number for number, _, _ in parts], np.int32), lengths)
@@ -61,9 +61,9 @@ def table(runs: Sequence[StoredRun], params: Sequence[Values], points: Sequence[
         while name in columns or name in _POINT:
             name = f"param.{name}"
         columns[name] = _plain([values[key] for values in params]).take(pa.array(codes))
-    for place, name in enumerate(_POINT):
-        held = [series[place] for _, _, series in parts]
-        columns[name] = np.concatenate(held) if held else np.zeros(0)
+    for field, name in enumerate(_POINT):
+        arrays = [series[field] for _, _, series in parts]
+        columns[name] = np.concatenate(arrays) if arrays else np.zeros(0)
     return pa.table(columns)
 
 
@@ -72,25 +72,25 @@ def _labels(codes: NDArray[np.int32], names: Sequence[str]) -> pa.DictionaryArra
 
 
 def _plain(values: Sequence[Any]) -> pa.Array:
-    """Return values as a column: numbers as such, anything else as text."""
-    held = [None if value is MISSING else value for value in values]
+    """Convert values to a column: of numbers if possible, else of text."""
+    cells = [None if value is MISSING else value for value in values]
     try:
-        return pa.array(held)
+        return pa.array(cells)
     except (pa.ArrowException, TypeError, OverflowError):
-        return pa.array([None if value is None else str(value) for value in held], pa.string())
+        return pa.array([None if value is None else str(value) for value in cells], pa.string())
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Write a table in the format that the name of the file ends with.
+    """Write a table in the format of the file's suffix.
 
     Raises:
-        ConfigurationError: There is no such format, or the file cannot be written.
+        ConfigurationError: The suffix is unknown, or the file cannot be written.
     """
     suffix = path.suffix.lower()
     if suffix not in _FORMATS:
         hint = did_you_mean(suffix, _FORMATS)
         raise ConfigurationError(
-            f"{path}: {suffix or 'no suffix'} is no format of tables{hint} ({', '.join(_FORMATS)})"
+            f"{path}: {suffix or 'no suffix'} is no table format{hint} (choose from: {', '.join(_FORMATS)})"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,15 +106,15 @@ def write_table(table: pa.Table, path: Path) -> None:
         else:
             from pyarrow import csv
 
-            whole = [_flat(column) for column in table.columns]
-            csv.write_csv(pa.table(whole, names=[_escaped(name) for name in table.column_names]), part)
+            columns = [_flat(column) for column in table.columns]
+            csv.write_csv(pa.table(columns, names=[_escaped(name) for name in table.column_names]), part)
         part.replace(path)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error}") from error
 
 
 def _flat(column: Any) -> Any:
-    """Return a column as text files can hold it: lists and objects as JSON, formulas escaped."""
+    """Convert a column for text files: lists and objects to JSON, formulas escaped."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(pa.string())
     if pa.types.is_nested(column.type):
@@ -127,12 +127,12 @@ def _flat(column: Any) -> Any:
 
 
 def _escaped(text: str) -> str:
-    """Prefix a formula with a quote, so that spreadsheets show it as text; numbers stay."""
+    """Prefix a formula with a quote, so that spreadsheets show it as text; numbers stay unchanged."""
     return f"'{text}" if text.startswith(_FORMULA) and not isinstance(typed(text), int | float) else text
 
 
-def xarray_of(curve: Curve, name: str, x: str, configs: Sequence[Values], seeds: Sequence[int]) -> Any:
-    """Return curves as an `xarray.DataArray` with the dimensions config, seed and the axis."""
+def xarray_of(curve: AlignedCurves, name: str, x: str, configs: Sequence[Values], seeds: Sequence[int]) -> Any:
+    """Convert curves to an `xarray.DataArray` with the dimensions config, seed and the axis."""
     xarray = package("xarray", "to_xarray()")
     keys = list(configs[0]) if configs else []
     along = {key: ("config", [None if one[key] is MISSING else one[key] for one in configs]) for key in keys}

@@ -1,4 +1,4 @@
-"""Curves that lie on one grid, aggregated point by point; each point says how many runs it is made of."""
+"""Pointwise aggregation of curves on a common grid, with the number of runs at each point; area under a curve."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,36 +20,36 @@ def aggregate_curves(
     resamples: int = 2_000,
     seed: int = 0,
 ) -> Band:
-    """Return the aggregate at each point of a grid, with the stratified bootstrap interval of each point by itself.
+    """Return the aggregate at each point of a grid, with a pointwise stratified bootstrap interval.
 
-    The sample-efficiency curve of Agarwal et al. (2021): that of all runs which have a value there.
+    The sample-efficiency curve of Agarwal et al. (2021); each point aggregates all runs with a value there.
 
     Args:
-        values: `[seed, task, point]`, or `[seed, point]` of one task; NaN where there is none.
+        values: `[seed, task, point]`, or `[seed, point]` for one task; NaN where a value is missing.
         grid: `[point]`, ascending.
-        stat: Which figure.
-        gamma: The score that is enough, of the optimality gap.
-        confidence: Of the intervals.
-        resamples: How many the intervals are made of.
-        seed: Of the resamples.
+        stat: Name of the aggregate.
+        gamma: Target score of the optimality gap.
+        confidence: Confidence level of the intervals.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the resamples.
 
     Returns:
-        The curve; NaN at points that a task has no run at, without interval where a task has one run only.
+        The curve; NaN at points where a task has no run, no interval where a task has a single run.
 
     Raises:
-        ConfigurationError: The shapes do not fit, or what `aggregate` raises.
+        ConfigurationError: The shapes do not fit, or `aggregate` raises it.
     """
     at, runs = ascending(grid, "grid", least=1), finite(values, "values")
     runs = runs[:, np.newaxis] if runs.ndim == 2 else runs  # noqa: PLR2004
     if runs.ndim != 3 or runs.shape[-1] != at.size:  # noqa: PLR2004
-        allowed = f"[seed, task, {at.size}], or [seed, {at.size}] of one task"
-        raise ConfigurationError(f"values have shape {np.shape(values)}; allowed: {allowed}, as the grid is long")
+        allowed = f"[seed, task, {at.size}], or [seed, {at.size}] for one task"
+        raise ConfigurationError(f"values have shape {np.shape(values)}; allowed for this grid: {allowed}")
     strata = [Strata.of(runs[..., point]) for point in range(at.size)]
     alike: dict[bytes, list[int]] = {}
     for point, table in enumerate(strata):
         alike.setdefault(table.sizes.tobytes(), []).append(point)
     value, low, high = lines = np.full((3, at.size), np.nan)
-    for points in alike.values():  # those with as many runs in each task share the counts of the resamples
+    for points in alike.values():  # points with equal numbers of runs per task share the resample counts
         statistics = [statistic_of(strata[point], stat, gamma) for point in points]
 
         def statistic(counts: Counts, statistics: list[Statistic] = statistics) -> Floats:
@@ -62,18 +62,18 @@ def aggregate_curves(
 
 
 def area_under_curve(values: ArrayLike, grid: ArrayLike, between: Between = "last") -> Floats:
-    """Return the area under each curve, in the unit of its values times that of the steps.
+    """Return the area under each curve, in units of value times step.
 
-    By rectangles from each point to the next one if the last value is carried, by the trapezoidal rule if curves are
-    linear. Divided by `grid[-1] - grid[0]` it is the mean value. Areas of runs are scores, which `aggregate` takes.
+    Sums rectangles if `between` is `last`, and uses the trapezoidal rule if it is `linear`. Divide by
+    `grid[-1] - grid[0]` for the mean value. Areas of runs are scores, which `aggregate` accepts.
 
     Args:
-        values: `[..., point]`; NaN where there is none.
+        values: `[..., point]`; NaN where a value is missing.
         grid: `[point]`, ascending, two or more.
-        between: What a curve is between two points.
+        between: Value between two points.
 
     Returns:
-        float64 `[...]`; NaN for a curve that does not cover the whole grid.
+        float64 `[...]`; NaN for curves that do not cover the whole grid.
 
     Raises:
         ConfigurationError: The shapes do not fit, the grid does not ascend, or `between` is unknown.
@@ -82,7 +82,7 @@ def area_under_curve(values: ArrayLike, grid: ArrayLike, between: Between = "las
     if between not in {"last", "linear"}:
         raise ConfigurationError(f"between={between!r} is unknown; allowed: 'last', 'linear'")
     if heights.ndim < 1 or heights.shape[-1] != at.size:
-        raise ConfigurationError(f"values have shape {heights.shape}; allowed: [..., {at.size}], as the grid is long")
+        raise ConfigurationError(f"values have shape {heights.shape}; allowed for this grid: [..., {at.size}]")
     if between == "linear":
         heights = (heights[..., 1:] + heights[..., :-1]) / 2
         areas: Floats = heights @ np.diff(at)

@@ -1,4 +1,4 @@
-"""EventDirectories: runs of which there are TensorBoard event files only, such as Stable-Baselines3 leaves."""
+"""EventDirectories: runs stored only as TensorBoard event files, such as those of Stable-Baselines3."""
 
 import math
 import re
@@ -7,40 +7,40 @@ from pathlib import Path
 
 import numpy as np
 
-from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in, typed
+from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
 from trieye.sinks.tensorboard.reading import Scalar, params_of, scalars_in
 
 _FIRST_BYTES = 64 << 10
-"""Parameters are written before the points, and all else is read when it is asked for."""
+"""Bytes read for parameters, which are written before the points; points are read on demand."""
 
 OF_ADD_HPARAMS = re.compile(r"\d{10}\.\d+")
-"""The directory that `SummaryWriter.add_hparams` makes below that of a run, for the parameters of the run."""
+"""Name of the subdirectory in which `SummaryWriter.add_hparams` stores the parameters of a run."""
 
 _NUMBERED = re.compile(r"(.+?)_(\d+)")
-"""What Stable-Baselines3 calls its runs: `PPO_1`, `PPO_2`."""
+"""Run names of Stable-Baselines3: `PPO_1`, `PPO_2`."""
 
 
 def event_files(directory: Path) -> list[Path]:
-    """Return the event files in a directory, the oldest first."""
+    """Return the event files in a directory, oldest first."""
     return sorted(path for path in directory.glob("*tfevents*") if path.is_file())
 
 
 class EventDirectories:
-    """Directories with event files, each a run.
+    """Reads directories with event files, one run each.
 
     Args:
-        problems: Takes what cannot be read.
-        names_media: Whether `problems` also names images, histograms and texts, which are not read.
+        problems: Collects a message for each unreadable file.
+        names_media: Whether to report skipped images, histograms and texts to `problems`.
     """
 
     def __init__(self, problems: Problems, *, names_media: bool = False) -> None:
         self._problems, self._names_media = problems, names_media
 
-    def run(self, directory: Path, root: Path) -> StoredRun:
-        """Return the run in a directory, named by where it lies below `root`.
+    def run(self, directory: Path, root: Path) -> LoadedRun:
+        """Return the run in a directory, named by its path below `root`.
 
-        A run that tells no parameters has one, `tb_log_name`, so that runs of two algorithms are never taken for seeds
-        of one; the number at the end of a name, as in `PPO_1`, tells seeds apart.
+        A run without parameters gets the parameter `tb_log_name`, so that runs of two algorithms are never mistaken for
+        seeds of one config; a number at the end of the name, as in `PPO_1`, becomes the seed.
         """
         below = [path for path in sorted(directory.iterdir()) if OF_ADD_HPARAMS.fullmatch(path.name)]
         files = [file for path in (directory, *below) for file in event_files(path)]
@@ -53,7 +53,7 @@ class EventDirectories:
             numbered = _NUMBERED.fullmatch(name)
             params = {"tb_log_name": numbered[1] if numbered else name}
             seed = int(numbered[2]) if numbered else None
-        return StoredRun(
+        return LoadedRun(
             path=str(directory),
             name=name,
             app=root.resolve().parent.name if is_root else root.name,
@@ -62,31 +62,31 @@ class EventDirectories:
             status="UNKNOWN",
             step=None,
             source=self,
-            axis="env_steps",  # as both count
+            axis="env_steps",  # as CleanRL and Stable-Baselines3 count
             created=math.nan if began is None else began,
         )
 
-    def metrics(self, runs: Sequence[StoredRun]) -> Collection[str]:
-        """Return the names of the metrics that runs have."""
+    def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
+        """Return the metric names of the runs."""
         return {name for points in self.read(runs, None).values() for name in points}
 
-    def read(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
-        """Return all scalars of runs, by the `path` of each: whichever are wanted, a file is read as a whole."""
+    def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
+        """Return all scalars of each run, keyed by `LoadedRun.path`; files are read whole, regardless of `metrics`."""
         del metrics
         return {run.path: self._points(Path(run.path)) for run in runs}
 
     def _points(self, directory: Path) -> Points:
         files = event_files(directory)
         if not files:
-            self._problems.note(directory, "its event files are gone")
+            self._problems.note(directory, "its event files no longer exist")
         media: dict[str, set[str]] = {}
         scalars = scalars_in(files, self._problems.note, media)
         if self._names_media and media:
             names = "; ".join(f"{kind}: {', '.join(sorted(tags))}" for kind, tags in sorted(media.items()))
             self._problems.note(directory, f"only scalars are read, not {names}")
-        return {tag: _series(held) for tag, held in scalars.items()}
+        return {tag: _series(points) for tag, points in scalars.items()}
 
 
-def _series(held: Sequence[Scalar]) -> Series:
-    steps, values, times = zip(*held, strict=True)
+def _series(points: Sequence[Scalar]) -> Series:
+    steps, values, times = zip(*points, strict=True)
     return Series(np.array(steps, np.int64), np.array(values, np.float64), np.array(times, np.float64))

@@ -1,4 +1,4 @@
-"""Groups: the runs that figures compare, a group for each line of a table or a plot, with a config for each task."""
+"""Groups: the compared groups of runs, one per row of a table or line of a plot, with one config per task."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Between, Floats, XAxis
 from trieye.results.hyperparameters import Mode, Setting
 from trieye.results.results import Metric, Results
-from trieye.results.runs import StoredRun, is_seed
+from trieye.results.runs import LoadedRun, is_seed
 from trieye.results.statistics import Estimate, aggregate
 
 _MAX_KEYS = 6
@@ -23,15 +23,15 @@ _MAX_SHOWN = 4
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a run comes to one number.
+    """Score definition: how a run becomes one number.
 
     Attributes:
         metric: The metric, or its names in several programs.
-        last: The last part of a run's points, whose mean counts.
-        steps: Instead, the points of a run's last so many steps.
-        partial: Whether runs count that have not come to their end.
-        finite: Whether diverged runs count, with their last finite points, and rank as the others do.
-        ranges: Lowest and highest score of each task, which become 0 and 1; None: scores stay as they are.
+        last: The score is the mean of this fraction of the run's last points.
+        steps: Number of last steps whose points count, which replaces `last`.
+        partial: Whether unfinished runs count.
+        finite: Whether diverged runs count, by their last finite points, and rank like other runs.
+        ranges: Lowest and highest score of each task, mapped to 0 and 1; None: raw scores.
     """
 
     metric: Metric
@@ -43,47 +43,49 @@ class Scoring:
 
     @property
     def name(self) -> str:
-        """Of the metric."""
+        """Name of the metric."""
         return self.metric if isinstance(self.metric, str) else self.metric[0]
 
     @property
     def what(self) -> str:
-        """Which points of a run count, in words."""
+        """Description of the points of a run that count."""
         end = f"{100 * self.last:.4g}% of the points" if self.steps is None else f"{self.steps:,} steps"
         return f"mean of the last {end}"
 
     def scaled(self, values: Floats, tasks: Sequence[str]) -> Floats:
-        """Return values `[seed, task, ...]` in the ranges of their tasks.
+        """Normalize values `[seed, task, ...]` in place by the ranges of their tasks.
 
         Raises:
-            ConfigurationError: A range is of no task, or empty, or a task has none although another one has.
+            ConfigurationError: A range has an unknown task or is empty, or only some tasks have a range.
         """
         for task, (low, high) in (self.ranges or {}).items():
             if task not in tasks:
-                raise ConfigurationError(f"range of {task}: there is no such task{did_you_mean(task, tasks)} ({tasks})")
+                raise ConfigurationError(
+                    f"range of {task}: unknown task{did_you_mean(task, tasks)} (choose from: {', '.join(tasks)})"
+                )
             if not low < high:
                 raise ConfigurationError(f"range of {task}: {low:g} is not below {high:g}")
         missing = [task for task in tasks if task not in (self.ranges or {})]
         if self.ranges and missing:
             raise ConfigurationError(
-                f"--range: {', '.join(missing)} have no range, and their raw scores cannot be put together with "
-                f"normalized ones; give each of {', '.join(tasks)} a range, or none"
+                f"--range: {', '.join(missing)} have no range, and their raw scores cannot be combined with "
+                f"normalized scores; set a range for each of {', '.join(tasks)}, or for none"
             )
         for task, (low, high) in (self.ranges or {}).items():
-            place = tasks.index(task)
-            values[:, place] = (values[:, place] - low) / (high - low)
+            column = tasks.index(task)
+            values[:, column] = (values[:, column] - low) / (high - low)
         return values
 
 
 class Groups:
-    """Runs by what they are compared by.
+    """Runs grouped by the compared parameters.
 
     Attributes:
-        labels: The name of each group.
-        values: What each group has, of what they are compared by.
-        tasks: The tasks that each is measured in; one, without a name, if nothing was said of tasks.
-        rows: For each group and task the number of its config; None if it has none.
-        keys: What they are compared by.
+        labels: Name of each group.
+        values: Values of the compared parameters of each group.
+        tasks: Names of the tasks; a single empty name if no task parameter is set.
+        rows: Index of the config of each group and task; None if the group has none.
+        keys: The compared parameters.
     """
 
     def __init__(
@@ -106,18 +108,18 @@ class Groups:
 
     @classmethod
     def of(cls, results: Results, by: Sequence[str] = (), task: str | None = None) -> "Groups":
-        """Sort runs into groups.
+        """Group runs.
 
         Args:
             results: The runs.
-            by: Parameters by which runs are compared; none: what varies in their sweeps, or else all that differs.
-            task: The parameter that tells environments apart.
+            by: Parameters to compare by; empty: the parameters varied in the sweeps, or else all that differ.
+            task: The parameter that distinguishes environments.
 
         Raises:
             ConfigurationError: There is no run, or a key is unknown.
         """
         if not len(results):
-            raise ConfigurationError("no run is left to look at; ask for less by --where")
+            raise ConfigurationError("no runs selected; relax --where")
         runs = results.runs
         task_key = None if task is None else selection.resolve(task, runs)
         keys = [selection.resolve(key, runs) for key in by] or [
@@ -127,19 +129,19 @@ class Groups:
         attributes = [] if by else [key for key in results.told_apart_by if key not in keys]
         firsts = [next(run for run in row if run is not None) for row in results.table]
         tasks = [""] if task_key is None else list(dict.fromkeys(_text(one, task_key) for one in firsts))
-        found: dict[tuple[Any, ...], tuple[dict[str, Any], list[list[int]]]] = {}
+        groups: dict[tuple[Any, ...], tuple[dict[str, Any], list[list[int]]]] = {}
         for number, first in enumerate(firsts):
-            held = {key: selection.value_of(first, key) for key in keys}
-            values = {key: None if value is selection.MISSING else value for key, value in held.items()}
-            name: tuple[Any, ...] = tuple(selection.identity(value) for value in held.values())
-            if keys and all(value is selection.MISSING for value in held.values()):  # a run of another program
+            compared = {key: selection.value_of(first, key) for key in keys}
+            values = {key: None if value is selection.MISSING else value for key, value in compared.items()}
+            name: tuple[Any, ...] = tuple(selection.identity(value) for value in compared.values())
+            if keys and all(value is selection.MISSING for value in compared.values()):  # a run of another program
                 values[""] = _name_of(first)
                 name = (values[""],)
             own = {key: results.configs[number][key] for key in attributes}
             values, name = values | own, (*name, *own.values())
-            _, rows = found.setdefault(name, (values, [[] for _ in tasks]))
+            _, rows = groups.setdefault(name, (values, [[] for _ in tasks]))
             rows[0 if task_key is None else tasks.index(_text(first, task_key))].append(number)
-        values_of, rows_of = zip(*found.values(), strict=True)
+        values_of, rows_of = zip(*groups.values(), strict=True)
         labels = _labels(values_of, keys, attributes)
         if not [*keys, *attributes]:
             labels = [runs[0].name if len(runs) == 1 else "all runs"]
@@ -147,22 +149,22 @@ class Groups:
 
     @classmethod
     def by_config(cls, results: Results, by: Sequence[str] = (), task: str | None = None) -> dict[str, "Groups"]:
-        """Return the configs of each group, each as a group of its own; without `by`, all of them, under no name.
+        """Return one group per config, by the label of the group of `by`; without `by`, under an empty label.
 
         Raises:
             ConfigurationError: There is no run, or a key is unknown.
         """
         if not by:
             return {"": cls.of(results, (), task)}
-        found = {}
+        groups = {}
         for runs in selection.grouped(results.runs, [selection.resolve(key, results.runs) for key in by]).values():
-            held = results.only(runs)
-            found[cls.of(held, by, task).labels[0]] = cls.of(held, (), task)
-        return found
+            part = results.only(runs)
+            groups[cls.of(part, by, task).labels[0]] = cls.of(part, (), task)
+        return groups
 
     @property
-    def runs(self) -> list[list[StoredRun]]:
-        """The runs of each group, those of its first task first.
+    def runs(self) -> list[list[LoadedRun]]:
+        """The runs of each group, ordered by task.
 
         Raises:
             ConfigurationError: A group has several configs in a task.
@@ -175,32 +177,32 @@ class Groups:
 
     @property
     def rows(self) -> list[list[int | None]]:
-        """The number of the config of each group and task; None if it has none.
+        """Index of the config of each group and task; None if the group has none.
 
         Raises:
-            ConfigurationError: A group has several in a task.
+            ConfigurationError: A group has several configs in a task.
         """
-        found: list[list[int | None]] = []
+        rows: list[list[int | None]] = []
         for label, tasks in zip(self.labels, self._candidates, strict=True):
             for task, candidates in zip(self.tasks, tasks, strict=True):
                 if len(candidates) > 1:
                     raise ConfigurationError(self._ambiguous(f"{label} in {task}" if task else label, candidates))
-            found.append([candidates[0] if candidates else None for candidates in tasks])
-        return found
+            rows.append([candidates[0] if candidates else None for candidates in tasks])
+        return rows
 
     def _ambiguous(self, name: str, candidates: Sequence[int]) -> str:
         configs = [self.results.configs[number] for number in candidates]
         differ = [key for key in configs[0] if len({str(config[key]) for config in configs}) > 1]
         shown = ", ".join(differ[:_MAX_SHOWN]) + (", ..." if len(differ) > _MAX_SHOWN else "")
         return (
-            f"{name} is {len(candidates)} configs, which differ in {shown}; compare by that, too (--by), or choose "
-            "some of them (--where), or the best one (--best)"
+            f"{name} is {len(candidates)} configs, which differ in {shown}; add the parameters to --by, select configs "
+            "by --where, or take the best by --best"
         )
 
     def best(self, scoring: Scoring, mode: str) -> "Groups":
-        """Return the same groups, each with the config that has the best mean in each task.
+        """Return the same groups with only the config that has the best mean in each task.
 
-        What was chosen because it looks best looks better than it is.
+        The selection biases scores upwards: the chosen config appears better than it is.
 
         Raises:
             ConfigurationError: No run has the metric.
@@ -210,7 +212,7 @@ class Groups:
         means = [float(row[~np.isnan(row)].mean()) if not np.isnan(row).all() else -np.inf for row in values]
         diverged = [0] * len(means) if scoring.finite else self.results.num_diverged(scoring.metric)
         chosen = [
-            [[max(held, key=lambda number: (-diverged[number], means[number]))] if held else [] for held in tasks]
+            [[max(row, key=lambda number: (-diverged[number], means[number]))] if row else [] for row in tasks]
             for tasks in self._candidates
         ]
         return Groups(self.results, self.labels, self.values, chosen, self.tasks, self.keys)
@@ -225,11 +227,11 @@ class Groups:
         return [sum(numbers[number] for number in row if number is not None) for row in self.rows]
 
     def penalties(self, scoring: Scoring) -> list[int]:
-        """Return by what groups are ranked before their scores: diverged runs, unless they count by finite points."""
+        """Return the rank penalty of each group, applied before scores: its diverged runs, or 0 with `finite`."""
         return [0] * len(self.labels) if scoring.finite else self.diverged(scoring)
 
     def marked(self, scoring: Scoring) -> "Groups":
-        """Return the same groups with labels that tell how many of the runs diverged.
+        """Return the same groups with the number of diverged runs in their labels.
 
         Raises:
             ConfigurationError: No run has the metric, or a group has several configs.
@@ -250,20 +252,20 @@ class Groups:
     def sensitivity(
         self, key: str, scoring: Scoring, stat: Aggregate = "iqm", *, mode: Mode = "max", confidence: float = 0.95
     ) -> tuple[Setting, ...]:
-        """Return what came of each value of a parameter, each group being a config; nothing if none has it.
+        """Return the figures for each value of a parameter, with groups as configs; empty if no group has it.
 
         Args:
-            key: The whole key of the parameter.
-            scoring: How runs come to numbers.
-            stat: Which figure of the runs of a config.
-            mode: Which scores are better.
-            confidence: Of the intervals.
+            key: Full key of the parameter.
+            scoring: Score definition.
+            stat: Aggregate of the runs of a config.
+            mode: Whether higher or lower scores are better.
+            confidence: Confidence level of the intervals.
 
         Raises:
             ConfigurationError: No run has the metric, or a group has several configs.
         """
-        held = [selection.value_of(runs[0], key) for runs in self.runs]
-        params = [{} if value is selection.MISSING else {key: value} for value in held]
+        values = [selection.value_of(runs[0], key) for runs in self.runs]
+        params = [{} if value is selection.MISSING else {key: value} for value in values]
         if not any(params):
             return ()
         return hyperparameters.sensitivity(
@@ -277,45 +279,45 @@ class Groups:
         )
 
     def aggregate(self, scoring: Scoring, stat: Aggregate = "iqm", *, confidence: float = 0.95) -> dict[str, Estimate]:
-        """Return a figure of each group with its interval, by label; seeds are replicates.
+        """Return the aggregate of each group with its interval, by label; seeds are replicates.
 
         Args:
-            scoring: How runs come to numbers.
-            stat: Which figure; `trieye.results.aggregates` says what each is.
-            confidence: Of the intervals.
+            scoring: Score definition.
+            stat: Name of the aggregate; see `trieye.results.aggregates`.
+            confidence: Confidence level of the intervals.
 
         Raises:
             ConfigurationError: No run has the metric, or a group has several configs.
         """
-        figures = [aggregate(held, stat, confidence=confidence) for held in self.scores(scoring)]
+        figures = [aggregate(scores, stat, confidence=confidence) for scores in self.scores(scoring)]
         return dict(zip(self.labels, figures, strict=True))
 
     def curves(
         self, scoring: Scoring, x: XAxis = "step", grid: int | Floats = 200, between: Between = "linear"
     ) -> tuple[Floats, list[Floats]]:
-        """Return a grid `[point]`, and the curves of each group on it, `[seed, task, point]`; NaN where there is none.
+        """Return a grid `[point]` and the curves of each group on it, `[seed, task, point]`; NaN where missing.
 
         Raises:
             ConfigurationError: No run has the metric or the axis, or a group has several configs.
         """
-        found = self.results.curve(scoring.metric, x, grid, between)
-        if not len(found.x):
-            raise ConfigurationError(f"{scoring.name}: no run has it on the axis {x}; see what is said of it above")
-        return found.x, [scoring.scaled(self._of(found.y, row), self.tasks) for row in self.rows]
+        curve = self.results.curve(scoring.metric, x, grid, between)
+        if not len(curve.x):
+            raise ConfigurationError(f"{scoring.name}: no run has it on the axis {x}; see the problems listed above")
+        return curve.x, [scoring.scaled(self._of(curve.y, row), self.tasks) for row in self.rows]
 
     def differences(self) -> dict[str, list[Any]]:
-        """Return the parameters in which the groups differ, seeds aside: the value of each; None where it has none."""
+        """Return the parameters other than seeds in which groups differ, with the value of each group or None."""
         firsts = []
         for tasks in self._candidates:
             numbers = [number for candidates in tasks for number in candidates]
             firsts.append(next(run for run in self.results.table[numbers[0]] if run is not None))
         keys = dict.fromkeys(key for run in firsts for key in (*run.varied, *run.params) if selection.is_compared(key))
-        found = {}
+        differing = {}
         for key in keys:
             values = [selection.value_of(run, key) for run in firsts]
             if len({selection.identity(value) for value in values}) > 1:
-                found[key] = [None if value is selection.MISSING else value for value in values]
-        return found
+                differing[key] = [None if value is selection.MISSING else value for value in values]
+        return differing
 
     def _values(self, scoring: Scoring) -> Floats:
         return self.results.values(
@@ -323,21 +325,21 @@ class Groups:
         )
 
     def _of(self, values: Floats, row: Sequence[int | None]) -> Floats:
-        """Return what is `[config, seed, ...]` as `[seed, task, ...]` of one group."""
+        """Rearrange `[config, seed, ...]` to `[seed, task, ...]` for one group, with NaN rows for lost seeds."""
         numbers = [number for number in row if number is not None]
-        held = [run for number in numbers for run in self.results.table[number] if run is not None]
+        runs = [run for number in numbers for run in self.results.table[number] if run is not None]
         columns = [
             column
             for column in range(len(self.results.seeds))
             if any(self.results.table[number][column] is not None for number in numbers)
         ]
-        expected = set[int]().union(*map(self.results.seeds_near, {(run.app, run.sweep): run for run in held}.values()))
+        expected = set[int]().union(*map(self.results.seeds_near, {(run.app, run.sweep): run for run in runs}.values()))
         num_lost = len(expected - {self.results.seeds[column] for column in columns})
-        made = np.full((len(columns) + num_lost, len(self.tasks), *values.shape[2:]), np.nan)
-        for place, number in enumerate(row):
+        by_seed = np.full((len(columns) + num_lost, len(self.tasks), *values.shape[2:]), np.nan)
+        for task, number in enumerate(row):
             if number is not None:
-                made[: len(columns), place] = values[number, columns]
-        return made
+                by_seed[: len(columns), task] = values[number, columns]
+        return by_seed
 
 
 def _text(run: Any, key: str) -> str:
@@ -361,8 +363,8 @@ def _labels(groups: Sequence[Mapping[str, Any]], keys: Sequence[str], attributes
         label if label and short.count(label) == 1 else _label(values, keys, attributes, len(keys)) or "other runs"
         for values, label in zip(groups, short, strict=True)
     ]
-    seen = [labels[:place].count(label) for place, label in enumerate(labels)]
-    return [f"{label} ({number + 1})" if number else label for label, number in zip(labels, seen, strict=True)]
+    earlier = [labels[:index].count(label) for index, label in enumerate(labels)]
+    return [f"{label} ({number + 1})" if number else label for label, number in zip(labels, earlier, strict=True)]
 
 
 def _label(values: Mapping[str, Any], keys: Sequence[str], attributes: Sequence[str], most: int = _MAX_KEYS) -> str:
@@ -372,8 +374,8 @@ def _label(values: Mapping[str, Any], keys: Sequence[str], attributes: Sequence[
     names = [*keys, *attributes]
     if len(names) == 1 and isinstance(values[names[0]], str):
         return _shown(values[names[0]])
-    held = [(key.rpartition(".")[2], values[key]) for key in keys if values[key] is not None]
-    shown = [f"{key}={_shown(value)}" for key, value in held[:most]] + ["..."] * (len(held) > most)
+    items = [(key.rpartition(".")[2], values[key]) for key in keys if values[key] is not None]
+    shown = [f"{key}={_shown(value)}" for key, value in items[:most]] + ["..."] * (len(items) > most)
     return " ".join(shown + own)
 
 

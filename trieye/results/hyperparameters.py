@@ -1,8 +1,7 @@
-"""Hyperparameters: which config is best, which ones cannot be told from it, and how much one parameter matters.
+"""Hyperparameters: selection of the best config, configs statistically indistinguishable from it, and sensitivity.
 
-The best of many
-configs looks better than it is, since its luck is what it was chosen for: of 50 equal ones with 5 seeds each, by about
-one standard deviation of a run. Report it with seeds that were not used to choose it.
+The best of many configs appears better than it is, because selection favors luck: with 50 equal configs of 5 seeds
+each, by about one standard deviation of a run. Report results from seeds that were not used for the selection.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,27 +18,27 @@ from trieye.results.bootstrap import RESAMPLES, Floats, Strata, draws_of
 from trieye.results.statistics import Estimate, estimate_of
 
 Scores = Sequence[ArrayLike] | NDArray[np.float64]
-"""For each config `[seed, task]`, or `[seed]` of one task; NaN where one is missing."""
+"""For each config `[seed, task]`, or `[seed]` for one task; NaN where a score is missing."""
 
 Mode = Literal["max", "min"]
-"""Which scores are better; of an optimality gap it is `min`."""
+"""Whether higher or lower scores are better; use `min` for an optimality gap."""
 
 _SAME = 1e-9
-"""Relative difference up to which two figures are equal: their sums are rounded differently."""
+"""Relative tolerance for equal figures, whose sums are rounded differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The best config, and how sure that is.
+    """The best config, and the confidence in this choice.
 
     Attributes:
-        best: Its index; the first one of equals.
-        estimates: The figure of each config.
-        p_best: float64 `[config]`, in which fraction of resamples each is the best; equals share it.
-        p_as_good: float64 `[config]`, in which fraction of resamples each is at least as good as `best`.
-        not_worse: Indices of the configs that cannot be told from the best one, which is among them: `p_as_good` is at
-            least `1 - confidence`, or one of both has a task with a single run, whose spread is unknown.
-        ranked: Indices of all configs, the best one first; those without a figure are last.
+        best: Index of the best config; the first of equal configs.
+        estimates: The aggregate of each config.
+        p_best: float64 `[config]`, fraction of resamples in which the config is the best; ties share it.
+        p_as_good: float64 `[config]`, fraction of resamples in which the config is at least as good as `best`.
+        not_worse: Indices of the configs indistinguishable from the best config, including it: `p_as_good` is at least
+            `1 - confidence`, or either config has a task with a single run, whose spread is unknown.
+        ranked: Indices of all configs, best first; configs without an aggregate are last.
     """
 
     best: int
@@ -52,14 +51,14 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What came of one value of a parameter.
+    """Figures for one value of a hyperparameter.
 
     Attributes:
         value: The value.
-        best: The figure of the best config that has the value, with its interval as if it had not been chosen.
-        best_config: The index of that config; None if none has a figure.
-        mean: The mean of the figures of all configs that have the value; NaN if one of them has none.
-        configs: Their indices.
+        best: Aggregate of the best config with the value; its interval ignores the selection.
+        best_config: Index of that config; None if no config has an aggregate.
+        mean: Mean of the aggregates of all configs with the value; NaN if one of them is missing.
+        configs: Indices of these configs.
     """
 
     value: Any
@@ -80,24 +79,24 @@ def select(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Selection:
-    """Return the best config by an aggregate of its runs, and those that cannot be told from it.
+    """Select the best config by an aggregate of its runs, and the configs indistinguishable from it.
 
-    A config belongs to these by its own comparison with the best one, not by how often it is best of all: of 50 equal
-    ones each is best in 2 % of resamples, and none could be excluded all the same.
+    A config counts as indistinguishable by pairwise comparison with the best config, not by how often it is the best of
+    all: each of 50 equal configs is best in 2 % of resamples, but none can be excluded.
 
     Args:
-        scores: Of each config; see `Scores`.
-        stat: Which figure.
-        mode: Which scores are better.
-        diverged: How many runs of each config diverged, whose scores are missing; configs with fewer of them rank
-            first, regardless of their scores. None: no run did.
-        gamma: The score that is enough, of the optimality gap.
-        confidence: Of the intervals; `1 - confidence` is the least `p_as_good` of a config that is not worse.
-        resamples: How many the intervals and probabilities are made of; each config is resampled independently.
-        seed: Of the resamples.
+        scores: Scores of each config; see `Scores`.
+        stat: Name of the aggregate.
+        mode: Whether higher or lower scores are better.
+        diverged: Number of diverged runs of each config, whose scores are missing; fewer diverged runs rank first,
+            regardless of scores. None: no run diverged.
+        gamma: Target score of the optimality gap.
+        confidence: Confidence level of the intervals; `not_worse` requires a `p_as_good` of `1 - confidence`.
+        resamples: Number of bootstrap resamples; each config is resampled independently.
+        seed: Seed of the resamples.
 
     Raises:
-        ConfigurationError: No config has a run for each task, the mode is unknown, or what `aggregate` raises.
+        ConfigurationError: No config has a run for each task, the mode is unknown, or `aggregate` raises it.
     """
     tables = _tables(scores, mode)
     figure = partial(estimate_of, stat=stat, gamma=gamma, confidence=confidence, resamples=resamples, seed=seed)
@@ -106,9 +105,7 @@ def select(
     best = _best(estimates, penalties, mode)
     if best is None:
         lost = f" ({sum(penalties)} runs diverged)" if any(penalties) else ""
-        raise ConfigurationError(
-            f"none of {len(tables)} configs has a run for each task{lost}; there is nothing to select from"
-        )
+        raise ConfigurationError(f"cannot select a config: none of {len(tables)} configs has a run for each task{lost}")
     draws = np.full((len(tables), resamples), -np.inf)
     rng = np.random.default_rng(seed)
     compared = [table.is_complete and penalties[row] == penalties[best] for row, table in enumerate(tables)]
@@ -123,9 +120,9 @@ def select(
     not_worse = np.flatnonzero((p_as_good >= 1 - confidence - _SAME) | unsure)
     p_best = (is_best / is_best.sum(axis=0)).mean(axis=1)
     sign = 1 if mode == "max" else -1
-    known = [place for place, held in enumerate(estimates) if not np.isnan(held.value)]
-    ranked = sorted(known, key=lambda place: (penalties[place], -sign * estimates[place].value))
-    rest = (place for place in range(len(tables)) if place not in known)
+    measured = [row for row, estimate in enumerate(estimates) if not np.isnan(estimate.value)]
+    ranked = sorted(measured, key=lambda row: (penalties[row], -sign * estimates[row].value))
+    rest = (row for row in range(len(tables)) if row not in measured)
     return Selection(best, estimates, p_best, p_as_good, tuple(map(int, not_worse)), (*ranked, *rest))
 
 
@@ -140,38 +137,38 @@ def sensitivity(
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
 ) -> tuple[Setting, ...]:
-    """Return what came of each value of a parameter, with the others at their best and on the average.
+    """Return the figures for each value of a hyperparameter, with the others at their best and on average.
 
-    Patterson, Neumann, White and White, Empirical Design in Reinforcement Learning (JMLR 2024): a curve of the best
-    setting of the other parameters at each value shows what tuning them can make good, the mean what it costs not to.
+    Patterson, Neumann, White and White, Empirical Design in Reinforcement Learning (JMLR 2024): the curve with other
+    parameters at their best shows how far tuning them compensates; the mean shows the cost of not tuning them.
 
     Args:
-        scores: Of each config; see `Scores`.
+        scores: Scores of each config; see `Scores`.
         params: The parameters of each config by name.
-        name: The parameter; configs that do not have it are left out.
-        stat: Which figure of the runs of a config.
-        mode: Which scores are better.
-        diverged: How many runs of each config diverged; see `select`.
-        confidence: Of the intervals.
-        resamples: How many the intervals are made of.
+        name: The parameter; configs without it are skipped.
+        stat: Aggregate of the runs of a config.
+        mode: Whether higher or lower scores are better.
+        diverged: Number of diverged runs of each config; see `select`.
+        confidence: Confidence level of the intervals.
+        resamples: Number of bootstrap resamples.
 
     Returns:
-        One for each value: in ascending order if all are numbers, else as they first come.
+        One item per value, in ascending order if all are numbers, else in order of appearance.
 
     Raises:
-        ConfigurationError: No config has the parameter, or what `select` raises.
+        ConfigurationError: No config has the parameter, or `select` raises it.
     """
     tables = _tables(scores, mode)
     if len(params) != len(tables):
-        raise ConfigurationError(f"there are scores of {len(tables)} configs and parameters of {len(params)}")
+        raise ConfigurationError(f"there are scores of {len(tables)} configs, but parameters of {len(params)}")
     figure = partial(estimate_of, stat=stat, confidence=confidence, resamples=resamples, seed=0)
     settings = []
     for value, configs in _by_value(params, name):
         estimates = [figure([(1.0, tables[config])]) for config in configs]
         mean = figure([(1 / len(configs), tables[config]) for config in configs])
-        place = _best(estimates, [0 if diverged is None else diverged[config] for config in configs], mode)
-        best = estimates[place or 0]
-        settings.append(Setting(value, best, None if place is None else configs[place], mean, tuple(configs)))
+        index = _best(estimates, [0 if diverged is None else diverged[config] for config in configs], mode)
+        best = estimates[index or 0]
+        settings.append(Setting(value, best, None if index is None else configs[index], mean, tuple(configs)))
     return tuple(settings)
 
 
@@ -179,14 +176,14 @@ def _tables(scores: Scores, mode: Mode) -> list[Strata]:
     if mode not in {"max", "min"}:
         raise ConfigurationError(f"mode={mode!r} is unknown; allowed: 'max', 'min'")
     if not len(scores):
-        raise ConfigurationError("scores are of no config; allowed: [seed, task], or [seed], for each of one or more")
+        raise ConfigurationError("scores are empty; expected [seed, task], or [seed], for each of one or more configs")
     return [Strata.of(runs, f"scores of config {config}") for config, runs in enumerate(scores)]
 
 
 def _best(estimates: Sequence[Estimate], penalties: Sequence[int], mode: Mode) -> int | None:
-    known = [place for place, held in enumerate(estimates) if not np.isnan(held.value)]
+    measured = [row for row, estimate in enumerate(estimates) if not np.isnan(estimate.value)]
     sign = -1 if mode == "max" else 1
-    return min(known, key=lambda place: (penalties[place], sign * estimates[place].value), default=None)
+    return min(measured, key=lambda row: (penalties[row], sign * estimates[row].value), default=None)
 
 
 def _at_least(draws: Floats, others: Floats) -> Any:
@@ -195,20 +192,20 @@ def _at_least(draws: Floats, others: Floats) -> Any:
 
 def _by_value(params: Sequence[Mapping[str, Any]], name: str) -> list[tuple[Any, list[int]]]:
     groups: dict[Any, tuple[Any, list[int]]] = {}
-    for config, of_config in enumerate(params):
-        if name in of_config:
-            value = of_config[name]
-            key = value if _is_number(value) else repr(value)  # True is no 1, and a list has no hash
+    for config, values in enumerate(params):
+        if name in values:
+            value = values[name]
+            key = value if _is_number(value) else repr(value)  # True must not equal 1, and lists are not hashable
             groups.setdefault(key, (value, []))[1].append(config)
     if not groups:
         from trieye.config.base import did_you_mean  # pydantic: 100 ms
 
-        known = sorted({known for of_config in params for known in of_config})
+        names = sorted({key for values in params for key in values})
         raise ConfigurationError(
-            f"no config has the parameter {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})"
+            f"no config has the parameter {name!r}{did_you_mean(name, names)} (choose from: {', '.join(names)})"
         )
-    found = list(groups.values())
-    return sorted(found, key=lambda group: group[0]) if all(_is_number(value) for value, _ in found) else found
+    by_value = list(groups.values())
+    return sorted(by_value, key=lambda group: group[0]) if all(_is_number(value) for value, _ in by_value) else by_value
 
 
 def _is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""MlflowStore: the runs in an SQLite database of MLflow, read by SQL alone; nothing of MLflow is imported."""
+"""MlflowStore: reads the runs in an MLflow SQLite database by SQL, without importing MLflow."""
 
 import contextlib
 import math
@@ -11,22 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in, typed
+from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
 
 _TABLES = {"experiments", "runs", "params", "tags", "metrics", "latest_metrics"}
 _HIGHEST = np.finfo(np.float64).max
-"""What MLflow stores for infinity."""
+"""MLflow's representation of infinity."""
 
 _AT_ONCE = 2000
-"""Rows in memory as Python objects; with 100 times as many it takes twice as long."""
+"""Rows fetched per batch; batches 100 times larger take twice as long."""
 
 _FEW_RUNS = 20
-"""So many are found by the index of their ids; for more it is faster to read the whole metric in the order on disk."""
+"""Up to this many runs are looked up by index; for more, reading the whole metric in disk order is faster."""
 
 _BUSY_TIMEOUT_S = 10.0
 _RUN_ID, _SWEEP, _PARENT_OF_A_SWEEP = "trieye.run_id", "trieye.sweep", "trieye.sweep_parent"
 
-# the primary key begins with metric and time, and has all that is asked for
+# The primary key begins with metric and time, and contains all selected columns.
 _POINTS = """
     SELECT run_uuid, step, CASE WHEN is_nan THEN NULL ELSE value END, timestamp FROM metrics
     WHERE "key" = ? {} ORDER BY timestamp, step
@@ -34,27 +34,27 @@ _POINTS = """
 
 
 class MlflowStore:
-    """A database that MLflow writes to, perhaps at this moment.
+    """A database that MLflow may be writing to.
 
     Args:
-        path: The file.
-        problems: Takes what cannot be read.
+        path: The database file.
+        problems: Collects a message for each unreadable file.
     """
 
     def __init__(self, path: Path, problems: Problems) -> None:
         self._path, self._problems = path, problems
 
-    def runs(self) -> list[StoredRun]:
-        """Return the runs that nobody has deleted, the first that was begun first.
+    def runs(self) -> list[LoadedRun]:
+        """Return the runs that are not deleted, in order of their start.
 
         Raises:
-            ConfigurationError: It is no database of MLflow, or cannot be read.
+            ConfigurationError: The file is no MLflow database, or cannot be read.
         """
         with self._reading() as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
             if not tables >= _TABLES:
                 raise ConfigurationError(
-                    f"{self._path} is no database of MLflow: it has no table {', '.join(sorted(_TABLES - tables))}"
+                    f"{self._path} is no MLflow database: it lacks the tables {', '.join(sorted(_TABLES - tables))}"
                 )
             params, tags = (_by_run(connection, table) for table in ("params", "tags"))
             steps = dict(connection.execute("SELECT run_uuid, max(step) FROM latest_metrics GROUP BY run_uuid"))
@@ -74,10 +74,10 @@ class MlflowStore:
 
     def _run(
         self, row: tuple[Any, ...], params: Mapping[str, str], tags: Mapping[str, str], step: int | None
-    ) -> StoredRun:
+    ) -> LoadedRun:
         run_uuid, name, experiment, status, start_ms = row
         values = {key: typed(text) for key, text in sorted(params.items())}
-        return StoredRun(
+        return LoadedRun(
             path=f"sqlite:///{self._path}#{run_uuid}",
             name=name or run_uuid,
             app=experiment,
@@ -92,47 +92,47 @@ class MlflowStore:
             sweep=tags.get(_SWEEP, ""),
         )
 
-    def metrics(self, runs: Sequence[StoredRun]) -> Collection[str]:
-        """Return the names of the metrics that runs have."""
-        known = {_uuid(run) for run in runs}
+    def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
+        """Return the metric names of the runs."""
+        run_uuids = {_uuid(run) for run in runs}
         with self._reading() as connection:
             rows = connection.execute('SELECT DISTINCT run_uuid, "key" FROM latest_metrics').fetchall()
-        return {name for run_uuid, name in rows if run_uuid in known}
+        return {name for run_uuid, name in rows if run_uuid in run_uuids}
 
-    def read(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
-        """Return the points of runs, by the `path` of each."""
+    def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
+        """Return the points of each run, keyed by `LoadedRun.path`."""
         wanted = sorted(self.metrics(runs) if metrics is None else metrics)
-        found: dict[str, dict[str, Series]] = {run.path: {} for run in runs}
+        points: dict[str, dict[str, Series]] = {run.path: {} for run in runs}
         with self._reading() as connection:
             for name in wanted:
                 for run, series in zip(runs, _series(connection, name, runs), strict=True):
                     if len(series.steps):
-                        found[run.path][name] = series
-        return found
+                        points[run.path][name] = series
+        return points
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        # of one that nobody has open, SQLite would make files beside it, or fail where it may not
+        # SQLite would create files next to a database that no process has open, or fail if it may not.
         is_at_rest = not any(self._path.with_name(self._path.name + end).exists() for end in ("-wal", "-journal"))
         address = f"{self._path.absolute().as_uri()}?{'immutable=1' if is_at_rest else 'mode=ro'}"
         try:
             with contextlib.closing(sqlite3.connect(address, uri=True, timeout=_BUSY_TIMEOUT_S)) as connection:
                 connection.execute("PRAGMA query_only = ON")
-                connection.execute("BEGIN")  # all that is read is of one moment
+                connection.execute("BEGIN")  # all reads see one snapshot
                 yield connection
         except sqlite3.Error as error:
-            raise ConfigurationError(f"{self._path} cannot be read as a database of MLflow: {error}") from error
+            raise ConfigurationError(f"{self._path} cannot be read as an MLflow database: {error}") from error
 
 
 def _by_run(connection: sqlite3.Connection, table: str) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = {}
+    by_run: dict[str, dict[str, str]] = {}
     for run_uuid, key, value in connection.execute(f'SELECT run_uuid, "key", value FROM {table}'):  # noqa: S608 - ours
-        found.setdefault(run_uuid, {})[key] = value or ""
-    return found
+        by_run.setdefault(run_uuid, {})[key] = value or ""
+    return by_run
 
 
-def _series(connection: sqlite3.Connection, name: str, runs: Sequence[StoredRun]) -> Iterator[Series]:
-    """Yield the points of a metric for each run, in the order of their times."""
+def _series(connection: sqlite3.Connection, name: str, runs: Sequence[LoadedRun]) -> Iterator[Series]:
+    """Yield the points of a metric for each run, in order of time."""
     numbers = {_uuid(run): number for number, run in enumerate(runs)}
     few = f"AND run_uuid IN ({', '.join('?' * len(runs))})" if len(runs) <= _FEW_RUNS else ""
     cursor = connection.execute(_POINTS.format(few), (name, *(numbers if few else ())))
@@ -149,11 +149,11 @@ def _series(connection: sqlite3.Connection, name: str, runs: Sequence[StoredRun]
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], numbers: Mapping[str, int]) -> tuple[NDArray[Any], ...]:
-    """Return rows as columns, with the number of the run instead of its id; -1 for those that nobody asked for."""
+    """Convert rows to columns; run ids become indices, or -1 for runs that were not requested."""
     ids, steps, values, times = zip(*rows, strict=True)
     codes = np.fromiter((numbers.get(run_uuid, -1) for run_uuid in ids), np.int32, len(ids))
     return codes, np.array(steps, np.int64), np.array(values, np.float64), np.array(times, np.float64) / 1000
 
 
-def _uuid(run: StoredRun) -> str:
+def _uuid(run: LoadedRun) -> str:
     return run.path.rpartition("#")[2]

@@ -1,4 +1,4 @@
-"""Origin: from which commit, packages and machine a run of trieye came, as its own directory says."""
+"""Origin: the commit, packages and machine of a run, from the records in its directory."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 from trieye.config.fingerprint import json_of
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import SerializationError
-from trieye.files.run_files import RUN_RECORD
+from trieye.files.run_files import CONFIGS, RUN_RECORD
 from trieye.files.run_record import RunRecord
-from trieye.results.run_directories import CONFIGS
-from trieye.results.runs import StoredRun
+from trieye.results.runs import LoadedRun
 from trieye.run.provenance import Provenance
 
 _T = TypeVar("_T", bound=Hashable)
@@ -20,12 +19,12 @@ _T = TypeVar("_T", bound=Hashable)
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a run came from.
+    """Identity and provenance of a run.
 
     Attributes:
-        record: Who it is.
-        provenance: What its last attempt ran; None if nobody wrote that down.
-        mlflow: Address of the run in an MLflow server; empty if it is in none.
+        record: The run record.
+        provenance: Provenance of its last attempt; None if it was not recorded.
+        mlflow: URL of the run in an MLflow server; empty if it is on no server.
     """
 
     record: RunRecord
@@ -33,8 +32,8 @@ class Origin:
     mlflow: str
 
     @classmethod
-    def of(cls, run: StoredRun) -> "Origin | None":
-        """Return the origin of a run; None if it has no directory of trieye, or a damaged one."""
+    def of(cls, run: LoadedRun) -> "Origin | None":
+        """Return the origin of a run; None if it has no intact trieye run directory."""
         directory = Path(run.path)
         try:
             record = RunRecord.read(directory / RUN_RECORD) if directory.is_dir() else None
@@ -44,39 +43,39 @@ class Origin:
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds from its first start to its end, pauses among them; None if nobody saw it end."""
+        """Seconds from the first start to the end, including pauses; None if the end was not recorded."""
         return None if self.record.ended is None else self.record.ended - self.record.created
 
 
 @dataclass(frozen=True)
 class Versions:
-    """The packages of several runs, Python among them.
+    """Package versions of several runs, including Python.
 
     Attributes:
-        same: The version of each package that is the same in all.
-        differing: For the others, how many runs had which version; None for those that lacked it.
+        same: Version of each package with the same version in all runs.
+        differing: For other packages, the number of runs per version; None: not installed.
     """
 
     same: Mapping[str, str]
     differing: Mapping[str, Mapping[str | None, int]]
 
     @classmethod
-    def of(cls, found: Iterable[Provenance]) -> "Versions":
-        """Return the packages of runs."""
-        held = [{"Python": one.python, **one.packages} for one in found]
-        names = dict.fromkeys(name for packages in held for name in packages)
-        counts = {name: Counter(packages.get(name) for packages in held) for name in names}
-        same = {name: packages[name] for packages in held[:1] for name in packages if len(counts[name]) == 1}
+    def of(cls, provenances: Iterable[Provenance]) -> "Versions":
+        """Compare the packages of runs."""
+        runs = [{"Python": one.python, **one.packages} for one in provenances]
+        names = dict.fromkeys(name for packages in runs for name in packages)
+        counts = {name: Counter(packages.get(name) for packages in runs) for name in names}
+        same = {name: packages[name] for packages in runs[:1] for name in packages if len(counts[name]) == 1}
         return cls(same, {name: versions for name, versions in counts.items() if len(versions) > 1})
 
 
-def counted(found: Iterable[Any], key: Callable[[Any], _T]) -> list[tuple[_T, int]]:
-    """Return what things have in common, and how many of them: the most frequent first."""
-    return Counter(map(key, found)).most_common()
+def counted(items: Iterable[Any], key: Callable[[Any], _T]) -> list[tuple[_T, int]]:
+    """Return each key with its number of items, most frequent first."""
+    return Counter(map(key, items)).most_common()
 
 
 def _in_mlflow(directory: Path, record: RunRecord) -> str:
-    """Return where a server shows a run; a run is found there by its id alone, whatever its experiment is."""
+    """Return the URL of a run in its MLflow server, which needs only the run id; empty without a server."""
     try:
         persistence = json_of(directory / CONFIGS).get("persistence") or {}
         store = str(persistence.get("mlflow_tracking_uri") or persistence.get("MLFLOW_TRACKING_URI"))

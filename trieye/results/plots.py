@@ -1,6 +1,6 @@
-"""Plots of results by matplotlib: readable at the width of a paper's column, also in grey and by the colour-blind.
+"""Plots of results by matplotlib: legible at the column width of a paper, in grey, and for color-blind readers.
 
-Each function returns a `matplotlib.figure.Figure`, which `save` writes; none of them opens a window.
+Each function returns a `matplotlib.figure.Figure`, which `save` writes; no function opens a window.
 """
 
 import io
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg", "pdf")
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
-"""Those of Okabe and Ito (2008) that can be told from white and from black, and a grey."""
+"""Colors of Okabe and Ito (2008) that are distinguishable from white and black, and a grey."""
 _LINES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _WIDTH, _HEIGHT = 4.8, 3.2
-"""Inches; with letters of 9 points it can be printed at the width of a column, 3.3 inches."""
+"""Inches; with a font of 9 points, legible at a column width of 3.3 inches."""
 _STYLE: dict[Any, Any] = {
     "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8, "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.6,
@@ -43,7 +43,7 @@ _STYLE: dict[Any, Any] = {
 _LEAST_RATIO, _DECADE, _MANY_DECADES = 3.0, 10.0, 100.0
 _MOST_TICKS = 7
 _LONGEST, _LINE = 60, 30
-"""Letters of a name, and of a line of it; a longer one leaves no room for what is drawn."""
+"""Maximum characters of a name and of one of its lines; longer names leave no room for the axes."""
 _FIRST_WIDE = "\N{CJK RADICAL REPEAT}"
 _FRACTION = re.compile(r"-?\d+\.\d+")
 _FONT = re.compile(r"font-family: [^;]*;? ?")
@@ -52,21 +52,21 @@ _NAMES = {"step": "step", "env_steps": "environment steps", "updates": "updates"
 
 
 def style() -> AbstractContextManager[None]:
-    """Return the context in which figures are made and saved."""
+    """Return the rc context in which figures are created and saved."""
     return mpl.rc_context(_STYLE)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format that the name of the file ends with.
+    """Write a figure in the format of the file's suffix.
 
     Raises:
-        ConfigurationError: There is no such format, or the file cannot be written.
+        ConfigurationError: The suffix is unknown, or the file cannot be written.
     """
     suffix = path.suffix.lstrip(".").lower()
     if suffix not in FORMATS:
         hint = did_you_mean(suffix, FORMATS)
         raise ConfigurationError(
-            f"{path}: {suffix or 'no suffix'} is no format of pictures{hint} ({', '.join(FORMATS)})"
+            f"{path}: {suffix or 'no suffix'} is no image format{hint} (choose from: {', '.join(FORMATS)})"
         )
     metadata = {"Date": None} if suffix == "svg" else {}
     try:
@@ -78,39 +78,39 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def inline(figure: Figure, name: str) -> str:
-    """Return a figure as an SVG element for a page of HTML, which other figures may be in, too.
+    """Convert a figure to an inline SVG element of an HTML page.
 
-    It has no size, ink is `currentColor`, and the colors of `COLORS` are `var(--series-0)` and so on, so that the page
-    says how it looks.
+    The element has no size, black is `currentColor`, and `COLORS` become `var(--series-0)`, `var(--series-1)`, ..., so
+    that the page's stylesheet determines its appearance.
 
     Args:
         figure: The figure.
-        name: What its ids begin with, a word; none of a page may have the name of another.
+        name: Prefix of its ids, a word; unique within the page.
     """
     written = io.StringIO()
     with style(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser draws the letters
-        warnings.filterwarnings("ignore", "constrained_layout not applied")  # names of wide letters cover something
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(written, format="svg", transparent=True, metadata=nothing)
-    root = ET.fromstring(written.getvalue())  # noqa: S314 - matplotlib has written it
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser renders the text
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # long wide labels
+        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(written, format="svg", transparent=True, metadata=no_metadata)
+    root = ET.fromstring(written.getvalue())  # noqa: S314 - matplotlib's output
     root.attrib = {"viewBox": root.attrib["viewBox"]}
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         element.attrib = {key.rpartition("}")[2]: _of_page(key, value, name) for key, value in element.attrib.items()}
         element.text, element.tail = ((text or "").strip() or None for text in (element.text, element.tail))
     for parent in root.iter("defs"):
-        for sheet in parent.findall("style"):  # it would count for the whole page
+        for sheet in parent.findall("style"):  # it would apply to the whole page
             parent.remove(sheet)
     return ET.tostring(root, encoding="unicode")
 
 
 def _of_page(key: str, value: str, name: str) -> str:
-    """Return an attribute of an SVG element as a page has it."""
+    """Adapt an attribute of an SVG element to the page."""
     if key == "id":
         return f"{name}-{value}"
     if key == "d":
-        return _FRACTION.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), " ".join(value.split()))
+        return _FRACTION.sub(lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), " ".join(value.split()))
     if key == "style":
         for number, color in enumerate(COLORS):
             value = value.replace(color.lower(), f"var(--series-{number})")
@@ -121,16 +121,16 @@ def _of_page(key: str, value: str, name: str) -> str:
 def curves(
     bands: Mapping[str, Band], metric: str, x: str, *, what: str, runs: Mapping[str, Any] | None = None
 ) -> Figure:
-    """Return learning curves, each with the band of its intervals, and how many runs each is made of.
+    """Plot learning curves with interval bands and run counts.
 
-    A curve is drawn where enough runs have points, and thinner where some have none. A diamond marks each change of
-    their number.
+    A curve is drawn where enough runs have points, and thinner where some runs have none. A diamond marks each change
+    in the number of runs.
 
     Args:
         bands: The curves by label.
-        metric: Name of the metric, for the axis.
-        x: What the axis counts.
-        what: Of which aggregate and interval these are, for the axis.
+        metric: Name of the metric, for the axis label.
+        x: Name of the x axis.
+        what: Aggregate and interval, for the axis label.
         runs: Curves of single runs `[run, point]` by label, drawn faintly.
     """
     figure, axes = _figure()
@@ -141,11 +141,11 @@ def curves(
         color, line = COLORS[number % len(COLORS)], _LINES[number // len(COLORS) % len(_LINES)]
         for run in () if runs is None else runs[label]:
             axes.plot(band.at, run, color=color, linewidth=0.6, alpha=0.35)
-        value, low, high = (np.where(drawn, held, np.nan) for held in (band.value, band.low, band.high))
+        value, low, high = (np.where(drawn, line, np.nan) for line in (band.value, band.low, band.high))
         axes.fill_between(band.at, low, high, color=color, alpha=0.18, linewidth=0)
         num_runs = "-".join(str(count) for count in dict.fromkeys((n[drawn].min(), n.max())))
-        whole = np.where(n == n.max(), value, np.nan)
-        axes.plot(band.at, whole, color=color, linestyle=line, label=f"{_plain(label)} (n={num_runs})")
+        complete = np.where(n == n.max(), value, np.nan)
+        axes.plot(band.at, complete, color=color, linestyle=line, label=f"{_plain(label)} (n={num_runs})")
         axes.plot(band.at, value, color=color, linestyle=line, linewidth=0.75)
         changes = np.flatnonzero(drawn[1:] & drawn[:-1] & (np.diff(n) != 0)) + 1
         axes.plot(band.at[changes], value[changes], "D", color=color, markersize=6, markeredgecolor="white", zorder=3)
@@ -157,7 +157,7 @@ def curves(
 
 
 def profiles(bands: Mapping[str, Band], metric: str) -> Figure:
-    """Return performance profiles: the fraction of runs that score more, over the score."""
+    """Plot performance profiles: the fraction of runs with a higher score, over the score."""
     figure, axes = _figure()
     for number, (label, band) in enumerate(bands.items()):
         color, line = COLORS[number % len(COLORS)], _LINES[number // len(COLORS) % len(_LINES)]
@@ -171,7 +171,7 @@ def profiles(bands: Mapping[str, Band], metric: str) -> Figure:
 
 
 def intervals(rows: Mapping[str, Estimate], label: str, *, labels: Sequence[str]) -> Figure:
-    """Return figures with their intervals, a row for each, in the colors that curves of these labels have."""
+    """Plot aggregates with intervals, one per row, in the same colors as the curves of `labels`."""
     figure, axes = _figure(height=0.75 + 0.32 * len(rows))
     for number, (name, estimate) in enumerate(rows.items()):
         color = COLORS[labels.index(name) % len(COLORS)]
@@ -188,18 +188,19 @@ def intervals(rows: Mapping[str, Estimate], label: str, *, labels: Sequence[str]
 
 
 def sensitivity(lines: Mapping[str, Sequence[Setting]], param: str, metric: str) -> Figure:
-    """Return the scores for each value of a parameter: with the others at their best, and the mean of all configs.
+    """Plot scores over the values of a parameter: of the best config with each value, and the mean of all its configs.
 
-    Numbers are joined by lines, on a logarithmic axis if they are spaced like that. Categories are points with bars.
+    Numbers are connected by lines, on a logarithmic axis if their spacing is logarithmic. Categories are points with
+    bars.
     """
     figure, axes = _figure()
     values = list(dict.fromkeys(setting.value for settings in lines.values() for setting in settings))
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    at = {value: float(value) if numeric else place for place, value in enumerate(values)}
+    at = {value: float(value) if numeric else index for index, value in enumerate(values)}
     for number, (label, settings) in enumerate(lines.items()):
         color, marker = COLORS[number % len(COLORS)], _MARKERS[number % len(_MARKERS)]
-        beside = 0.0 if numeric else (number - (len(lines) - 1) / 2) * min(0.15, 0.8 / len(lines))
-        x = np.array([at[setting.value] for setting in settings]) + beside
+        offset = 0.0 if numeric else (number - (len(lines) - 1) / 2) * min(0.15, 0.8 / len(lines))
+        x = np.array([at[setting.value] for setting in settings]) + offset
         best = np.array([setting.best.value for setting in settings])
         ends = [(one.low, one.high) if one.low is not None else (np.nan, np.nan) for one in (s.best for s in settings)]
         low, high = np.array(ends, np.float64).reshape(-1, 2).T
@@ -213,10 +214,10 @@ def sensitivity(lines: Mapping[str, Sequence[Setting]], param: str, metric: str)
         )
         if any(len(setting.configs) > 1 for setting in settings):
             mean, name = [setting.mean.value for setting in settings], f"{_plain(label)}, mean of all".lstrip(", ")
-            look: dict[str, Any] = (
+            line_style: dict[str, Any] = (
                 {"linestyle": ":", "linewidth": 1} if numeric else {"linestyle": "none", "marker": "_"}
             )
-            axes.plot(x, mean, color=color, label=name, **look)
+            axes.plot(x, mean, color=color, label=name, **line_style)
     if numeric:
         _scale_x(axes, np.sort(np.fromiter(at.values(), np.float64)))
     else:
@@ -230,7 +231,7 @@ def sensitivity(lines: Mapping[str, Sequence[Setting]], param: str, metric: str)
 
 
 def _scale_x(axes: "Axes", values: Floats) -> None:
-    """Choose a logarithmic axis for values that were drawn on one, also beside a zero; label values if they are few."""
+    """Use a logarithmic axis for logarithmically spaced values, which may include 0; label few values individually."""
     positive = values[values > 0]
     if len(positive) < max(2, len(values) - 1) or values[0] < 0 or not _is_logarithmic(positive):
         return
@@ -243,12 +244,12 @@ def _scale_x(axes: "Axes", values: Floats) -> None:
 
 
 def _is_logarithmic(values: Floats) -> bool:
-    """Tell whether positive values are spread over orders of magnitude, or more evenly on a logarithmic axis."""
+    """Return whether positive values span orders of magnitude, or are spaced more evenly on a logarithmic axis."""
     ratio = values[-1] / values[0]
     if ratio < _LEAST_RATIO:
         return False
     linear, logarithmic = (
-        abs(np.median(held) - (held[0] + held[-1]) / 2) / np.ptp(held) for held in (values, np.log(values))
+        abs(np.median(scale) - (scale[0] + scale[-1]) / 2) / np.ptp(scale) for scale in (values, np.log(values))
     )
     return bool(ratio >= _MANY_DECADES or logarithmic < linear / 2 or (ratio >= _DECADE and logarithmic <= linear))
 
@@ -260,9 +261,9 @@ def _figure(height: float = _HEIGHT) -> "tuple[Figure, Axes]":
 
 
 def _plain(text: str) -> str:
-    """Return a text that is shown as it is: on one line, no formula, and no name that a legend leaves out."""
+    """Escape a text for display: one line, no formula, and no leading underscore, which would hide a legend entry."""
     shown = _NO_XML.sub("\N{REPLACEMENT CHARACTER}", " ".join(text.split()))
-    most = _LONGEST // 2 if any(letter >= _FIRST_WIDE for letter in shown) else _LONGEST
+    most = _LONGEST // 2 if any(char >= _FIRST_WIDE for char in shown) else _LONGEST
     shown = shown if len(shown) <= most else f"{shown[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
     return shown.replace("$", r"\$").replace("_", "\N{ZERO WIDTH SPACE}_", 1 if shown.startswith("_") else 0)
 
@@ -280,7 +281,7 @@ def _large_numbers(axes: "Axes") -> None:
 
 
 def _legend(figure: Figure, axes: "Axes") -> None:
-    """Put the legend below the axes, where it hides no curve, and add its height to the figure."""
+    """Place the legend below the axes, where it hides no curve, and add its height to the figure."""
     labels = axes.get_legend_handles_labels()[1]
     columns = 1 if max(map(len, labels), default=0) > _LINE else 2
     figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(labels) // columns))

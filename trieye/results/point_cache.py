@@ -1,8 +1,8 @@
-"""PointCache: the points of runs that were loaded together, each read once and shared by all selections."""
+"""PointCache: points of jointly loaded runs, read once and shared by all selections."""
 
 from collections.abc import Collection, Mapping, Sequence
 
-from trieye.results.runs import NOTHING, Problems, Series, Source, StoredRun
+from trieye.results.runs import NOTHING, LoadedRun, PointReader, Problems, Series
 
 
 class PointCache:
@@ -10,7 +10,7 @@ class PointCache:
 
     Args:
         problems: Collects problems of loading and reading.
-        sweeps: The seeds of each sweep, by its directory.
+        sweeps: Seeds of each sweep, by sweep directory.
     """
 
     def __init__(self, problems: Problems, sweeps: Mapping[str, Collection[int]]) -> None:
@@ -18,26 +18,26 @@ class PointCache:
         self._points: dict[str, dict[str, Series]] = {}
         self._whole: set[str] = set()
 
-    def points(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> list[Mapping[str, Series]]:
-        """Return the points of each run, by metric, reading each metric once; None: all metrics."""
-        for source, held in by_source([run for run in runs if self._lacks(run, metrics)]):
-            read = source.read(held, metrics)
-            for run in held:
-                known = self._points.setdefault(run.path, {})
-                known |= dict.fromkeys(metrics or (), NOTHING) | dict(read.get(run.path, {}))
+    def points(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> list[Mapping[str, Series]]:
+        """Return the points of each run by metric, and read each metric once; None: all metrics."""
+        for source, group in by_source([run for run in runs if self._lacks(run, metrics)]):
+            read = source.read(group, metrics)
+            for run in group:
+                cached = self._points.setdefault(run.path, {})
+                cached |= dict.fromkeys(metrics or (), NOTHING) | dict(read.get(run.path, {}))
                 if metrics is None:
                     self._whole.add(run.path)
         return [self._points.get(run.path, {}) for run in runs]
 
-    def _lacks(self, run: StoredRun, metrics: Collection[str] | None) -> bool:
+    def _lacks(self, run: LoadedRun, metrics: Collection[str] | None) -> bool:
         if run.path in self._whole:
             return False
         return metrics is None or not self._points.get(run.path, {}).keys() >= set(metrics)
 
 
-def by_source(runs: Sequence[StoredRun]) -> list[tuple[Source, list[StoredRun]]]:
+def by_source(runs: Sequence[LoadedRun]) -> list[tuple[PointReader, list[LoadedRun]]]:
     """Group runs by the source of their points."""
-    found: dict[int, tuple[Source, list[StoredRun]]] = {}
+    groups: dict[int, tuple[PointReader, list[LoadedRun]]] = {}
     for run in runs:
-        found.setdefault(id(run.source), (run.source, []))[1].append(run)
-    return list(found.values())
+        groups.setdefault(id(run.source), (run.source, []))[1].append(run)
+    return list(groups.values())

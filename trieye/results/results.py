@@ -1,4 +1,4 @@
-"""Results: runs that were found, selected by what they are and read as arrays; selecting reads nothing."""
+"""Results: loaded runs, selected by their parameters and read as arrays; selecting reads no points."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,44 +11,44 @@ from numpy.typing import NDArray
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.results import aligned, selection
-from trieye.results.aligned import COUNTERS, Between, Curve, Floats, XAxis
+from trieye.results.aligned import COUNTERS, AlignedCurves, Between, Floats, XAxis
 from trieye.results.point_cache import PointCache, by_source
-from trieye.results.runs import NOTHING, Problems, Series, StoredRun
+from trieye.results.runs import NOTHING, LoadedRun, Problems, Series
 from trieye.results.state import Status, status
 from trieye.stats.drops import NON_FINITE_METRIC
 
 Mode = Literal["max", "min"] | Callable[[float, float], bool]
-"""Which of two numbers is better; or what tells whether the first one is."""
+"""Which of two numbers is better; a function returns whether its first argument is better than the second."""
 
 Metric = str | Sequence[str]
-"""A metric; or its names in several programs, of which each run has one."""
+"""A metric, or its names in several programs; each run has one of them."""
 
 _MAX_SHOWN = 10
 
 
 class Results:
-    """Runs, and what they logged. Objects that come of a selection share what was read.
+    """Runs and their points; selections share a cache of points.
 
-    Arrays have the axes `[config, seed]`: a config is what runs have in common that differ in their seed only, and
-    `configs` and `seeds` say what each place stands for.
+    Arrays have the axes `[config, seed]`, indexed by `configs` and `seeds`: runs of one config differ only in their
+    seed.
 
     Attributes:
         runs: The runs.
     """
 
-    def __init__(self, runs: Sequence[StoredRun], found: PointCache, by: Sequence[str] = ()) -> None:
+    def __init__(self, runs: Sequence[LoadedRun], cache: PointCache, by: Sequence[str] = ()) -> None:
         self.runs = list(runs)
-        self._found, self._by = found, by
+        self._cache, self._by = cache, by
 
     @classmethod
-    def of(cls, runs: Sequence[StoredRun], *, problems: Problems, sweeps: Mapping[str, Collection[int]]) -> Self:
-        """Return runs that were found, with what was left out, and the seeds of each of their sweeps."""
+    def of(cls, runs: Sequence[LoadedRun], *, problems: Problems, sweeps: Mapping[str, Collection[int]]) -> Self:
+        """Return results for loaded runs, the problems of loading them, and the seeds of each sweep."""
         return cls(runs, PointCache(problems, sweeps))
 
     def __len__(self) -> int:
         return len(self.runs)
 
-    def __iter__(self) -> Iterator[StoredRun]:
+    def __iter__(self) -> Iterator[LoadedRun]:
         return iter(self.runs)
 
     def __repr__(self) -> str:
@@ -57,57 +57,57 @@ class Results:
 
     @property
     def problems(self) -> list[str]:
-        """What was left out so far, and why: damaged and foreign directories, lost points, runs that count twice."""
-        return list(self._found.problems.texts)
+        """Messages about skipped data so far: damaged and foreign directories, lost points, duplicate runs."""
+        return list(self._cache.problems.texts)
 
     def status(self) -> Status:
-        """Return what became of the jobs of all sweeps that were loaded, and of the runs outside of them."""
-        return status(self._found.sweeps, self.runs)
+        """Return the states of the jobs of all loaded sweeps, and of the runs outside of sweeps."""
+        return status(self._cache.sweeps, self.runs)
 
     # selection
 
     def where(self, conditions: Mapping[str, Any] | None = None, *, strict: bool = False, **more: Any) -> Self:
-        """Return the runs that fit: `where(algo="ppo", lr__ge=1e-4, seed__in=[0, 1])`.
+        """Return the runs that meet all conditions: `where(algo="ppo", lr__ge=1e-4, seed__in=[0, 1])`.
 
         Args:
-            conditions: Values by key; a dotted key may be given by its last part where only one ends so. Behind a key
-                may stand `__ge`, `__le`, `__gt`, `__lt`, `__ne` or `__in`.
-            strict: A run that lacks a parameter does not fit; without it, it does, so that algorithms that have other
-                parameters can be compared.
+            conditions: Values by key. The last part of a dotted key suffices if it is unique. A key may have the suffix
+                `__ge`, `__le`, `__gt`, `__lt`, `__ne` or `__in`.
+            strict: Whether runs without a parameter are rejected; by default they match, so that algorithms with
+                different parameters can be compared.
             more: Further conditions.
 
         Raises:
-            ConfigurationError: No run knows a key, it may be several, or an operator is unknown.
+            ConfigurationError: A key is unknown or ambiguous, or an operator is unknown.
         """
-        asked = {**(conditions or {}), **more}
-        tests = [selection.condition(key, value, self.runs, strict=strict) for key, value in asked.items()]
+        items = {**(conditions or {}), **more}
+        tests = [selection.condition(key, value, self.runs, strict=strict) for key, value in items.items()]
         return self.only(run for run in self.runs if all(test(run) for test in tests))
 
     def split(self, key: str) -> dict[Any, Self]:
-        """Return the runs by their value of a parameter, in the order in which each is found; None if they lack it.
+        """Split the runs by their value of a parameter, in order of first appearance; None: the run lacks it.
 
         Raises:
-            ConfigurationError: No run has it, or it may be several.
+            ConfigurationError: The parameter is unknown or ambiguous.
         """
         key = selection.resolve(key, self.runs)
         groups = selection.grouped(self.runs, [key]).values()
         return {_shown(selection.value_of(runs[0], key)): self.only(runs) for runs in groups}
 
-    def slice(self, key: str, *, at: StoredRun) -> dict[Any, Self]:
-        """Return the runs that differ from one in this parameter only, and in their seed, by their value of it.
+    def slice(self, key: str, *, at: LoadedRun) -> dict[Any, Self]:
+        """Return the runs that differ from `at` only in this parameter and the seed, by the parameter's value.
 
         Raises:
-            ConfigurationError: No run has it, or it may be several.
+            ConfigurationError: The parameter is unknown or ambiguous.
         """
         key = selection.resolve(key, [*self.runs, at])
         near = [run for run in self.runs if selection.differences(run.params, at.params) <= {key}]
         return self.only(near).split(key) if near else {}
 
-    def find(self, run: StoredRun, ignore: Sequence[str] = ()) -> StoredRun | None:
-        """Return the first run with the same parameters and seed as another one, but for those that are ignored.
+    def find(self, run: LoadedRun, ignore: Sequence[str] = ()) -> LoadedRun | None:
+        """Return the first run with the same parameters and seed as `run`, except for ignored parameters.
 
         Raises:
-            ConfigurationError: No run has an ignored parameter, or it may be several.
+            ConfigurationError: An ignored parameter is unknown or ambiguous.
         """
         ignored = {selection.resolve(key, [*self.runs, run]) for key in ignore}
         for other in self.runs:
@@ -125,14 +125,14 @@ class Results:
         steps: int | None = None,
         reduce: Callable[[Floats], float] = np.mean,
     ) -> Self:
-        """Return the runs of the config whose mean over seeds is best; the first of equal ones.
+        """Return the runs of the config with the best mean over seeds; the first of equal configs.
 
-        A config without a value is never the best, and one with a diverged run only if each config has one. With few
-        seeds the best of many configs looks better than it is.
+        A config without a value is never the best; a config with diverged runs is the best only if no other config with
+        a value has fewer. With few seeds, the best of many configs appears better than it is.
 
         Args:
             metric: The metric.
-            mode: Whether more or less is better, or a function that tells whether its first argument is better.
+            mode: `max`, `min`, or a function that returns whether its first argument is better.
             last: See `values`.
             steps: See `values`.
             reduce: See `values`.
@@ -142,66 +142,66 @@ class Results:
         """
         is_better = {"max": np.greater, "min": np.less}.get(mode, mode) if isinstance(mode, str) else mode
         if isinstance(is_better, str):
-            raise ConfigurationError(f"mode={mode!r}: it is max, min, or a function of two numbers")
-        found = self.values(metric, last=last, steps=steps, reduce=reduce)
+            raise ConfigurationError(f"mode={mode!r}: expected 'max', 'min', or a function of two numbers")
+        values = self.values(metric, last=last, steps=steps, reduce=reduce)
         diverged = self.num_diverged(metric)
         chosen: int | None = None
-        means = [float(row[~np.isnan(row)].mean()) if not np.isnan(row).all() else np.nan for row in found]
+        means = [float(row[~np.isnan(row)].mean()) if not np.isnan(row).all() else np.nan for row in values]
         numbers = [number for number, mean in enumerate(means) if not np.isnan(mean)]
         fewest = min((diverged[number] for number in numbers), default=0)
         for number in numbers:
             if diverged[number] == fewest and (chosen is None or is_better(means[number], means[chosen])):
                 chosen = number
         if chosen is None:
-            raise ConfigurationError(f"{metric}: no run has a value of it that is a number")
+            raise ConfigurationError(f"{metric}: no run has a finite value of this metric")
         return self.only(run for run in self._layout[2][chosen] if run is not None)
 
     def told_apart(self, by: Sequence[str]) -> Self:
-        """Return the same runs, which are of one config only if they also have these in common, such as their app."""
-        return type(self)(self.runs, self._found, by)
+        """Return the same runs, with configs also distinguished by these keys, such as `app`."""
+        return type(self)(self.runs, self._cache, by)
 
-    def only(self, runs: Iterable[StoredRun]) -> Self:
-        """Return some of these runs."""
-        return type(self)(list(runs), self._found, self._by)
+    def only(self, runs: Iterable[LoadedRun]) -> Self:
+        """Return results for a subset of the runs."""
+        return type(self)(list(runs), self._cache, self._by)
 
-    # what the places of arrays stand for
+    # layout of arrays
 
     @property
     def configs(self) -> list[dict[str, Any]]:
-        """The parameters that vary, for each config; None where it lacks one."""
+        """The varying parameters of each config; None where a config lacks one."""
         return self._layout[0]
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of all configs; a run that tells none has a place that is free."""
+        """The seeds of all configs; a run without a seed takes an unused one."""
         return self._layout[1]
 
-    def seeds_near(self, run: StoredRun) -> set[int]:
-        """Return the seeds that a config of this run may be expected to have.
+    def seeds_near(self, run: LoadedRun) -> set[int]:
+        """Return the expected seeds of this run's config.
 
-        These are all of its sweep, also those of jobs that never began; of a run outside of sweeps, those of its app.
+        These are all seeds of its sweep, including jobs that never started, or of its app for a run outside of sweeps.
         """
-        if run.sweep in self._found.sweeps:
-            return set(self._found.sweeps[run.sweep])
+        if run.sweep in self._cache.sweeps:
+            return set(self._cache.sweeps[run.sweep])
         near = (other for other in self.runs if (other.app, other.sweep) == (run.app, run.sweep))
         return {other.seed for other in near if other.seed is not None}
 
     @property
-    def table(self) -> list[list[StoredRun | None]]:
-        """The run of each config and seed; None where it is missing."""
+    def table(self) -> list[list[LoadedRun | None]]:
+        """The run of each config and seed; None where a run is missing."""
         return self._layout[2]
 
     @property
     def told_apart_by(self) -> list[str]:
-        """The keys of `configs` that are no parameters: app, sweep and name, where these alone tell configs apart."""
+        """The keys of `configs` that are not parameters: app, sweep and name, if needed to distinguish configs."""
         return self._layout[3]
 
     @cached_property
-    def _layout(self) -> tuple[list[dict[str, Any]], list[int], list[list[StoredRun | None]], list[str]]:
+    def _layout(self) -> tuple[list[dict[str, Any]], list[int], list[list[LoadedRun | None]], list[str]]:
         keys = list(dict.fromkeys([*selection.varying(self.runs), *self._by]))
         attributes = selection.identifying(self.runs, keys)
         groups = list(selection.grouped(self.runs, [*keys, *attributes]).values())
-        seeds, split = selection.replicates(groups, self._found.problems.note)
+        seeds, split = selection.replicates(groups, self._cache.problems.note)
         named = [selection.attribute("name", self.runs)] if any(len(rows) > 1 for rows in split) else []
         num_named = Counter(run.name for run in self.runs)
         configs, table = [], []
@@ -219,23 +219,23 @@ class Results:
     # points
 
     def metrics(self) -> list[str]:
-        """Return the names of the metrics that any run has."""
+        """Return the names of the metrics of all runs."""
         return sorted({name for source, runs in by_source(self.runs) for name in source.metrics(runs)})
 
     def series(self, metric: Metric) -> list[Series]:
-        """Return the points of each run; none where a run lacks the metric.
+        """Return the points of each run; empty where a run lacks the metric.
 
         Args:
-            metric: Its name, or several that mean the same in runs of several programs, such as `eval/return` and
-                `eval/mean_reward`: of each run the first one that it has.
+            metric: Its name, or synonymous names in several programs, such as `eval/return` and `eval/mean_reward`; the
+                first name that a run has counts.
 
         Raises:
-            ConfigurationError: No run has it.
+            ConfigurationError: No run has the metric.
         """
         return [series for series, _ in self._read(metric)]
 
     def diverged(self, metric: Metric) -> dict[str, int]:
-        """Return the runs whose last values are NaN or infinite: by path, the first step of those values.
+        """Return the first step of the trailing NaN or infinite values of each diverged run, by path.
 
         Raises:
             ConfigurationError: No run has the metric.
@@ -244,7 +244,7 @@ class Results:
         diverged = {run.path: step for run, step in zip(self.runs, steps, strict=True) if step is not None}
         for path, step in diverged.items():
             text = f"diverged: {_named(metric)} is NaN or infinite from step {step} on"
-            self._found.problems.note(path, f"{text}; its finite points give a score only with --finite (finite=True)")
+            self._cache.problems.note(path, f"{text}; its finite points count only with --finite (finite=True)")
         return diverged
 
     def num_diverged(self, metric: Metric) -> list[int]:
@@ -257,36 +257,39 @@ class Results:
         return [sum(run is not None and run.path in diverged for run in row) for row in self.table]
 
     def _read(self, metric: Metric) -> list[tuple[Series, Series]]:
-        """Return the points of each run, and those that tell where non-finite values were dropped."""
+        """Return the points of each run, and the markers of dropped non-finite values."""
         names = [metric] if isinstance(metric, str) else list(metric)
-        found = self._found.points(self.runs, [*names, *(f"{NON_FINITE_METRIC}{name}" for name in names)])
+        points_of_runs = self._cache.points(self.runs, [*names, *(f"{NON_FINITE_METRIC}{name}" for name in names)])
         read = []
-        for points in found:
+        for points in points_of_runs:
             name = next((name for name in names if len(points.get(name, NOTHING).steps)), None)
             markers = [f"{NON_FINITE_METRIC}{one}" for one in ([name] if name else names)]
             dropped = next((points[one] for one in markers if len(points.get(one, NOTHING).steps)), NOTHING)
             read.append((points[name] if name else NOTHING, dropped))
         if self.runs and not any(len(series.steps) or len(dropped.steps) for series, dropped in read):
-            known = self.metrics()
-            more = ", ..." if len(known) > _MAX_SHOWN else ""
-            shown = ", ".join(known[:_MAX_SHOWN]) + more
-            hint = did_you_mean(names[0], known)
-            killed = next((f"; `trieye close {run.path}` adds what only the journal of that run has"
+            logged = self.metrics()
+            more = ", ..." if len(logged) > _MAX_SHOWN else ""
+            shown = ", ".join(logged[:_MAX_SHOWN]) + more
+            hint = did_you_mean(names[0], logged)
+            killed = next((f"; `trieye close {run.path}` adds points that only the run's journal has"
                            for run in self.runs if _needs_closing(run)), "")  # fmt: skip
-            raise ConfigurationError(f"{_named(metric)}: no run has it{hint} (known: {shown or 'none'}){killed}")
+            raise ConfigurationError(
+                f"{_named(metric)}: no run has it{hint} (logged metrics: {shown or 'none'}){killed}"
+            )
         return read
 
-    def curve(self, metric: Metric, x: XAxis = "step", grid: int | Floats = 200, between: Between = "linear") -> Curve:
+    def curve(
+        self, metric: Metric, x: XAxis = "step", grid: int | Floats = 200, between: Between = "linear"
+    ) -> AlignedCurves:
         """Return the curves of all runs on one grid, `[config, seed, grid]`.
 
-        Before its first and after its last point a curve is NaN, so that a run that ended early is missing from there
-        on.
+        A curve is NaN before its first and after its last point, so a run that ended early is missing from there on.
 
         Args:
             metric: The metric.
-            x: `step`: what each run counts; `env_steps` or `updates`; `wall_time`: seconds since the run was begun.
-            grid: Number of places between the first and the last point of all; or the places, `[grid]`.
-            between: Between two points, whether a curve is a straight line or stays where it was.
+            x: `step`: the step of each run; `env_steps` or `updates`; `wall_time`: seconds since the start of the run.
+            grid: Number of grid points between the first and the last point of all runs; or coordinates `[grid]`.
+            between: Value between two points: `linear` interpolation, or the `last` value.
 
         Raises:
             ConfigurationError: No run has the metric.
@@ -298,9 +301,9 @@ class Results:
             for run, one, counter in zip(self.runs, series, counters, strict=True)
         ]
         self._note_axes(x, xs, series)
-        places, found, known = aligned.on_grid(xs, [one.values for one in series], grid, between)
-        self._without_infinity(found)
-        return Curve(places, self._arranged(found, np.nan), self._arranged(known, fill=False))
+        coordinates, heights, mask = aligned.on_grid(xs, [one.values for one in series], grid, between)
+        self._without_infinity(heights)
+        return AlignedCurves(coordinates, self._arranged(heights, np.nan), self._arranged(mask, fill=False))
 
     def values(
         self,
@@ -312,100 +315,102 @@ class Results:
         partial: bool = False,
         finite: bool = False,
     ) -> Floats:
-        """Return what the end of each curve comes to, `[config, seed]`; NaN where a run is missing or lacks the metric.
+        """Return the final score of each run, `[config, seed]`; NaN where a run is missing or lacks the metric.
 
-        Only finite points count. A run whose last values are not finite has diverged and has no value.
+        Only finite points count. A run whose last values are not finite has diverged and has no score.
 
         Args:
             metric: The metric.
-            last: The last part of a run's points, at least one of them.
-            steps: Instead, the points of a run's last so many steps.
-            reduce: What makes a number of them, such as `np.mean` or `np.max`.
-            partial: Whether runs count that have not come to their end, with what they have up to there.
+            last: Fraction of a run's points at its end, at least one point.
+            steps: Number of steps at the end, which replaces `last`.
+            reduce: Reduces the selected values to one number, such as `np.mean` or `np.max`.
+            partial: Whether unfinished runs count, with their points so far.
             finite: Whether diverged runs count, with their last finite points.
 
         Raises:
             ConfigurationError: No run has the metric.
         """
         if not 0 < last <= 1:
-            raise ConfigurationError(f"last={last}: it is a part of the points, above 0 and up to 1; or give steps=")
+            raise ConfigurationError(
+                f"last={last}: expected a fraction above 0 and up to 1; use steps= for a number of steps"
+            )
         if steps is not None and steps < 1:
-            raise ConfigurationError(f"steps={steps}: there has to be one")
+            raise ConfigurationError(f"steps={steps}: expected 1 or more")
         series, diverged = self.series(metric), self.diverged(metric)
-        found = [aligned.final(one.values, one.steps, last, steps, reduce) for one in series]
+        scores = [aligned.final(one.values, one.steps, last, steps, reduce) for one in series]
         counted = {run.path for row in self.table for run in row if run is not None}
         for number, (run, one) in enumerate(zip(self.runs, series, strict=True)):
             if run.path in diverged and not finite:
-                found[number] = np.nan
+                scores[number] = np.nan
             if run.is_ended or run.path not in counted:
                 continue
-            rest = f"; `trieye close {run.path}` adds what only its journal has" if _needs_closing(run) else ""
+            rest = f"; `trieye close {run.path}` adds points that only its journal has" if _needs_closing(run) else ""
             if len(one.steps):
                 reached = f"{run.status} at step {one.steps.max()}"
-                counts = "its value is that of its points up to there"
-                text = counts if partial else "it has no value, unless partial runs are to count"
-                self._found.problems.note(run.path, f"{reached}: {text}{rest}")
+                counts = "its score includes only points up to this step"
+                text = counts if partial else "it has no score unless partial runs count (--partial, partial=True)"
+                self._cache.problems.note(run.path, f"{reached}: {text}{rest}")
             elif rest:
                 at = "" if run.step is None else f" at step {run.step}"
-                self._found.problems.note(
+                self._cache.problems.note(
                     run.path, f"{run.status}{at}: its history has no points of {_named(metric)}{rest}"
                 )
             if not partial:
-                found[number] = np.nan
-        values = np.array(found, np.float64)
+                scores[number] = np.nan
+        values = np.array(scores, np.float64)
         self._without_infinity(values)
         return self._arranged(values, np.nan)
 
-    def _without_infinity(self, found: Floats) -> None:
-        """Take infinite values `[run, ...]`, which no mean or interval has room for, as missing."""
-        for number in np.unique(np.nonzero(np.isinf(found))[0]).tolist():
-            self._found.problems.note(self.runs[number].path, "where its values are infinite, it counts as missing")
-        found[np.isinf(found)] = np.nan
+    def _without_infinity(self, values: Floats) -> None:
+        """Replace infinite values `[run, ...]`, of which no mean or interval exists, by NaN in place."""
+        for number in np.unique(np.nonzero(np.isinf(values))[0]).tolist():
+            self._cache.problems.note(self.runs[number].path, "infinite values count as missing")
+        values[np.isinf(values)] = np.nan
 
     def _counters(self, x: XAxis) -> list[Series | None]:
         names = COUNTERS.get(x, ())
-        asking = [run for run in self.runs if names and run.axis != x]
-        held = dict(zip((run.path for run in asking), self._found.points(asking, names), strict=True))
-        first = [next((one for name in names if len((one := held[run.path].get(name, NOTHING)).steps)), None)
-                 if run.path in held else None for run in self.runs]  # fmt: skip
+        others = [run for run in self.runs if names and run.axis != x]
+        points = dict(zip((run.path for run in others), self._cache.points(others, names), strict=True))
+        first = [next((one for name in names if len((one := points[run.path].get(name, NOTHING)).steps)), None)
+                 if run.path in points else None for run in self.runs]  # fmt: skip
         return list(first)
 
     def _note_axes(self, x: XAxis, xs: Sequence[Floats | None], series: Sequence[Series]) -> None:
-        for run, places, one in zip(self.runs, xs, series, strict=True):
-            if places is None and len(one.steps):
-                self._found.problems.note(run.path, f"not on the axis {x}: it counts {run.axis}, and logs no {x}")
+        for run, coordinates, one in zip(self.runs, xs, series, strict=True):
+            if coordinates is None and len(one.steps):
+                self._cache.problems.note(run.path, f"not on the axis {x}: it counts {run.axis}, and logs no {x}")
         counted = {run.axis for run, one in zip(self.runs, series, strict=True) if len(one.steps)}
         if x == "step" and len(counted) > 1:
-            self._found.problems.note("x=step", f"the runs count {', '.join(sorted(counted))}; choose one of them as x")
+            self._cache.problems.note("x=step", f"the runs count {', '.join(sorted(counted))}; choose one of them as x")
 
-    def _arranged(self, found: NDArray[Any], fill: Any) -> NDArray[Any]:
-        """Return `[run, ...]` as `[config, seed, ...]`."""
+    def _arranged(self, by_run: NDArray[Any], fill: Any) -> NDArray[Any]:
+        """Rearrange `[run, ...]` to `[config, seed, ...]`."""
         numbers = {run.path: number for number, run in enumerate(self.runs)}
         rows = self.table
-        made = np.full((len(rows), len(self.seeds), *found.shape[1:]), fill, found.dtype)
+        arranged = np.full((len(rows), len(self.seeds), *by_run.shape[1:]), fill, by_run.dtype)
         for row, runs in enumerate(rows):
             for column, run in enumerate(runs):
                 if run is not None:
-                    made[row, column] = found[numbers[run.path]]
-        return made
+                    arranged[row, column] = by_run[numbers[run.path]]
+        return arranged
 
     # other packages
 
     def to_arrow(self, metrics: Sequence[str] | None = None) -> Any:
-        """Return points as one long `pyarrow.Table`: run, metric, seed, what varies, step, value, wall_time.
+        """Return points as one long `pyarrow.Table`: run, metric, seed, varying parameters, step, value, wall_time.
 
         Args:
             metrics: Only these; None: all.
         """
         from trieye.results import conversion
 
-        points = self._found.points(self.runs, metrics)
+        points = self._cache.points(self.runs, metrics)
         varying = selection.varying(self.runs)
         attributes = selection.identifying(self.runs, varying)
         keys = list(dict.fromkeys([*selection.compared_by(self.runs), *varying, *attributes]))
         params = [{key: selection.value_of(run, key) for key in keys} for run in self.runs]
-        held = [{name: one for name, one in by_name.items() if len(one.steps)} for by_name in points]
-        return conversion.table(self.runs, params, held)
+        logged = [{name: one for name, one in by_name.items() if len(one.steps)} for by_name in points]
+        return conversion.table(self.runs, params, logged)
 
     def to_numpy(self, metrics: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
         """Return the columns of `to_arrow` as arrays, `[points]` each."""
@@ -436,12 +441,12 @@ class Results:
     def to_rliable(
         self, metric: Metric, algorithm: str, task: str | None = None, *, last: float = 0.1, steps: int | None = None
     ) -> dict[str, Floats]:
-        """Return the scores that rliable takes: for each algorithm `[runs, tasks]`, without rliable itself.
+        """Return scores in the format of rliable, `[runs, tasks]` by algorithm; rliable is not required.
 
         Args:
             metric: The metric.
-            algorithm: The parameter that tells algorithms apart.
-            task: The parameter that tells environments apart; None: there is one.
+            algorithm: The parameter that distinguishes algorithms.
+            task: The parameter that distinguishes environments; None: a single environment.
             last: See `values`.
             steps: See `values`.
 
@@ -449,29 +454,31 @@ class Results:
             ConfigurationError: An algorithm has several configs in a task, or no seed with all tasks.
         """
         tasks = [None] if task is None else list(self.split(task))
-        made = {}
+        scores = {}
         for name, runs in self.split(algorithm).items():
             parts = [runs] if task is None else [_of_task(runs, task, one) for one in tasks]
             columns = [_by_seed(part, metric, last, steps, f"{algorithm}={name}") for part in parts]
             seeds = sorted(set.intersection(*(set(column) for column in columns)))
             if not seeds:
-                raise ConfigurationError(f"{algorithm}={name}: no seed has a value of {metric} in every task")
-            made[str(name)] = np.array([[column[seed] for column in columns] for seed in seeds])
+                raise ConfigurationError(f"{algorithm}={name}: no seed has a score of {metric} in every task")
+            scores[str(name)] = np.array([[column[seed] for column in columns] for seed in seeds])
             for seed in sorted(set().union(*columns) - set(seeds)):
-                self._found.problems.note(f"{algorithm}={name}", f"seed {seed} is left out: it lacks a task")
-        return made
+                self._cache.problems.note(
+                    f"{algorithm}={name}", f"seed {seed} is left out: it lacks a score in some task"
+                )
+        return scores
 
 
 def _named(metric: Metric) -> str:
     return metric if isinstance(metric, str) else " or ".join(metric)
 
 
-def _needs_closing(run: StoredRun) -> bool:
+def _needs_closing(run: LoadedRun) -> bool:
     return run.status == "KILLED" and not run.is_closed
 
 
 def _shown(value: Any) -> Any:
-    """Return a value as a key of a dictionary."""
+    """Convert a value to a dictionary key."""
     if value is selection.MISSING:
         return None
     return value if isinstance(value, str | int | float | bool | None) else str(value)
@@ -484,8 +491,8 @@ def _of_task(runs: Results, task: str, value: Any) -> Results:
 def _by_seed(runs: Results, metric: Metric, last: float, steps: int | None, name: str) -> dict[int, float]:
     if len(runs.configs) > 1:
         differ = ", ".join(runs.configs[0])
-        raise ConfigurationError(f"{name}: its {len(runs.configs)} configs differ in {differ}; choose one with where()")
+        raise ConfigurationError(f"{name}: its {len(runs.configs)} configs differ in {differ}; select one with where()")
     if not len(runs):
         return {}
-    found = runs.values(metric, last=last, steps=steps)
-    return {seed: float(value) for seed, value in zip(runs.seeds, found[0], strict=True) if not np.isnan(value)}
+    scores = runs.values(metric, last=last, steps=steps)
+    return {seed: float(value) for seed, value in zip(runs.seeds, scores[0], strict=True) if not np.isnan(value)}

@@ -1,4 +1,4 @@
-"""Selection: which runs a condition means, where runs differ, and which of them are replicates of one config."""
+"""Selection: conditions on runs, differences between runs, and the replicates of each config."""
 
 import json
 import math
@@ -8,16 +8,16 @@ from typing import Any
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
-from trieye.results.runs import StoredRun, is_seed
+from trieye.results.runs import LoadedRun, is_seed
 
 MISSING = object()
-"""What a run has that lacks a parameter."""
+"""Value of a parameter that a run lacks."""
 
 ATTRIBUTES = ("seed", "name", "app", "status", "axis", "job", "sweep", "place")
-"""What can be asked for besides parameters, where no parameter has that name."""
+"""Attributes of runs that conditions accept unless a parameter has the same name."""
 
 NOT_COUNTED = "not counted"
-"""What problems say of a run in whose place another one counts."""
+"""Marks problems of runs that another run of the same config and seed replaces."""
 
 _MAX_SHOWN = 8
 _OF_THE_RUN = "run."
@@ -31,31 +31,31 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "in": lambda value, allowed: value in allowed,
 }
 
-Condition = Callable[[StoredRun], bool]
+Condition = Callable[[LoadedRun], bool]
 
 
-def condition(asked: str, allowed: Any, runs: Sequence[StoredRun], *, strict: bool) -> Condition:
-    """Return the test for runs that `where(asked=allowed)` stands for.
+def condition(name: str, allowed: Any, runs: Sequence[LoadedRun], *, strict: bool) -> Condition:
+    """Return the predicate for runs of `where(name=allowed)`.
 
     Args:
-        asked: A key, perhaps with `__ge` or another operator at its end.
-        allowed: What its value is compared with.
-        runs: Among which the key has to be known.
-        strict: A run that lacks the parameter does not fit.
+        name: A key, optionally with `__ge` or another operator as suffix.
+        allowed: The operand.
+        runs: Runs among which the key is resolved.
+        strict: Whether runs without the parameter are rejected.
 
     Raises:
-        ConfigurationError: No run knows the key, it may be several, or the operator is unknown.
+        ConfigurationError: The key is unknown or ambiguous, or the operator is unknown.
     """
-    name, _, suffix = asked.rpartition("__")
-    if name and suffix not in _OPERATORS:
+    stem, _, suffix = name.rpartition("__")
+    if stem and suffix not in _OPERATORS:
         hint = did_you_mean(suffix, _OPERATORS)
-        raise ConfigurationError(f"{asked}: {suffix!r} is no operator{hint} (known: {', '.join(_OPERATORS)})")
-    key = resolve(name or asked, runs)
-    fits = _OPERATORS[suffix if name else "eq"]
-    if suffix == "in" and name and (isinstance(allowed, str) or not isinstance(allowed, Collection)):
-        raise ConfigurationError(f"{asked}={allowed!r}: give a list of the values that are allowed")
+        raise ConfigurationError(f"{name}: {suffix!r} is no operator{hint} (choose from: {', '.join(_OPERATORS)})")
+    key = resolve(stem or name, runs)
+    fits = _OPERATORS[suffix if stem else "eq"]
+    if suffix == "in" and stem and (isinstance(allowed, str) or not isinstance(allowed, Collection)):
+        raise ConfigurationError(f"{name}={allowed!r}: expected a list of allowed values")
 
-    def test(run: StoredRun) -> bool:
+    def test(run: LoadedRun) -> bool:
         value = value_of(run, key)
         if value is MISSING:
             return not strict
@@ -67,32 +67,32 @@ def condition(asked: str, allowed: Any, runs: Sequence[StoredRun], *, strict: bo
     return test
 
 
-def resolve(asked: str, runs: Iterable[StoredRun]) -> str:
-    """Return the whole key that is meant: itself, or the only one that ends with it.
+def resolve(name: str, runs: Iterable[LoadedRun]) -> str:
+    """Return the full key of a name: the name itself, or the only key that ends with it.
 
     Raises:
-        ConfigurationError: No run knows it, or it may be several.
+        ConfigurationError: The name is unknown or ambiguous.
     """
-    known = dict.fromkeys(key for run in runs for key in (*run.params, *run.varied, *run.defaults))
-    if asked in known:
-        return asked
-    if asked in ATTRIBUTES:
-        return asked
-    found = [key for key in known if key.endswith(f".{asked}")]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigurationError(f"{asked}: this may be {' or '.join(sorted(found))}; say which")
-    last_parts = {key.rpartition(".")[2] for key in known}
-    hint = did_you_mean(asked, [*known, *last_parts, *ATTRIBUTES])
-    differing = compared_by(list(runs)) or sorted(known)
+    keys = dict.fromkeys(key for run in runs for key in (*run.params, *run.varied, *run.defaults))
+    if name in keys:
+        return name
+    if name in ATTRIBUTES:
+        return name
+    matches = [key for key in keys if key.endswith(f".{name}")]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise ConfigurationError(f"{name}: ambiguous, could be {' or '.join(sorted(matches))}; use the full key")
+    last_parts = {key.rpartition(".")[2] for key in keys}
+    hint = did_you_mean(name, [*keys, *last_parts, *ATTRIBUTES])
+    differing = compared_by(list(runs)) or sorted(keys)
     more = ", ..." if len(differing) > _MAX_SHOWN else ""
     shown = ", ".join(differing[:_MAX_SHOWN]) + more
-    raise ConfigurationError(f"{asked}: no run has such a parameter{hint} (what differs: {shown or 'nothing'})")
+    raise ConfigurationError(f"{name}: no run has this parameter{hint} (differing parameters: {shown or 'none'})")
 
 
-def value_of(run: StoredRun, key: str) -> Any:
-    """Return what a run has for a whole key; `MISSING` if nothing."""
+def value_of(run: LoadedRun, key: str) -> Any:
+    """Return the value of a full key in a run, or `MISSING`."""
     if key in run.params:
         return run.params[key]
     if key in run.varied:
@@ -106,14 +106,14 @@ def value_of(run: StoredRun, key: str) -> Any:
     return MISSING if value is None else value
 
 
-def attribute(name: str, runs: Iterable[StoredRun]) -> str:
-    """Return the key of an attribute, which differs from its name where runs have a parameter of that name."""
+def attribute(name: str, runs: Iterable[LoadedRun]) -> str:
+    """Return the key of an attribute: its name, prefixed with `run.` if runs have a parameter of that name."""
     is_parameter = any(name in run.params or name in run.varied for run in runs)
     return f"{_OF_THE_RUN}{name}" if is_parameter else name
 
 
 def identity(value: Any) -> Any:
-    """Return something hashable that equal values have in common."""
+    """Return a hashable key that is equal for equal values."""
     if isinstance(value, bool):
         return bool, value
     is_plain = value is MISSING or value is None or isinstance(value, str | int)
@@ -127,32 +127,32 @@ def is_compared(key: str) -> bool:
     return not is_seed(key) and key not in ("loop.objective", "loop.mode")
 
 
-def varying(runs: Sequence[StoredRun]) -> list[str]:
-    """Return the parameters, but for seeds, in which runs differ, or which only some of them have."""
+def varying(runs: Sequence[LoadedRun]) -> list[str]:
+    """Return the parameters except seeds in which runs differ, or which only some runs have."""
     keys = dict.fromkeys(key for run in runs for key in run.params if is_compared(key))
-    held = [{**run.defaults, **run.params} for run in runs]
-    return [key for key in keys if len({identity(params.get(key, MISSING)) for params in held}) > 1]
+    with_defaults = [{**run.defaults, **run.params} for run in runs]
+    return [key for key in keys if len({identity(params.get(key, MISSING)) for params in with_defaults}) > 1]
 
 
-def compared_by(runs: Sequence[StoredRun]) -> list[str]:
-    """Return by what runs are compared if nobody says: what varies in their sweeps, or else all that differs."""
+def compared_by(runs: Sequence[LoadedRun]) -> list[str]:
+    """Return the default parameters to compare by: those varied in the sweeps, or else all that differ."""
     varied = dict.fromkeys(key for run in runs for key in run.varied if not is_seed(key))
     differing = [key for key in varied if len({identity(value_of(run, key)) for run in runs if run.varied}) > 1]
     return differing or varying(runs)
 
 
-def grouped(runs: Iterable[StoredRun], keys: Sequence[str]) -> dict[tuple[Any, ...], list[StoredRun]]:
-    """Return runs by their values of keys, in the order in which each combination is found first."""
-    found: dict[tuple[Any, ...], list[StoredRun]] = {}
+def grouped(runs: Iterable[LoadedRun], keys: Sequence[str]) -> dict[tuple[Any, ...], list[LoadedRun]]:
+    """Group runs by their values of keys, in order of first appearance."""
+    groups: dict[tuple[Any, ...], list[LoadedRun]] = {}
     for run in runs:
-        found.setdefault(tuple(identity(value_of(run, key)) for key in keys), []).append(run)
-    return found
+        groups.setdefault(tuple(identity(value_of(run, key)) for key in keys), []).append(run)
+    return groups
 
 
-def identifying(runs: Sequence[StoredRun], keys: Sequence[str]) -> list[str]:
-    """Return the attributes that tell configs apart besides some keys: the app, and the sweep if it repeats a seed.
+def identifying(runs: Sequence[LoadedRun], keys: Sequence[str]) -> list[str]:
+    """Return the attributes that distinguish configs in addition to `keys`: the app, and the sweep if a seed repeats.
 
-    Two apps with equal parameters are two programs. Two sweeps may share the seeds of a config out among them; if both
+    Two apps with equal parameters are two programs. Two sweeps may divide the seeds of a config among them; if both
     have the same seed, the config was measured twice.
     """
     added: list[str] = []
@@ -160,24 +160,24 @@ def identifying(runs: Sequence[StoredRun], keys: Sequence[str]) -> list[str]:
     if any(len(names) > 1 for names in apps):
         added.append(attribute("app", runs))
     for group in grouped(runs, [*keys, *added]).values():
-        places = {(run.seed, run.sweep) for run in group if run.seed is not None}
-        if len({seed for seed, _ in places}) < len(places):
+        seeds = {(run.seed, run.sweep) for run in group if run.seed is not None}
+        if len({seed for seed, _ in seeds}) < len(seeds):
             return [*added, attribute("sweep", runs)]
     return added
 
 
 def replicates(
-    groups: Sequence[Sequence[StoredRun]], note: Callable[[str, str], None]
-) -> tuple[list[int], list[list[list[StoredRun | None]]]]:
-    """Return the seeds of all groups, and for each group one row or more with the run of each seed, or None.
+    groups: Sequence[Sequence[LoadedRun]], note: Callable[[str, str], None]
+) -> tuple[list[int], list[list[list[LoadedRun | None]]]]:
+    """Return the seeds of all groups, and for each group one or more rows with the run of each seed, or None.
 
-    A run without a seed takes a free place, in the order of the runs. Of several runs with one seed, the newest one
-    that ended counts. The others get rows of their own if they are trials or were named to `load`, and are dropped
-    otherwise.
+    A run without a seed takes the next unused seed, in the order of the runs. Of several runs with the same seed, the
+    newest finished run counts. The other runs get separate rows if they are trials or were named to `load`, and are
+    dropped otherwise.
 
     Args:
         groups: The runs of each config.
-        note: Is told of each dropped run.
+        note: Called with the path of each dropped run and the reason.
     """
     split = [_rows(runs, note) for runs in groups]
     seeds = {seed for rows in split for row in rows for seed in row}
@@ -189,9 +189,9 @@ def replicates(
     return every, [[[row.get(seed) for seed in every] for row in rows] for rows in split]
 
 
-def _rows(runs: Sequence[StoredRun], note: Callable[[str, str], None]) -> list[dict[int, StoredRun]]:
-    main: dict[int, StoredRun] = {}
-    more: list[dict[int, StoredRun]] = []
+def _rows(runs: Sequence[LoadedRun], note: Callable[[str, str], None]) -> list[dict[int, LoadedRun]]:
+    main: dict[int, LoadedRun] = {}
+    more: list[dict[int, LoadedRun]] = []
     for run in sorted(runs, key=_precedence)[::-1]:
         if run.seed is None:
             continue
@@ -204,19 +204,19 @@ def _rows(runs: Sequence[StoredRun], note: Callable[[str, str], None]) -> list[d
     return [main, *more]
 
 
-def _precedence(run: StoredRun) -> tuple[bool, float]:
+def _precedence(run: LoadedRun) -> tuple[bool, float]:
     return run.is_ended, 0.0 if math.isnan(run.created) else run.created
 
 
-def _are_trials(one: StoredRun, other: StoredRun) -> bool:
-    """Tell whether two runs are trials of one sweep or study, of which neither replaces the other."""
+def _are_trials(one: LoadedRun, other: LoadedRun) -> bool:
+    """Return whether two runs are trials of one sweep or study, so that neither replaces the other."""
     if not one.sweep or one.sweep != other.sweep:
         return False
     return (one.job is not None and other.job is not None) or one.is_ended == other.is_ended
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
-    """Return the keys in which parameters differ, but for seeds."""
+    """Return the keys except seeds in which parameters differ."""
     return {
         key
         for key in one.keys() | other.keys()

@@ -1,10 +1,10 @@
-"""Status: what became of the jobs and runs of results."""
+"""Status: the states of the jobs and runs of results."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trieye.results.runs import StoredRun
+from trieye.results.runs import LoadedRun
 from trieye.sweeps.status import HOWS, How, JobStatus, status_of
 
 _HOW: dict[str, How] = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "incomplete", "RUNNING": "running"}
@@ -12,11 +12,11 @@ _HOW: dict[str, How] = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "
 
 @dataclass(frozen=True)
 class Status:
-    """How the jobs of sweeps are, and the runs that belong to no sweep.
+    """States of the jobs of sweeps, and of runs outside of sweeps.
 
     Attributes:
-        jobs: The jobs of each sweep, by its directory.
-        runs: The paths of the runs of trieye outside of sweeps, by what became of each.
+        jobs: The jobs of each sweep, by sweep directory.
+        runs: Paths of the trieye runs outside of sweeps, by state.
     """
 
     jobs: dict[str, Sequence[JobStatus]]
@@ -24,34 +24,34 @@ class Status:
 
     @property
     def missing(self) -> list[int]:
-        """Numbers of the jobs that never began; those of several sweeps one after the other."""
+        """Indices of the jobs that never started, sweep by sweep."""
         return self.numbers("missing")
 
     def numbers(self, how: How) -> list[int]:
-        """Return the numbers of the jobs that are so."""
+        """Return the indices of the jobs in a state."""
         return [job.index for jobs in self.jobs.values() for job in jobs if job.how == how]
 
     @property
     def counts(self) -> dict[How, int]:
-        """How many jobs and runs are how."""
+        """Number of jobs and runs in each state."""
         numbers = {how: len(self.numbers(how)) + len(self.runs.get(how, ())) for how in HOWS}
         return {how: number for how, number in numbers.items() if number}
 
     @property
     def is_complete(self) -> bool:
-        """Whether all jobs and runs have ended well."""
+        """Whether all jobs and runs have completed."""
         return self.counts.keys() <= {"completed"}
 
 
-def status(sweeps: Iterable[str], runs: Iterable[StoredRun]) -> Status:
-    """Return how the jobs of sweeps are, and the runs that belong to none of them.
+def status(sweeps: Iterable[str], runs: Iterable[LoadedRun]) -> Status:
+    """Return the states of the jobs of sweeps, and of runs outside of sweeps.
 
     Raises:
         SerializationError: The record of a sweep is damaged.
     """
     jobs: dict[str, Sequence[JobStatus]] = {sweep: status_of(Path(sweep)) for sweep in sweeps}
-    found: dict[How, list[str]] = {}
+    runs_by_state: dict[How, list[str]] = {}
     for run in runs:
         if run.job is None and run.status in _HOW:
-            found.setdefault(_HOW[run.status], []).append(run.path)
-    return Status(jobs, found)
+            runs_by_state.setdefault(_HOW[run.status], []).append(run.path)
+    return Status(jobs, runs_by_state)

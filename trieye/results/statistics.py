@@ -1,13 +1,13 @@
-"""Statistics: what is reported of the scores of many runs, each figure with the interval in which it may be trusted.
+"""Statistics of the scores of many runs, each with a bootstrap interval.
 
-Scores are arrays `[seed, task]`, or `[seed]` of one task, with NaN where a seed is missing for a task; higher is
-better, so negate a loss. Seeds are what is replicated: a resample draws the runs of each task with replacement, as many
-as there are, and the tasks stay. A task without a run makes a figure NaN rather than one of fewer tasks; a task with
-one run gives no interval, since nothing is known of its spread. With few seeds an interval is too narrow: resamples
-of n runs spread by a factor of sqrt((n - 1) / n) less than new runs would.
+Scores are arrays `[seed, task]`, or `[seed]` for one task, with NaN where a seed is missing for a task; higher is
+better, so negate a loss. Seeds are the replicates: a resample draws the runs of each task with replacement, as many as
+the task has; tasks are not resampled. If a task has no run, a figure is NaN rather than computed from fewer tasks; if a
+task has a single run, there is no interval, because its spread is unknown. With few seeds an interval is too narrow:
+resamples of n runs spread less than new runs, by a factor of sqrt((n - 1) / n).
 
-The formulas are those of Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice (NeurIPS
-2021), and of its library rliable.
+Formulas follow Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice (NeurIPS 2021), and
+its library rliable.
 """
 
 from collections.abc import Sequence
@@ -35,11 +35,11 @@ class Estimate:
     """A figure and its interval.
 
     Attributes:
-        value: In the unit of the scores; NaN if a task has no run.
-        low: Lower end of the interval; None if a task has fewer than two runs.
-        high: Upper end of the interval, or None.
-        n: How many runs it is made of, all tasks together.
-        n_missing: How many more there would be if each seed had a score for each task.
+        value: The figure in the unit of the scores; NaN if a task has no run.
+        low: Lower bound of the interval; None if a task has fewer than two runs.
+        high: Upper bound of the interval, or None.
+        n: Number of runs, summed over tasks.
+        n_missing: Number of (seed, task) pairs without a score.
     """
 
     value: float
@@ -51,15 +51,15 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """An estimate at each of several points: of a curve, or of a profile. The interval is that of each point by itself.
+    """Estimates at the points of a curve or a profile, with pointwise intervals.
 
     Attributes:
         at: float64 `[point]`: steps, or thresholds in the unit of the scores.
         value: float64 `[point]`; NaN where a task has no run.
         low: float64 `[point]`; NaN where a task has fewer than two runs.
         high: float64 `[point]`; NaN where a task has fewer than two runs.
-        n: int64 `[point]`, how many runs there are, all tasks together.
-        n_missing: int64 `[point]`, how many are missing.
+        n: int64 `[point]`, number of runs, summed over tasks.
+        n_missing: int64 `[point]`, number of missing runs.
     """
 
     at: Floats
@@ -79,15 +79,15 @@ def aggregate(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
-    """Return one figure for all runs, with a stratified bootstrap percentile interval.
+    """Return an aggregate of all runs, with a stratified bootstrap percentile interval.
 
     Args:
-        scores: `[seed, task]` or `[seed]`; NaN where one is missing.
-        stat: Which figure; `trieye.results.aggregates` says what each is.
-        gamma: The score that is enough, of the optimality gap.
+        scores: `[seed, task]` or `[seed]`; NaN where a score is missing.
+        stat: Name of the aggregate; see `trieye.results.aggregates`.
+        gamma: Target score of the optimality gap.
         confidence: How often such an interval contains the figure of infinitely many seeds.
-        resamples: How many the interval is made of.
-        seed: Of the resamples: the same seed gives the same interval, in whatever order the runs come.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the resamples; the interval does not depend on the order of the runs.
 
     Raises:
         ConfigurationError: The scores have another shape or are infinite, or an option is out of bounds.
@@ -106,24 +106,24 @@ def difference(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
-    """Return a figure of X less that of Y; both are resampled independently, since equal seeds make no pair.
+    """Return the aggregate of X minus that of Y; both are resampled independently, since equal seeds are not pairs.
 
     Args:
-        x: `[seed, task]` or `[seed]`; NaN where one is missing.
-        y: Of the same tasks, with as many seeds as there are.
-        stat: Which figure.
-        gamma: The score that is enough, of the optimality gap.
-        confidence: Of the interval.
-        resamples: How many the interval is made of.
-        seed: Of the resamples.
+        x: `[seed, task]` or `[seed]`; NaN where a score is missing.
+        y: Scores for the same tasks, with any number of seeds.
+        stat: Name of the aggregate.
+        gamma: Target score of the optimality gap.
+        confidence: Confidence level of the interval.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the resamples.
 
     Returns:
         The difference; `n` and `n_missing` count the runs of both.
 
     Raises:
-        ConfigurationError: The tasks of both differ in number, or what `aggregate` raises.
+        ConfigurationError: X and Y differ in their number of tasks, or `aggregate` raises it.
     """
-    terms = list(zip((1.0, -1.0), _sides(x, y), strict=True))
+    terms = list(zip((1.0, -1.0), _operands(x, y), strict=True))
     return estimate_of(terms, stat, gamma=gamma, confidence=confidence, resamples=resamples, seed=seed)
 
 
@@ -136,10 +136,10 @@ def estimate_of(
     resamples: int,
     seed: int,
 ) -> Estimate:
-    """Return the sum of the aggregates of several tables, each times its factor, with the interval of that sum.
+    """Return the weighted sum of the aggregates of several tables, with its interval.
 
     Raises:
-        ConfigurationError: The confidence, the resamples or the name of the aggregate is out of bounds.
+        ConfigurationError: The confidence, the number of resamples or the name of the aggregate is invalid.
     """
     runs = Strata.joined([table for _, table in terms])
     statistic = weighted_sum(terms, stat, gamma)
@@ -161,45 +161,45 @@ def probability_of_improvement(
     resamples: int = 2_000,
     seed: int = 0,
 ) -> Estimate:
-    """Return how likely a run of X is better than one of Y on the same task, the mean of all tasks.
+    """Return the probability that a run of X is better than a run of Y on the same task, averaged over tasks.
 
     Agarwal et al. (2021), section 4.3: the Mann-Whitney U of each task, divided by the number of pairs; a pair of equal
     scores counts one half.
 
     Args:
-        x: `[seed, task]` or `[seed]`; NaN where one is missing.
-        y: Of the same tasks, with as many seeds as there are.
-        confidence: Of the interval.
-        resamples: How many the interval is made of.
-        seed: Of the resamples.
+        x: `[seed, task]` or `[seed]`; NaN where a score is missing.
+        y: Scores for the same tasks, with any number of seeds.
+        confidence: Confidence level of the interval.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the resamples.
 
     Returns:
-        The probability, without unit; `n` and `n_missing` count the runs of both.
+        The probability; `n` and `n_missing` count the runs of both.
 
     Raises:
-        ConfigurationError: The tasks of both differ in number, or what `aggregate` raises.
+        ConfigurationError: X and Y differ in their number of tasks, or `aggregate` raises it.
     """
-    sides = _sides(x, y)
-    statistic = _improvement(*sides)
-    return _estimate(Strata.joined(sides), statistic, confidence=confidence, resamples=resamples, seed=seed)
+    operands = _operands(x, y)
+    statistic = _improvement(*operands)
+    return _estimate(Strata.joined(operands), statistic, confidence=confidence, resamples=resamples, seed=seed)
 
 
-def _sides(x: ArrayLike, y: ArrayLike) -> tuple[Strata, Strata]:
-    sides = Strata.of(x, "the scores of X"), Strata.of(y, "the scores of Y")
-    if sides[0].sizes.size != sides[1].sizes.size:
-        numbers = " and ".join(f"{side.sizes.size}" for side in sides)
-        raise ConfigurationError(f"X and Y have {numbers} tasks; both need the same tasks, NaN where one has no run")
-    return sides
+def _operands(x: ArrayLike, y: ArrayLike) -> tuple[Strata, Strata]:
+    operands = Strata.of(x, "the scores of X"), Strata.of(y, "the scores of Y")
+    if operands[0].sizes.size != operands[1].sizes.size:
+        numbers = " and ".join(f"{operand.sizes.size}" for operand in operands)
+        raise ConfigurationError(f"X and Y have {numbers} tasks; expected equal tasks, with NaN for missing runs")
+    return operands
 
 
 def _improvement(x: Strata, y: Strata) -> Statistic:
-    """Return P(X > Y) as a function of how often each run of X was drawn, and each of Y behind them."""
+    """Return P(X > Y) as a function of the counts of the runs of X, followed by those of Y."""
     tasks = []
     for size_x, start_x, size_y, start_y in zip(x.sizes, x.starts, y.sizes, y.starts, strict=True):
-        of_x, of_y = slice(start_x, start_x + size_x), slice(start_y, start_y + size_y)
-        pairs = x.scores[of_x, np.newaxis], y.scores[of_y]
+        rows, columns = slice(start_x, start_x + size_x), slice(start_y, start_y + size_y)
+        pairs = x.scores[rows, np.newaxis], y.scores[columns]
         better = np.greater(*pairs) + 0.5 * np.equal(*pairs)
-        tasks.append((of_x, slice(x.scores.size + of_y.start, x.scores.size + of_y.stop), better, better.size))
+        tasks.append((rows, slice(x.scores.size + columns.start, x.scores.size + columns.stop), better, better.size))
 
     def statistic(counts: Counts) -> Floats:
         weights = counts.astype(np.float64)
@@ -226,15 +226,15 @@ def performance_profile(
     mean score is > threshold.
 
     Args:
-        scores: `[seed, task]` or `[seed]`; NaN where one is missing.
+        scores: `[seed, task]` or `[seed]`; NaN where a score is missing.
         thresholds: `[point]`, in the unit of the scores, in any order.
-        of: Whose scores are counted.
-        confidence: Of the interval of each threshold by itself.
-        resamples: How many the intervals are made of.
-        seed: Of the resamples.
+        of: The counted scores: of runs, or task means.
+        confidence: Confidence level of the pointwise intervals.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the resamples.
 
     Raises:
-        ConfigurationError: The thresholds are not `[point]`, `of` is unknown, or what `aggregate` raises.
+        ConfigurationError: The thresholds are not `[point]`, `of` is unknown, or `aggregate` raises it.
     """
     at = finite(thresholds, "thresholds")
     if at.ndim != 1 or np.isnan(at).any():

@@ -1,4 +1,4 @@
-"""Tables of results for a terminal: each figure with its interval, and how many runs it is made of."""
+"""Tables of results for a terminal: each figure with its interval and number of runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,33 +14,33 @@ MISSING = "red"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a number with so many digits that count."""
+    """Format a number with `digits` significant digits."""
     if value is None or np.isnan(value):
         return "-"
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.{digits}g}"  # noqa: PLR2004
 
 
 def interval(estimate: Estimate) -> str:
-    """Return the interval of a figure, or why there is none."""
+    """Format the interval of a figure, or the reason that it is missing."""
     if estimate.low is None or estimate.high is None:
         return "no CI (n=1)" if estimate.n == 1 else "no CI"
     return f"[{number(estimate.low, 3)}, {number(estimate.high, 3)}]"
 
 
 def runs(estimate: Estimate) -> Text:
-    """Return how many runs a figure is made of, and how many are missing."""
+    """Format the numbers of runs and missing runs of a figure."""
     missing = f" ({estimate.n_missing} missing)" if estimate.n_missing else ""
     return Text.assemble(str(estimate.n), (missing, MISSING))
 
 
 def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title: str, confidence: float) -> Table:
-    """Return a table with a row for each group: the main figure with its interval, then the others.
+    """Return a table with one row per group: the main figure with its interval, then the other figures.
 
     Args:
-        rows: Of each group its figures by name; all have the same ones.
-        main: The name of the figure with an interval.
-        title: What is shown.
-        confidence: Of the intervals.
+        rows: Figures of each group by name; all groups have the same figures.
+        main: Name of the figure shown with an interval.
+        title: Title of the table.
+        confidence: Confidence level of the intervals.
     """
     table = Table(title=title)
     table.add_column("")
@@ -52,21 +52,21 @@ def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title
         table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
     for label, figures in rows.items():
         shown = [number(figures[name].value) for name in others]
-        held = figures[main]
-        table.add_row(label, runs(held), number(held.value), interval(held), *shown)
+        figure = figures[main]
+        table.add_row(label, runs(figure), number(figure.value), interval(figure), *shown)
     return table
 
 
 def pairs_table(
     pairs: Sequence[tuple[str, str, Estimate, Estimate]], counts: Mapping[str, int], stat: str, *, title: str
 ) -> Table:
-    """Return a table of comparisons: X, Y, P(X > Y), and the difference of an aggregate, each with its interval.
+    """Return a table of pairwise comparisons: X, Y, P(X > Y), and the difference of an aggregate, with intervals.
 
     Args:
         pairs: The comparisons.
-        counts: How many runs each group has.
+        counts: Number of runs of each group.
         stat: The aggregate.
-        title: Of the table.
+        title: Title of the table.
     """
     table = Table(title=title)
     table.add_column("X")
@@ -82,11 +82,11 @@ def pairs_table(
     return table
 
 
-SEPARATE = "All pairs of runs agree, so the bootstrap gives an interval without width. It is no proof of certainty."
+SEPARATE = "All pairs of runs agree, so the bootstrap interval has zero width. This does not prove certainty."
 
 
 def is_separate(chance: Estimate) -> bool:
-    """Return whether the interval of a probability of improvement has no width, which few runs reach by chance."""
+    """Return whether the interval of a probability of improvement has zero width, which few runs reach by chance."""
     return chance.low is not None and chance.low == chance.high
 
 
@@ -97,13 +97,13 @@ def _with_interval(estimate: Estimate) -> Text:
 def settings_table(
     lines: Mapping[str, Sequence[Setting]], param: str, labels: Mapping[str, Sequence[str]], *, title: str
 ) -> Table:
-    """Return what came of each value of a parameter; with the others at their best, where there are others.
+    """Return a table of the figures for each value of a parameter, with other varying parameters at their best.
 
     Args:
-        lines: What came of each value, by group.
+        lines: Figures of each value, by group.
         param: The parameter.
-        labels: The configs of each group.
-        title: What is shown.
+        labels: Labels of the configs of each group.
+        title: Title of the table.
     """
     table = Table(title=title)
     has_others = any(len(setting.configs) > 1 for settings in lines.values() for setting in settings)
@@ -113,7 +113,7 @@ def settings_table(
         table.add_column(name, justify="right", no_wrap=True)
     if has_others:
         table.add_column("mean of all", justify="right", no_wrap=True)
-        table.add_column("the best config")
+        table.add_column("best config")
     for label, settings in lines.items():
         for setting in settings:
             row: list[Any] = [str(setting.value), runs(setting.best), _with_interval(setting.best)]
@@ -125,7 +125,7 @@ def settings_table(
 
 
 def selection_table(selection: Selection, labels: Sequence[str], stat: str, *, title: str, most: int) -> Table:
-    """Return the configs, the best first, with how sure it is that each is the best one."""
+    """Return a table of the configs, best first, with the probability that each is the best."""
     table = Table(title=title)
     table.add_column("")
     table.add_column("runs", justify="right", no_wrap=True)
@@ -133,26 +133,24 @@ def selection_table(selection: Selection, labels: Sequence[str], stat: str, *, t
     table.add_column("CI", justify="right", no_wrap=True)
     table.add_column("P(best)", justify="right")
     table.add_column("")
-    for place in selection.ranked[:most]:
-        held = selection.estimates[place]
-        note = (
-            "the best" if place == selection.best else "not told apart from it" if place in selection.not_worse else ""
-        )
-        chance = number(float(selection.p_best[place]))
-        table.add_row(labels[place], runs(held), number(held.value), interval(held), chance, note)
+    for row in selection.ranked[:most]:
+        figure = selection.estimates[row]
+        note = "best" if row == selection.best else "indistinguishable" if row in selection.not_worse else ""
+        chance = number(float(selection.p_best[row]))
+        table.add_row(labels[row], runs(figure), number(figure.value), interval(figure), chance, note)
     if len(selection.ranked) > most:
         table.note(f"and {len(selection.ranked) - most} more")
     return table
 
 
-def differences_table(found: Mapping[str, Sequence[Any]], labels: Sequence[str], *, most: int = 30) -> Table:
-    """Return the parameters in which configs differ."""
-    table = Table(title="what differs")
+def differences_table(differences: Mapping[str, Sequence[Any]], labels: Sequence[str], *, most: int = 30) -> Table:
+    """Return a table of the parameters in which configs differ."""
+    table = Table(title="differing parameters")
     for name in ("parameter", *labels):
         table.add_column(name)
-    shown = list(found.items())[:most]
+    shown = list(differences.items())[:most]
     for name, (_, values) in zip(headings([key for key, _ in shown]), shown, strict=True):
         table.add_row(name, *("-" if value is None else str(value) for value in values))
-    if len(found) > most:
-        table.note(f"and {len(found) - most} more")
+    if len(differences) > most:
+        table.note(f"and {len(differences) - most} more")
     return table

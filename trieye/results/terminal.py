@@ -1,4 +1,4 @@
-"""Curves in a terminal, by plotext."""
+"""Plots of curves in a terminal, by plotext."""
 
 from collections.abc import Mapping
 
@@ -16,22 +16,22 @@ _COLORS = ("blue+", "orange+", "green+", "magenta+", "cyan+", "red+", "gray+")
 
 
 def curves(bands: Mapping[str, Band], metric: str, x: str, console: Terminal) -> str:
-    """Return curves as text, without their intervals: what each is where all of its runs were last stands below.
+    """Render curves as text without intervals; below, list each curve's value at the last point with all its runs.
 
     Args:
         bands: The curves by label.
         metric: Name of the metric.
-        x: What the axis counts.
-        console: Where it is to be shown: its width, and whether it has colors.
+        x: Label of the x axis.
+        console: The target terminal, which determines width and colors.
     """
     width = min(console.width, _MAX_WIDTH)
     plotext.clear_figure()
     plotext.plot_size(width, _HEIGHT)
     plotext.theme("clear")
-    for place, (label, band) in enumerate(bands.items()):
-        is_known = ~np.isnan(band.value) & well_supported(band.at, band.n)
-        color = _COLORS[place % len(_COLORS)]
-        points = band.at[is_known].tolist(), band.value[is_known].tolist()
+    for index, (label, band) in enumerate(bands.items()):
+        is_shown = ~np.isnan(band.value) & well_supported(band.at, band.n)
+        color = _COLORS[index % len(_COLORS)]
+        points = band.at[is_shown].tolist(), band.value[is_shown].tolist()
         plotext.plot(*points, marker="braille", color=color, label=label if len(bands) > 1 else None)
     heights = np.concatenate([band.value[~np.isnan(band.value)] for band in bands.values()])
     for values, ticks in ((heights, plotext.yticks), (next(iter(bands.values())).at, plotext.xticks)):
@@ -42,18 +42,18 @@ def curves(bands: Mapping[str, Band], metric: str, x: str, console: Terminal) ->
     drawn = str(plotext.build())
     lines = [drawn if console.is_terminal and not console.no_color else plotext.uncolorize(drawn)]
     for label, band in bands.items():
-        known = np.flatnonzero(~np.isnan(band.value) & (band.n == band.n.max(initial=0)))
-        if not len(known):
+        complete = np.flatnonzero(~np.isnan(band.value) & (band.n == band.n.max(initial=0)))
+        if not len(complete):
             lines.append(f"{label}: no value")
             continue
-        end = known[-1]
-        held = f"[{number(band.low[end])}, {number(band.high[end])}]" if not np.isnan(band.low[end]) else "no CI"
+        end = complete[-1]
+        interval = f"[{number(band.low[end])}, {number(band.high[end])}]" if not np.isnan(band.low[end]) else "no CI"
         runs = f"{band.n[end]} run" + "s" * (int(band.n[end]) != 1)
-        lines.append(f"{label}: {number(band.value[end])} {held} at {number(band.at[end])}, of {runs}")
+        lines.append(f"{label}: {number(band.value[end])} {interval} at {number(band.at[end])} ({runs})")
     return "\n".join(lines)
 
 
 def _ticks(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Return round numbers within a range, and how they are written."""
-    found = [float(tick) for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high] or [low]
-    return found, [f"{tick:,.10g}" for tick in found]
+    """Return round numbers within a range, and their labels."""
+    ticks = [float(tick) for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high] or [low]
+    return ticks, [f"{tick:,.10g}" for tick in ticks]

@@ -53,13 +53,12 @@ def check_start(config: TrieyeConfig) -> None:
 
 
 def completed(config: TrieyeConfig) -> TrieyeConfig:
-    """Return the config with the defaults of `Run` where those of the drop-in API, whose models these are, differ."""
-    persistence, stats = config.persistence, config.stats
-    defaults = {"auto_resume_latest": False, "tensorboard_dir_name": "."}
-    unset = {name: value for name, value in defaults.items() if name not in persistence.model_fields_set}
-    earlier = persistence.get_run_base_dir() / "tensorboard"  # of a version that knew nothing else
-    if unset.get("tensorboard_dir_name", persistence.tensorboard_dir_name) == "." and earlier.is_dir():
-        unset["tensorboard_dir_name"] = earlier.name
-    if stats.undeclared is None:
-        stats = stats.model_copy(update={"undeclared": "auto"})
-    return config.model_copy(update={"persistence": persistence.model_copy(update=unset), "stats": stats})
+    """Return the config with the defaults of `Run`; a run of an earlier version keeps its directory of event files."""
+    config = config.with_run_defaults()
+    persistence = config.persistence
+    earlier = persistence.get_run_base_dir() / "tensorboard"
+    if persistence.tensorboard_dir_name != "." or not earlier.is_dir():
+        return config
+    return config.model_copy(
+        update={"persistence": persistence.model_copy(update={"tensorboard_dir_name": earlier.name})}
+    )

@@ -13,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trieye.checkpoints.serializer import Serializer
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import changed_values, config_hash, differences
@@ -38,7 +37,7 @@ from trieye.files.run_files import CHECKPOINT_PREFIX, RunFiles
 from trieye.files.run_record import RunRecord, RunStatus, open_run_record
 from trieye.hub.directory import HUB_GONE_AFTER_S, take_run
 from trieye.hub.hub import Hub, LocalHub, settle
-from trieye.hub.logic import ActorLogic
+from trieye.hub.logic import HubLogic
 from trieye.hub.saved_states import Restored, SavedStates
 from trieye.process.lock import RunLock
 from trieye.process.output import OutputLog
@@ -51,6 +50,7 @@ from trieye.run.provenance import Notes, command_line, commit_of_program, tags_o
 from trieye.run.saves import PendingSaves
 from trieye.sinks.base import Sink
 from trieye.snapshot import signing
+from trieye.snapshot.signing import Trust
 
 DESCRIPTION_TAG = "mlflow.note.content"
 """Tag that MLflow shows as the description of a run."""
@@ -149,7 +149,7 @@ class Attempt:
         states = SavedStates(
             self._config.trieye.persistence,
             self._paths,
-            Serializer(),
+            Trust(),
             self.number,
             read_only=True,
         )
@@ -288,7 +288,7 @@ class Attempt:
         """
         if not self._required:
             return
-        sinks = {sink["name"]: sink for sink in self.hub.ask(ActorLogic.health)["sinks"]}
+        sinks = {sink["name"]: sink for sink in self.hub.ask(HubLogic.health)["sinks"]}
         for name in self._required:
             if name not in sinks:
                 raise ConfigurationError(

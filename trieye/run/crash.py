@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from trieye.hub.logic import ActorLogic
+from trieye.hub.logic import HubLogic
 from trieye.run.run import Run
 from trieye.snapshot.encode import encode
 from trieye.snapshot.generators import capture_all
@@ -25,7 +25,7 @@ def save_crash(run: Run, **objects: Any) -> Path:
     attempt, step = run._opened(), run.step  # noqa: SLF001 - its own package
     held = {"objects": objects, "rng": capture_all(), "step": step, "config": attempt.recorded_config}
     state = encode(held, known=attempt.saves.known_parts)
-    hub_state = attempt.hub.ask(ActorLogic.packed_state, step)
+    hub_state = attempt.hub.ask(HubLogic.packed_state, step)
     metadata = {"is_crash": True, "config_hash": attempt.config_hash, "seed": run.config.seed}
-    saved = attempt.hub.begin(ActorLogic.save_checkpoint, step, state, metadata, hub_state)
+    saved = attempt.hub.begin(HubLogic.save_checkpoint, step, state, metadata, hub_state)
     return Path(saved.result().path)

@@ -19,7 +19,7 @@ from trieye.config.redaction import redacted
 from trieye.exceptions import ConfigurationError, RunClosedError, RunInterrupted, noted
 from trieye.files.run_files import RunFiles
 from trieye.files.run_record import MetricSummary, RunStatus
-from trieye.hub.logic import ActorLogic
+from trieye.hub.logic import HubLogic
 from trieye.hub.tracking import Tracking
 from trieye.process.progress import say
 from trieye.process.signals import LeaveOnSignal
@@ -236,7 +236,7 @@ class Run(Recorder):
         """
         attempt = self._opened()
         attempt.flusher.flush()
-        attempt.hub.ask(ActorLogic.flush, self.step)
+        attempt.hub.ask(HubLogic.flush, self.step)
         attempt.check_sinks()
 
     def best(self, name: str | None = None, mode: Literal["max", "min"] | None = None) -> float:
@@ -254,7 +254,7 @@ class Run(Recorder):
         loop = self.config.loop
         metric = loop.objective if name is None else name
         self.flush()
-        seen = self._opened().hub.ask(ActorLogic.summary)
+        seen = self._opened().hub.ask(HubLogic.summary)
         if metric not in seen:
             raise ConfigurationError(
                 f"best({metric!r}): no point of that metric yet{did_you_mean(metric, seen)} "
@@ -281,7 +281,7 @@ class Run(Recorder):
         Among others `sinks`, a list of {"name", "error", "backlog", "lag_s", "refused"}, whose `error` is None while
         the sink works; `dropped`, {reason: events}; `late_by_metric`, {metric: events}; `save_failures`, a number.
         """
-        return self._opened().hub.ask(ActorLogic.health)
+        return self._opened().hub.ask(HubLogic.health)
 
     # state
 
@@ -341,10 +341,10 @@ class Run(Recorder):
         held = {"objects": objects, "rng": capture_all(), "step": step, "config": attempt.recorded_config}
         state = encode(held, known=saves.known_parts)
         attempt.flusher.flush()
-        hub_state = hub.ask(ActorLogic.packed_state, step)
+        hub_state = hub.ask(HubLogic.packed_state, step)
         metadata = {"objective": quality, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}
         metadata |= {"seed": self.config.seed} | ({"is_awaited": True} if is_awaited else {})
-        begin = partial(hub.begin, ActorLogic.save_checkpoint, step, state, metadata, hub_state)
+        begin = partial(hub.begin, HubLogic.save_checkpoint, step, state, metadata, hub_state)
         handle = saves.add(step, begin, parts=state.parts.keys(), rated=rated)
         self.saved_step = step
         saves.report(wait=False, but=handle)
@@ -362,7 +362,7 @@ class Run(Recorder):
             What tells when it is noted; it raises `CheckpointError` if there is no such checkpoint.
         """
         hub = self._opened().hub
-        return hub.begin(ActorLogic.rate_checkpoint, step, None if objective is None else float(objective))
+        return hub.begin(HubLogic.rate_checkpoint, step, None if objective is None else float(objective))
 
     def restore(
         self,
@@ -397,7 +397,7 @@ class Run(Recorder):
         """
         found = self._entered().find(from_checkpoint)
         if found is None or found.state is None:
-            (attempt := self._opened()).hub.ask(ActorLogic.resume, None)
+            (attempt := self._opened()).hub.ask(HubLogic.resume, None)
             if attempt.number > 1:
                 say(f"run {self.name!r} was started before and left no checkpoint: it begins at step 0 again")
             return False
@@ -413,7 +413,7 @@ class Run(Recorder):
             say(f"run {self.name!r}: {source} fits in part: {misfit}")
         end_if_rehearsed("restore", self.config, misfit=str(misfit))
         attempt = self._opened()  # from here on the run changes
-        attempt.hub.ask(ActorLogic.resume, replace(found, state=None))
+        attempt.hub.ask(HubLogic.resume, replace(found, state=None))
         attempt.saves.restored(origin["parts"])
         self.restored = held
         if origin["is_own"] or origin["seed"] in {None, self.config.seed}:
@@ -438,7 +438,7 @@ class Run(Recorder):
             RunInterrupted: A signal asked the run to stop.
         """
         refuse_if_rehearsed("run.steps()")
-        return steps(self, total, requeue_exit_code=self.config.runtime.requeue_exit_code)
+        return steps(self, total)
 
     def key_metrics(self) -> Mapping[str, float]:
         """Return the last value logged under each name, those for the progress bar only, the objective first."""
@@ -452,15 +452,15 @@ class Run(Recorder):
         Args:
             step: The first step that is repeated; None: unknown, as in an attempt that restores nothing.
         """
-        return self._opened().hub.ask(ActorLogic.supersede, step)
+        return self._opened().hub.ask(HubLogic.supersede, step)
 
     def note_stepless(self, metric: str) -> None:
         """Note that the program logs a metric without a step: its points at step 0 replace no older ones."""
-        self._opened().hub.ask(ActorLogic.note_stepless, metric)
+        self._opened().hub.ask(HubLogic.note_stepless, metric)
 
     def summary(self) -> dict[str, MetricSummary]:
         """Close the open windows, and return last, min, max and step of each metric over all attempts."""
-        return self._opened().hub.ask(ActorLogic.final_summary)
+        return self._opened().hub.ask(HubLogic.final_summary)
 
     @property
     def was_interrupted(self) -> bool:

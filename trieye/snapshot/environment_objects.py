@@ -26,6 +26,9 @@ _NO_STATE = {
     "_previous_data",  # `PassiveEnvChecker` compares it by identity
     "P",  # the transitions of the toy-text environments: up to 3000 constant tuples
 }  # fmt: skip
+NOT_IN_STATES = frozenset(_CONSTANT | _NO_STATE)
+"""Attributes of environments that a state leaves out."""
+
 _MAX_STEPS = 60
 """Maximum length of a path; the encoder allows 100 levels."""
 

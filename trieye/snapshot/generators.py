@@ -33,10 +33,10 @@ def generator_state(value: Any) -> dict[str, Any] | None:
     never change; its key `generator` is the kind of the generator.
     """
     if type(value) is np.random.Generator:
-        return _numpy_state(_NUMPY, value.bit_generator)
+        return _numpy_state(value.bit_generator)
     if type(value) is np.random.RandomState:
-        state = _numpy_state(_LEGACY, value._bit_generator)  # noqa: SLF001 - no public name
-        return None if state is None else state | {"legacy": value.get_state(legacy=False)}
+        state = value.get_state(legacy=False)
+        return {"generator": _LEGACY, "state": state} if state["bit_generator"] in _BIT_GENERATORS else None
     if type(value) is random.Random:
         return {"generator": _PYTHON, "state": value.getstate()}
     torch = sys.modules.get("torch")
@@ -94,14 +94,14 @@ def _class_of(torch: Any) -> Any:
     return getattr(torch, "Generator", ())  # missing while another thread imports torch
 
 
-def _numpy_state(name: str, bits: Any) -> dict[str, Any] | None:
+def _numpy_state(bits: Any) -> dict[str, Any] | None:
     kind = type(bits).__name__
     if kind not in _BIT_GENERATORS or type(bits) is not getattr(np.random, kind):
         return None
     seeds = bits.seed_seq
     # `spawn` depends on the seed sequence, which the state of a bit generator lacks
     spawning = type(seeds) is np.random.SeedSequence
-    return {"generator": name, "state": bits.state, "seeds": seeds.state if spawning else None}
+    return {"generator": _NUMPY, "state": bits.state, "seeds": seeds.state if spawning else None}
 
 
 def _set(generator: Any, kind: str, state: Mapping[str, Any]) -> None:
@@ -109,13 +109,13 @@ def _set(generator: Any, kind: str, state: Mapping[str, Any]) -> None:
         generator.setstate(state["state"])
     elif kind == _TORCH:
         _set_torch(generator, state)
+    elif kind == _LEGACY:
+        generator.set_state(state.get("legacy", state["state"]))  # the former of a checkpoint of an earlier version
     else:
-        bits = generator._bit_generator if kind == _LEGACY else generator.bit_generator  # noqa: SLF001 - no public name
+        bits = generator.bit_generator
         bits.state = state["state"]
         if state["seeds"] is not None:
             bits.__setstate__((state["state"], np.random.SeedSequence(**state["seeds"])))
-        if kind == _LEGACY:
-            generator.set_state(state["legacy"])
 
 
 def _set_torch(generator: Any, state: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ import os
 import secrets
 import stat
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from trieye.exceptions import ConfigurationError
 
@@ -39,6 +40,26 @@ class Key(bytes):
         return "<key>"
 
     __str__ = __repr__
+
+
+class Trust(NamedTuple):
+    """Signs pickled parts of checkpoints, and decides whether unsigned ones may be read, which can run any code.
+
+    Attributes:
+        key: None: the key of the user whose process it is.
+        allow_pickle: None: the environment decides, see `pickles_allowed`.
+    """
+
+    key: Key | None = None
+    allow_pickle: bool | None = None
+
+    @classmethod
+    def of_this_process(cls) -> Self:
+        """Return the key and the permission of this process, for a hub on another node."""
+        key = None
+        with contextlib.suppress(ConfigurationError):  # the hub looks for a key of its own, and reports the error
+            key = load_key()
+        return cls(key, pickles_allowed(None) or None)
 
 
 def key_path() -> Path:

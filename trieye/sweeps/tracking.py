@@ -1,13 +1,11 @@
-"""What a tracker shows of a sweep as a whole."""
+"""Summary of a sweep in its parent MLflow run."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from trieye.config import TrieyeConfig
-from trieye.config.redaction import with_secrets
 from trieye.exceptions import TrieyeError
 from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord
@@ -17,17 +15,16 @@ from trieye.sweeps.jobs import RUN
 from trieye.sweeps.record import SweepRecord
 from trieye.sweeps.status import JobStatus, status_of
 
-CONFIGS = "configs.json"
 _MOST_NOTED = 30
 
 
 def show_in_mlflow(directory: Path, record: SweepRecord) -> None:
-    """Show the sweep in the MLflow run below which those of its jobs lie; do nothing if it has none.
+    """Log a summary of the sweep to the parent MLflow run of its jobs, if any.
 
-    A sweep is not lost with its picture, so what MLflow refuses is only said.
+    Errors of MLflow are only reported, since the sweep does not depend on the summary.
 
     Args:
-        directory: Of the sweep.
+        directory: Directory of the sweep.
         record: The sweep.
     """
     jobs = status_of(directory)
@@ -36,7 +33,7 @@ def show_in_mlflow(directory: Path, record: SweepRecord) -> None:
     if first is None:
         return
     try:
-        config = _config_of((directory / str(first) / RUN).resolve())
+        config = TrieyeConfig.of_run((directory / str(first) / RUN).resolve())
         if not config.sinks.mlflow.enabled:
             return
         from trieye.sinks.mlflow.sweeps import describe_sweep
@@ -58,20 +55,13 @@ def show_in_mlflow(directory: Path, record: SweepRecord) -> None:
         say(f"sweep: {error}")
 
 
-def _config_of(run_dir: Path) -> TrieyeConfig:
-    """Return the config of a run, without the groups of the project."""
-    held = json.loads((run_dir / CONFIGS).read_text("utf-8"))
-    fields = {name: value for name, value in held.items() if name in TrieyeConfig.model_fields}
-    return TrieyeConfig.model_validate(with_secrets(fields))
-
-
 def _mlflow_id(directory: Path, job: JobStatus) -> str | None:
     record = _run_record(directory, job.index)
     return record.mlflow_run_id if record is not None else None
 
 
 def _is_of(directory: Path, index: int) -> bool:
-    """Return whether the run of a job was last started by the sweep in this directory, not by one it is a copy of."""
+    """Return whether this sweep, not a sweep that it is a copy of, last started the run of a job."""
     record = _run_record(directory, index)
     return record is not None and record.group is not None and Path(record.group).resolve() == directory.resolve()
 
@@ -106,9 +96,9 @@ def _note(jobs: Sequence[JobStatus], record: SweepRecord) -> str:
         key=lambda job: job.objective or 0.0,
         reverse=record.mode == "max",
     )
-    told = ", ".join(f"{number} {how}" for how, number in Counter(job.how for job in jobs).items())
+    counts = ", ".join(f"{number} {how}" for how, number in Counter(job.how for job in jobs).items())
     lines = [
-        f"{len(jobs)} jobs: {told}",
+        f"{len(jobs)} jobs: {counts}",
         "",
         f"| job | {' | '.join(keys)} | objective |",
         "|" + " --- |" * (len(keys) + 2),

@@ -24,6 +24,9 @@ from trieye.process.output import printing_to
 from trieye.sweeps.grid import shown
 from trieye.sweeps.jobs import OUTPUT, Done, RunningJob
 
+Composed = DictConfig
+"""The config of a job, with the node `hydra`."""
+
 
 @dataclass(frozen=True)
 class Shared:
@@ -72,7 +75,7 @@ def work(
     shared: Shared,
     index: int,
     overrides: Sequence[str],
-    config: DictConfig | None = None,
+    config: Composed | None = None,
     *,
     is_own_process: bool = True,
 ) -> Done:
@@ -82,7 +85,7 @@ def work(
         shared: What all jobs have in common.
         index: The number of the job.
         overrides: Its overrides.
-        config: Its config, where this machine has not the directories that it is composed from; None: it has.
+        config: Its config, if it is composed already; None composes it here.
         is_own_process: Whether the process has nothing else to do: what it prints goes into a file.
     """
     directory = shared.directory / str(index)
@@ -111,7 +114,7 @@ def _ended(done: Done, job: RunningJob) -> Done:
     return replace(done, record=job.record, run_dir=job.run_dir)
 
 
-def _result(shared: Shared, index: int, overrides: Sequence[str], config: DictConfig | None) -> Done:
+def _result(shared: Shared, index: int, overrides: Sequence[str], config: Composed | None) -> Done:
     returned: JobReturn | None = None
     try:
         returned = _run(shared, overrides, shared.composed(index, overrides) if config is None else config)

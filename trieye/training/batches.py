@@ -1,16 +1,17 @@
 """Minibatches from a replay buffer as tensors on the device that learns."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from trieye.config.base import did_you_mean
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.samplers.base import paired
 from trieye.training.finite import OnNonfinite, first_nonfinite, refused_rows
+from trieye.training.policy import Obs
 from trieye.training.rows import Array, Rows
 
 
@@ -124,31 +125,58 @@ def minibatch_of(sample: Callable[..., Any], n: int, device: torch.device) -> "M
     return Minibatch(data, drawn.ids, torch.from_numpy(drawn.weights))
 
 
-@dataclass(slots=True)
 class Minibatch:
-    """Rows to learn from, tensors `[n, ...]` by name, or `[n, length, ...]` of sequences.
+    """Rows to learn from: their columns are attributes, tensors `[n, ...]`, or `[n, length, ...]` of sequences.
 
-    There are `obs`, `action`, `reward`, `next_obs`, `terminated`, `truncated`, the extras of the policy, and
-    `discount`: the factor of the value of `next_obs`, 0 where the episode terminated. With `replay.n_step` the reward
-    is the sum of so many discounted ones, and `next_obs` and `discount` are those after the last of them.
+    A subclass declares further columns, such as extras of the policy, so that type checkers know them:
+    `class PPOBatch(Minibatch): log_prob: torch.Tensor`. `batch["log_prob"]` reads any column.
 
     Attributes:
-        data: The tensors by their keys in the buffer; `batch["obs"]` is a dict where the space is one.
-        ids: int64 `[n]`, for `replay.update_priorities`.
-        weights: float32 `[n]`, importance weights; all 1 without priorities.
+        data: The columns by name, the parts of a dict of observations as `obs/<key>` or as a dict.
+        obs: Observations, a dict where the space is one.
+        action: The chosen actions.
+        reward: float32; with `replay.n_step` the sum of so many discounted ones.
+        next_obs: The observations after the row, or after the last of `replay.n_step`; from a replay buffer only.
+        terminated: Whether the episode terminated.
+        truncated: Whether it was cut.
+        discount: Factor of the value of `next_obs`, 0 where the episode terminated; from a replay buffer only.
+        ids: int64 `[n]`, for `replay.update_priorities`; from a replay buffer only.
+        weights: float32 `[n]`, importance weights, all 1 without priorities; from a replay buffer only.
     """
 
-    data: dict[str, torch.Tensor]
+    obs: Obs
+    action: torch.Tensor
+    reward: torch.Tensor
+    next_obs: Obs
+    terminated: torch.Tensor
+    truncated: torch.Tensor
+    discount: torch.Tensor
     ids: NDArray[np.int64]
     weights: torch.Tensor
 
+    def __init__(
+        self, data: dict[str, Any], ids: NDArray[np.int64] | None = None, weights: torch.Tensor | None = None
+    ) -> None:
+        self.data = data
+        if ids is not None and weights is not None:
+            self.ids, self.weights = ids, weights
+
+    if not TYPE_CHECKING:  # else no attribute would be unknown to a type checker
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return self[name]
+            except KeyError as error:
+                raise AttributeError(f"{type(self).__name__} has no column {error.args[0]}") from None
+
     def __getitem__(self, name: str) -> Any:
-        if name in self.data:
-            return self.data[name]
-        found = {key.partition("/")[2]: item for key, item in self.data.items() if key.startswith(f"{name}/")}
+        data = vars(self).get("data", {})  # a copy that is being made has none yet
+        if name in data:
+            return data[name]
+        found = {key.partition("/")[2]: item for key, item in data.items() if key.startswith(f"{name}/")}
         if not found:
-            raise KeyError(f"{name}; there are {', '.join(self.data)}")
+            raise KeyError(f"{name!r}{did_you_mean(name, data)} (columns: {', '.join(data)})")
         return found
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.action)

@@ -32,11 +32,11 @@ from trieye.training.policy import (
     merge_moments,
 )
 from trieye.training.reward_scale import RewardScale
-from trieye.training.rows import Array, Rows, nested
+from trieye.training.rows import Array, Rows
 from trieye.training.seeds import training_seed
+from trieye.training.spaces import columns_of, nested
 from trieye.training.steps import Steps
 
-_PICTURE_AXES = 3  # environments, height and width
 _NEXT_STREAM = 1 << 32  # far above the number of any environment
 
 
@@ -225,7 +225,7 @@ class Collector:
         is_of_gymnasium = isinstance(self._envs, SyncVectorEnv | AsyncVectorEnv)
         members = members if is_of_gymnasium else np.ones_like(members)  # others can reset all or none
         if isinstance(self._envs, SyncVectorEnv):
-            self._envs._rewards[members] = 0.0  # noqa: SLF001 - no public name, and saved with the environments
+            self._envs._rewards[members] = 0.0  # noqa: SLF001 - docs/private_apis.md
         for _ in range(MAX_IN_A_ROW):
             options = {"reset_mask": members.copy()} if is_of_gymnasium else None
             with self._calls:
@@ -406,7 +406,7 @@ class Collector:
         self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
         self._streams = np.array(state.get("streams", self._streams))
         if isinstance(self._envs, SyncVectorEnv):  # where it could not be saved with the members
-            self._envs._autoreset_envs[:] = done  # noqa: SLF001 - no public name
+            self._envs._autoreset_envs[:] = done  # noqa: SLF001 - docs/private_apis.md
         return True
 
     def close(self) -> None:
@@ -424,21 +424,6 @@ class Collector:
         if not self._env_state.between_episodes or (done.all() and resets_next):
             return None
         return f"these environments cannot be saved in the middle of one, because {saved['reason'] or 'they changed'}"
-
-
-def columns_of(obs: Any) -> dict[str, Array]:
-    """Return observations `[n, ...]` as `obs`, or a dict of them as `obs/<key>`.
-
-    Pictures, uint8 with two axes or more, stay as they are; other numbers become float32.
-    """
-    found = {f"obs/{key}": item for key, item in obs.items()} if isinstance(obs, Mapping) else {"obs": obs}
-    return {name: as_column(np.asarray(item)) for name, item in found.items()}
-
-
-def as_column(array: Array) -> Array:
-    """Return observations `[n, ...]` as they are kept: pictures as bytes, anything else as float32."""
-    is_picture = array.dtype == np.uint8 and array.ndim >= _PICTURE_AXES
-    return array if is_picture else array.astype(np.float32, copy=False)
 
 
 def member_of(info: Mapping[str, Any], n: int) -> dict[str, Any]:

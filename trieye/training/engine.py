@@ -5,12 +5,13 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Protocol, cast, get_args
 
 import numpy as np
 import torch
+from typing_extensions import TypeVar
 
-from trieye.config.agent import ReplayAgentConfig
+from trieye.config.agent import AgentConfig, ReplayAgentConfig
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
 from trieye.experiment.experiment import Experiment
@@ -30,7 +31,7 @@ from trieye.training.evaluation import Evaluation, summary
 from trieye.training.exploring.making import make_explorers
 from trieye.training.exporting import export_policy
 from trieye.training.finite import OnNonfinite, UpdateGuard
-from trieye.training.policy import Policy
+from trieye.training.policy import AgentT, ConfigT, Policy
 from trieye.training.rows import Rows
 from trieye.training.sample_table import table_of
 from trieye.training.sampling import data_of, make_sampling
@@ -38,7 +39,8 @@ from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces, as_data
 from trieye.training.update_ratio import UpdateRatio
 
-ConfigT = TypeVar("ConfigT", bound=TrainingConfig)
+PolicyT = TypeVar("PolicyT", bound=Policy[Any, Any], default=Policy[Any, Any])
+BatchT = TypeVar("BatchT", bound=Minibatch, default=Minibatch)
 _OTHER_DRAWS = 1 << 30  # the policy explores with the seed itself
 _NO_STATE = {"config", "agent", "device", "envs", "policy", "replay"}
 """Attributes that are made from the config, or saved by other names."""
@@ -76,45 +78,52 @@ class Source(Protocol):
         """Close the environments."""
 
 
-class TrainEngine(Experiment[ConfigT]):
+class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
     """An algorithm: `step` collects and learns, `train_step` makes one update.
 
-    A subclass names its policy, `class DQN(TrainEngine[TrainConfig], policy=QPolicy)`, makes what it needs in `setup`,
-    and keeps it in attributes. Modules, optimizers, schedulers and random generators among them are saved and restored
-    by themselves, and so are numbers, strings, arrays and tensors that have changed since `setup`; names that begin
-    with `_` are not. What an optimizer was made with, such as its learning rate, is what the config says now, unless a
-    scheduler changes it.
+    A subclass names the types of its config, its agent and its policy, `class DQN(TrainEngine[TrainConfig, DQNConfig,
+    QPolicy])`, makes what it needs in `setup`, and keeps it in attributes. Modules, optimizers, schedulers and random
+    generators among them are saved and restored, and so are numbers, strings, arrays and tensors that have changed
+    since `setup`; names that begin with `_` are not. An optimizer is made with the values of the current config, such
+    as its learning rate, unless a scheduler changes them.
 
     Attributes:
-        agent: `config.agent`, in the type of its class.
+        config: The config of the run.
+        agent: `config.agent`.
         device: Where to learn.
         envs: The environments, stepped together; None if explorers collect.
-        policy: What acts, on the device.
+        policy: The acting module, on the device.
         replay: The replay buffer, of agents whose config is a `ReplayAgentConfig`.
-        updates: Updates made.
+        updates: Completed updates; in `train_step`, with the one being made.
     """
 
-    policy_class: ClassVar[type[Policy]]
+    policy_class: ClassVar[type[Policy[Any, Any]]]
     config_class: ClassVar[type[TrainingConfig]] = TrainingConfig
+    agent_class: ClassVar[type[AgentConfig]] = AgentConfig
 
-    def __init_subclass__(cls, *, policy: type[Policy] | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, policy: type[Policy[Any, Any]] | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for base in getattr(cls, "__orig_bases__", ()):
+            for kind in get_args(base):
+                for name, bound in (("config", TrainingConfig), ("agent", AgentConfig), ("policy", Policy)):
+                    if isinstance(kind, type) and issubclass(kind, bound):
+                        setattr(cls, f"{name}_class", kind)
         if policy is not None:
             cls.policy_class = policy
-        for base in getattr(cls, "__orig_bases__", ()):
-            if get_args(base) and isinstance(get_args(base)[0], type):
-                cls.config_class = get_args(base)[0]
 
     def __init__(self, config: ConfigT, run: Run | None = None) -> None:
+        kind = type(self).__name__
         if not hasattr(self, "policy_class"):
-            kind = type(self).__name__
-            raise ConfigurationError(f"{kind} names no policy; write `class {kind}(TrainEngine[...], policy=MyPolicy)`")
+            raise ConfigurationError(f"{kind} has no policy; write `class {kind}(TrainEngine[Config, Agent, Policy])`")
+        if not isinstance(config.agent, self.agent_class):
+            name = type(config.agent).__name__
+            raise ConfigurationError(f"agent.engine: {kind} trains a {self.agent_class.__name__}, not a {name}")
         if config.loop.evaluate_beside and self._evaluates_by_itself:
             raise ConfigurationError(
-                f"loop.evaluate_beside: {type(self).__name__}.evaluate is its own, and what it needs is here; override "
+                f"loop.evaluate_beside: {kind}.evaluate is its own, and what it needs is here; override "
                 "evaluate_saved, too, or leave loop.evaluate_beside out"
             )
-        self.agent: Any = config.agent
+        self.agent = cast("AgentT", config.agent)
         if config.agent.num_threads:
             torch.set_num_threads(config.agent.num_threads)
         self.device = device_of(config.agent.device)
@@ -124,7 +133,7 @@ class TrainEngine(Experiment[ConfigT]):
         if run is not None:
             watchdog.start(run.name, config.env.id, self._stop)
         spaces = spaces_of_config(config.env)
-        self.policy = self.policy_class(config, spaces).to(self.device)
+        self.policy = cast("PolicyT", self.policy_class(config, spaces).to(self.device))
         if config.agent.compile:
             for module in self.policy.children():
                 module.compile()
@@ -141,7 +150,7 @@ class TrainEngine(Experiment[ConfigT]):
         )
         self._counted, self._version = (0, 0), 0
         self._shown: int | None = None
-        self._newest: Minibatch | dict[str, Any] | None = None
+        self._newest: Minibatch | None = None
         super().__init__(config, run)
         self._state = Attributes(self, _NO_STATE)
         self._on_nonfinite.where = lambda: f"at environment step {self.env_steps}, update {self.updates}"
@@ -218,40 +227,56 @@ class TrainEngine(Experiment[ConfigT]):
             self.replay.set_version(self._version)
         return self._source.collect(steps or self.agent.rollout_steps)
 
-    def due_batches(self) -> Iterator[Minibatch]:
+    def due_batches(self, kind: type[BatchT] = Minibatch, /) -> Iterator[BatchT]:  # type: ignore[assignment]  # mypy 3737
         """Yield the minibatches that are due: `agent.updates_per_env_step` since `agent.learning_starts`.
 
         With `mode=train` those are due that `agent.rollout_steps` of each environment would make due. A resume without
         the replay (`persistence.save_buffer=false`) collects `agent.learning_starts` environment steps before the next
-        update. Each counts as an update when the next one is asked for.
+        update. Each batch counts as an update.
+
+        Args:
+            kind: Class of the batches, a subclass of `Minibatch` that declares further columns.
         """
-        if self.replay is None:
-            kind = type(self.agent).__name__
+        agent = self.agent
+        if not isinstance(agent, ReplayAgentConfig):
             raise ConfigurationError(
-                f"due_batches(): {kind} is no ReplayAgentConfig, so there is no replay to draw from"
+                f"due_batches(): {type(agent).__name__} is no ReplayAgentConfig, so there is no replay to draw from"
             )
-        agent: ReplayAgentConfig = self.agent
         due = self._update_ratio.due(self.env_steps)
         if self.config.mode == "train":
             due = self.updates + max(1, int(agent.rollout_steps * self.envs.num_envs * agent.updates_per_env_step))
             self._update_ratio.start(self.env_steps, due)
         while self.updates < due:
             batch = self._sampling.minibatch(self.replay, agent.batch_size, self.device, updates=self.updates)
-            self._newest = batch
-            yield batch
-            self.updates += 1
+            yield self._counted_batch(kind(batch.data, batch.ids, batch.weights))
 
-    def minibatches(self, rows: Rows, *, epochs: int = 1, **columns: torch.Tensor) -> Iterator[dict[str, Any]]:
+    def minibatches(
+        self,
+        rows: Rows,
+        kind: type[BatchT] = Minibatch,  # type: ignore[assignment]  # mypy 3737
+        /,
+        *,
+        epochs: int = 1,
+        **columns: torch.Tensor,
+    ) -> Iterator[BatchT]:
         """Yield all valid rows in random order, about `agent.batch_size` at a time, several times.
 
-        How many batches they make depends on the size of the rollout alone; see `Rows.minibatches`.
+        The number of batches depends on the size of the rollout alone, see `Rows.minibatches`; each is an update.
 
-        Each counts as an update when the next one is asked for.
+        Args:
+            rows: What `collect` returned.
+            kind: Class of the batches, a subclass of `Minibatch` that declares the columns besides those of a step.
+            epochs: How many times.
+            columns: More columns, `[t, n, ...]`, such as advantages.
         """
-        for batch in rows.minibatches(self.agent.batch_size, epochs=epochs, generator=self._generator, **columns):
-            self._newest = batch
-            yield batch
-            self.updates += 1
+        size = self.agent.batch_size
+        for data in rows.minibatches(size, epochs=epochs, generator=self._generator, **columns):
+            yield self._counted_batch(kind(data))
+
+    def _counted_batch(self, batch: BatchT) -> BatchT:
+        self._newest = batch
+        self.updates += 1
+        return batch
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which modules compute in `agent.precision`."""
@@ -387,7 +412,7 @@ class TrainEngine(Experiment[ConfigT]):
             self._update_ratio.restart(self.env_steps, self.updates)
             say(
                 "the checkpoint has no replay buffer (persistence.save_buffer=false): learning starts again after "
-                f"agent.learning_starts={self.agent.learning_starts} environment steps"
+                f"agent.learning_starts={getattr(self.agent, 'learning_starts', 0)} environment steps"
             )
         if not is_whole:
             self.replay.interrupt()
@@ -456,16 +481,19 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def device_of(name: str) -> torch.device:
-    """Return the device of a config.
+def device_of(name: str, key: str = "agent.device") -> torch.device:
+    """Return the device that `key` names.
 
     Raises:
-        ConfigurationError: It is not there.
+        ConfigurationError: torch does not find it.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:  # of AgentConfig.device, pydantic has checked the form
+        raise ConfigurationError(f"{key}={name}: choose auto, cpu, mps, cuda, or cuda:N") from error
     missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
     if missing.get(device.type, False):
-        raise ConfigurationError(f"agent.device={name}: torch finds no such device here; choose auto or cpu")
+        raise ConfigurationError(f"{key}={name}: torch finds no such device here; choose auto or cpu")
     return device

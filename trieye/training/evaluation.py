@@ -19,11 +19,10 @@ from trieye.process import watchdog
 from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.run.media import number_of
-from trieye.training.collecting import columns_of
 from trieye.training.environments import make_env, seed_spaces
 from trieye.training.policy import Context, Policy, chosen_actions, mapped
-from trieye.training.rows import nested
 from trieye.training.seeds import FIRST_SEED
+from trieye.training.spaces import columns_of, nested
 
 _MAX_AT_ONCE = 16
 

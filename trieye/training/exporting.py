@@ -20,10 +20,8 @@ from torch import nn
 from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import write_atomic
 from trieye.process.progress import say
-from trieye.training.collecting import columns_of
 from trieye.training.policy import Context, Obs, Policy
-from trieye.training.rows import nested
-from trieye.training.spaces import Spaces
+from trieye.training.spaces import Spaces, columns_of, nested
 
 WEIGHTS, PROGRAM, NOTE = "policy.pt", "policy.pt2", "export.json"
 

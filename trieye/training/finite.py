@@ -183,12 +183,12 @@ class UpdateGuard:
         flag = plan.flag(grads)
         if plan.is_deferred:
             optimizer.found_inf = plan.given = flag  # type: ignore[attr-defined]  # read by the fused step
-            self._pending.append((plan, self._engine.updates + 1))
+            self._pending.append((plan, self._engine.updates))
             if len(plan.flags) == plan.num_used:
                 self._fetch()
         elif flag.item():
             flag.zero_()
-            self._refuse(plan, _what(self._engine, optimizer), self._engine.updates + 1)
+            self._refuse(plan, _what(self._engine, optimizer), self._engine.updates)
             plan.withhold()
         else:
             plan.num_in_a_row = 0
@@ -282,7 +282,6 @@ class _Plan:
         """Return a flag, a number on the device, above 0 if a gradient is not finite."""
         flag = self.flags[self.num_used] if self._only_flag is None else self._only_flag
         if self._is_uniform:
-            # a private name, but the kernel behind GradScaler.unscale_; tests/training/test_finite.py notices its loss
             torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, self._one)
         else:
             norms = [torch.linalg.vector_norm(_values(grad).float(), math.inf) for grad in grads]
@@ -384,7 +383,7 @@ def _what(engine: Any, optimizer: torch.optim.Optimizer) -> str:
 def _of_batch(engine: Any) -> str:
     """Return which column of the newest batch is not finite, if one is."""
     newest = getattr(engine, "_newest", None)
-    for name, tensor in getattr(newest, "data", newest or {}).items():
+    for name, tensor in (newest.data if newest else {}).items():
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
             return f", whose batch has {first_bad(tensor):g} in {name!r},"
     return ""

@@ -5,12 +5,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.checkpoints.store import CheckpointStore, Which
+from trieye.checkpoints.store import CheckpointStore, Which, load_checkpoint
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.files.atomic import write_atomic
 from trieye.files.run_files import RunFiles
 from trieye.process.progress import say
+from trieye.runs.finding import RunReference
 from trieye.training.config import TrainingConfig
 from trieye.training.seeds import FRESH_SEED
 from trieye.tune.launch import run_experiment
@@ -50,21 +51,26 @@ def train(config: TrieyeConfig) -> float | None:
 
 
 def evaluate(
-    run_dir: str | Path,
+    run: RunReference,
     which: Which = "best",
     *,
     episodes: int = 20,
     first_seed: int = FRESH_SEED,
     video: str | Path | None = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Play whole episodes with the policy of a run, without exploring; nothing of the run changes.
 
+    A run whose config has the key `evaluator`, such as `my_agent.sb3:evaluate`, is evaluated by the function that it
+    names, which takes the same arguments.
+
     Args:
-        run_dir: Directory of the run.
+        run: A stored run, its directory, or its name: `run` or `app/run`.
         which: The best checkpoint (the newest one if none was rated), the newest one, or that of a step.
         episodes: How many.
         first_seed: Seed of the first one; the others count on from it.
         video: A GIF of the first episode is written here; None: none.
+        device: Where the policy acts: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto`.
 
     Returns:
         `run`, `checkpoint` (its path), `is_best` (False if it is just the newest), `step`, `episodes`, `return_mean`,
@@ -73,14 +79,19 @@ def evaluate(
 
     Raises:
         CheckpointError: There is no such checkpoint, or it is not that of an engine.
-        ConfigurationError: The run's engine or environment cannot be made.
+        ConfigurationError: The run's engine, its environment or the device does not exist.
     """
     import numpy as np
 
     from trieye.training.evaluation import Evaluation, summary
-    from trieye.training.loading import loaded_policy
+    from trieye.training.loading import directory_of, evaluator_of, loaded_policy, recorded_config
 
-    loaded = loaded_policy(Path(run_dir), which)
+    run_dir = directory_of(run)
+    saved = load_checkpoint(run_dir, which)
+    evaluator = evaluator_of(recorded_config(run_dir, saved))
+    if evaluator is not None:
+        return evaluator(run_dir, which, episodes=episodes, first_seed=first_seed, video=video, device=device)
+    loaded = loaded_policy(run_dir, saved, device)
     evaluation = Evaluation(loaded.config.env)
     try:
         played = evaluation.play(
@@ -97,7 +108,7 @@ def evaluate(
     returns = np.array([episode.total for episode in played])
     own = {name.partition("/")[2]: value for name, value in summary(played).items()}
     return {
-        "run": Path(run_dir).resolve().name,
+        "run": run_dir.resolve().name,
         "checkpoint": str(loaded.checkpoint.path),
         "is_best": which == "best" and loaded.checkpoint.objective is not None,
         "step": loaded.checkpoint.step,

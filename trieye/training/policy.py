@@ -3,15 +3,20 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, cast
 
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import nn
+from typing_extensions import TypeVar
 
-from trieye.config.env import EnvConfig
+from trieye.config.agent import AgentConfig
 from trieye.exceptions import ConfigurationError
-from trieye.training.spaces import Spaces
+from trieye.training.config import TrainingConfig
+from trieye.training.spaces import Spaces, as_batch, columns_of, nested
+
+ConfigT = TypeVar("ConfigT", bound=TrainingConfig, default=Any)
+AgentT = TypeVar("AgentT", bound=AgentConfig, default=Any)
 
 Obs = torch.Tensor | dict[str, torch.Tensor]
 """Observations `[n, ...]`, of each key if the space is a `Dict`."""
@@ -49,28 +54,33 @@ class Act:
     state: Any = None
 
 
-class Policy(nn.Module):
+class Policy(nn.Module, Generic[ConfigT, AgentT]):
     """A module that acts, made from the config and the spaces alone.
 
-    Engines, evaluations, `trieye.load_policy`, and processes that only collect make it by `cls(config, spaces)`, and
-    give it its weights. Subclasses call `super().__init__(config, spaces)`, then make their networks.
+    Engines, evaluations, `trieye.load_policy`, and explorers make it by `cls(config, spaces)`, and load its weights.
+    Subclasses name the types of their config, `class QPolicy(Policy[TrainConfig, DQNConfig])`, call
+    `super().__init__(config, spaces)`, then make their networks.
 
     Args:
         config: The config of the run.
-        spaces: Of its environment.
+        spaces: The spaces of its environment.
 
     Attributes:
+        config: Likewise.
+        agent: `config.agent`.
         spaces: Likewise.
+        schedule_step: What `predict` calls schedules with: `TrainEngine.schedule_step` when the loaded state was saved.
         normalizer: Makes observations of mean 0 and standard deviation 1 where `env.normalize_observations` says so,
-            else leaves them alone; `act` and the losses call it.
+            else returns them unchanged; `act` and the losses call it.
     """
 
-    def __init__(self, config: Any, spaces: Spaces) -> None:
+    def __init__(self, config: ConfigT, spaces: Spaces) -> None:
         super().__init__()
-        self.spaces = spaces
-        env: EnvConfig = config.env
+        self.config, self.spaces = config, spaces
+        self.agent = cast("AgentT", config.agent)
+        self.schedule_step = 0
         self.normalizer: nn.Module = (
-            Normalizer(spaces.observation.shape) if env.normalize_observations else nn.Identity()
+            Normalizer(spaces.observation.shape) if config.env.normalize_observations else nn.Identity()
         )
 
     def act(self, obs: Obs, state: Any, ctx: Context) -> Act:
@@ -83,6 +93,31 @@ class Policy(nn.Module):
             ctx: Whether to explore, and how far the training is.
         """
         raise NotImplementedError(f"{type(self).__name__} has no act()")
+
+    def predict(self, obs: ArrayLike | Mapping[str, ArrayLike], deterministic: bool = True) -> NDArray[Any]:
+        """Choose actions for NumPy observations, as `trieye.make_env` gives them.
+
+        Args:
+            obs: One observation, or several `[n, ...]`; a dict of such where the space is one.
+            deterministic: Act as in evaluations; False explores, and draws from a generator that torch's global one
+                seeds.
+
+        Returns:
+            The action in the form that the action space wants, or actions `[n, ...]`.
+
+        Raises:
+            ConfigurationError: `obs` does not have the keys and shapes of the space, or the policy is recurrent.
+        """
+        if self.initial_state(1) is not None:
+            raise ConfigurationError(f"{_name(self)} is recurrent: predict() keeps no state; call act() with one")
+        batch, is_single = as_batch(obs, self.spaces.observation)
+        columns = {name: torch.from_numpy(column).to(self.device) for name, column in columns_of(batch).items()}
+        seed = 0 if deterministic else int(torch.randint(1 << 62, ()))
+        generator = torch.Generator(self.device).manual_seed(seed)
+        with EvaluationMode(self), torch.inference_mode():
+            act = self.act(nested(columns), None, Context(not deterministic, self.schedule_step, generator))
+        actions = chosen_actions(self, act)
+        return actions[0] if is_single else actions
 
     def initial_state(self, n: int) -> Any:
         """Return the state of a recurrent policy where `n` episodes begin: a tensor `[n, ...]` or a dict of such."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.training.policy import Obs
+from trieye.training.spaces import nested
 
 Array = NDArray[Any]
 
@@ -162,12 +163,6 @@ def _named(name: str, state: Any) -> dict[str, torch.Tensor]:
     if isinstance(state, dict):
         return {f"{name}/{key}": item for key, item in state.items()}
     return {} if state is None else {name: state}
-
-
-def nested(values: dict[str, Any]) -> Any:
-    """Return the value under `obs`, or a dict of those under `obs/<key>`, `next_obs/<key>` and the like."""
-    name = next(iter(values))
-    return values[name] if "/" not in name else {key.partition("/")[2]: value for key, value in values.items()}
 
 
 def _flat(value: Any, chosen: torch.Tensor | None) -> Any:

@@ -12,18 +12,17 @@ _MAX_SHOWN = 8
 """Numbers of an observation or an action that are shown one by one."""
 
 
-def table_of(batch: Minibatch | Mapping[str, Any]) -> dict[str, list[Any]]:
+def table_of(batch: Minibatch) -> dict[str, list[Any]]:
     """Return the first rows of a batch, as columns of plain cells for `Run.log_table`.
 
     Numbers stand as they are; a few numbers become a text of them, pictures a text with their shape, mean and bounds.
     Of observations those before the step are shown.
 
     Args:
-        batch: A minibatch of a replay, whose rows have ids and weights, too, or one of `TrainEngine.minibatches`.
+        batch: A minibatch; rows from a replay buffer have ids and weights, too.
     """
-    data = batch.data if isinstance(batch, Minibatch) else batch
-    found = {name: _cells(column) for name, column in _columns(data) if not name.startswith("next_")}
-    if isinstance(batch, Minibatch):
+    found = {name: _cells(column) for name, column in _columns(batch.data) if not name.startswith("next_")}
+    if "ids" in vars(batch):  # it was drawn from a replay buffer
         found |= {"id": batch.ids[:NUM_ROWS].tolist(), "weight": batch.weights[:NUM_ROWS].tolist()}
     return found
 

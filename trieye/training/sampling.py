@@ -12,10 +12,9 @@ from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError, NonFiniteError
 from trieye.replay.exchange import import_minari, import_npz, import_parquet, import_sb3
 from trieye.training.batches import Experience, Minibatch
-from trieye.training.collecting import as_column
 from trieye.training.config import TrainingConfig, own_class
 from trieye.training.finite import OnNonfinite
-from trieye.training.spaces import Spaces
+from trieye.training.spaces import Spaces, as_column
 
 _FORMATS = ".npz, .parquet, minari:ID, or sb3:FILE"
 

@@ -1,11 +1,15 @@
-"""Spaces: those of one environment, as plain data too, so that a policy is made without its environment."""
+"""Spaces of one environment, also as plain data, to make a policy without an environment; observations as arrays."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 
-from trieye.exceptions import SerializationError
+from trieye.exceptions import ConfigurationError, SerializationError
+
+_PICTURE_AXES = 3  # environments, height and width
 
 
 class Spaces(NamedTuple):
@@ -63,3 +67,48 @@ def _space(data: dict[str, Any]) -> Any:
     if kind == "box":
         return gym.spaces.Box(data["low"], data["high"], dtype=data["low"].dtype.type)
     raise SerializationError(f"there is no space of the kind {kind!r}")
+
+
+def columns_of(obs: Any) -> dict[str, NDArray[Any]]:
+    """Return observations `[n, ...]` as `obs`, or a dict of them as `obs/<key>`.
+
+    Images, uint8 with two axes or more, keep their dtype; other numbers become float32.
+    """
+    found = {f"obs/{key}": item for key, item in obs.items()} if isinstance(obs, Mapping) else {"obs": obs}
+    return {name: as_column(np.asarray(item)) for name, item in found.items()}
+
+
+def as_column(array: NDArray[Any]) -> NDArray[Any]:
+    """Return observations `[n, ...]` in their stored form: images as bytes, anything else as float32."""
+    is_image = array.dtype == np.uint8 and array.ndim >= _PICTURE_AXES
+    return array if is_image else array.astype(np.float32, copy=False)
+
+
+def nested(values: dict[str, Any]) -> Any:
+    """Return the value under `obs`, or a dict of those under `obs/<key>`, `next_obs/<key>` and the like."""
+    name = next(iter(values))
+    return values[name] if "/" not in name else {key.partition("/")[2]: value for key, value in values.items()}
+
+
+def as_batch(obs: Any, space: Any) -> tuple[Any, bool]:
+    """Return observations `[n, ...]` of a space, and whether a single one was given, which becomes a batch of one.
+
+    Raises:
+        ConfigurationError: Keys or shapes do not match the space.
+    """
+    if isinstance(space, gym.spaces.Dict):
+        if not isinstance(obs, Mapping) or obs.keys() != space.spaces.keys():
+            keys = list(obs) if isinstance(obs, Mapping) else type(obs).__name__
+            raise ConfigurationError(f"the observation needs the keys {', '.join(space.spaces)}, not {keys}")
+        parts = {key: as_batch(obs[key], part) for key, part in space.spaces.items()}
+        sizes = {(is_single, len(batch)) for batch, is_single in parts.values()}
+        if len(sizes) > 1:
+            raise ConfigurationError("the parts of the observation have different numbers of rows")
+        return {key: batch for key, (batch, _) in parts.items()}, sizes.pop()[0]
+    array, shape = np.asarray(obs), space.shape
+    if array.shape == shape:
+        return array[None], True
+    if array.shape[1:] != shape or array.ndim != len(shape) + 1:
+        several = ", ".join(map(str, ("n", *shape)))
+        raise ConfigurationError(f"the observation has shape {list(array.shape)}, not {list(shape)} or [{several}]")
+    return array, False

@@ -1,13 +1,11 @@
-"""Algorithms of stable-baselines3 train as runs that go on, and what they do not take is named."""
+"""Algorithms of stable-baselines3 train as runs that resume, and what they do not take is named."""
 
-import json
 from pathlib import Path
 
 import pytest
 import trieye
 
 from {{ cookiecutter.slug }} import sb3
-from {{ cookiecutter.slug }}.evaluate import main
 
 pytest.importorskip("stable_baselines3")
 
@@ -31,8 +29,7 @@ def test_a_run_goes_on_where_it_was_and_is_evaluated(
         words = [f"algorithm={algorithm}", *SMALL[algorithm], "run_name=one", f"loop.steps={steps}"]
         sb3.train(compose(tmp_path, *words, "loop.evaluate_every_steps=64"))
     assert "resumes at step 128" in capsys.readouterr().err
-    assert main(["run=one", f"persistence.root_data_dir={tmp_path}", "--episodes", "3", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = trieye.evaluate(tmp_path / "{{ cookiecutter.slug }}" / "runs" / "one", episodes=3)
     assert (report["is_best"], len(report["returns"])) == (True, 3)
     assert report["step"] >= 64
 

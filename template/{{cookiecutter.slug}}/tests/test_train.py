@@ -17,7 +17,6 @@ import trieye
 from {{ cookiecutter.slug }} import single_file
 from {{ cookiecutter.slug }}.config import TrainConfig
 from {{ cookiecutter.slug }}.env import SameStart
-from {{ cookiecutter.slug }}.evaluate import main
 
 PROJECT = Path(__file__).parent.parent
 NAME = "{{ cookiecutter.slug }}"
@@ -49,16 +48,13 @@ def test_an_algorithm_learns_from_updates_and_is_saved(tmp_path: Path, agent: st
     assert saved.objective is not None
 
 
-def test_a_policy_is_evaluated_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_policy_acts_in_the_environment_of_its_run_and_is_evaluated(tmp_path: Path):
     run_dir = train(*typed(tmp_path, "dqn", "one"))
-    where = ["run=one", f"persistence.root_data_dir={tmp_path}"]
-    assert main([*where, "--episodes", "3", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    policy, env = trieye.load_policy(run_dir), trieye.make_env(run_dir)
+    assert env.action_space.contains(policy.predict(env.reset(seed=0)[0]))
+    env.close()
+    report = trieye.evaluate(run_dir, episodes=3)
     assert (report["run"], report["episodes"], len(report["returns"])) == ("one", 3, 3)
-    assert main([str(run_dir), "--which", "latest", "--episodes", "1"]) == 0
-    assert "one" in capsys.readouterr().out
-    assert main(["run=oen", *where[1:]]) == 2
-    assert "did you mean 'one'?" in capsys.readouterr().err
 
 
 def test_debug_overfit_begins_each_episode_in_the_same_state():

@@ -9,9 +9,10 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 from trieye import Experiment
 
-from {{ cookiecutter.slug }}.config import TrainConfig
+from {{ cookiecutter.slug }}.config import BlankConfig, TrainConfig
 
 FIRST_EVAL_SEED = 1_000_000  # far away from the training seeds
 
@@ -21,15 +22,18 @@ class Blank(Experiment[TrainConfig]):
 
     def setup(self, config: TrainConfig) -> None:
         """Make what the training needs; `self.run` is there for pictures, tables and files."""
+        assert isinstance(config.agent, BlankConfig)
+        self.noise = config.agent.noise
         self.env = gym.make(config.env.id, max_episode_steps=config.env.max_episode_steps, **config.env.kwargs)
-        num_actions, size = int(self.env.action_space.n), int(np.prod(self.env.observation_space.shape))
-        self.weights = np.zeros((num_actions, size))
+        assert isinstance(self.env.action_space, gym.spaces.Discrete)
+        size = int(np.prod(self.env.observation_space.shape or ()))
+        self.weights = np.zeros((int(self.env.action_space.n), size))
         self.best, self.episodes = -np.inf, 0
         self.rng = np.random.default_rng(config.seed)
 
     def step(self) -> dict[str, float]:
         """Do what is done again and again, and return metrics."""
-        noise = self.rng.normal(size=self.weights.shape) * self.config.agent.noise
+        noise = self.rng.normal(size=self.weights.shape) * self.noise
         total, length = self.play(self.weights + noise, seed=self.config.seed + self.episodes)
         self.episodes += 1
         if total >= self.best:
@@ -42,7 +46,7 @@ class Blank(Experiment[TrainConfig]):
         seeds = range(FIRST_EVAL_SEED, FIRST_EVAL_SEED + self.config.env.eval_episodes)
         return {"eval/return": float(np.mean([self.play(self.weights, seed)[0] for seed in seeds]))}
 
-    def play(self, weights: np.ndarray, seed: int) -> tuple[float, int]:
+    def play(self, weights: NDArray[np.float64], seed: int) -> tuple[float, int]:
         """Play one episode and return its return and its length."""
         obs, _ = self.env.reset(seed=seed)
         total, length, done = 0.0, 0, False

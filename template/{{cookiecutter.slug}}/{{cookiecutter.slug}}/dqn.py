@@ -7,38 +7,38 @@ import torch
 import trieye
 from torch import nn
 
-from {{ cookiecutter.slug }}.config import TrainConfig
+from {{ cookiecutter.slug }}.config import DQNConfig, TrainConfig
 from {{ cookiecutter.slug }}.networks import Encoder, mlp
 
 
-class QPolicy(trieye.Policy):
+class QPolicy(trieye.Policy[TrainConfig, DQNConfig]):
     """Takes the action of the highest value, or while it explores a random one now and then."""
 
     def __init__(self, config: TrainConfig, spaces: trieye.Spaces) -> None:
         """Make the network from the config and the spaces alone."""
         super().__init__(config, spaces)
-        self.epsilon = config.agent.epsilon
         self.num_actions = int(spaces.action.n)
-        self.encoder = Encoder(spaces.observation, normalized=config.env.normalize_observations)
-        self.head = mlp([self.encoder.size, *config.agent.hidden_sizes, self.num_actions])
+        self.encoder = Encoder(spaces.observation, self.normalizer)
+        self.head = mlp([self.encoder.size, *self.agent.hidden_sizes, self.num_actions])
 
     def forward(self, obs: Any) -> torch.Tensor:
         """Return the value of each action, `[n, actions]`."""
-        return self.head(self.encoder(self.normalizer(obs)))
+        values: torch.Tensor = self.head(self.encoder(obs))
+        return values
 
     def act(self, obs: Any, state: Any, ctx: trieye.Context) -> trieye.Act:
         """Choose epsilon-greedily; epsilon falls with the environment steps."""
         action = self(obs).argmax(1)
         if ctx.explore:
             draws = torch.rand(action.shape, generator=ctx.generator, device=action.device)
-            explores = draws < self.epsilon(ctx.env_steps)
+            explores = draws < self.agent.epsilon(ctx.env_steps)
             if explores.any():  # seldom, later on
                 random = torch.randint(self.num_actions, action.shape, generator=ctx.generator, device=action.device)
                 action = torch.where(explores, random, action)
         return trieye.Act(action)
 
 
-class DQN(trieye.TrainEngine[TrainConfig], policy=QPolicy):
+class DQN(trieye.TrainEngine[TrainConfig, DQNConfig, QPolicy]):
     """A step collects a few rows, then makes the updates that are due."""
 
     def setup(self, config: TrainConfig) -> None:
@@ -56,19 +56,19 @@ class DQN(trieye.TrainEngine[TrainConfig], policy=QPolicy):
         metrics = trieye.mean(self.train_step(batch) for batch in self.due_batches())
         return metrics | {"epsilon": self.agent.epsilon(self.schedule_step)}
 
-    def train_step(self, batch: Any) -> dict[str, torch.Tensor]:
+    def train_step(self, batch: trieye.Minibatch) -> dict[str, torch.Tensor]:
         """Make one update; where it is time, the target becomes a copy of the policy."""
         with self.autocast():
             with torch.no_grad():
-                next_values = self.target(batch["next_obs"])
+                next_values = self.target(batch.next_obs)
                 if self.agent.double:  # the online network chooses, the target rates (van Hasselt et al. 2016)
-                    best = self.policy(batch["next_obs"]).argmax(1, keepdim=True)
+                    best = self.policy(batch.next_obs).argmax(1, keepdim=True)
                     next_value = next_values.gather(1, best)[:, 0]
                 else:
                     next_value = next_values.amax(1)
-            value = self.policy(batch["obs"]).gather(1, batch["action"][:, None])[:, 0].float()
+            value = self.policy(batch.obs).gather(1, batch.action[:, None])[:, 0].float()
         # the discount is gamma^replay.n_step, and 0 where the episode terminated; not where it was merely truncated
-        target = batch["reward"] + batch["discount"] * next_value
+        target = batch.reward + batch.discount * next_value
         # Huber's loss is what clipping errors to [-1, 1] means (Mnih et al. 2015); weights correct for priorities
         loss = (nn.functional.huber_loss(value, target, reduction="none") * batch.weights).mean()
         self.optimizer.zero_grad()
@@ -77,6 +77,6 @@ class DQN(trieye.TrainEngine[TrainConfig], policy=QPolicy):
         self.optimizer.step()
         if self.is_prioritized:
             self.replay.update_priorities(batch.ids, (value.detach() - target).abs().cpu().numpy())
-        if (self.updates + 1) % self.agent.target_update_interval == 0:
+        if self.updates % self.agent.target_update_interval == 0:
             self.target.load_state_dict(self.policy.state_dict())
         return {"loss/td": loss.detach(), "q/mean": value.detach().mean()}

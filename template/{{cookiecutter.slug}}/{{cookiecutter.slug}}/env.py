@@ -5,10 +5,10 @@ from typing import Any
 import gymnasium as gym
 
 
-class SameStart(gym.Wrapper):
+class SameStart(gym.Wrapper[Any, Any, Any, Any]):
     """Let every episode begin in the same state, that of one seed: for `debug=overfit`."""
 
-    def __init__(self, env: gym.Env, seed: int) -> None:
+    def __init__(self, env: gym.Env[Any, Any], seed: int) -> None:
         """Go around an environment."""
         super().__init__(env)
         self.start = seed

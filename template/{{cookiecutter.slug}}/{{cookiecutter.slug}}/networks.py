@@ -9,19 +9,22 @@ from torch import nn
 
 
 class Encoder(nn.Module):
-    """Observations as vectors: pictures go through convolutions, anything else is laid flat, and a dict is joined.
+    """Normalized observations as vectors: images go through convolutions, others are flattened, a dict is concatenated.
 
     Args:
         space: A `Box`, or a `Dict` of such.
-        normalized: Whether observations come through the policy's normalizer, so that bytes are no bytes any more.
+        normalizer: The normalizer of the policy; images that it normalizes are no bytes any more.
 
     Attributes:
-        size: Of a vector.
+        size: Length of a vector.
     """
 
-    def __init__(self, space: Any, *, normalized: bool = False) -> None:
+    def __init__(self, space: Any, normalizer: nn.Module) -> None:
         """Make a part for each key."""
         super().__init__()
+        # a bound method: as a submodule it would be saved again with each encoder
+        self.normalize = normalizer.forward
+        normalized = not isinstance(normalizer, nn.Identity)
         self.keys = list(space.spaces) if hasattr(space, "spaces") else None
         spaces = [space] if self.keys is None else list(space.spaces.values())
         self.parts = nn.ModuleList(_encoder(part, normalized=normalized) for part in spaces)
@@ -29,8 +32,10 @@ class Encoder(nn.Module):
 
     def forward(self, obs: Any) -> torch.Tensor:
         """Return `[..., size]` for observations `[..., *shape]`."""
+        obs = self.normalize(obs)
         if self.keys is None:
-            return self.parts[0](obs)
+            features: torch.Tensor = self.parts[0](obs)
+            return features
         return torch.cat([part(obs[key]) for key, part in zip(self.keys, self.parts, strict=True)], dim=-1)
 
 
@@ -88,8 +93,8 @@ class Convolutions(nn.Module):
         """Return `[..., size]`."""
         before = obs.shape[: obs.ndim - self.axes]
         planes = obs.movedim(-1, -3) if self.channels_last else obs
-        found = self.layers(planes.reshape(-1, *self.planes).float() * self.scale)
-        return found.reshape(*before, -1)
+        features: torch.Tensor = self.layers(planes.reshape(-1, *self.planes).float() * self.scale)
+        return features.reshape(*before, -1)
 
 
 def _has_channels_last(first: int, middle: int, last: int) -> bool:

@@ -10,31 +10,44 @@ import torch
 import trieye
 from torch import nn
 
-from {{ cookiecutter.slug }}.config import TrainConfig
+from {{ cookiecutter.slug }}.config import PPOConfig, TrainConfig
 from {{ cookiecutter.slug }}.networks import Encoder, mlp
 
 
-class ActorCritic(trieye.Policy):
+class Batch(trieye.Minibatch):
+    """What a minibatch holds besides the columns of a step."""
+
+    draw: torch.Tensor
+    log_prob: torch.Tensor
+    advantages: torch.Tensor
+    returns: torch.Tensor
+
+
+class ActorCritic(trieye.Policy[TrainConfig, PPOConfig]):
     """Draws actions while it explores, and takes the likeliest ones otherwise; `value` rates observations."""
+
+    low: torch.Tensor
+    high: torch.Tensor
 
     def __init__(self, config: TrainConfig, spaces: trieye.Spaces) -> None:
         """Make the networks from the config and the spaces alone."""
         super().__init__(config, spaces)
         self.is_discrete, self.shape = hasattr(spaces.action, "n"), spaces.action.shape
         num_outputs = int(spaces.action.n) if self.is_discrete else math.prod(self.shape)
-        self.encoder = Encoder(spaces.observation, normalized=config.env.normalize_observations)
-        sizes = [self.encoder.size, *config.agent.hidden_sizes]
+        self.encoder = Encoder(spaces.observation, self.normalizer)
+        sizes = [self.encoder.size, *self.agent.hidden_sizes]
         # detail 13: actor and critic are networks of their own; they share convolutions if there are any
         self.actor, self.critic = mlp([*sizes, num_outputs], nn.Tanh), mlp([*sizes, 1], nn.Tanh)
         for module in self.modules():  # detail 2: orthogonal weights, and biases of 0
-            if isinstance(module, nn.Linear | nn.Conv2d):
+            if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
                 nn.init.orthogonal_(module.weight, math.sqrt(2))
                 nn.init.zeros_(module.bias)
-        nn.init.orthogonal_(self.actor[-1].weight, 0.01)  # so that at first all actions are about equally likely
-        nn.init.orthogonal_(self.critic[-1].weight, 1.0)
+        # with 0.01, all actions are about equally likely at first
+        for network, gain in ((self.actor, 0.01), (self.critic, 1.0)):
+            nn.init.orthogonal_(network[-1].get_parameter("weight"), gain)
         if not self.is_discrete:
             # continuous detail 2: the noise does not depend on the observation
-            self.log_std = nn.Parameter(torch.full((num_outputs,), config.agent.log_std_init))
+            self.log_std = nn.Parameter(torch.full((num_outputs,), self.agent.log_std_init))
             self.register_buffer("low", torch.as_tensor(spaces.action.low))
             self.register_buffer("high", torch.as_tensor(spaces.action.high))
 
@@ -56,11 +69,13 @@ class ActorCritic(trieye.Policy):
 
     def features(self, obs: Any) -> torch.Tensor:
         """Return what both networks see, `[..., size]`."""
-        return self.encoder(self.normalizer(obs))
+        features: torch.Tensor = self.encoder(obs)
+        return features
 
     def value(self, obs: Any) -> torch.Tensor:
         """Return the values of observations, `[...]`."""
-        return self.critic(self.features(obs))[..., 0]
+        values: torch.Tensor = self.critic(self.features(obs))
+        return values[..., 0]
 
     def log_prob(self, output: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
         """Return the log probability of each draw, `[n]`, from the output of the actor."""
@@ -77,7 +92,7 @@ class ActorCritic(trieye.Policy):
         return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
 
 
-class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
+class PPO(trieye.TrainEngine[TrainConfig, PPOConfig, ActorCritic]):
     """A step collects `agent.rollout_steps` of each environment, and learns from them `agent.epochs` times."""
 
     def setup(self, config: TrainConfig) -> None:
@@ -94,24 +109,24 @@ class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
             last_value = self.policy.value(rows.after)
         advantages, returns = trieye.gae(rows, last_value, gamma=agent.gamma, lam=agent.gae_lambda)  # detail 5
         trieye.set_lr(self.optimizer, agent.lr(self.schedule_step))  # detail 4: annealed, if it is a schedule
-        batches = self.minibatches(rows, epochs=agent.epochs, advantages=advantages, returns=returns)  # detail 6
+        batches = self.minibatches(rows, Batch, epochs=agent.epochs, advantages=advantages, returns=returns)  # detail 6
         return trieye.mean(self.train_step(batch) for batch in batches)
 
-    def train_step(self, batch: Any) -> dict[str, torch.Tensor]:
+    def train_step(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Make one update."""
-        advantages = batch["advantages"]
+        advantages = batch.advantages
         if len(advantages) > 1:  # detail 7: in each minibatch; a single row has no standard deviation
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         with self.autocast():
-            features = self.policy.features(batch["obs"])
+            features = self.policy.features(batch.obs)
             output, value = self.policy.actor(features).float(), self.policy.critic(features)[:, 0].float()
-        log_ratio = self.policy.log_prob(output, batch["draw"]) - batch["log_prob"]
+        log_ratio = self.policy.log_prob(output, batch.draw) - batch.log_prob
         ratio = log_ratio.exp()
         clip_range = self.agent.clip_range(self.schedule_step)
         clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
         policy_loss = -torch.min(ratio * advantages, clipped * advantages).mean()  # detail 8, equation 7
         # detail 9, a clipped value loss, is left out: it does not help (Andrychowicz et al. 2021)
-        value_loss = (value - batch["returns"]).square().mean()
+        value_loss = (value - batch.returns).square().mean()
         with torch.set_grad_enabled(self.agent.ent_coef > 0):
             entropy = self.policy.entropy(output)
         loss = policy_loss + self.agent.vf_coef * value_loss - self.agent.ent_coef * entropy  # detail 10

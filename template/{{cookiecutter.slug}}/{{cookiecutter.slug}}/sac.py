@@ -11,12 +11,15 @@ import torch
 import trieye
 from torch import nn
 
-from {{ cookiecutter.slug }}.config import TrainConfig
+from {{ cookiecutter.slug }}.config import SACConfig, TrainConfig
 from {{ cookiecutter.slug }}.networks import Encoder, mlp
 
 
-class GaussianActor(trieye.Policy):
+class GaussianActor(trieye.Policy[TrainConfig, SACConfig]):
     """Draws from a Gaussian that a tanh squashes into the bounds; what is published is the actor alone."""
+
+    center: torch.Tensor
+    scale: torch.Tensor
 
     def __init__(self, config: TrainConfig, spaces: trieye.Spaces) -> None:
         """Make the network from the config and the spaces alone."""
@@ -25,13 +28,12 @@ class GaussianActor(trieye.Policy):
         self.register_buffer("center", (low + high) / 2)
         self.register_buffer("scale", (high - low) / 2)
         self.size = math.prod(spaces.action.shape)
-        self.random_steps = config.agent.learning_starts
-        self.encoder = Encoder(spaces.observation, normalized=config.env.normalize_observations)
-        self.head = mlp([self.encoder.size, *config.agent.hidden_sizes, 2 * self.size])
+        self.encoder = Encoder(spaces.observation, self.normalizer)
+        self.head = mlp([self.encoder.size, *self.agent.hidden_sizes, 2 * self.size])
 
     def forward(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the mean and the log of the standard deviation before the tanh, `[n, size]` each."""
-        mean, log_std = self.head(self.encoder(self.normalizer(obs))).chunk(2, dim=1)
+        mean, log_std = self.head(self.encoder(obs)).chunk(2, dim=1)
         return mean, log_std.clamp(-20, 2)  # bounds of the authors' code
 
     def draw(self, obs: Any, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +50,7 @@ class GaussianActor(trieye.Policy):
         """Choose actions: any at random until learning starts (a known detail), then drawn; the mean in evaluations."""
         if not ctx.explore:
             action = self(obs)[0].tanh()
-        elif ctx.env_steps < self.random_steps:
+        elif ctx.env_steps < self.agent.learning_starts:
             action = torch.empty_like(self(obs)[0]).uniform_(-1, 1, generator=ctx.generator)
         else:
             action = self.draw(obs, ctx.generator)[0]
@@ -70,7 +72,7 @@ class Critics(nn.Module):
     def __init__(self, policy: GaussianActor, hidden_sizes: list[int]) -> None:
         """Make both networks."""
         super().__init__()
-        self.encoder = Encoder(policy.spaces.observation, normalized=not isinstance(policy.normalizer, nn.Identity))
+        self.encoder = Encoder(policy.spaces.observation, policy.normalizer)
         sizes = [self.encoder.size + policy.size, *hidden_sizes, 1]
         self.first, self.second = mlp(sizes), mlp(sizes)
 
@@ -80,7 +82,7 @@ class Critics(nn.Module):
         return self.first(both)[:, 0].float(), self.second(both)[:, 0].float()
 
 
-class SAC(trieye.TrainEngine[TrainConfig], policy=GaussianActor):
+class SAC(trieye.TrainEngine[TrainConfig, SACConfig, GaussianActor]):
     """A step collects a few rows, then makes the updates that are due."""
 
     def setup(self, config: TrainConfig) -> None:
@@ -104,19 +106,18 @@ class SAC(trieye.TrainEngine[TrainConfig], policy=GaussianActor):
             trieye.set_lr(optimizer, self.agent.lr(self.schedule_step))
         return trieye.mean(self.train_step(batch) for batch in self.due_batches())
 
-    def train_step(self, batch: Any) -> dict[str, torch.Tensor]:
+    def train_step(self, batch: trieye.Minibatch) -> dict[str, torch.Tensor]:
         """Make one update of critics, actor, temperature and target."""
-        policy, normalized = self.policy, self.policy.normalizer
-        obs, next_obs = normalized(batch["obs"]), normalized(batch["next_obs"])
+        policy, obs, next_obs = self.policy, batch.obs, batch.next_obs
         ent_coef = self.log_ent_coef.detach().exp()
 
         with torch.no_grad(), self.autocast():
-            next_action, next_log_prob = policy.draw(batch["next_obs"], self.generator)
+            next_action, next_log_prob = policy.draw(next_obs, self.generator)
             next_value = torch.min(*self.target(next_obs, next_action)) - ent_coef * next_log_prob
             # the discount is gamma^replay.n_step, and 0 where the episode terminated; not where it was merely truncated
-            target = batch["reward"] + batch["discount"] * next_value
+            target = batch.reward + batch.discount * next_value
         with self.autocast():
-            first, second = self.critics(obs, policy.unscaled(batch["action"]))
+            first, second = self.critics(obs, policy.unscaled(batch.action))
         errors = (first - target, second - target)
         critic_loss = sum((0.5 * error.square() * batch.weights).mean() for error in errors)
         self.critic_optimizer.zero_grad()
@@ -124,7 +125,7 @@ class SAC(trieye.TrainEngine[TrainConfig], policy=GaussianActor):
         self.critic_optimizer.step()
 
         with self.autocast():
-            action, log_prob = policy.draw(batch["obs"], self.generator)
+            action, log_prob = policy.draw(obs, self.generator)
             value = torch.min(*self.critics(obs, action))
         actor_loss = (ent_coef * log_prob - value).mean()
         # the temperature rises while the entropy is below the wanted one; its log is learned, as in the authors' code

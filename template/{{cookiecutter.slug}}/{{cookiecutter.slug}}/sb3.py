@@ -5,7 +5,6 @@ Give it a `run_name`: Ctrl-C saves, and the same command goes on. Nothing else i
 """
 
 import inspect
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +13,7 @@ import numpy as np
 import trieye
 from pydantic import Field
 
+Which = Literal["best", "latest"] | int
 OURS = {"self", "env", "seed", "_init_setup_model"}
 UNUSED = ("env_steps", "time_s", "target", "evaluate_beside", "profile_steps")
 
@@ -28,6 +28,10 @@ class Config(trieye.TrieyeConfig):
         default_factory=dict, description="What that class is made with, where its own defaults are not wanted."
     )
     env: trieye.EnvConfig = Field(description="The environment.")
+    evaluator: str = Field(
+        default="{{ cookiecutter.slug }}.sb3:evaluate",
+        description="The function that `trieye evaluate` calls.",
+    )
 
     def check(self) -> None:
         """Refuse what stable-baselines3 would refuse, before anything is started: the model is made once."""
@@ -83,39 +87,42 @@ def train(cfg: Config) -> float:
     torch.set_num_threads(1)  # for networks this small, more threads cost more than they give
     with trieye.Run(cfg) as run, closing(envs_of(cfg)) as envs, closing(envs_of(cfg, evaluates=True)) as eval_envs:
         eval_envs.seed(1_000_000)  # far away from the seeds of the training
-        every = max(min(cfg.loop.evaluate_every_steps or cfg.loop.steps, cfg.loop.steps) // cfg.env.num, 1)
+        steps = cfg.loop.steps or 0  # check() refuses null
+        every = max(min(cfg.loop.evaluate_every_steps or steps, steps) // cfg.env.num, 1)
         evaluation = EvalCallback(eval_envs, n_eval_episodes=cfg.env.eval_episodes, eval_freq=every, verbose=0)
         callback = RunCallback(run, evaluation=evaluation, video=cfg.env.eval_video)
-        model_of(cfg, envs).learn(cfg.loop.steps, callback=callback)  # the timesteps that are left; Ctrl-C saves
+        model_of(cfg, envs).learn(steps, callback=callback)  # the timesteps that are left; Ctrl-C saves
         return run.best()
 
 
-def has_trained(run_dir: Path) -> bool:
-    """Tell whether a run is one of this file."""
-    try:
-        return "hyperparameters" in json.loads((run_dir / "configs.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-
-
-def load(run_dir: Path, which: str | int = "best") -> Any:
+def load(run_dir: Path, which: Which = "best", device: str = "auto") -> Any:
     """Return the model of a run, with environments as for an evaluation: its best checkpoint, the latest, or a step."""
     cfg = Config.of_run(run_dir)
+    hyperparameters = {**cfg.hyperparameters, "device": device}
+    cfg = cfg.model_copy(update={"hyperparameters": hyperparameters})
     class_of(cfg)  # which says what to install
     from trieye.integrations.sb3 import load_model
 
     return load_model(lambda: model_of(cfg, envs_of(cfg, evaluates=True)), run_dir, which)
 
 
-def evaluate(run_dir: Path, which: str | int = "best", *, episodes: int = 20, video: Path | None = None) -> dict:
+def evaluate(
+    run_dir: Path,
+    which: Which = "best",
+    *,
+    episodes: int = 20,
+    first_seed: int = 2_000_000,  # other starts than those by which the best one was chosen
+    video: Path | None = None,
+    device: str = "cpu",
+) -> dict[str, Any]:
     """Play whole episodes with the model of a run, and return what `trieye.evaluate` returns."""
     if video is not None:
         raise trieye.ConfigurationError("no video of a run of sb3; train with env.eval_video=true, which logs some")
-    saved, model = trieye.load_checkpoint(run_dir, which), load(run_dir, which)
+    saved, model = trieye.load_checkpoint(run_dir, which), load(run_dir, which, device)
     from stable_baselines3.common.evaluation import evaluate_policy
 
     with closing(model.get_env()) as envs:
-        envs.seed(2_000_000)  # other starts than those by which the best one was chosen
+        envs.seed(first_seed)
         returns, lengths = evaluate_policy(model, envs, episodes, return_episode_rewards=True)
     return {
         "run": run_dir.resolve().name,

@@ -6,11 +6,13 @@ Give it a `run_name`: Ctrl-C saves, and the same command goes on. Nothing else i
 
 import copy
 import random
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 import trieye
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import nn
 
@@ -31,14 +33,13 @@ class Config(trieye.TrieyeConfig):
     eval_episodes: int = Field(default=10, ge=1, description="Episodes of one evaluation.")
 
 
-def make_network(env: gym.Env) -> nn.Sequential:
+def make_network(size: int, actions: int) -> nn.Sequential:
     """Return a Q-network: observations `[n, size]` to values `[n, actions]`."""
-    size, actions = int(np.prod(env.observation_space.shape)), int(env.action_space.n)
     return nn.Sequential(nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, actions))
 
 
 @torch.inference_mode()
-def greedy(q: nn.Module, obs: np.ndarray) -> int:
+def greedy(q: nn.Module, obs: NDArray[Any]) -> int:
     """Return the action of the highest value."""
     return int(q(torch.as_tensor(obs, dtype=torch.float32).flatten()).argmax())
 
@@ -62,19 +63,22 @@ def train(cfg: Config) -> float:
     random.seed(cfg.seed)
     torch.manual_seed(cfg.seed)
     env = gym.make(cfg.env_id)
-    q = make_network(env)
+    assert isinstance(env.action_space, gym.spaces.Discrete)
+    actions = int(env.action_space.n)
+    q = make_network(int(np.prod(env.observation_space.shape or ())), actions)
     target = copy.deepcopy(q)
     optimizer = torch.optim.Adam(q.parameters(), lr=cfg.lr, fused=True)
     replay = trieye.ReplayBuffer(cfg.buffer_size, gamma=cfg.gamma, seed=cfg.seed)
     obs, _ = env.reset(seed=cfg.seed)
-    episode = {"obs": obs, "return": 0.0, "length": 0}
-    state = {"q": q, "target": target, "optimizer": optimizer, "buffer": replay, "env": env, "episode": episode}
+    episode: dict[str, Any] = {"obs": obs, "return": 0.0, "length": 0}
+    state: dict[str, Any] = {"q": q, "target": target, "optimizer": optimizer, "buffer": replay}
+    state |= {"env": env, "episode": episode}
     with trieye.Run(cfg) as run:
         run.restore(**state)  # all of `state` as it was saved, and the random generators; nothing on a fresh run
         for step in run.steps(cfg.loop.steps):  # goes on where the last attempt stopped; Ctrl-C ends it after a step
             epsilon = max(cfg.epsilon_end, 1.0 - (1.0 - cfg.epsilon_end) * step / cfg.exploration_steps)
             obs = episode["obs"]
-            action = random.randrange(env.action_space.n) if random.random() < epsilon else greedy(q, obs)
+            action = random.randrange(actions) if random.random() < epsilon else greedy(q, obs)
             next_obs, reward, terminated, truncated, _ = env.step(action)
             ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
             replay.add(obs=obs, action=action, reward=float(reward), next_obs=next_obs, **ends)

@@ -70,7 +70,7 @@ def test_every_key_has_the_default_of_its_model():
         "processing_interval_seconds": 1.0,
         "own_metrics_seconds": 30.0,
         "metrics": {},
-        "undeclared": None,
+        "undeclared": "auto",
     }
     assert schema["steps"] == "???"
     assert schema["agent"] == {

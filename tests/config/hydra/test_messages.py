@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from trieye.config import STRICT, TrieyeConfig
+from trieye.config import TrieyeConfig
 from trieye.config.base import StrictModel
 from trieye.config.hydra.messages import complaints
 from trieye.config.names import ClassPath
@@ -221,7 +221,7 @@ class NetConfig(TrieyeConfig):
 def test_keys_of_a_project_are_named_like_those_of_trieye():
     values = {"net": {"kind": "cnn", "filters": 0}, "layers": {"first": {"width": "x"}}}
     with pytest.raises(ValidationError) as caught:
-        NetConfig.model_validate(values, context=STRICT)
+        NetConfig.model_validate(values)
     lines = sorted(complaints(caught.value, NetConfig, values, ["net.filters=0"]))
     wanted = [("layers.first.width=x", ">= 1"), ("lr has no value", "lr=<value>"), ("net.filters=0", ">= 1")]
     for line, (key, allowed) in zip(lines, wanted, strict=True):

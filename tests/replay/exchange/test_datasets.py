@@ -79,7 +79,7 @@ def test_a_planted_pickle_runs_nothing(tmp_path):
     (tmp_path / "planted.pkl").write_bytes(pickle.dumps(Planted(tmp_path / "was_here")))
     (tmp_path / "text.pkl").write_text("hello")
     for name in ("planted.pkl", "text.pkl"):
-        with pytest.raises(SerializationError, match=f"{name} holds no replay buffer of stable-baselines3"):
+        with pytest.raises(SerializationError, match=f"{name} contains no replay buffer of stable-baselines3"):
             import_sb3(ReplayBuffer(5), tmp_path / name, allow_pickle=True)
     assert not (tmp_path / "was_here").exists()
     with pytest.raises(FileNotFoundError):

@@ -53,7 +53,7 @@ def numbers_of(chunk):
 @pytest.mark.parametrize("n", [0, -2, 11, 1.5, True, "2"])
 def test_a_fetch_of_an_impossible_number_of_chunks_says_what_is_possible(n):
     buffer = make_buffer(max_chunks=10, fragments_per_chunk=3)
-    with pytest.raises(ConfigurationError, match="from 1 to max_chunks=10 chunks can be fetched at once, each of 3"):
+    with pytest.raises(ConfigurationError, match="expected 1 to max_chunks=10 chunks, each of 3"):
         buffer.fetch(n, timeout_s=0)
 
 
@@ -158,6 +158,6 @@ def test_priorities_weights_and_a_schema_for_each_key_are_there():
     assert sorted(chunk.weight for chunk in both.chunks) == pytest.approx([1 / 9, 1.0])
     wrong = {**payload(1), "obs": np.zeros((5, 2), np.float32)}
     refused = buffer.add(wrong, meta("x"))
-    assert refused.reason == "fragment 0 of worker 'x': replay key 'obs': shape (4, 2) is expected, found (5, 2)"
+    assert refused.reason == "fragment 0 of worker 'x': replay key 'obs': expected shape (4, 2), got (5, 2)"
     wrong = {**payload(1), "bootstrap": np.zeros(3, np.float64)}
-    assert "'bootstrap': int16 is expected, found float64" in buffer.add(wrong, meta("x")).reason
+    assert "'bootstrap': expected int16, got float64" in buffer.add(wrong, meta("x")).reason

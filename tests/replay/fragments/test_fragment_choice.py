@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trieye.replay.fragments.pool import ChunkPool, HeldChunk, PrioritizedChoice, UniformChoice
+from trieye.replay.fragments.pool import ChunkPool, PrioritizedChoice, StoredChunk, UniformChoice
 
 
 def filled(choice, priorities):
@@ -73,7 +73,7 @@ def test_the_indexes_of_the_pool_agree_with_a_list(steps):
     pool, model = ChunkPool(UniformChoice()), []
     for number, (action, version) in enumerate(steps):
         if action == "a":
-            model.append(HeldChunk(number, (number,), version))
+            model.append(StoredChunk(number, (number,), version))
             pool.add(model[-1])
         elif action == "r" and model:
             pool.remove(model.pop(version % len(model)))
@@ -85,7 +85,7 @@ def test_the_indexes_of_the_pool_agree_with_a_list(steps):
             model = [chunk for chunk in model if chunk.version >= version]
         assert [chunk.id for chunk in pool] == [chunk.id for chunk in model]
         assert sorted(pool.order()) == [chunk.id for chunk in model]
-        assert [pool[chunk_id].place for chunk_id in pool.order()] == list(range(len(model)))
+        assert [pool[chunk_id].slot for chunk_id in pool.order()] == list(range(len(model)))
         assert pool.oldest() is (model[0] if model else None)
         higher = {chunk.id for chunk in model if chunk.version > version}
         assert {chunk.id for chunk in pool.newer_than(version)} == higher
@@ -94,7 +94,7 @@ def test_the_indexes_of_the_pool_agree_with_a_list(steps):
 def test_chunks_of_ever_new_versions_take_no_more_memory():
     pool, sizes = ChunkPool(UniformChoice()), []
     for number in range(10_000):
-        pool.add(HeldChunk(number, (number,), number))
+        pool.add(StoredChunk(number, (number,), number))
         if len(pool) > 3:
             pool.remove(pool.oldest())
         if number in {100, 9_999}:

@@ -68,7 +68,7 @@ def test_one_that_gives_up_lets_the_next_go_on():
 def test_a_fetch_without_patience_takes_what_it_wants_or_nothing():
     buffer = make_buffer()
     fill(buffer, 2)
-    with pytest.raises(TimeoutError, match=r"fetch\(3\): 2 of 3 chunks are there after 0 s, and 0 other fetches"):
+    with pytest.raises(TimeoutError, match=r"fetch\(3\): 2 of 3 chunks are available after 0 s, and 0 other fetches"):
         buffer.fetch(3, timeout_s=0)
     assert [chunk.num_uses for chunk in buffer.fetch(2, timeout_s=0).chunks] == [1, 1]
 

@@ -47,7 +47,7 @@ def test_calls_reach_the_buffer_and_chunks_come_back(tmp_path):
     assert other.add(*fragments("b", 1, first=1)[0]).status == "accepted"
     assert other.fetch(1, timeout_s=0).chunks
     other.close()
-    with pytest.raises(ConfigurationError, match="no directory"):
+    with pytest.raises(ConfigurationError, match="no snapshot directory"):
         replay.snapshot()
 
 

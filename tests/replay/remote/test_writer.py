@@ -108,7 +108,7 @@ def test_rows_that_the_table_will_never_take_are_an_error_of_the_writer(make_rep
         writer.add(**row(1))
     with pytest.raises(ConfigurationError):
         writer.close()
-    assert "takes no rows of this writer any more" in capsys.readouterr().err
+    assert "accepts no more rows of this writer" in capsys.readouterr().err
 
 
 def test_a_closed_writer_takes_nothing_and_a_second_close_is_fine(make_replay):
@@ -239,7 +239,7 @@ def test_rows_that_were_lost_for_good_are_counted_and_the_user_reads_it(make_fla
         assert content(replay) == [6]
         assert writer.stats()["lost_rows"] == 6
         assert replay.stats()["lost_rows"] == 6
-    assert "has lost 6 rows of this writer" in capsys.readouterr().err
+    assert "lost 6 rows of this writer" in capsys.readouterr().err
 
 
 def numbered(value):

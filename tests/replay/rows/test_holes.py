@@ -9,7 +9,7 @@ from tests.replay.plain_replay import assert_same, restored
 from trieye.exceptions import CheckpointError, ReplayTimeoutError
 from trieye.files.checksum import FileEntry
 from trieye.replay import Hindsight, Limiter, ReplayBuffer
-from trieye.replay.rows.segments import Holes
+from trieye.replay.rows.segments import Gaps
 from trieye.replay.samplers.base import Draw
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
@@ -212,11 +212,11 @@ def test_damage_is_an_error_where_it_is_refused(tmp_path):
 
 
 def test_holes_that_touch_are_one_and_rows_before_them_move_up():
-    holes = Holes([(30, 40), (10, 20), (20, 25)], 5, 50)
-    assert (str(holes), holes.num_rows, holes.low) == ("10-24, 30-39", 25, 30)
-    assert holes.moved(np.array([5, 9, 10, 24, 25, 29, 30, 40, 49])).tolist() == [30, 34, -1, -1, 35, 39, -1, 40, 49]
-    assert holes.pieces(0, 60) == [(5, 10), (25, 30), (40, 50)]
-    assert [holes.run_of(row) for row in (5, 9, 25, 45)] == [30, 30, 35, 40]
+    gaps = Gaps([(30, 40), (10, 20), (20, 25)], 5, 50)
+    assert (str(gaps), gaps.num_rows, gaps.low) == ("10-24, 30-39", 25, 30)
+    assert gaps.moved(np.array([5, 9, 10, 24, 25, 29, 30, 40, 49])).tolist() == [30, 34, -1, -1, 35, 39, -1, 40, 49]
+    assert gaps.remaining(0, 60) == [(5, 10), (25, 30), (40, 50)]
+    assert [gaps.run_start(row) for row in (5, 9, 25, 45)] == [30, 30, 35, 40]
 
 
 def test_a_directory_of_its_own_is_loaded_whole_or_not_at_all(tmp_path):

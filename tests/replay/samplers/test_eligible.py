@@ -119,7 +119,7 @@ def test_a_draw_that_is_refused_uses_nothing_up():
     sampler.added(0, 4)
     sampler.update(np.arange(4), [1.0, 2.0, 3.0, 4.0])
     before = sampler.state_dict()
-    with pytest.raises(ReplayTimeoutError, match="the 4 rows may be drawn only 8 times more"):
+    with pytest.raises(ReplayTimeoutError, match="only 8 more draws of the 4 rows"):
         sampler.draw(9, 0, 4, rng)
     after = sampler.state_dict()
     assert before["uses"].tolist() == after["uses"].tolist() == [0, 0, 0, 0]

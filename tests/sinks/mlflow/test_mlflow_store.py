@@ -19,7 +19,7 @@ from mlflow import MlflowClient, environment_variables
 from trieye.exceptions import ConfigurationError, SinkBusyError, TrieyeError
 from trieye.sinks.fan_out import FanOut
 from trieye.sinks.mlflow.sink import MlflowSink
-from trieye.sinks.mlflow.store import database_lock, prepare_client
+from trieye.sinks.mlflow.store import database_lock, forget_connections, prepare_client
 from trieye.stats.point import Point
 from trieye.testing import MemorySource, make_run
 
@@ -258,3 +258,18 @@ def test_artifacts_that_were_not_moved_and_places_that_the_user_chose_stay(moved
     MlflowSink().open(dataclasses.replace(run, run_id="ended", mlflow_run_id=ids["ended"]))
     assert places(run, ids) == before
     assert client.get_experiment(chosen).artifact_location == (tmp_path / "gone" / "mlruns" / "artifacts").as_uri()
+
+
+def test_a_database_that_was_replaced_is_opened_again(tmp_path):
+    path, backup = tmp_path / "mlflow.db", tmp_path / "backup.db"
+    client = MlflowClient(f"sqlite:///{path}")
+    client.create_experiment("first")
+    shutil.copyfile(path, backup)
+    client.create_experiment("second")
+    path.unlink()
+    backup.rename(path)
+    forget_connections(path)
+    client.create_experiment("third")
+    with closing(sqlite3.connect(path)) as connection:
+        names = {name for (name,) in connection.execute("SELECT name FROM experiments")}
+    assert names == {"Default", "first", "third"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
@@ -24,7 +24,7 @@ from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.version import VersionBase
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 from yaml import YAMLError
@@ -75,14 +75,31 @@ class Loader:
     config_type: type[TrieyeConfig]
 
     def load(self, overrides: Sequence[str]) -> DictConfig:
-        """Compose, with the node `hydra`.
+        """Compose, with the node `hydra`; an override with several values is left to the jobs of a sweep.
 
         Raises:
             Exception: The config cannot be composed; one of `NOT_COMPOSED`.
         """
-        config = self.config_loader.load_configuration(self.source.name, self._quoted(overrides), RunMode.RUN)
+        is_sweep = any(item.is_sweep_override() for item in parsed(overrides, self.config_type))
+        mode = RunMode.MULTIRUN if is_sweep else RunMode.RUN
+        config = self.config_loader.load_configuration(self.source.name, self._quoted(overrides), mode)
         assert isinstance(config, DictConfig)  # noqa: S101 - Hydra's own promise
         return config
+
+    def record(self, overrides: Sequence[str], config: DictConfig) -> None:
+        """Write down in a composed config which overrides it has, as Hydra does that composes with all of them."""
+        items = parsed(overrides, self.config_type)
+        own = [item for item in items if item.is_hydra_override()]
+        task = [item for item in items if not item.is_hydra_override()]
+        with flag_override(config, ["struct", "readonly"], [False, False]):
+            node = config.hydra
+            node.overrides.hydra = [item.input_line for item in own]
+            node.overrides.task = [item.input_line for item in task]
+            options = node.job.config.override_dirname
+            node.job.override_dirname = get_overrides_dirname(
+                task, list(options.exclude_keys), options.item_sep, options.kv_sep
+            )
+            node.job.env_set.update({name: os.environ[name] for name in node.job.env_copy})
 
     def is_choice(self, override: Override) -> bool:
         """Tell whether an override decides which configs are composed: it chooses an option, or a place to search."""

@@ -8,14 +8,12 @@ import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-import hydra
 from hydra._internal.utils import (
     detect_calling_file_or_module_from_task_function,
     detect_task_name,
@@ -25,14 +23,15 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from trieye.config.base import did_you_mean, nearest
-from trieye.config.hydra import registration
 from trieye.config.hydra.help import print_help
 from trieye.config.hydra.keys import keys_meant, keys_named
 from trieye.config.hydra.launch import RECORDS, Launch, earlier_run_name, launch_info, num_runs_begun
-from trieye.config.hydra.loader import VERSION_BASE, Loader, Source, absolute, opened
+from trieye.config.hydra.loader import Loader, Source, absolute, opened, parsed, quoted
 from trieye.config.hydra.preflight import Checked, Preflight, check_paths
 from trieye.config.hydra.records import RedactingTask, print_tree, sheltered
-from trieye.config.hydra.registration import RefusedError, Registration
+from trieye.config.hydra.registration import RefusedError
+from trieye.config.hydra.running import ComposedHydra, Job, run_hydra
+from trieye.config.hydra.schema import name_runs
 from trieye.config.hydra.typed import resolved, typed
 from trieye.config.names import check_name
 from trieye.config.persistence import default_run_name
@@ -54,14 +53,12 @@ class _Prepared:
     """What a checked command line adds to what was typed.
 
     Attributes:
-        run_name: The default of the run name.
         own_overrides: Overrides of Hydra's own keys.
-        pinned: Values by key that a job must not resolve anew: they name the directory of the run, which is made.
+        names: Values by key: they name the directory of the run, which exists, or all runs of a sweep.
     """
 
-    run_name: str
     own_overrides: Sequence[str] = ()
-    pinned: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_command_line(
@@ -73,27 +70,30 @@ def run_command_line(
         task: Gets the typed config.
         config_path: The config directory, relative to the file of the task, or absolute, or `pkg://` and a package.
         config_name: The primary config, without `.yaml`.
-        check: Refuses configs that cannot be run.
+        check: Refuses configs that cannot run.
 
     Raises:
-        SystemExit: It did not end well; the message is on stderr.
+        SystemExit: It failed; the message is on stderr.
     """
     num_begun = num_runs_begun()
     try:
         config_type = config_type_of(task)
         arguments = _arguments(config_type)
         source = _source(arguments, task, config_path, config_name)
-        default_name = default_run_name()
+        default_name, job = default_run_name(), _job_of(task, config_type)
         with opened(source, config_type, run_name=default_name) as loader:
-            prepared = _prepared(arguments, loader, task, config_type, check, default_name)
-            overrides = [sheltered(override, loader, config_type) for override in arguments.overrides if prepared]
-        if prepared is not None:
-            # for Hydra, which initializes itself
-            registration.current = Registration(config_type, prepared.run_name)
-            argv = [*prepared.own_overrides, *overrides, *_flags(arguments.overrides)]
-            # Hydra would look for a relative one elsewhere if this is a console script; the last one counts
-            argv += ["--config-path", source.directory] if arguments.config_path is not None else []
-            _hand_over(source, _job_of(task, config_type, prepared.pinned), argv)
+            _check_flags(arguments)
+            if arguments.info or arguments.hydra_help or arguments.shell_completion or arguments.experimental_rerun:
+                run_hydra(source, job, _argv_of_hydra(arguments, source, config_type))
+            elif arguments.help:
+                print_help(loader, Preflight(loader, config_type), arguments.overrides, task, config_type)
+            elif arguments.cfg:
+                _show(arguments, loader, config_type)
+            else:
+                checked = Preflight(loader, config_type).compose(
+                    arguments.overrides, check, multirun=arguments.multirun
+                )
+                _run(checked, arguments.overrides, loader, job, default_name)
     except TrieyeError as error:
         _leave(error, is_mistake=num_runs_begun() == num_begun)
     except RefusedError as refusal:
@@ -160,38 +160,51 @@ def _source(arguments: Namespace, task: Callable[[Any], Any], config_path: str, 
     return Source(directory, name, extra, detect_task_name(file, module))
 
 
-def _prepared(
-    arguments: Namespace,
-    loader: Loader,
-    task: Callable[[Any], Any],
-    config_type: type[TrieyeConfig],
-    check: Callable[[Any], None],
-    default_name: str,
-) -> _Prepared | None:
-    """Check the command line; return what makes each job a run, or None if all is done."""
-    _check_flags(arguments)
+def _show(arguments: Namespace, loader: Loader, config_type: type[TrieyeConfig]) -> None:
+    """Print the config; a value that is not allowed is named beside it, for the config shows where it comes from."""
     preflight = Preflight(loader, config_type)
-    if arguments.help:
-        print_help(loader, preflight, arguments.overrides, task, config_type)
-        return None
-    if arguments.cfg is not None:
-        # whoever looks for a mistake wants to see the config, so a value that is not allowed is said beside it
-        preflight.load(arguments.overrides)
-        try:
-            config = preflight.compose(arguments.overrides).config
-        except ConfigurationError as error:
-            lines = ["note: a run with this config would be refused", *_words(error).splitlines()]
-            sys.stderr.write("\n      ".join(lines) + "\n")
-            return _Prepared(default_name)
-        return _Prepared(default_name, _records_in(config.persistence.get_run_base_dir()))
-    if arguments.info or arguments.hydra_help or arguments.shell_completion or arguments.experimental_rerun:
-        return _Prepared(default_name)
-    checked = preflight.compose(arguments.overrides, check, multirun=arguments.multirun)
+    composed = preflight.load(arguments.overrides)
+    prepared = _Prepared()
+    try:
+        config = preflight.validated(composed, arguments.overrides)
+        prepared = _Prepared(_records_in(config.persistence.get_run_base_dir()))
+    except ConfigurationError as error:
+        lines = ["note: a run with this config would be refused", *_words(error).splitlines()]
+        sys.stderr.write("\n      ".join(lines) + "\n")
+    _apply(prepared, arguments.overrides, composed, loader)
+    ComposedHydra(loader, composed).show(arguments)
+
+
+def _run(checked: Checked[TrieyeConfig], overrides: Sequence[str], loader: Loader, job: Job, default_name: str) -> None:
+    """Run a checked command line."""
     check_paths(checked.config.persistence)
     if checked.is_multirun and checked.config.tune.enabled:
         raise ConfigurationError("tune runs many trials by itself, and -m many jobs; leave one of them out")
-    place = _sweep_place if checked.is_multirun else _run_place
-    return place(checked, default_name)
+    place, mode = (_sweep_place, "MULTIRUN") if checked.is_multirun else (_run_place, "RUN")
+    prepared = place(checked, default_name)
+    prepared = replace(prepared, own_overrides=[*prepared.own_overrides, f"hydra.mode={mode}"])
+    _apply(prepared, overrides, checked.composed, loader)
+    ComposedHydra(loader, checked.composed).start(job)
+
+
+def _apply(prepared: _Prepared, overrides: Sequence[str], composed: DictConfig, loader: Loader) -> None:
+    """Put into a composed config what was prepared, and environment variables in the places of secrets."""
+    for item in parsed(prepared.own_overrides, loader.config_type):
+        loader.apply(item, composed)
+    without_secrets = {override: sheltered(override, loader) for override in overrides}
+    secret = [new for old, new in without_secrets.items() if new != quoted(old, loader.config_type)]
+    references = {item.key_or_group: item.value() for item in parsed(secret, loader.config_type)}
+    with flag_override(composed, ["struct", "readonly"], [False, False]):
+        for key, value in {**prepared.names, **references}.items():
+            OmegaConf.update(composed, key, value)
+    loader.record([*prepared.own_overrides, *without_secrets.values()], composed)
+
+
+def _argv_of_hydra(arguments: Namespace, source: Source, config_type: type[TrieyeConfig]) -> list[str]:
+    """Return the command line for Hydra's own flags."""
+    argv = [*(quoted(override, config_type) for override in arguments.overrides), *_flags(arguments.overrides)]
+    # Hydra would look for a relative one elsewhere if this is a console script; the last one counts
+    return [*argv, "--config-path", source.directory] if arguments.config_path is not None else argv
 
 
 def _check_flags(arguments: Namespace) -> None:
@@ -205,7 +218,7 @@ def _check_flags(arguments: Namespace) -> None:
 
 
 def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
-    """Return what a single run is called, and the override that puts Hydra's records into its directory."""
+    """Return the names of a single run, and the override that puts Hydra's records into its directory."""
     config = checked.config
     directory = config.persistence.get_run_base_dir()
     chosen = _unresolved(checked.composed, "run")
@@ -229,7 +242,7 @@ def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
         "persistence.root_data_dir": config.persistence.root_data_dir,
     }
     staged = [] if config.tune.enabled else _staged(checked.composed, directory, config.persistence.log_dir_name)
-    return _Prepared(directory.name, [*_records_in(directory), *staged], pinned)
+    return _Prepared([*_records_in(directory), *staged], pinned)
 
 
 def _staged(composed: DictConfig, run_dir: Path, log_dir_name: str) -> list[str]:
@@ -255,16 +268,20 @@ def _records_in(directory: Path) -> list[str]:
 
 
 def _sweep_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
-    """Return what a sweep is called, and the override that sets its directory."""
+    """Return the name of a sweep, and the override that sets its directory."""
     if checked.config.run_name != default_name:
         try:
             check_name("run_name", f"{checked.config.run_name}_0000")  # what a job appends
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
-    if _unresolved(checked.composed, "sweep") != _STOCK_SWEEP_DIR:
-        return _Prepared(_name_of_sweep(Path(str(checked.composed.hydra.sweep.dir)).resolve()) or default_name)
-    directory = reserved(Path("multirun"), datetime.now().astimezone().strftime("%Y%m%d_%H%M%S"))
-    return _Prepared(directory.name, [f"hydra.sweep.dir={directory}"])
+    own_overrides = []
+    if _unresolved(checked.composed, "sweep") == _STOCK_SWEEP_DIR:
+        directory = reserved(Path("multirun"), datetime.now().astimezone().strftime("%Y%m%d_%H%M%S"))
+        name, own_overrides = directory.name, [f"hydra.sweep.dir={directory}"]
+    else:
+        name = _name_of_sweep(Path(str(checked.composed.hydra.sweep.dir)).resolve()) or default_name
+    name_runs(name)
+    return _Prepared(own_overrides, {"run_name": name} if checked.composed.run_name == default_name else {})
 
 
 def _name_of_sweep(directory: Path) -> str:
@@ -305,18 +322,15 @@ def reserved(parent: Path, name: str) -> Path:
     raise ConfigurationError(f"{parent} holds a thousand directories named {name}")
 
 
-def _job_of(
-    task: Callable[[Any], Any], config_type: type[TrieyeConfig], pinned: Mapping[str, str]
-) -> Callable[[DictConfig], Any]:
+def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig]) -> Job:
     @functools.wraps(task)
     def job(composed: DictConfig) -> Any:
         launch = launch_info()
         assert launch is not None  # noqa: S101 - Hydra calls this
         try:
-            named = {"run_name": _name_of_job(composed, launch)} if launch.is_multirun else pinned
-            with flag_override(composed, ["struct", "readonly"], [False, False]):
-                for key, value in named.items():
-                    OmegaConf.update(composed, key, value)
+            if launch.is_multirun:
+                with flag_override(composed, ["struct", "readonly"], [False, False]):
+                    composed.run_name = _name_of_job(composed, launch)
             values = resolved(composed, config_type)
             config = typed(values, config_type, overrides=launch.overrides, working_dir=launch.working_dir)
             if config.print_config:
@@ -330,33 +344,12 @@ def _job_of(
     return RedactingTask(job)
 
 
-def _hand_over(source: Source, job: Callable[[DictConfig], Any], argv: list[str]) -> None:
-    """Let Hydra run the command line."""
-    try:
-        with _argv(argv):
-            hydra.main(config_path=source.directory, config_name=source.name, **VERSION_BASE)(job)()
-    except SystemExit as leaving:
-        if isinstance(leaving.__context__, TrieyeError):
-            raise SystemExit(leaving.__context__.exit_code) from leaving.__context__
-        raise
-
-
 def _flags(overrides: list[str]) -> list[str]:
     """Return the flags, which follow the overrides: Hydra 1.3 takes none after a flag that follows others."""
     flags = list(sys.argv[1:])
     for override in overrides:
         flags.remove(override)
     return flags
-
-
-@contextmanager
-def _argv(arguments: list[str]) -> Iterator[None]:
-    before = sys.argv
-    sys.argv = [before[0], *arguments]
-    try:
-        yield
-    finally:
-        sys.argv = before
 
 
 def _leave(error: Exception, *, is_mistake: bool) -> NoReturn:

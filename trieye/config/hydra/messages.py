@@ -18,7 +18,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, core_schema
 
-from trieye.config.base import STRICT, did_you_mean, models_in, nearest, set_by
+from trieye.config.base import did_you_mean, models_in, nearest, set_by
 from trieye.config.hydra.keys import (
     Models,
     by_tag,
@@ -209,7 +209,7 @@ def _variant_on(loc: Sequence[str | int], model: type[BaseModel]) -> tuple[str, 
 
 def _refusal(model: type[BaseModel], values: dict[str, Any]) -> ValidationError | None:
     try:
-        model.model_validate(values, context=STRICT)
+        model.model_validate(values)
     except ValidationError as error:
         return error
     return None
@@ -228,9 +228,7 @@ def _as_typed(details: ErrorDetails, values: dict[str, Any]) -> list[str]:
             return path  # what follows a value tells which type of a union refused it
         path.append(str(part))
         node = node[part] if isinstance(node, dict) else node
-    if details["type"] == "unknown_key":
-        path.append(str(details.get("ctx", {})["key"]))
-    elif details["type"] in ("missing", "extra_forbidden") and (not path or path[-1] != details["loc"][-1]):
+    if details["type"] in ("missing", "extra_forbidden") and (not path or path[-1] != details["loc"][-1]):
         path.append(str(details["loc"][-1]))
     return path
 

@@ -1,5 +1,6 @@
 """Preflight: everything on a command line is checked before Hydra makes a directory or runs a task."""
 
+import copy
 import functools
 import itertools
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from hydra.core.override_parser.types import ChoiceSweep, Override
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -17,7 +19,15 @@ from trieye.config.base import did_you_mean, nearest, takes_many
 from trieye.config.hydra.keys import field_at, is_in_variant
 from trieye.config.hydra.loader import NOT_COMPOSED, Loader, parsed
 from trieye.config.hydra.messages import Diagnosis, without_parser_words
-from trieye.config.hydra.typed import Config, as_in_a_job, plain, plugin_options, resolved, typed, without_hydra
+from trieye.config.hydra.typed import (
+    Config,
+    as_in_a_job,
+    plain,
+    plugin_options,
+    resolved,
+    typed,
+    without_hydra,
+)
 from trieye.config.launcher import LauncherConfig
 from trieye.config.locations import REFERENCE_FORMS, is_reference
 from trieye.config.persistence import PersistenceConfig
@@ -29,12 +39,12 @@ _SPACE = "tune.space."
 
 @dataclass(frozen=True)
 class Checked(Generic[Config]):
-    """A command line that was found to be sound.
+    """A valid command line.
 
     Attributes:
         config: The typed config; that of the first job in a sweep.
-        composed: The composed config that it was made from, with the node `hydra`.
-        is_multirun: Whether there will be a sweep.
+        composed: The composed config that Hydra runs, with the node `hydra`; in a sweep, without what its jobs vary.
+        is_multirun: Whether it starts a sweep.
     """
 
     config: Config
@@ -52,47 +62,47 @@ class Preflight(Generic[Config]):
     def compose(
         self, overrides: Sequence[str], check: Callable[[Config], None] = lambda _: None, *, multirun: bool = False
     ) -> Checked[Config]:
-        """Compose and validate; in a sweep every value of every axis is looked at once.
+        """Compose and validate; in a sweep, validate every value of every axis once.
 
         Args:
             overrides: As typed.
-            check: Refuses configs that are valid and cannot be run.
-            multirun: Whether a sweep was asked for by a flag.
+            check: Refuses configs that are valid but cannot run.
+            multirun: Whether a flag asks for a sweep.
 
         Raises:
             ConfigurationError: Something is wrong; the message has a line for each mistake.
         """
-        items, first, composed = self._first_job(overrides)
-        is_multirun = multirun or str(OmegaConf.select(composed, "hydra.mode")).endswith("MULTIRUN")
-        if is_multirun and (params := OmegaConf.select(composed, "hydra.sweeper.params")):
-            # what the sweeper does with them
-            items, first, composed = self._first_job([*(f"{key}={value}" for key, value in params.items()), *overrides])
-        axes = {number: item for number, item in enumerate(items) if item.is_sweep_override()}
-        if is_multirun:
-            _check_plugins(composed, overrides)
-        else:
-            self._check_single(axes.values())
-        values = self._resolved(composed)
-        config = self._typed(values, first)
-        others = (self._others(axis, first, number, composed, values) for number, axis in axes.items())
-        for made in itertools.chain([config], *others):
-            check(_as_a_job(made) if is_multirun else made)
+        axes = [item for item in parsed(overrides, self._config_type) if item.is_sweep_override()]
+        composed = self.load(overrides, takes_axes=multirun or bool(axes))
+        is_multirun = multirun or OmegaConf.select(composed, "hydra.mode") == RunMode.MULTIRUN
+        if not is_multirun:
+            self._check_single(axes)
+            config = self.validated(composed, overrides)
+            check(config)
+            return Checked(config, composed, is_multirun)
+        params = OmegaConf.select(composed, "hydra.sweeper.params") or {}
+        jobs = self._jobs([f"{key}={value}" for key, value in params.items()], overrides, composed)
+        config = next(jobs)
+        for made in itertools.chain([config], jobs):
+            check(_as_a_job(made))
         return Checked(config, composed, is_multirun)
 
-    def _first_job(self, overrides: Sequence[str]) -> tuple[list[Override], list[str], DictConfig]:
-        """Return the parsed overrides, those of the first job of a sweep, and what these give."""
-        items = parsed(overrides, self._config_type)
-        first = [self._values(item)[0] if item.is_sweep_override() else str(item.input_line) for item in items]
-        return items, first, self.load(first)
-
-    def load(self, overrides: Sequence[str]) -> DictConfig:
+    def load(self, overrides: Sequence[str], *, takes_axes: bool = False) -> DictConfig:
         """Compose, with the node `hydra`.
+
+        Args:
+            overrides: As typed.
+            takes_axes: Whether some may have several values; these are left to the jobs of a sweep.
 
         Raises:
             ConfigurationError: The config cannot be composed; the message has a line for each mistake.
         """
         items = parsed(overrides, self._config_type)
-        self._check_single(item for item in items if item.is_sweep_override())
+        axes = [item for item in items if item.is_sweep_override()]
+        if not takes_axes:
+            self._check_single(axes)
+        elif own := [str(axis.input_line) for axis in axes if axis.is_hydra_override()]:
+            raise ConfigurationError("\n".join(f"{line}: a sweep cannot vary the keys of Hydra" for line in own))
         try:
             self._loader.entries()
             choices = [item for item in items if self._loader.is_choice(item)]
@@ -104,8 +114,17 @@ class Preflight(Generic[Config]):
             text = Diagnosis(self._loader, self._config_type).of_choices(choices, error)
             raise ConfigurationError(text) from error
         # one by one and after the rest, so that each mistake is found, and with a config to look it up in
-        self._set([item for item in items if item not in choices], composed)
+        self._set([item for item in items if item not in choices and item not in axes], composed)
+        self._loader.record(overrides, composed)
         return composed
+
+    def validated(self, composed: DictConfig, overrides: Sequence[str]) -> Config:
+        """Return the typed config of a composed one, in which each variant is completed.
+
+        Raises:
+            ConfigurationError: A value is missing or not allowed; the message has a line for each mistake.
+        """
+        return self._typed(self._resolved(composed), overrides)
 
     def _check_single(self, axes: Iterable[Override]) -> None:
         """Refuse several values of a key outside of a sweep; a list is proposed where the key takes one."""
@@ -137,9 +156,33 @@ class Preflight(Generic[Config]):
         if mistakes:
             raise ConfigurationError("\n".join(mistakes))
 
+    def _jobs(self, params: Sequence[str], overrides: Sequence[str], sweep: DictConfig) -> Iterator[Config]:
+        """Yield the config of the first job of a sweep, and one for each other value of each axis.
+
+        Args:
+            params: The overrides of `hydra.sweeper.params`.
+            overrides: As typed; they win over those of the sweeper.
+            sweep: The composed config of the sweep.
+        """
+        items = parsed([*params, *overrides], self._config_type)
+        axes = {number: item for number, item in enumerate(items) if item.is_sweep_override()}
+        first = [self._values(item)[0] if item.is_sweep_override() else str(item.input_line) for item in items]
+        typed_keys = {item.get_key_element() for item in items[len(params) :] if not item.is_sweep_override()}
+        absent = [number for number, item in enumerate(items) if item.get_key_element() not in typed_keys]
+        if any(self._loader.is_choice(items[number]) for number in absent):
+            composed = self.load(first)
+        else:
+            composed = copy.deepcopy(sweep)
+            self._set(parsed([first[number] for number in absent], self._config_type), composed)
+        _check_plugins(composed, overrides)
+        values = self._resolved(composed)
+        yield self._typed(values, first)
+        for number, axis in axes.items():
+            yield from self._others(axis, first, number, composed, values)
+
     def _resolved(self, composed: DictConfig) -> dict[str, Any]:
         with as_in_a_job(composed):
-            return resolved(without_hydra(composed), self._config_type)
+            return resolved(composed, self._config_type)
 
     def _typed(self, values: dict[str, Any], overrides: Sequence[str]) -> Config:
         return typed(values, self._config_type, overrides=overrides, working_dir=Path.cwd())
@@ -194,7 +237,7 @@ def _check_plugins(composed: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def _as_a_job(config: Config) -> Config:
-    """Return the config of a sweep with the name that its first job has."""
+    """Return the config of a sweep with the name of its first job."""
     name = {"run_name": f"{config.run_name}_0"}
     return config.model_copy(update={**name, "persistence": config.persistence.model_copy(update=name)})
 

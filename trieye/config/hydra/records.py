@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from trieye.config.hydra.launch import Launch, launch_info
 from trieye.config.hydra.loader import Loader, parsed, quoted
 from trieye.config.redaction import HIDDEN, looks_secret, own_variable, redacted, variable_of
-from trieye.config.root import TrieyeConfig
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -23,16 +22,16 @@ if TYPE_CHECKING:
 _FILES = ("config.yaml", "hydra.yaml", "overrides.yaml")
 
 
-def sheltered(override: str, loader: Loader, config_type: type[TrieyeConfig]) -> str:
+def sheltered(override: str, loader: Loader) -> str:
     """Return an override, quoted for Hydra, with an environment variable in the place of a secret.
 
     Hydra writes overrides to several files, and launchers pickle them; the variable gives the job the value back. What
     stands inside of a list or dict, or is an axis of a sweep, is left to `redact_records`.
     """
-    (item,) = parsed([override], config_type)
+    (item,) = parsed([override], loader.config_type)
     value = None if item.is_sweep_override() or item.is_delete() or loader.is_choice(item) else item.value()
     if not isinstance(value, str | int | float) or redacted(value, _key(item)) == value:
-        return quoted(override, config_type)
+        return quoted(override, loader.config_type)
     variable = variable_of(str(value)) or own_variable(_key(item))
     os.environ[variable] = str(value)
     return f"{item.get_key_element()}=${{oc.env:{variable}}}"

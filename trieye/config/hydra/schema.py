@@ -41,6 +41,11 @@ def register_schema(config_type: type[BaseModel], *, run_name: str) -> None:
     ConfigStore.instance().store(name=SCHEMA_NAME, node=schema, provider="trieye", **_REPLACE)
 
 
+def name_runs(run_name: str) -> None:
+    """Change the default of the key `run_name` in the schema that is stored."""
+    ConfigStore.instance().repo[f"{SCHEMA_NAME}.yaml"].node.run_name = run_name
+
+
 def defaults_of(model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any]:
     """Return the defaults of a model as they would stand in YAML; `given` wins over the model's own."""
     defaults: Any = OmegaConf.to_container(OmegaConf.structured(_Derivation(model, given).whole))

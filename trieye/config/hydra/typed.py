@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf import MISSING, DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from trieye.config.base import STRICT, models_in
+from trieye.config.base import models_in
 from trieye.config.hydra.keys import by_tag, is_variant, tag_of
 from trieye.config.hydra.messages import complaints
 from trieye.config.hydra.schema import default_of, defaults_of
@@ -38,30 +38,36 @@ def without_hydra(config: DictConfig) -> DictConfig:
 
 @contextmanager
 def as_in_a_job(config: DictConfig) -> Iterator[None]:
-    """Let `${hydra:...}` resolve as it will in the job; what only the job knows gets a stand-in."""
-    instance = HydraConfig.instance()
+    """Let `${hydra:...}` resolve as it will in the job; what only the job knows gets a stand-in meanwhile."""
+    instance, stand_ins = HydraConfig.instance(), {"output_dir": str(Path.cwd() / "outputs"), "id": "0", "num": 0}
+    nodes = {"output_dir": config.hydra.runtime, "id": config.hydra.job, "num": config.hydra.job}
+    missing = {name: node for name, node in nodes.items() if OmegaConf.is_missing(node, name)}
     before = instance.cfg
     with flag_override(config, ["struct", "readonly"], [False, False]):
-        for key, value in {"runtime.output_dir": str(Path.cwd() / "outputs"), "job.id": "0", "job.num": 0}.items():
-            if OmegaConf.is_missing(config.hydra[key.split(".")[0]], key.split(".")[1]):
-                OmegaConf.update(config.hydra, key, value)
+        for name, node in missing.items():
+            node[name] = stand_ins[name]
     instance.set_config(config)
     try:
         yield
     finally:
         instance.cfg = before
+        OmegaConf.set_readonly(config.hydra, value=False)  # `set_config` has closed it
+        with flag_override(config, ["struct", "readonly"], [False, False]):
+            for name, node in missing.items():
+                node[name] = MISSING
 
 
 def resolved(config: DictConfig, config_type: type[TrieyeConfig]) -> dict[str, Any]:
-    """Return a composed config without the node `hydra` as plain values, with its variants complete.
+    """Complete the variants of a composed config, and return it without the node `hydra` as plain values.
 
     Raises:
         ConfigurationError: A value is missing, or an interpolation leads nowhere.
     """
     try:
         complete(config, config_type, plain(HydraConfig.get(), "runtime.choices"))
-        missing = sorted(OmegaConf.missing_keys(config))
-        values: Any = OmegaConf.to_container(config, resolve=True)
+        own = without_hydra(config)
+        missing = sorted(OmegaConf.missing_keys(own))
+        values: Any = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigurationError(f"{error.full_key or 'the config'}: {str(error).splitlines()[0]}") from error
     if missing:
@@ -84,11 +90,10 @@ def typed(values: dict[str, Any], config_type: type[Config], *, overrides: Seque
         ConfigurationError: A value is not allowed; the message has a line for each mistake.
     """
     try:
-        made = config_type.model_validate(values, context=STRICT)
+        made = config_type.model_validate(values)
     except ValidationError as error:
         raise ConfigurationError("\n".join(complaints(error, config_type, values, overrides))) from error
-    made.persistence = made.persistence.anchored(working_dir)
-    return made
+    return made.model_copy(update={"persistence": made.persistence.anchored(working_dir)})
 
 
 def plugin_options(

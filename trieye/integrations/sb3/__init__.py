@@ -1,4 +1,4 @@
-"""Stable-baselines3 and sb3-contrib: one callback makes a training durable, and the program goes on after a kill.
+"""Stable-Baselines3 and sb3-contrib adapter: one callback makes a training durable and resumable after a kill.
 
 from trieye.integrations.sb3 import RunCallback
 

@@ -1,4 +1,4 @@
-"""RunCallback: makes a training of stable-baselines3 a run."""
+"""RunCallback: logs, checkpoints and resumes a Stable-Baselines3 training as a run."""
 
 import sys
 from collections.abc import Generator
@@ -10,37 +10,38 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 
 from trieye.exceptions import ConfigurationError
 from trieye.integrations.opening import AdoptedRun
-from trieye.integrations.sb3.model import KEY, REPLAY_KEY, ModelState, Restored
+from trieye.integrations.sb3.model import KEY, REPLAY_KEY, ModelState, RestoredModel
 from trieye.integrations.sb3.output import RunOutput
 from trieye.run.run import Run
 from trieye.run.steps import steps
 
 MAX_FRAMES = 1000
-"""Of the video of an evaluation; a longer episode is cut there."""
+"""Longest video of an evaluation; the rest of a longer episode is not recorded."""
 
 _NOTED = ("best_mean_reward", "evaluations_timesteps", "evaluations_results", "evaluations_length")
 
 
 class RunCallback(BaseCallback):
-    """Logs what the logger records, saves all that the training goes on with, and goes on there when it starts again.
+    """Logs all values of the SB3 logger, checkpoints the training state, and resumes from it after a restart.
 
-    What is saved is whole: it is taken between updates and rollouts, never inside of one. `learn(total)` makes the
-    timesteps that are left of `total` then; environments begin an episode, with other random numbers than before.
+    Checkpoints are consistent: they are saved between rollouts and updates, never within one. After a resume,
+    `learn(total)` trains only the remaining timesteps; environments start a new episode with a new seed.
 
     Args:
-        run: Name of the run, which ends with the program; or a `trieye.Run` that is open, which is saved as often as
-            its config says.
-        save_freq: Timesteps between checkpoints, of all environments together; at the end one is saved anyway.
-        evaluation: Evaluates, instead of being a callback of its own; its mean reward rates the checkpoints, of which
-            the best one is kept.
-        video: Log an episode of each new best model as a video; the environment of `evaluation` has to render arrays.
-        verbose: As of any callback.
+        run: Name of a run, which closes at program exit; or an open `trieye.Run`, whose config sets the checkpoint
+            frequency.
+        save_freq: Timesteps between checkpoints, summed over environments; a final checkpoint is always saved.
+        evaluation: Runs inside this callback, not as a separate one. Its mean reward ranks the checkpoints, and the
+            best checkpoint is retained.
+        video: Whether to log an episode of each new best model as a video; requires an `evaluation` environment that
+            renders arrays.
+        verbose: Verbosity, as in any SB3 callback.
 
     Attributes:
         run: The run.
 
     Raises:
-        ConfigurationError: The name cannot be that of a run, or there is nothing to take a video of.
+        ConfigurationError: The run name is invalid, or `video` is set without an environment that renders arrays.
         RunLockedError: Another process writes to the run.
     """
 
@@ -56,82 +57,81 @@ class RunCallback(BaseCallback):
         super().__init__(verbose)
         mode = None if evaluation is None else getattr(evaluation.eval_env, "render_mode", None)
         if video and mode != "rgb_array":
-            found = "there is no evaluation" if evaluation is None else f"its environment has render_mode={mode!r}"
+            reason = "there is no evaluation" if evaluation is None else f"its environment has render_mode={mode!r}"
             raise ConfigurationError(
-                f"RunCallback(video=True): {found}; give evaluation=EvalCallback(env), env made with "
+                f"RunCallback(video=True): {reason}; pass evaluation=EvalCallback(env), env made with "
                 "render_mode='rgb_array'"
             )
         if isinstance(run, Run):
             self.run = run
         else:
-            kept = {"checkpoint_save_freq_steps": save_freq, "keep_last": 2}
+            retention = {"checkpoint_save_freq_steps": save_freq, "keep_last": 2}
             objective = {"objective": "eval/mean_reward"}
-            self.run = AdoptedRun.join(run, persistence=kept, loop=objective).run
+            self.run = AdoptedRun.join(run, persistence=retention, loop=objective).run
         self._evaluation, self._video = evaluation, video
         self._evaluated = self._rollouts = 0
-        self._goes_on = True
+        self._continues = True
         self._steps: Generator[int] | None = None
 
     def _init_callback(self) -> None:
         model = self.model
-        total = model._total_timesteps  # noqa: SLF001 - has no other name
-        self._held = Restored.of(model, self.run, total)
-        self._held.begin_call(total)
+        total = model._total_timesteps  # noqa: SLF001 - docs/private_apis.md
+        self._restored = RestoredModel.of(model, self.run, total)
+        self._restored.begin_call(total)
         self._output = RunOutput(self.run)
         if not self.run.resumed and not self.run.step:
             self.run.log_params(_hyperparameters(model))
         if self._evaluation is not None:
             self._evaluation.init_callback(model)
             vars(self._evaluation).update(
-                {name: held for name, held in self._held.evaluation.items() if name in _NOTED}
+                {name: value for name, value in self._restored.evaluation.items() if name in _NOTED}
             )
-        if self._held.timesteps is not None:
-            self._go_on(self._held.timesteps)
+        if self._restored.timesteps is not None:
+            self._resume(self._restored.timesteps)
         elif model.num_timesteps < self.run.step:
             raise ConfigurationError(
-                f"learn() begins at timestep {model.num_timesteps}, and run {self.run.name!r} is at {self.run.step}: "
-                "call it with reset_num_timesteps=False, or give the other training a run of its own"
+                f"learn() begins at timestep {model.num_timesteps}, but run {self.run.name!r} is at {self.run.step}: "
+                "pass reset_num_timesteps=False to continue it, or use another run for another training"
             )
 
-    def _go_on(self, timesteps: int) -> None:
-        """Bring back what `learn` set back, as far as its total reaches; a later call may have the rest."""
-        model, state, total = self.model, ModelState(self.model), self.model._total_timesteps  # noqa: SLF001 - as above
-        state.load_counters(self._held.state)
+    def _resume(self, timesteps: int) -> None:
+        """Restore the counters that `learn` has reset, up to its total; a later call may resume the remainder."""
+        model, state, total = self.model, ModelState(self.model), self.model._total_timesteps  # noqa: SLF001 - docs/private_apis.md
+        state.load_counters(self._restored.state)
         model.num_timesteps, self._evaluated = min(timesteps, total), timesteps // model.n_envs
         if total < timesteps:
             return
-        self._held.timesteps = None
-        model._num_timesteps_at_start = timesteps  # noqa: SLF001 - as above
+        self._restored.timesteps = None
+        model._num_timesteps_at_start = timesteps  # noqa: SLF001 - docs/private_apis.md
         env = self.training_env
-        if model.seed is not None:  # those of its first episodes would come again
+        if model.seed is not None:  # the same seed would repeat the first episodes
             env.seed(model.seed + 1_000_003 * self.run.attempt % (1 << 31))
         normalizer = model.get_vec_normalize_env()
         if normalizer is None:
-            model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - as above
+            model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - docs/private_apis.md
             return
-        # a reset must not change the moments; other wrappers may lie above, so the observation is that of the outermost
-        state.load_moments(self._held.state)
+        # A reset must not change the moments. Other wrappers may enclose this one: take the outermost observation.
+        state.load_moments(self._restored.state)
         trains, normalizer.training = normalizer.training, False
-        model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - as above
-        normalizer.training, model._last_original_obs = trains, normalizer.get_original_obs()  # noqa: SLF001 - as above
+        model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - docs/private_apis.md
+        normalizer.training, model._last_original_obs = trains, normalizer.get_original_obs()  # noqa: SLF001 - docs/private_apis.md
 
     def _on_training_start(self) -> None:
         if self._output not in self.logger.output_formats:
             self.logger.output_formats.append(self._output)
-        every = self.run.config.runtime.requeue_exit_code
-        self._steps = steps(self.run, self.model._total_timesteps, requeue_exit_code=every, counts=False)  # noqa: SLF001 - as above
+        self._steps = steps(self.run, self.model._total_timesteps, counts=False)  # noqa: SLF001 - docs/private_apis.md
         next(self._steps, None)
 
     def _on_step(self) -> bool:
         self._rollouts += 1
-        return self._goes_on
+        return self._continues
 
     def _on_rollout_start(self) -> None:
-        self._between()
+        self._save_between_updates()
 
-    def _between(self, *, is_end: bool = False) -> None:
-        """Evaluate and save if it is time to, and leave if a signal asked for that."""
-        run, rows = self.run, self._held.rows
+    def _save_between_updates(self, *, is_end: bool = False) -> None:
+        """Evaluate and save if due, and stop if a signal requested it."""
+        run, rows = self.run, self._restored.rows
         run.step = self.num_timesteps = self.model.num_timesteps
         if rows is not None:
             rows.total += self._rollouts
@@ -139,25 +139,25 @@ class RunCallback(BaseCallback):
         objective = self._evaluate(run.step // self.training_env.num_envs)
         is_new = run.step > max(run.saved_step, 0)
         if is_new and (objective is not None or run.save_due or is_end):
-            held: dict[str, Any] = {KEY: ModelState(self.model), "evaluation": self._noted()}
-            run.save(objective=objective, **held | ({} if rows is None else {REPLAY_KEY: rows}))
+            objects: dict[str, Any] = {KEY: ModelState(self.model), "evaluation": self._evaluation_state()}
+            run.save(objective=objective, **objects | ({} if rows is None else {REPLAY_KEY: rows}))
         if self._steps is not None and not is_end:
             next(self._steps, None)
 
     def _evaluate(self, calls: int) -> float | None:
-        """Evaluate if that is due after so many steps of each environment, and return the mean reward."""
+        """Evaluate if due after `calls` steps of each environment, and return the mean reward, else None."""
         evaluation = self._evaluation
         every = 0 if evaluation is None else evaluation.eval_freq
         if evaluation is None or every <= 0 or calls // every <= self._evaluated // every:
             return None
         self._evaluated, best = calls, evaluation.best_mean_reward
-        evaluation.n_calls = every - 1  # it evaluates at multiples of it
-        self._goes_on = evaluation.on_step()
+        evaluation.n_calls = every - 1  # EvalCallback evaluates at multiples of eval_freq
+        self._continues = evaluation.on_step()
         if self._video and evaluation.best_mean_reward > best:
-            self._film(evaluation)
+            self._log_video(evaluation)
         return evaluation.last_mean_reward
 
-    def _film(self, evaluation: EvalCallback) -> None:
+    def _log_video(self, evaluation: EvalCallback) -> None:
         env, frames = evaluation.eval_env, list[Any]()
         obs, state, starts = env.reset(), None, np.ones(env.num_envs, np.bool_)
         while len(frames) < MAX_FRAMES:
@@ -170,13 +170,13 @@ class RunCallback(BaseCallback):
         fps = float(env.get_attr("metadata")[0].get("render_fps", 30))
         self.run.log_video("eval/video", np.stack(pictures), self.run.step, fps=fps)
 
-    def _noted(self) -> dict[str, Any]:
-        noted = {"timesteps": self.model.num_timesteps, "learn_calls": self._held.calls}
+    def _evaluation_state(self) -> dict[str, Any]:
+        state = {"timesteps": self.model.num_timesteps, "learn_calls": self._restored.calls}
         names = () if self._evaluation is None else _NOTED
-        return noted | {name: getattr(self._evaluation, name) for name in names}
+        return state | {name: getattr(self._evaluation, name) for name in names}
 
     def _on_training_end(self) -> None:
-        self._between(is_end=True)
+        self._save_between_updates(is_end=True)
         self.run.wait_for_saves()
         if self._steps is not None:
             self._steps.close()
@@ -184,7 +184,7 @@ class RunCallback(BaseCallback):
 
 
 def _hyperparameters(model: BaseAlgorithm) -> dict[str, Any]:
-    """Return what the model was made with, as far as it is plain data."""
+    """Return the constructor arguments of the model that are plain data."""
     counters = {"num_timesteps", "exploration_rate", "start_time", "verbose", "n_envs"}
     plain = {
         name: value
@@ -192,9 +192,9 @@ def _hyperparameters(model: BaseAlgorithm) -> dict[str, Any]:
         if name[0] != "_" and name not in counters and isinstance(value, bool | int | float | str)
     }
     env = getattr(getattr(model.env, "envs", [None])[0], "spec", None)
-    found = {"algorithm": type(model).__name__, "policy": model.policy_class.__name__, "num_envs": model.n_envs}
+    basics = {"algorithm": type(model).__name__, "policy": model.policy_class.__name__, "num_envs": model.n_envs}
     return {
-        **found,
+        **basics,
         **({} if env is None else {"env": env.id}),
         **plain,
         "python": ".".join(map(str, sys.version_info[:3])),

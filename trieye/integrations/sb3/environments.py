@@ -1,4 +1,4 @@
-"""make_envs: the environments of a model, made as the config of an environment says."""
+"""make_envs: creates the vector environment of a model from an environment config."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,26 +16,28 @@ from trieye.training.environments import make_env
 
 
 def make_envs(config: EnvConfig, *, gamma: float = 0.99, evaluates: bool = False) -> VecEnv:
-    """Make `config.num` environments, with all that `conf/env/` can say of them.
+    """Create `config.num` environments with all options of `conf/env/`.
 
     Args:
-        config: What to make.
-        gamma: Discount of the model, for `normalize_rewards`.
-        evaluates: Whether they are those of an evaluation: rewards are what they are, moments are those of the
-            training, and `eval_video` asks for pictures.
+        config: Config of the environments.
+        gamma: Discount factor of the model, for `normalize_rewards`.
+        evaluates: Whether the environments are for evaluation: rewards stay unmodified, normalization moments are not
+            updated, and `eval_video` enables rendering.
 
     Raises:
-        ConfigurationError: They cannot be made, or not in this form.
+        ConfigurationError: The environments cannot be created, or not in this vector form.
     """
     if config.vector == "own":
-        raise ConfigurationError("env.vector=own: stable-baselines3 needs single environments; take sync or async")
+        raise ConfigurationError(
+            "env.vector=own: Stable-Baselines3 needs single environments; use env.vector=sync or async"
+        )
     thunks: list[Callable[[], gym.Env[Any, Any]]] = [
         partial(_make_one, config, evaluates=evaluates) for _ in range(config.num)
     ]
     envs: VecEnv = SubprocVecEnv(thunks) if config.vector == "async" else DummyVecEnv(thunks)
     space: Any = envs.observation_space
     if is_image_space(space) and not is_image_space_channels_first(space):
-        envs = VecTransposeImage(envs)  # as a model does it; here, so that all of them have the same layers
+        envs = VecTransposeImage(envs)  # as a model does; applied here so that all environments have the same layers
     if config.normalize_observations or config.normalize_rewards:
         envs = VecNormalize(
             envs,

@@ -1,4 +1,4 @@
-"""ModelState: all of a model that a training goes on with; the functions that bring it back."""
+"""ModelState: the resumable state of a Stable-Baselines3 model, and the functions that restore it."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -21,11 +21,11 @@ _NOT_COUNTERS = ("_total_timesteps", "_num_timesteps_at_start", "_stats_window_s
 _MOMENTS = ("mean", "var", "count")
 
 KEY, REPLAY_KEY = "model", "transitions"
-"""Names of the model, and of what its replay buffer holds, in a checkpoint."""
+"""Names of the model and of its replay rows in a checkpoint."""
 
 
 class ModelState:
-    """Weights, optimizers, counters, moments of `VecNormalize` and the generator of random actions of a model.
+    """State of a model: weights, optimizers, counters, `VecNormalize` moments and the generator of random actions.
 
     Args:
         model: The model.
@@ -35,9 +35,9 @@ class ModelState:
         self._model = model
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, whose tensors are those of the model."""
+        """Return the state; its tensors share memory with the model."""
         model = self._model
-        held: dict[str, Any] = {
+        state: dict[str, Any] = {
             "parameters": model.get_parameters(),
             "variables": {name: attrgetter(name)(model).detach() for name in self._variables()},
             "counters": self.counters(),
@@ -49,13 +49,13 @@ class ModelState:
         }
         normalizer = model.get_vec_normalize_env()
         if normalizer is not None:
-            held["normalizer"] = {
+            state["normalizer"] = {
                 name: {moment: getattr(one, moment) for moment in _MOMENTS} for name, one in _moments(normalizer)
             }
-        return held
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore a state that `state_dict` returned."""
         model = self._model
         model.set_parameters(state["parameters"], exact_match=True, device=model.device)
         for name, value in state["variables"].items():
@@ -65,13 +65,13 @@ class ModelState:
         self.load_moments(state)
 
     def load_counters(self, state: Mapping[str, Any]) -> None:
-        """Take over what `learn` sets back when it begins."""
+        """Restore the counters and episode statistics that `learn` resets at its start."""
         vars(self._model).update(state["counters"])
-        for name, held in state["episodes"].items():
-            setattr(self._model, name, deque(held, maxlen=self._model._stats_window_size))  # noqa: SLF001 - has no other name
+        for name, episodes in state["episodes"].items():
+            setattr(self._model, name, deque(episodes, maxlen=self._model._stats_window_size))  # noqa: SLF001 - docs/private_apis.md
 
     def load_moments(self, state: Mapping[str, Any]) -> None:
-        """Take over the moments of `VecNormalize`, which the reset of an environment changes."""
+        """Restore the `VecNormalize` moments, which an environment reset changes."""
         normalizer = self._model.get_vec_normalize_env()
         if normalizer is not None:
             for name, one in _moments(normalizer):
@@ -79,28 +79,28 @@ class ModelState:
                     setattr(one, moment, state["normalizer"][name][moment])
 
     def counters(self) -> dict[str, Any]:
-        """Return the numbers that a model changes while it learns, those of sb3-contrib among them."""
+        """Return the numbers that change during learning, including sb3-contrib models."""
         names = [name for name, value in vars(self._model).items() if name[0] == "_" and type(value) in {int, float}]
         names += [name for name in ("num_timesteps", "exploration_rate") if hasattr(self._model, name)]
         return {name: getattr(self._model, name) for name in names if name not in _NOT_COUNTERS}
 
     def _variables(self) -> list[str]:
-        names = self._model._get_torch_save_params()[1]  # noqa: SLF001 - has no other name
+        names = self._model._get_torch_save_params()[1]  # noqa: SLF001 - docs/private_apis.md
         return [name for name in names if isinstance(attrgetter(name)(self._model), torch.Tensor)]
 
 
-class Restored:
-    """What a model was brought to, for a training that goes on: `learn` begins at zero otherwise.
+class RestoredModel:
+    """Restored state of a model, because `learn` resets counters that a resumed training needs.
 
     Attributes:
-        timesteps: Where it goes on; None: it begins.
-        rows: What its replay buffer holds; None: it has none.
-        evaluation: The state of the evaluations, and which call of `learn` saved the checkpoint at which timestep.
-        state: That of the model.
-        calls: Calls of `learn` so far, over all attempts.
+        timesteps: Timestep to resume from; None: the training starts from scratch.
+        rows: Rows of the replay buffer; None: the model has no buffer.
+        evaluation: State of the evaluations, and the `learn` call and timestep of the checkpoint.
+        state: State of the model.
+        calls: Number of `learn` calls so far, over all attempts.
     """
 
-    _of: ClassVar["WeakKeyDictionary[BaseAlgorithm, Restored]"] = WeakKeyDictionary()
+    _of: ClassVar["WeakKeyDictionary[BaseAlgorithm, RestoredModel]"] = WeakKeyDictionary()
 
     def __init__(self, model: BaseAlgorithm, run: Run, total: int | None = None) -> None:
         buffer = getattr(model, "replay_buffer", None)
@@ -115,30 +115,30 @@ class Restored:
         self._of[model] = self
 
     @classmethod
-    def of(cls, model: BaseAlgorithm, run: Run, total: int | None = None) -> "Restored":
-        """Return that of a model, which is restored now if it was not before.
+    def of(cls, model: BaseAlgorithm, run: Run, total: int | None = None) -> "RestoredModel":
+        """Return the restored state of a model; the first call restores the model.
 
         Args:
             model: The model.
             run: Its run.
-            total: The timestep at which the current call of `learn` ends; None outside of one.
+            total: Last timestep of the current `learn` call; None outside of `learn`.
         """
         return cls._of.get(model) or cls(model, run, total)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the state of the evaluations; refuse a checkpoint that a later call of `learn` saved."""
+        """Restore the state of the evaluations; refuse a checkpoint that a later `learn` call saved."""
         self.evaluation = dict(state)
         if self._total is not None:
             self._check(self._total)
 
     def begin_call(self, total: int) -> None:
-        """Count a call of `learn`.
+        """Count a `learn` call.
 
         Args:
-            total: The timestep at which it ends.
+            total: Last timestep of the call.
 
         Raises:
-            ConfigurationError: A later call saved the checkpoint, so the model has weights from after this call.
+            ConfigurationError: A later call saved the checkpoint, so the weights are newer than the end of this call.
         """
         self._check(total)
         saved_in = self.evaluation.get("learn_calls", 0) if total >= self.evaluation.get("timesteps", 0) else 0
@@ -148,53 +148,53 @@ class Restored:
         timesteps, saved_in = self.evaluation.get("timesteps", 0), self.evaluation.get("learn_calls", 0)
         if total < timesteps and self.calls + 1 < saved_in:
             raise ConfigurationError(
-                f"learn() number {self.calls + 1} ends at timestep {total}, and run {self._run_name!r} was saved at "
-                f"{timesteps} by its learn() number {saved_in}: what the program does after this call, such as "
-                "model.save(), would get later weights. Let it skip the calls that are complete: "
+                f"learn() number {self.calls + 1} ends at timestep {total}, but the checkpoint of run "
+                f"{self._run_name!r} is from timestep {timesteps}, in learn() number {saved_in}: statements after this "
+                "call, such as model.save(), would use later weights. Skip the completed calls: "
                 "model = restore_or_new(make_model, run), then while model.num_timesteps < total: "
                 "model.learn(chunk - model.num_timesteps % chunk, reset_num_timesteps=False, callback=callback)"
             )
 
 
 def restore_or_new(make_model: Callable[[], BaseAlgorithm], run: Run) -> BaseAlgorithm:
-    """Make a model, and bring it to where the run stopped, if that was started before.
+    """Create a model, and restore it from the newest checkpoint of the run, if any.
 
-    `RunCallback` does that by itself when `learn` begins; this is for a program that looks at the model before. With
-    the callback, `model.learn(total)` makes the timesteps that are left of `total`.
+    `RunCallback` does this when `learn` starts; call this function only if the program uses the model earlier. With the
+    callback, `model.learn(total)` trains only the remaining timesteps.
 
     Args:
-        make_model: What makes the model, as for a new training.
-        run: The run, open.
+        make_model: Creates the model, as for a new training.
+        run: The open run.
 
     Raises:
-        CheckpointError: What was saved does not fit the model; the model is as it was made.
+        CheckpointError: The saved state does not fit the model, which stays unchanged.
     """
     model = make_model()
-    Restored.of(model, run)
+    RestoredModel.of(model, run)
     return model
 
 
 def load_model(make_model: Callable[[], BaseAlgorithm], run_dir: str | Path, which: Which = "best") -> BaseAlgorithm:
-    """Make a model, and give it the weights and moments of a checkpoint; the run is not opened.
+    """Create a model with the weights and moments of a checkpoint, without opening the run.
 
     Args:
-        make_model: What makes the model.
+        make_model: Creates the model.
         run_dir: Directory of the run.
-        which: The best one by its evaluation, the newest one, or that of a step.
+        which: `best` by evaluation, newest, or a step.
 
     Raises:
-        CheckpointError: There is no such checkpoint, or it is not of such a model.
+        CheckpointError: The checkpoint does not exist or is from another kind of model.
     """
-    found, model = load_checkpoint(run_dir, which), make_model()
-    if KEY not in found.objects:
-        raise CheckpointError(f"{found.path} holds no model of stable-baselines3: RunCallback did not save it")
-    ModelState(model).load_state_dict(found.objects[KEY])
+    checkpoint, model = load_checkpoint(run_dir, which), make_model()
+    if KEY not in checkpoint.objects:
+        raise CheckpointError(f"{checkpoint.path} has no Stable-Baselines3 model: RunCallback did not save it")
+    ModelState(model).load_state_dict(checkpoint.objects[KEY])
     return model
 
 
 def _moments(normalizer: Any) -> list[tuple[str, RunningMeanStd]]:
-    of_obs = normalizer.obs_rms if normalizer.norm_obs else {}
-    named = of_obs if isinstance(of_obs, dict) else {"": of_obs}
+    obs_rms = normalizer.obs_rms if normalizer.norm_obs else {}
+    named = obs_rms if isinstance(obs_rms, dict) else {"": obs_rms}
     return [
         *((f"obs.{name}", one) for name, one in named.items()),
         ("returns", cast("RunningMeanStd", normalizer.ret_rms)),
@@ -202,7 +202,7 @@ def _moments(normalizer: Any) -> list[tuple[str, RunningMeanStd]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return what an episode's end said as plain numbers, as far as it is numbers."""
+    """Convert the numbers in an episode's info to plain Python numbers."""
     if isinstance(value, Mapping):
-        return {name: _plain(held) for name, held in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     return value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else value

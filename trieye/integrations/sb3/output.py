@@ -1,4 +1,4 @@
-"""RunOutput: what the logger of stable-baselines3 records, as points of a run."""
+"""RunOutput: an output format of the Stable-Baselines3 logger that logs to a run."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from trieye.run.run import Run
 
 
 class RunOutput(KVWriter):
-    """Writes every value that is recorded, whatever other outputs leave out, over timesteps.
+    """Logs every recorded value at its timestep, including values that other outputs exclude.
 
     Args:
         run: The run.
@@ -22,7 +22,7 @@ class RunOutput(KVWriter):
         self._last: dict[str, tuple[int, Any]] = {}
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """Log values; one that is to be left out in `trieye` is left out, and one that was just told as well."""
+        """Log values, except those excluded for `trieye` and repetitions at the same step."""
         for name, value in key_values.items():
             if "trieye" in (key_excluded.get(name) or ()):
                 continue
@@ -48,4 +48,4 @@ class RunOutput(KVWriter):
             self._run.log_params(value.hparam_dict)
 
     def close(self) -> None:
-        """Do nothing: the run is closed by whoever opened it."""
+        """Do nothing: the owner of the run closes it."""

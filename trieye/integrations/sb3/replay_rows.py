@@ -1,4 +1,4 @@
-"""ReplayRows: a replay buffer of stable-baselines3 that is saved by what is new in it."""
+"""ReplayRows: incremental state of a Stable-Baselines3 replay buffer; each checkpoint stores only new rows."""
 
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,79 +16,79 @@ from trieye.snapshot.parts import SavedParts
 MAX_PART_BYTES = 64 << 20
 SMALL_PART_BYTES = 8 << 20
 MAX_SMALL_PARTS = 32
-"""With more of them their rows are written again as few large ones."""
+"""Beyond this number, small parts are merged into few large ones."""
 
 _CHANGING = ("ep_start", "ep_length")
-"""Of hindsight replay: written for a whole episode at its end, and so saved whole."""
+"""Arrays of hindsight replay that the end of an episode rewrites, and that are therefore saved in full."""
 
 Arrays = dict[str, NDArray[Any]]
 
 
 class ReplayRows:
-    """The rows of a buffer, and where its next row goes.
+    """Rows and write position of a buffer.
 
-    Any buffer that keeps its rows in arrays of shape (buffer_size, n_envs, ...) will do: those of stable-baselines3,
-    dicts of arrays among them, and those of sb3-contrib. What `infos` hindsight replay copies is not kept.
+    Supports any buffer that stores its rows in arrays (or dicts of arrays) of shape (buffer_size, n_envs, ...), such as
+    the buffers of Stable-Baselines3 and sb3-contrib. The `infos` that hindsight replay copies are not saved.
 
     Args:
         buffer: The buffer.
 
     Attributes:
-        total: Rows that were ever added, of all environments at a time; whoever adds one counts it here.
+        total: Number of rows ever added, one per step of all environments; the caller that adds rows increases it.
     """
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         self._buffer = buffer
-        self.total = self._held()
-        self._parts: list[tuple[str, int, int]] = []  # name, and which rows
+        self.total = self._num_added()
+        self._parts: list[tuple[str, int, int]] = []  # name, first row, end
 
-    def state_parts(self, known: Collection[str]) -> StateParts:
-        """Return a snapshot: the rows that no known part has are copied."""
-        if self.total < self._held() or self.total % self._size != self._buffer.pos:
-            self.total, self._parts = self._held(), []  # somebody else filled it
+    def state_parts(self, stored_names: Collection[str]) -> StateParts:
+        """Return a snapshot; only rows outside the stored parts are copied."""
+        if self.total < self._num_added() or self.total % self._size != self._buffer.pos:
+            self.total, self._parts = self._num_added(), []  # the buffer was filled without counting
         arrays, low = self._arrays(), max(self.total - self._size, 0)
         row_bytes = max(sum(array[:1].nbytes for array in arrays.values()), 1)
-        parts = [part for part in self._parts if part[0] in known and part[2] > low]
+        parts = [part for part in self._parts if part[0] in stored_names and part[2] > low]
         small = [part for part in parts if (part[2] - part[1]) * row_bytes < SMALL_PART_BYTES]
         if len(small) > MAX_SMALL_PARTS:
             parts = [part for part in parts if part not in small]
-        kept, new = tuple(name for name, _, _ in parts), {}
+        reused, new = tuple(name for name, _, _ in parts), {}
         for first, end in _gaps(
             [(one[1], one[2]) for one in parts], low, self.total, max(MAX_PART_BYTES // row_bytes, 1)
         ):
             name = f"sb3-{first}-{end}-{secrets.token_hex(4)}"
-            places = np.arange(first, end) % self._size
-            new[name] = {key: array[places] for key, array in arrays.items()}
+            slots = np.arange(first, end) % self._size
+            new[name] = {key: array[slots] for key, array in arrays.items()}
             parts.append((name, first, end))
         self._parts = sorted(parts, key=lambda part: part[1])
         shapes = {key: [str(array.dtype), *array.shape] for key, array in arrays.items()}
         state = {"total": self.total, "parts": [list(part) for part in self._parts], "arrays": shapes}
-        return StateParts({**state, **self._beside(arrays)}, kept, new)
+        return StateParts({**state, **self._state_without_rows(arrays)}, reused, new)
 
     def load_state_dict(self, state: Any) -> None:
-        """Take over what was saved; an episode that was under way ends there.
+        """Restore a saved state; an unfinished episode ends at the last saved row.
 
         Raises:
-            CheckpointError: It is of a buffer of other arrays, or a part of it is damaged.
+            CheckpointError: The arrays of the saved buffer differ, or a part is damaged.
         """
-        held = state.state if isinstance(state, SavedParts) else {}
+        saved = state.state if isinstance(state, SavedParts) else {}
         arrays, buffer = self._arrays(), cast("Any", self._buffer)
         shapes = {key: [str(array.dtype), *array.shape] for key, array in arrays.items()}
-        if held.get("arrays") != shapes:
+        if saved.get("arrays") != shapes:
             raise CheckpointError(
-                f"the replay buffer that was saved has arrays {held.get('arrays')} and this one has {shapes}; make the "
+                f"the saved replay buffer has arrays {saved.get('arrays')} and this buffer has {shapes}; create the "
                 "model with the same buffer_size, n_envs and environment"
             )
-        self.total, self._parts = held["total"], [(name, first, end) for name, first, end in held["parts"]]
+        self.total, self._parts = saved["total"], [(name, first, end) for name, first, end in saved["parts"]]
         low = max(self.total - self._size, 0)
         for name, first, end in self._parts:
             rows, start = state.map(name), max(first, low)
             for key, array in arrays.items():
                 array[np.arange(start, end) % self._size] = rows[key][start - first :]
         buffer.pos, buffer.full = self.total % self._size, self.total >= self._size
-        for key, array in held["changing"].items():
+        for key, array in saved["changing"].items():
             getattr(buffer, key)[:] = array
-        if (next_obs := held["next_obs"]) is not None:
+        if (next_obs := saved["next_obs"]) is not None:
             buffer.observations[buffer.pos] = next_obs
         if self.total:
             self._end_episodes()
@@ -99,42 +99,44 @@ class ReplayRows:
             buffer.truncate_last_trajectory()
         elif isinstance(buffer, NStepReplayBuffer):
             buffer.timeouts[buffer.pos - 1] = 1 - buffer.dones[buffer.pos - 1]
-        elif buffer.optimize_memory_usage:  # the next observation is where the first one of another episode will be
+        elif buffer.optimize_memory_usage:  # the next episode's first observation will overwrite the next observation
             buffer.dones[buffer.pos - 1] = True
 
     @property
     def _size(self) -> int:
         return int(self._buffer.buffer_size)
 
-    def _held(self) -> int:
+    def _num_added(self) -> int:
         return int(self._buffer.pos) + (self._size if self._buffer.full else 0)
 
     def _arrays(self) -> Arrays:
-        """Return what has a row for each row of the buffer."""
-        held = {name: value for name, value in vars(self._buffer).items() if name not in _CHANGING}
-        return {key: array for key, array in _flat(held) if array.shape[:1] == (self._size,) and array.dtype != object}
+        """Return the arrays with one row per buffer row."""
+        fields = {name: value for name, value in vars(self._buffer).items() if name not in _CHANGING}
+        return {
+            key: array for key, array in _flat(fields) if array.shape[:1] == (self._size,) and array.dtype != object
+        }
 
-    def _beside(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    def _state_without_rows(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         buffer, first = cast("Any", self._buffer), min(self.total, self._size)
         changing = {name: getattr(buffer, name)[:first].copy() for name in _CHANGING if hasattr(buffer, name)}
         changing = {name: np.pad(array, ((0, self._size - first), (0, 0))) for name, array in changing.items()}
         if hasattr(buffer, "_current_ep_start"):
-            changing["_current_ep_start"] = buffer._current_ep_start.copy()  # noqa: SLF001 - has no other name
+            changing["_current_ep_start"] = buffer._current_ep_start.copy()  # noqa: SLF001 - docs/private_apis.md
         tail = arrays["observations"][buffer.pos].copy() if buffer.optimize_memory_usage else None
         return {"changing": changing, "next_obs": tail}
 
 
-def _flat(held: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:
-    for name, value in held.items():
+def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    for name, value in fields.items():
         if isinstance(value, np.ndarray):
             yield name, value
         elif isinstance(value, dict):
             yield from ((f"{name}.{key}", array) for key, array in _flat(value))
 
 
-def _gaps(kept: Sequence[tuple[int, int]], low: int, total: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of rows `[low, total)` that are in no part, of at most so many rows."""
-    edges = [low, *(max(edge, low) for part in sorted(kept) for edge in part), total]
+def _gaps(stored: Sequence[tuple[int, int]], low: int, total: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of `[low, total)` outside the stored parts, each of at most `most` rows."""
+    edges = [low, *(max(edge, low) for part in sorted(stored) for edge in part), total]
     for first, end in zip(edges[::2], edges[1::2], strict=True):
         for start in range(first, end, most):
             yield start, min(start + most, end)

@@ -1,4 +1,4 @@
-"""The calls of `wandb` for a local run: `import trieye.integrations.wandb as wandb` is the only line that changes.
+"""The `wandb` API for local runs: `import trieye.integrations.wandb as wandb` is the only line to change.
 
 Nothing leaves this machine: values go to MLflow, TensorBoard and the history of the run, and survive a kill of the
 program. `resume="must"`, `"allow"`, `"auto"` and `"never"` behave as in `wandb`.
@@ -49,18 +49,18 @@ _ROWS_METRIC = {
 }
 
 RESUME_FILE = Path("wandb") / "wandb-resume.json"
-"""Where `resume="auto"` remembers the run that did not finish, as wandb does."""
+"""File in which `resume="auto"` stores the id of an unfinished run, as in wandb."""
 
 _IGNORED = {"entity", "save_code", "monitor_gym", "allow_val_change", "force", "anonymous"}
 _REFUSED = {"resume_from", "fork_from"}
 _SETTINGS = {"run_id": "id", "run_name": "name", "run_group": "group", "run_job_type": "job_type"}
 _SETTINGS |= {"run_notes": "notes", "run_tags": "tags"}
 _SETTINGS |= {name: name for name in ("project", "mode", "resume", "reinit", "sync_tensorboard")}
-"""Settings that mean an argument of `init`; the others have no effect."""
+"""Settings that correspond to an argument of `init`; the others have no effect."""
 
 _VARIABLES = {"project": "WANDB_PROJECT", "name": "WANDB_NAME", "group": "WANDB_RUN_GROUP", "id": "WANDB_RUN_ID"}
 _VARIABLES |= {"resume": "WANDB_RESUME", "mode": "WANDB_MODE", "dir": "WANDB_DIR"}
-"""Environment variables for arguments of `init` that are not passed."""
+"""Environment variables that supply omitted arguments of `init`."""
 
 _MODES = ("online", "offline", "shared", "disabled")
 _RESUMES = ("allow", "must", "never", "auto")
@@ -68,7 +68,7 @@ _REINITS = ("default", "return_previous", "finish_previous", "create_new")
 _HOW_TO_REOPEN = "for another one, call wandb.finish() first, or init with reinit='finish_previous' or 'create_new'"
 
 _active: list[Run] = []
-"""Runs that are not finished, in the order in which they were opened."""
+"""Unfinished runs, oldest first."""
 _current: Run | None = None
 _has_announced = False
 
@@ -84,11 +84,11 @@ class AlertLevel(enum.StrEnum):
     ERROR = "ERROR"
 
 
-def init(  # noqa: PLR0913 - as many as wandb has
+def init(  # noqa: PLR0913 - the signature of wandb.init
     project: str | None = None,
     name: str | None = None,
     *,
-    id: str | None = None,  # noqa: A002 - as wandb calls it
+    id: str | None = None,  # noqa: A002 - wandb's name
     resume: bool | str | None = None,
     config: Any = None,
     config_exclude_keys: Sequence[str] | None = None,
@@ -97,7 +97,7 @@ def init(  # noqa: PLR0913 - as many as wandb has
     group: str | None = None,
     job_type: str | None = None,
     notes: str | None = None,
-    dir: str | os.PathLike[str] | None = None,  # noqa: A002 - likewise
+    dir: str | os.PathLike[str] | None = None,  # noqa: A002 - wandb's name
     mode: str | None = None,
     reinit: bool | str | None = None,
     sync_tensorboard: bool | None = None,
@@ -105,7 +105,7 @@ def init(  # noqa: PLR0913 - as many as wandb has
     settings: Any = None,
     **more: Any,
 ) -> Run:
-    """Begin a run, or resume one, and make it `wandb.run`.
+    """Start or resume a run, and make it `wandb.run`.
 
     Raises:
         ConfigurationError: An argument is unknown or has an invalid value, or `resume` does not fit the run.
@@ -130,7 +130,7 @@ def init(  # noqa: PLR0913 - as many as wandb has
 
 
 def _made(passed: dict[str, Any]) -> Run:
-    """Return the run that the arguments of `init` describe, with the environment for those that are missing."""
+    """Open the run that the arguments of `init` describe; environment variables supply omitted arguments."""
     environment = os.environ.get
     for key, variable in _VARIABLES.items():
         passed[key] = environment(variable) if passed[key] is None else passed[key]
@@ -154,54 +154,54 @@ def _made(passed: dict[str, Any]) -> Run:
 
 
 def _previous(reinit: bool | str | None, chosen: str | None, resume: bool | str | None) -> Run | None:
-    """Return the open run that `init` returns; None once there is none, or it has been finished."""
+    """Return the open run for `init` to return, or None; `reinit` may finish open runs first."""
     for run in [run for run in _active if not run.is_open and not run.disabled]:
         _finished(run, "KILLED")
     if not _active:
         return None
     if reinit in {True, "finish_previous"} or (reinit in {None, "default"} and _is_in_ipython()):
         for run in _active[::-1]:
-            say(f"wandb.init(): finishes run {run.id!r} first")
+            say(f"wandb.init(): finishing run {run.id!r} first")
             run.finish()
         return None
     run = _active[-1]
     if resume == "must" and chosen != run.id:
         raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='must'): run {run.id!r} is open; {_HOW_TO_REOPEN}")
-    say(f"wandb.init(): run {run.id!r} is open, and is returned; {_HOW_TO_REOPEN}")
+    say(f"wandb.init(): returning run {run.id!r}, which is still open; {_HOW_TO_REOPEN}")
     return run
 
 
 def _is_in_ipython() -> bool:
-    """Whether cells are run again and again, so that each `init` is to begin a run."""
+    """Whether this is a notebook or an IPython shell, where a re-executed `init` starts a new run."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and ipython.get_ipython() is not None
 
 
 def _begun(
-    root: Path, project: str, chosen: str, name: str | None, resume: bool | str | None, given: Mapping[str, Any]
+    root: Path, project: str, chosen: str, name: str | None, resume: bool | str | None, overrides: Mapping[str, Any]
 ) -> Run:
     app = safe_name(project)
     runs = root / app / "runs"
     exists = _directory_of(runs, chosen)
     if resume == "must" and exists is None:
-        raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='must'): there is no such run in {runs}")
+        raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='must'): no run with this id in {runs}")
     if resume == "never" and exists is not None:
-        raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='never'): {exists} is that run already")
+        raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='never'): the run exists in {exists}")
     directory = exists or runs / safe_name(f"{name}-{chosen}" if name and name != chosen else chosen)
     if exists is None and (directory / RUN_RECORD).exists():
         raise ConfigurationError(f"wandb.init(id={chosen!r}): {directory} belongs to another run; choose another id")
     if any(run.is_open and Path(run.dir) == directory.resolve() for run in _active):
-        raise ConfigurationError(f"wandb.init(id={chosen!r}): this program has that run open already")
-    held = AdoptedRun.join(directory.name, app=app, root=root, stats={"metrics": [_ROWS_METRIC]}, **given)
+        raise ConfigurationError(f"wandb.init(id={chosen!r}): this program has already opened this run")
+    adopted = AdoptedRun.join(directory.name, app=app, root=root, stats={"metrics": [_ROWS_METRIC]}, **overrides)
     is_resumed = exists is not None and resume in {"allow", "must", "auto"}
     if exists is not None and not is_resumed:
-        held.resumes_at(0)
-    say(f"wandb: run {chosen!r} of project {project!r} {'resumes' if is_resumed else 'begins'} in {held.run.dir}")
-    return Run(held, id=chosen, name=name or chosen, project=project, resumed=is_resumed)
+        adopted.resumes_at(0)
+    say(f"wandb: run {chosen!r} of project {project!r} {'resumes' if is_resumed else 'begins'} in {adopted.run.dir}")
+    return Run(adopted, id=chosen, name=name or chosen, project=project, resumed=is_resumed)
 
 
 def _directory_of(runs: Path, chosen: str) -> Path | None:
-    """Return the directory of the run with an id."""
+    """Return the directory of the run with an id, or None."""
     for path in [*sorted(runs.glob(f"*-{glob.escape(safe_name(chosen))}")), runs / safe_name(chosen)]:
         record = RunRecord.read(path / RUN_RECORD)
         own = (
@@ -213,7 +213,7 @@ def _directory_of(runs: Path, chosen: str) -> Path | None:
 
 
 def _share_with_writers(run: Run, root: Path) -> None:
-    """Let SummaryWriters that are opened from now on log to this run."""
+    """Make SummaryWriters that are opened from now on log to this run."""
     run.counts_rows = True
     opening.SHARED.update(name=run.run.dir.name, app=safe_name(run.project), root=root)
     if opened := [name for name in opening.open_runs() if name != run.run.dir.name]:
@@ -221,7 +221,7 @@ def _share_with_writers(run: Run, root: Path) -> None:
 
 
 def _announce() -> None:
-    """Say once which calls have no effect or raise an error, so that none of them is a surprise at the end."""
+    """Print once which calls have no effect or raise an error, before the training starts."""
     global _has_announced
     if not _has_announced:
         _has_announced = True
@@ -232,7 +232,7 @@ def _announce() -> None:
 
 
 def _parsed(config: Any, include: Sequence[str] | None, exclude: Sequence[str] | None) -> dict[str, Any]:
-    """Return the parameters in a dict, a namespace, or a YAML file as wandb writes it."""
+    """Return the parameters in a dict, a namespace, or a YAML file in wandb's format."""
     if isinstance(config, str):
         loaded = yaml.safe_load(Path(config).read_text("utf-8")) or {}
         config = {key: item.get("value", item) if isinstance(item, dict) else item for key, item in loaded.items()}
@@ -254,25 +254,25 @@ def _finished(run: Run, status: RunStatus) -> None:
 def _check_arguments(
     more: Mapping[str, Any], mode: str | None, resume: bool | str | None, reinit: bool | str | None
 ) -> None:
-    taken = ("project", "name", *(init.__kwdefaults__ or {}))
+    arguments = ("project", "name", *(init.__kwdefaults__ or {}))
     for key in more:
         if key in _REFUSED:
             raise ConfigurationError(
                 f"wandb.init({key}=...) is not supported; `trieye fork RUN --at step:N` forks a run"
             )
         if key not in _IGNORED:
-            raise ConfigurationError(f"wandb.init({key}=...): there is no such argument{did_you_mean(key, taken)}")
+            raise ConfigurationError(f"wandb.init({key}=...): unknown argument{did_you_mean(key, arguments)}")
     if more:
-        say(f"wandb.init(): {', '.join(sorted(more))} has no effect here")
+        say(f"wandb.init(): {', '.join(sorted(more))} has no effect without the server of wandb")
     if mode is not None and mode not in _MODES:
         raise ConfigurationError(
-            f"wandb.init(mode={mode!r}): it is one of {', '.join(_MODES)}{did_you_mean(str(mode), _MODES)}"
+            f"wandb.init(mode={mode!r}): choose from {', '.join(_MODES)}{did_you_mean(str(mode), _MODES)}"
         )
     if isinstance(resume, str) and resume not in _RESUMES:
-        raise ConfigurationError(f"wandb.init(resume={resume!r}): it is one of {', '.join(_RESUMES)}, True, False")
+        raise ConfigurationError(f"wandb.init(resume={resume!r}): choose from {', '.join(_RESUMES)}, True, False")
     if isinstance(reinit, str) and reinit not in _REINITS:
         raise ConfigurationError(
-            f"wandb.init(reinit={reinit!r}): it is one of {', '.join(_REINITS)}, True, False"
+            f"wandb.init(reinit={reinit!r}): choose from {', '.join(_REINITS)}, True, False"
             f"{did_you_mean(reinit, _REINITS)}"
         )
 
@@ -288,14 +288,14 @@ def _auto_id() -> str | None:
         return None
 
 
-def _running(what: str) -> Run:
+def _running(call: str) -> Run:
     if _current is None:
-        raise ConfigurationError(f"wandb.{what}: call wandb.init() first")
+        raise ConfigurationError(f"wandb.{call}: call wandb.init() first")
     return _current
 
 
 def _of_run(name: str) -> Callable[..., Any]:
-    """Return a function that calls the method of `wandb.run`."""
+    """Return a function that calls the method of that name of `wandb.run`."""
     method = getattr(Run, name)
 
     @functools.wraps(method)
@@ -327,7 +327,7 @@ def login(*_: Any, **__: Any) -> bool:
 
 
 def setup(*_: Any, **__: Any) -> None:
-    """Do nothing: there is no process to start or to end."""
+    """Do nothing: there is no service process to start or stop."""
 
 
 teardown = require = setup
@@ -348,7 +348,7 @@ def __getattr__(name: str) -> Any:
         return getattr(_running(name), name)
     if name in NOT_SUPPORTED:
         raise AttributeError(
-            f"wandb.{name} needs the server of wandb. Sweeps are `python train.py -m ...`, `trieye results` reads runs "
+            f"wandb.{name} needs the wandb server. Sweeps are `python train.py -m ...`; `trieye results` reads runs "
             "(docs/adopting.md)"
         )
     raise AttributeError(

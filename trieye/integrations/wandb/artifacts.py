@@ -1,4 +1,4 @@
-"""Artifact: files and media under a name and a version, which a run keeps."""
+"""Artifact: files and media that a run stores under a name and a version."""
 
 import contextlib
 import json
@@ -29,22 +29,22 @@ _SERVER_ONLY = re.compile(
 _SERVER_CALLS = re.compile(
     "delete|finalize|get_added_local_path_name|json_encode|link|logged_by|new_draft|save|unlink|used_by|verify"
 )
-"""Methods that act on the server of wandb; they do nothing here, and say so."""
+"""Methods that act on the server of wandb; here they only print that they have no effect."""
 
 
 class Artifact:
-    """Files and media under a name, which `log_artifact` keeps with the run, each time as another version.
+    """Files and media under a name; each `log_artifact` stores them with the run as a new version.
 
     Attributes:
-        name, type, description, metadata: As passed.
+        name, type, description, metadata: The arguments.
         aliases, tags, version, state: Set by `log_artifact`.
-        entries: The files, by their names in the artifact.
+        entries: Maps names in the artifact to files.
     """
 
     def __init__(
         self,
         name: str,
-        type: str,  # noqa: A002 - as wandb calls it
+        type: str,  # noqa: A002 - wandb's name
         description: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         **more: Any,
@@ -63,12 +63,12 @@ class Artifact:
         """Add a file.
 
         Raises:
-            ConfigurationError: There is none.
+            ConfigurationError: The file does not exist.
         """
         del more
         path = Path(local_path)
         if not path.is_file():
-            raise ConfigurationError(f"Artifact.add_file({str(local_path)!r}): there is no such file")
+            raise ConfigurationError(f"Artifact.add_file({str(local_path)!r}): the file does not exist")
         self.entries[_inside(name or path.name)] = path
         return self.get_entry(name or path.name)
 
@@ -77,13 +77,13 @@ class Artifact:
         del more
         root = Path(local_path)
         if not root.is_dir():
-            raise ConfigurationError(f"Artifact.add_dir({str(local_path)!r}): there is no such directory")
+            raise ConfigurationError(f"Artifact.add_dir({str(local_path)!r}): the directory does not exist")
         inside = [path for path in sorted(root.rglob("*")) if path.is_file()]
         self.entries |= {_inside((Path(name or "") / path.relative_to(root)).as_posix()): path for path in inside}
 
     @contextlib.contextmanager
     def new_file(self, name: str, mode: str = "x", encoding: str | None = None, **more: Any) -> Iterator[Any]:
-        """Open a file of the artifact for writing."""
+        """Open a new file of the artifact for writing."""
         del more
         if self._new_files is None:
             self._new_files = Path(tempfile.mkdtemp())
@@ -95,14 +95,14 @@ class Artifact:
         self.entries[_inside(name)] = path
 
     def add(self, obj: Media, name: str, overwrite: bool = False) -> None:
-        """Add a table, an image or another medium, which is logged as such with the artifact."""
+        """Add a table, an image or another medium, which is logged together with the artifact."""
         del overwrite
         if not isinstance(obj, Media):
-            raise ConfigurationError(f"Artifact.add({name!r}): a {type(obj).__name__} is no medium; use add_file")
+            raise ConfigurationError(f"Artifact.add({name!r}): {type(obj).__name__} is no media type; use add_file")
         self._media[name] = obj
 
     def add_reference(self, uri: str, name: str | None = None, **more: Any) -> None:
-        """Add local files (`file://...`), or record the address of remote ones."""
+        """Add local files (`file://...`), or record the URI of remote files."""
         del more
         path = Path(unquote(urlsplit(uri).path))
         if urlsplit(uri).scheme != "file":
@@ -113,11 +113,15 @@ class Artifact:
             self.add_file(path, name)
 
     def get(self, name: str) -> Media | None:
-        """Return a medium that was added."""
+        """Return an added medium, or None."""
         return self._media.get(name)
 
     def get_entry(self, name: PathLike) -> SimpleNamespace:
-        """Return a file that was added."""
+        """Return an added file.
+
+        Raises:
+            KeyError: The artifact has no such file.
+        """
         key = Path(name).as_posix()
         if key not in self.entries:
             raise KeyError(f"artifact {self.name!r} has no file {key!r}")
@@ -136,9 +140,9 @@ class Artifact:
         return [self.get_entry(name) for name in names or self.entries]
 
     def file(self, root: PathLike | None = None) -> str:
-        """Copy the only file to a directory, and return its path."""
+        """Copy the only file to a directory, and return the path of the copy."""
         if len(self.entries) != 1:
-            raise ValueError(f"artifact {self.name!r} has {len(self.entries)} files, not one")
+            raise ValueError(f"artifact {self.name!r} has {len(self.entries)} files, expected one")
         return str(Path(self.download(root)) / next(iter(self.entries)))
 
     def download(self, root: PathLike | None = None, **more: Any) -> str:
@@ -154,7 +158,7 @@ class Artifact:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size of the files in bytes."""
         return sum(path.stat().st_size for path in self.entries.values())
 
     @property
@@ -163,16 +167,16 @@ class Artifact:
         return len(self.entries)
 
     def is_draft(self) -> bool:
-        """Whether it is not logged yet."""
+        """Whether the artifact is not logged yet."""
         return self.state == "PENDING"
 
     def wait(self, timeout: float | None = None) -> Self:
-        """Return the artifact, which is complete when `log_artifact` returns."""
+        """Return the artifact at once: it is complete when `log_artifact` returns."""
         del timeout
         return self
 
     def log_to(self, run: Run, version: int, step: int) -> None:
-        """Keep files, media and description with the run."""
+        """Store files, media and description with the run."""
         self.version, self.state = f"v{version}", "COMMITTED"
         folder = Path("artifacts") / safe_name(self.name) / self.version
         for name, path in self.entries.items():
@@ -187,16 +191,16 @@ class Artifact:
         if _SERVER_ONLY.fullmatch(name):
             return None
         if _SERVER_CALLS.fullmatch(name):
-            hint = "; run.log_artifact(artifact) keeps the files" if name == "save" else ""
-            return lambda *_, **__: say(f"Artifact.{name}() does nothing without the server of wandb{hint}")
+            hint = "; run.log_artifact(artifact) stores the files" if name == "save" else ""
+            return lambda *_, **__: say(f"Artifact.{name}() has no effect without the server of wandb{hint}")
         raise AttributeError(f"Artifact has no {name!r}")
 
 
 def _inside(name: str) -> str:
-    """Return the name of a file in an artifact.
+    """Return the normalized name of a file in an artifact.
 
     Raises:
-        ConfigurationError: It leaves the artifact.
+        ConfigurationError: The name is absolute or leaves the artifact.
     """
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:

@@ -1,4 +1,4 @@
-"""Axes: what `define_metric` says about the steps and summaries of metrics."""
+"""Axes: the step metric and the summary of each metric, from `define_metric`."""
 
 import fnmatch
 import math
@@ -11,7 +11,7 @@ _LARGEST = 2.0**53
 class Axes:
     """Map each metric to a step, which is an integer: the number of its row, or the value of its step metric.
 
-    A step metric with a fractional value, such as an epoch of 0.25, cannot be a step without merging points. From the
+    A step metric with fractional values, such as an epoch of 0.25, cannot be a step without merging points. From the
     first such value on, its metrics are placed at the number of their row, which keeps every point; the step metric is
     a curve over the same steps.
 

@@ -1,4 +1,4 @@
-"""FileCalls: the methods of a wandb run that keep files and artifacts."""
+"""FileCalls: the methods of a wandb run that store files and artifacts."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -15,12 +15,12 @@ _OTHER_CODE = frozenset({"wandb", "node_modules", "__pycache__"})
 
 
 class FileCalls:
-    """Keeps files with a run.
+    """Stores files with a run.
 
     Attributes:
-        disabled: Whether nothing is kept.
+        disabled: Whether nothing is stored.
         step: Step of the current row.
-        versions: How many versions of each artifact the run has, over all attempts.
+        versions: Number of versions of each artifact, over all attempts.
     """
 
     disabled: bool
@@ -33,19 +33,19 @@ class FileCalls:
         raise NotImplementedError
 
     def _count_version(self, name: str) -> int:
-        """Return the number of the next version of an artifact."""
+        """Reserve and return the next version number of an artifact."""
         raise NotImplementedError
 
     def save(
         self, glob_str: PathLike, base_path: PathLike | None = None, policy: str = "live", glob: bool = True
     ) -> list[str]:
-        """Keep a copy of the files that match a pattern."""
+        """Store a copy of the files that match a pattern."""
         del policy
         pattern = Path(base_path or ".") / glob_str
         matches = Path(pattern.anchor or ".").glob(str(pattern).lstrip("/")) if glob else [pattern]
         paths = sorted(path for path in matches if path.is_file())
         if not paths:
-            say(f"wandb.save({str(glob_str)!r}): there is no such file")
+            say(f"wandb.save({str(glob_str)!r}): no file matches")
         for path in [] if self.disabled else paths:
             self.run.log_artifact(path, "files")
         return [str(path) for path in paths]
@@ -54,12 +54,12 @@ class FileCalls:
         self,
         artifact_or_path: Artifact | PathLike,
         name: str | None = None,
-        type: str | None = None,  # noqa: A002 - as wandb calls it
+        type: str | None = None,  # noqa: A002 - wandb's name
         aliases: Sequence[str] | None = None,
         tags: Sequence[str] | None = None,
         **more: Any,
     ) -> Artifact:
-        """Keep the files of an artifact, or a path as one, as its next version."""
+        """Store the files of an artifact, or of a path, as its next version."""
         del more
         artifact = artifact_or_path
         if not isinstance(artifact, Artifact):
@@ -73,11 +73,11 @@ class FileCalls:
     finish_artifact = upsert_artifact = log_artifact
 
     def link_artifact(self, artifact: Artifact, target_path: str, aliases: Sequence[str] | None = None) -> Artifact:
-        """Keep an artifact that is not logged yet; there is no registry to link it in."""
+        """Store an artifact that is not logged yet; there is no registry to link it to."""
         return self.log_artifact(artifact, aliases=[target_path, *(aliases or ())]) if artifact.is_draft() else artifact
 
     def log_model(self, path: PathLike, name: str | None = None, aliases: Sequence[str] | None = None) -> Artifact:
-        """Keep a file or a directory as an artifact of type `model`."""
+        """Store a file or a directory as an artifact of type `model`."""
         return self.log_artifact(path, name, "model", aliases)
 
     def link_model(
@@ -87,7 +87,7 @@ class FileCalls:
         name: str | None = None,
         aliases: Sequence[str] | None = None,
     ) -> Artifact:
-        """Keep a model; there is no registry to link it in."""
+        """Store a model; there is no registry to link it to."""
         return self.log_model(path, name, [registered_model_name, *(aliases or ())])
 
     def log_code(
@@ -97,7 +97,7 @@ class FileCalls:
         include_fn: Callable[..., bool] | None = None,
         exclude_fn: Callable[..., bool] | None = None,
     ) -> Artifact | None:
-        """Keep the Python files below a directory, without hidden directories, as an artifact of type `code`."""
+        """Store the Python files below a directory, except hidden directories, as an artifact of type `code`."""
         top, artifact = Path(root or "."), Artifact(name or "source", "code")
         for directory, below, files in os.walk(top):
             below[:] = sorted(entry for entry in below if not entry.startswith(".") and entry not in _OTHER_CODE)
@@ -110,14 +110,14 @@ class FileCalls:
     def use_artifact(
         self,
         artifact_or_name: Artifact | str,
-        type: str | None = None,  # noqa: A002 - as wandb calls it
+        type: str | None = None,  # noqa: A002 - wandb's name
         aliases: Sequence[str] | None = None,
         use_as: str | None = None,
     ) -> Artifact:
-        """Keep an artifact that this program made and uses.
+        """Store an artifact that this program created and uses.
 
         Raises:
-            ConfigurationError: It is a name, which only the server of wandb can resolve.
+            ConfigurationError: A name was passed, which only the server of wandb can resolve.
         """
         del type, use_as
         if not isinstance(artifact_or_name, Artifact):
@@ -135,7 +135,7 @@ class FileCalls:
     def restore(
         self, name: str, run_path: str | None = None, replace: bool = False, root: str | None = None
     ) -> TextIO | None:
-        """Open a file below `root`, or the working directory; None if it is not there."""
+        """Open a file below `root` or the working directory; return None if it does not exist."""
         del run_path, replace
         path = Path(root or ".") / name
         if path.is_file():

@@ -1,4 +1,4 @@
-"""The media types of `wandb`, and how a run logs each."""
+"""The media types of `wandb`, logged to a run."""
 
 import io
 import json
@@ -23,17 +23,17 @@ _PATHS = (str, os.PathLike)
 
 
 class Media:
-    """Something that is no number."""
+    """A value other than a number."""
 
     def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log it to a run."""
+        """Log the value to a run."""
         raise NotImplementedError
 
 
 class Image(Media):
-    """A picture: an array `[height, width, channels]`, a tensor `[channels, height, width]`, a figure, or a file.
+    """An image: an array `[height, width, channels]`, a tensor `[channels, height, width]`, a figure, or a file.
 
-    Masks are logged as pictures of their class numbers; boxes and the names of classes are kept as a JSON file.
+    Masks are logged as images of their class numbers; boxes and class names are stored as a JSON file.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Image(Media):
         self._labels = {name: value for name, value in labels.items() if value}
 
     def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log it as a picture, with its caption as a text."""
+        """Log the image, its caption as a text, its masks and its labels."""
         if self._file:
             run.log_artifact(self._file, f"media/images/{name}")
         else:
@@ -75,19 +75,19 @@ class Image(Media):
 
 
 class Images(Media):
-    """Several pictures or other media under one name."""
+    """Several images or other media under one name."""
 
     def __init__(self, items: Sequence[Media]) -> None:
         self._items = items
 
     def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log each with its number."""
+        """Log each item under its number."""
         for number, item in enumerate(self._items):
             item.log_to(run, f"{name}/{number}" if len(self._items) > 1 else name, step)
 
 
 class Histogram(Media):
-    """The distribution of numbers, or one that NumPy has made."""
+    """The distribution of an array, or a histogram from `numpy.histogram`."""
 
     def __init__(self, sequence: Any = None, np_histogram: Any = None, num_bins: int = 64) -> None:
         if (sequence is None) == (np_histogram is None):
@@ -101,7 +101,7 @@ class Histogram(Media):
             self._values = array_of("Histogram", sequence).astype(np.float64).reshape(-1)
 
     def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log it as a histogram; of nothing there is none."""
+        """Log the histogram; without a finite value, log nothing."""
         if np.isfinite(self._values).any():
             run.log_histogram(name, self._values, step, self._bins)
 
@@ -122,7 +122,7 @@ class Video(Media):
         self._fps, self._format = fps or 4, format
 
     def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log it as a video; a file is copied."""
+        """Log the video; a file is copied."""
         if self._file:
             run.log_artifact(self._file, f"media/videos/{name}")
         else:
@@ -132,7 +132,7 @@ class Video(Media):
 
 
 class Table(Media):
-    """Rows of columns; a data frame is one. A cell that is an image or another medium is logged under the table."""
+    """Rows and columns, or a data frame. Cells that are images or other media are logged under the table's name."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Table(Media):
         """Add a row.
 
         Raises:
-            ValueError: It has another number of cells than there are columns.
+            ValueError: The numbers of cells and columns differ.
         """
         if len(row) != len(self.columns):
             raise ValueError(f"this table has {len(self.columns)} columns, and the row has {len(row)} cells")
@@ -170,7 +170,7 @@ class Table(Media):
             row.append(cell)
 
     def add_computed_columns(self, fn: Callable[[int, dict[str, Any]], Mapping[str, Any]]) -> None:
-        """Add columns with the values that a function returns for the number and the cells of each row."""
+        """Add columns from `fn(row_number, {column: cell})`, which returns the new cells of a row by column."""
         computed = [fn(number, dict(zip(self.columns, row, strict=True))) for number, row in self.iterrows()]
         for name in computed[0] if computed else ():
             self.add_column(name, [values[name] for values in computed])
@@ -181,7 +181,7 @@ class Table(Media):
         return np.array(cells) if convert_to == "numpy" else cells
 
     def get_dataframe(self) -> Any:
-        """Return the table as a data frame of pandas."""
+        """Return the table as a pandas data frame."""
         return import_module("pandas").DataFrame(self.data, columns=self.columns)
 
     def get_index(self) -> list[int]:
@@ -193,24 +193,24 @@ class Table(Media):
         return iter(enumerate(self.data))
 
     def set_pk(self, *_: Any, **__: Any) -> None:
-        """Do nothing: a table of a run has no keys."""
+        """Do nothing: tables of a run have no keys."""
 
     set_fk = cast = set_pk
 
     def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log it as a table; other objects are shown as texts, media by the name under which they are logged."""
+        """Log the table; objects are shown as text, media cells as the names under which they are logged."""
         cells: dict[str, list[Any]] = {column: [] for column in self.columns}
         for number, row in self.iterrows():
             for column, cell in zip(self.columns, row, strict=True):
-                place = f"{name}/{column}/{number}"
+                medium_name = f"{name}/{column}/{number}"
                 if isinstance(cell, Media):
-                    cell.log_to(run, place, step)
-                cells[column].append(place if isinstance(cell, Media) else _cell(cell))
+                    cell.log_to(run, medium_name, step)
+                cells[column].append(medium_name if isinstance(cell, Media) else _cell(cell))
         run.log_table(name, cells, step)
 
 
 class Html(Media):
-    """A page: its text, or a file."""
+    """An HTML page, from its text or a file."""
 
     def __init__(self, data: Any, inject: bool = True, data_is_not_path: bool = False) -> None:
         del inject
@@ -219,12 +219,12 @@ class Html(Media):
         self._text = Path(data).read_text("utf-8") if is_file else data.read() if hasattr(data, "read") else str(data)
 
     def log_to(self, run: Run, name: str, step: int) -> None:
-        """Keep it as a file of the run."""
+        """Store the page as an artifact."""
         media.keep_text(run, f"media/html/{name}", f"{step}.html", self._text)
 
 
 class File(Media):
-    """A sound, a molecule, a scene or a page, which is kept as a file of the run."""
+    """A sound, a molecule, a scene or a page, stored as an artifact."""
 
     def __init__(self, data_or_path: Any, caption: str | None = None, **more: Any) -> None:
         del more
@@ -233,14 +233,14 @@ class File(Media):
         self.caption = caption
 
     def _encoded(self, data: Any) -> tuple[bytes, str]:
-        """Return data that is in no file as bytes, and the suffix of a file for them."""
+        """Encode in-memory data; return the bytes and a file suffix."""
         if hasattr(data, "read"):
             content = data.read()
             return content if isinstance(content, bytes) else content.encode(), Path(getattr(data, "name", "")).suffix
         return json.dumps(data, default=_plain).encode(), ".json"
 
     def log_to(self, run: Run, name: str, step: int) -> None:
-        """Keep it as a file, with its caption as a text."""
+        """Store the file, and log its caption as a text."""
         folder = f"media/{type(self).__name__.lower()}/{name}"
         if self._path:
             run.log_artifact(self._path, folder)
@@ -251,7 +251,7 @@ class File(Media):
 
 
 class Audio(File):
-    """A sound: a file, or samples from -1 to 1, `[time]` or `[time, channels]`, with their `sample_rate`."""
+    """A sound: a file, or samples in [-1, 1], `[time]` or `[time, channels]`, with a `sample_rate` in Hz."""
 
     def __init__(self, data_or_path: Any, sample_rate: int | None = None, caption: str | None = None) -> None:
         if sample_rate is None and not isinstance(data_or_path, _PATHS):
@@ -273,7 +273,7 @@ class Audio(File):
 
 
 class Object3D(File):
-    """A point cloud, a scene, or a file of one."""
+    """A point cloud or a scene, as data or a file."""
 
 
 class Molecule(File):
@@ -281,7 +281,7 @@ class Molecule(File):
 
 
 class Plotly(File):
-    """A figure of Plotly, kept as a page."""
+    """A Plotly figure, stored as a page."""
 
     def _encoded(self, data: Any) -> tuple[bytes, str]:
         return str(data.to_html()).encode(), ".html"
@@ -297,15 +297,15 @@ class Text(Media):
         return self._text
 
     def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log it as a text."""
+        """Log the text."""
         media.log_text(run, name, self._text, step)
 
 
 def medium_of(name: str, value: Any) -> float | Media | None:
-    """Return a number as a float, an empty value as None, and everything else as `Media`.
+    """Convert a number to a float, an empty value to None, and everything else to `Media`.
 
     Raises:
-        ValueError: It is an integer beyond the range of a float.
+        ValueError: An integer is beyond the range of a float.
     """
     if value is None or isinstance(value, Media):
         return value
@@ -327,29 +327,29 @@ def _medium_of_object(value: Any) -> float | Media | None:
         return Table(dataframe=value)
     try:
         array = array_of("wandb.log", value)
-    except TypeError:  # texts, lists of several lengths, objects
+    except TypeError:  # texts, ragged lists, objects
         return Text(str(value))
     if array.size == 1:
         return float(array.reshape(-1)[0])
     return Histogram(array) if array.size else None
 
 
-def _picture(given: Any) -> Any:
-    """Return a copy of a picture, so that later changes do not show."""
-    if hasattr(given, "getbands"):
-        return given.copy()
-    if callable(getattr(given, "savefig", None)):
-        return media.drawn("Image", given.gcf() if hasattr(given, "gcf") else getattr(given, "figure", given))
-    return _colors(array_of("Image", given))
+def _picture(data: Any) -> Any:
+    """Return a copy of an image, so that later changes do not affect it."""
+    if hasattr(data, "getbands"):
+        return data.copy()
+    if callable(getattr(data, "savefig", None)):
+        return media.drawn("Image", data.gcf() if hasattr(data, "gcf") else getattr(data, "figure", data))
+    return _colors(array_of("Image", data))
 
 
-def _frames(given: Any) -> Any:
-    array = array_of("Video", given)
+def _frames(data: Any) -> Any:
+    array = array_of("Video", data)
     return _colors(np.concatenate(list(array), axis=-1) if array.ndim == 5 else array)  # noqa: PLR2004 - several videos
 
 
 def _colors(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return a copy as uint8; floats go to 1 or to 255."""
+    """Return a uint8 copy; floats range to 1 or to 255."""
     scale = 255.0 if array.dtype.kind == "f" and array.size and float(np.nanmax(array)) <= 1.0 else 1.0
     return np.clip(np.nan_to_num(array.astype(np.float64)) * scale, 0, 255).astype(np.uint8)
 
@@ -361,5 +361,5 @@ def _cell(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return an array as a list, and another object as a text, for JSON."""
+    """Convert an array to a list and other objects to text, for JSON."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,4 +1,4 @@
-"""OfflineRuns: the offline files of wandb, one per run, with protobuf records in LevelDB's log format."""
+"""OfflineRuns: reads wandb offline files, one per run, with protobuf records in LevelDB's log format."""
 
 import json
 import math
@@ -12,46 +12,46 @@ import numpy as np
 
 from trieye.exceptions import ConfigurationError
 from trieye.integrations.wandb.axes import Axes
-from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in
+from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in
 
 _BLOCK, _HEADER = 32768, 7
 _WHOLE, _LAST = 1, 4
 _MOST_DIGITS = 300
-"""An integer of more digits is beyond the range of a float."""
+"""Integers with more digits are beyond the range of a float."""
 
 _FILES = "*run-*/run-*.wandb"
 
 
 class OfflineRuns:
-    """The runs below a directory `wandb`, or in one file of it.
+    """The runs below a directory `wandb`, or in one of its files.
 
     Args:
         path: The directory `wandb`, its parent, the directory of a run, or a `.wandb` file.
-        problems: Takes what cannot be read.
+        problems: Collects a message for each unreadable file.
 
     Raises:
-        ConfigurationError: There is none, or wandb, whose record classes are needed, is not installed.
+        ConfigurationError: The path contains no run, or wandb, whose record classes are needed, is not installed.
     """
 
     def __init__(self, path: Path, problems: Problems) -> None:
         try:
             import wandb  # noqa: F401
         except ModuleNotFoundError as error:
-            raise ConfigurationError("reading files of wandb needs it: pip install 'trieye[wandb]'") from error
-        found = (
+            raise ConfigurationError("reading wandb files requires wandb: pip install 'trieye[wandb]'") from error
+        files = (
             [path] if path.is_file() else [*path.glob("run-*.wandb"), *path.glob(_FILES), *path.glob(f"wandb/{_FILES}")]
         )
-        if not found:
+        if not files:
             raise ConfigurationError(
-                f"{path}: there is no run of wandb in it, a file such as wandb/offline-run-*/run-*.wandb"
+                f"{path}: contains no wandb run; expected files such as wandb/offline-run-*/run-*.wandb"
             )
-        self._files, self._problems = sorted(found), problems
+        self._files, self._problems = sorted(files), problems
 
-    def runs(self) -> list[StoredRun]:
-        """Return the runs, in the order of their names, which begin with their dates."""
+    def runs(self) -> list[LoadedRun]:
+        """Return the runs, sorted by file name, which begins with the date."""
         return [run for run in map(self._run, self._files) if run is not None]
 
-    def _run(self, path: Path) -> StoredRun | None:
+    def _run(self, path: Path) -> LoadedRun | None:
         params: dict[str, Any] = {}
         began, exit_code, step = None, None, None
         for record, values in self._records(path):
@@ -65,10 +65,10 @@ class OfflineRuns:
             elif record.HasField("history"):
                 step = record.history.step.num
         if began is None:
-            self._problems.leave_out(path, "it has no intact record of a run; a file of wandb begins with one")
+            self._problems.leave_out(path, "it has no intact run record, with which a wandb file begins")
             return None
         params = {key: value for key, value in params.items() if key != "_wandb"}
-        return StoredRun(
+        return LoadedRun(
             path=str(path),
             name=began.display_name or began.run_id,
             app=began.project or "uncategorized",
@@ -82,12 +82,12 @@ class OfflineRuns:
             else math.nan,
         )
 
-    def metrics(self, runs: Sequence[StoredRun]) -> Collection[str]:
-        """Return the names of the metrics that runs have."""
+    def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
+        """Return the metric names of the runs."""
         return {name for points in self.read(runs, None).values() for name in points}
 
-    def read(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
-        """Return all numbers of runs, by the `path` of each; media are left out, which is noted."""
+    def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
+        """Return the points of each run, keyed by `LoadedRun.path`; omitted media are reported to `problems`."""
         del metrics
         return {run.path: self._points(Path(run.path)) for run in runs}
 
@@ -106,17 +106,19 @@ class OfflineRuns:
                 at = values.get("_timestamp")
                 rows.append((record.history.step.num, at if isinstance(at, int | float) else math.nan, numbers))
         if media:
-            self._problems.note(path, f"no numbers, and left out: {', '.join(sorted(media))}")
-        return self._placed(path, rows, axes)
+            self._problems.note(path, f"left out, because they are no numbers: {', '.join(sorted(media))}")
+        return self._with_steps(path, rows, axes)
 
-    def _placed(self, path: Path, rows: Sequence[tuple[int, float, dict[str, float]]], axes: Axes) -> Points:
-        """Return the points of rows at the values of their step metrics."""
+    def _with_steps(self, path: Path, rows: Sequence[tuple[int, float, dict[str, float]]], axes: Axes) -> Points:
+        """Return the points of rows, whose steps are the values of their step metrics."""
         for _, _, numbers in rows:
             fractions = {axis for axis in axes.step_metrics & numbers.keys() if not numbers[axis].is_integer()}
             axes.fractional |= {axis for axis in fractions if math.isfinite(numbers[axis])}
         if axes.fractional:
             names = ", ".join(sorted(axes.fractional))
-            self._problems.note(path, f"the steps are rows where the step metric has fractional values: {names}")
+            self._problems.note(
+                path, f"row numbers replace steps, because these step metrics have fractional values: {names}"
+            )
         points: dict[str, list[tuple[int, float, float]]] = {}
         for row, at, numbers in rows:
             axes.update(numbers)
@@ -125,7 +127,7 @@ class OfflineRuns:
         return {name: Series(*map(np.array, zip(*items, strict=True))) for name, items in points.items()}
 
     def _records(self, path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Yield the records and their values, up to where the file is damaged."""
+        """Yield the records and their values, up to the first damaged record."""
         from google.protobuf.message import DecodeError
 
         try:
@@ -133,11 +135,11 @@ class OfflineRuns:
                 items = record.history.item or record.config.update or record.run.config.update
                 yield record, values_of(items)
         except (OSError, OverflowError, ValueError, DecodeError) as error:
-            self._problems.note(path, f"read up to where it is damaged: {' '.join(str(error).split())}")
+            self._problems.note(path, f"read up to the first damaged record: {' '.join(str(error).split())}")
 
 
 def records_in(path: Path) -> Iterator[Any]:
-    """Yield the records in a file of wandb, as its own class `Record`."""
+    """Yield the records in a wandb file as instances of wandb's `Record`."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     for data in _blocks_of(path.read_bytes()):
@@ -145,10 +147,10 @@ def records_in(path: Path) -> Iterator[Any]:
 
 
 def _blocks_of(data: bytes) -> Iterator[bytes]:
-    """Yield the records of a log in LevelDB's format, up to the end, where one may be incomplete.
+    """Yield the records of a log in LevelDB's format; an incomplete last record is skipped.
 
     Raises:
-        ValueError: A checksum is wrong.
+        ValueError: A checksum does not match.
     """
     at, whole = _HEADER, b""
     while at + _HEADER <= len(data):
@@ -159,7 +161,7 @@ def _blocks_of(data: bytes) -> Iterator[bytes]:
         checksum, length, kind = struct.unpack_from("<IHB", data, at)
         if at + _HEADER + length > len(data):
             return
-        content = data[at + _HEADER - 1 : at + _HEADER + length]  # with the kind
+        content = data[at + _HEADER - 1 : at + _HEADER + length]  # the checksum covers the kind byte
         if zlib.crc32(content) != checksum:
             raise ValueError(f"the record at byte {at} has checksum {zlib.crc32(content):08x}, expected {checksum:08x}")
         whole += content[1:]
@@ -170,19 +172,19 @@ def _blocks_of(data: bytes) -> Iterator[bytes]:
 
 
 def values_of(items: Iterable[Any]) -> dict[str, Any]:
-    """Return the values of the items of a record, nested as they were.
+    """Return the values of the items of a record as nested dicts.
 
     Raises:
-        ValueError: One is not JSON.
+        ValueError: A value is not JSON.
     """
     values: dict[str, Any] = {}
     for item in items:
         *parents, name = item.nested_key or [item.key]
-        place = values
+        parent_items = values
         for parent in parents:
-            place = place.setdefault(parent, {})
+            parent_items = parent_items.setdefault(parent, {})
         try:
-            place[name] = json.loads(item.value_json, parse_int=_int_of)
+            parent_items[name] = json.loads(item.value_json, parse_int=_int_of)
         except ValueError as error:
             raise ValueError(f"{name}={item.value_json[:80]!r} is not JSON") from error
     return values

@@ -1,4 +1,4 @@
-"""plot: the charts of `wandb.plot`; a run keeps the table behind each."""
+"""plot: the charts of `wandb.plot`, each logged as its table."""
 
 import itertools
 from collections.abc import Callable, Iterable

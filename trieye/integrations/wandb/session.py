@@ -1,4 +1,4 @@
-"""Run: what `wandb.init` returns, over a run of trieye."""
+"""Run: the `wandb.Run` API over a trieye run; `wandb.init` returns it."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from trieye.integrations.opening import AdoptedRun
 from trieye.integrations.wandb.axes import Axes
 from trieye.integrations.wandb.files import FileCalls
 from trieye.integrations.wandb.media import Histogram, Media, Text, medium_of
-from trieye.integrations.wandb.values import Config, Summary
+from trieye.integrations.wandb.values import Summary, WandbConfig
 from trieye.process.progress import say
 from trieye.run.media import step_of
 from trieye.run.run import Run as TrieyeRun
@@ -29,10 +29,10 @@ _EXTREMES: Mapping[Any, Callable[[Any, Any], float]] = {"max": max, "min": min}
 _SUMMARY, _CONFIG = "wandb-summary.json", "wandb-config.json"
 
 ROWS = "trieye/wandb_step"
-"""Metric that records the number of the last row, in runs whose metrics have other steps; kept in the history only."""
+"""Metric that records the number of the last row, in runs whose metrics have other steps; in the history only."""
 
 _OWN = "_wandb"
-"""Key of the config file under which the adapter keeps its own state."""
+"""Key of the config file under which the adapter stores its state."""
 
 
 class Run(FileCalls):
@@ -44,22 +44,22 @@ class Run(FileCalls):
         summary: The final value of each name.
         resumed: Whether the run continues an earlier attempt.
         step: Step of the next row.
-        starting_step, start_time: Step and Unix time at which this attempt began.
-        disabled: Whether nothing is kept.
+        starting_step, start_time: First step and Unix start time of this attempt.
+        disabled: Whether nothing is logged.
         on_finish: Called with the run and its status when it finishes.
     """
 
     entity = url = project_url = sweep_id = sweep_url = settings = None
     offline = True
 
-    def __init__(self, held: AdoptedRun | None, *, id: str, name: str, project: str, resumed: bool) -> None:  # noqa: A002
+    def __init__(self, adopted: AdoptedRun | None, *, id: str, name: str, project: str, resumed: bool) -> None:  # noqa: A002
         self.id, self.name, self.project, self.resumed = id, name, project, resumed
         self.group: str | None = None
         self.job_type: str | None = None
         self.notes: str | None = None
         self.tags: tuple[str, ...] = ()
-        self.disabled, self._held, self._pid = held is None, held, os.getpid()
-        self._directory = None if held is None else held.run.dir.resolve()
+        self.disabled, self._adopted, self._pid = adopted is None, adopted, os.getpid()
+        self._directory = None if adopted is None else adopted.run.dir.resolve()
         self.step, self.counts_rows = 0, False
         self.on_finish: Callable[[Run, RunStatus], None] = lambda *_: None
         self._row: dict[str, float] = {}
@@ -71,13 +71,13 @@ class Run(FileCalls):
         self.versions = dict(own.get("versions", {}))
         self._alerts: dict[str, float] = {}
         self._axes = Axes(self._note_fraction, own.get("fractional", ()))
-        self.config = Config(self._record_config, config)
+        self.config = WandbConfig(self._record_config, config)
         self.summary = Summary(summary, self._keep_summary)
         self.starting_step, self.start_time = self.step, time.time()
-        if held is not None and not resumed:
+        if adopted is not None and not resumed:
             for file_name in (_SUMMARY, _CONFIG):
-                (held.run.dir / file_name).unlink(missing_ok=True)
-        if held is not None:
+                (adopted.run.dir / file_name).unlink(missing_ok=True)
+        if adopted is not None:
             opening.BEFORE_CLOSE.append(self._end)
 
     def _earlier(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -101,21 +101,21 @@ class Run(FileCalls):
         """The `trieye.Run`.
 
         Raises:
-            ConfigurationError: The run is finished, or disabled, or was opened before this process was forked.
+            ConfigurationError: The run is finished or disabled, or was opened before this process was forked.
         """
-        if self._held is None:
+        if self._adopted is None:
             raise ConfigurationError("the run is finished; call wandb.init() first")
         if self._pid != os.getpid():
             raise ConfigurationError(
                 f"run {self.id!r} was opened by process {self._pid} before this process was forked; log there, "
                 "or call wandb.init() with another id in this process"
             )
-        return self._held.run
+        return self._adopted.run
 
     @property
     def is_open(self) -> bool:
-        """Whether the run takes values; it does not in a fork of the process that opened it."""
-        return self._held is not None and self._pid == os.getpid() and not self._held.is_closed
+        """Whether the run accepts values; False in a fork of the process that opened it."""
+        return self._adopted is not None and self._pid == os.getpid() and not self._adopted.is_closed
 
     @property
     def dir(self) -> str:
@@ -138,7 +138,7 @@ class Run(FileCalls):
         return self.config.as_dict()
 
     def log(self, data: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
-        """Add values to the row of a step, and write it when the next one begins, or at once without a step.
+        """Add values to the row of a step; the row is written when the next row begins, or at once without a step.
 
         Args:
             data: Numbers, media, texts; dicts inside become `a.b`.
@@ -148,7 +148,7 @@ class Run(FileCalls):
         if not isinstance(data, Mapping):
             raise TypeError(f"wandb.log takes a dict, not a {type(data).__name__}")
         if not all(isinstance(key, str) and key for key in data):
-            raise TypeError("wandb.log: the names in a dict are strings, and none is empty")
+            raise TypeError(f"wandb.log: keys must be non-empty strings, got {list(data)}")
         if self.disabled:
             return
         _ = self.run
@@ -157,7 +157,7 @@ class Run(FileCalls):
             if number < self.step:
                 if not self._has_ignored:
                     self._has_ignored = True
-                    say(f"wandb.log(step={step}): step {self.step} is under way; rows of steps before it are ignored")
+                    say(f"wandb.log(step={step}): the current step is {self.step}; rows of earlier steps are ignored")
                 return
             if number > self.step:
                 self._write()
@@ -167,12 +167,12 @@ class Run(FileCalls):
             self._write()
             self.step += 1
 
-    def _take(self, given: Mapping[str, float | Media | None]) -> None:
-        """Keep numbers until the end of the row; log media at once."""
-        numbers = {key: value for key, value in given.items() if isinstance(value, float)}
+    def _take(self, values: Mapping[str, float | Media | None]) -> None:
+        """Buffer numbers until the end of the row; log media at once."""
+        numbers = {key: value for key, value in values.items() if isinstance(value, float)}
         self._row |= numbers
         self._axes.update(numbers)
-        for key, value in given.items():
+        for key, value in values.items():
             if isinstance(value, Media):
                 value.log_to(self.run, key, self._axes.step_of(key, self.step))
                 dict.update(self.summary, {key: value})
@@ -186,7 +186,7 @@ class Run(FileCalls):
             self.run.log(ROWS, float(self.step), step=self.step)
 
     def _summarize(self, key: str, number: float, how: str | None) -> None:
-        """Update the summary with a logged number; after a kill, the history restores it."""
+        """Update the summary with a logged number; after a kill, it is restored from the history."""
         before = self.summary.get(key)
         if how in _EXTREMES:
             if not math.isfinite(number):
@@ -210,10 +210,10 @@ class Run(FileCalls):
         del step_sync, hidden, overwrite
         chosen = {"best": {"minimize": "min"}.get(goal or "", "max"), "copy": "last"}.get(summary or "", summary)
         if chosen in {"mean", "first"} or "," in (chosen or ""):
-            say(f"define_metric({name!r}, summary={summary!r}) is not available; its summary is the last value")
+            say(f"define_metric({name!r}, summary={summary!r}) is not available; the summary is the last value")
             chosen = "last"
         if chosen not in {None, "none", "last", *_EXTREMES}:
-            raise ConfigurationError(f"define_metric(summary={summary!r}): it is one of min, max, last, best, none")
+            raise ConfigurationError(f"define_metric(summary={summary!r}): choose from min, max, last, best, none")
         self._axes.define(name, getattr(step_metric, "name", step_metric), chosen)
         self.counts_rows = self.counts_rows or bool(self._axes.step_metrics)
         for metric, seen in self._extremes.items():
@@ -237,10 +237,10 @@ class Run(FileCalls):
         idx: int | None = None,
         log_graph: bool = False,
     ) -> None:
-        """Log histograms of gradients, parameters or `all` of torch modules with every so many backward passes."""
+        """Log histograms of gradients, parameters or `all` of torch modules every `log_freq` backward passes."""
         del criterion, idx, log_graph
         if log not in {"gradients", "parameters", "all", None}:
-            raise ConfigurationError(f"watch(log={log!r}): it is one of gradients, parameters, all")
+            raise ConfigurationError(f"watch(log={log!r}): choose from gradients, parameters, all")
         for model in models if isinstance(models, list | tuple) else [models]:
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad and log is not None:
@@ -249,26 +249,26 @@ class Run(FileCalls):
     def _hook(self, name: str, parameter: Any, log: str, every: int) -> None:
         count = 0
 
-        def look(gradient: Any) -> None:
+        def log_histograms(gradient: Any) -> None:
             nonlocal count
-            if count % every == 0 and self._held is not None:
+            if count % every == 0 and self._adopted is not None:
                 if log != "parameters":
                     self._take({f"gradients/{name}": Histogram(gradient)})
                 if log != "gradients":
                     self._take({f"parameters/{name}": Histogram(parameter)})
             count += 1
 
-        self._unhook.append(parameter.register_hook(look).remove)
+        self._unhook.append(parameter.register_hook(log_histograms).remove)
 
     def unwatch(self, models: Any = None) -> None:
-        """Watch nothing any more."""
+        """Remove all hooks of `watch`."""
         del models
         for remove in self._unhook:
             remove()
         self._unhook.clear()
 
     def alert(self, title: str, text: str, level: Any = None, wait_duration: float | timedelta | None = None) -> None:
-        """Print a message and keep it as a text, unless the same title came within `wait_duration` (60 s)."""
+        """Print and log a message, unless an alert with the same title occurred within `wait_duration` (60 s)."""
         pause = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
         now = time.monotonic()
         if not self.disabled and now - self._alerts.get(title, -math.inf) >= (60.0 if pause is None else pause):
@@ -277,29 +277,29 @@ class Run(FileCalls):
             self.run.log_text("alerts", f"**{title}** ({level or 'INFO'})\n\n{text}", self.step)
 
     def status(self) -> SimpleNamespace:
-        """Return how many values the slowest sink has not taken yet."""
+        """Return how many values the slowest sink has not written yet."""
         sinks = [] if self.disabled else self.run.health()["sinks"]
         pending = max((sink["backlog"] or 0 for sink in sinks), default=0)
         return SimpleNamespace(sync_items_total=pending, sync_items_pending=pending, sync_time=None)
 
     def _do_nothing(self, *_: Any, **__: Any) -> None:
-        """Do nothing: this call only has an effect on the server or the page of wandb."""
+        """Do nothing: the call affects only the server or web page of wandb."""
 
     mark_preempting = pin_config_keys = write_logs = display = _do_nothing
 
     def to_html(self, *_: Any, **__: Any) -> str:
-        """Return no page."""
+        """Return an empty page."""
         return ""
 
     def _record_config(self, items: Mapping[str, Any]) -> None:
-        if self._held is not None:
+        if self._adopted is not None:
             self.run.log_params(items)
             self._keep_config()
 
     def _keep_config(self) -> None:
         own = {"fractional": sorted(self._axes.fractional), "versions": self.versions}
-        kept = json.dumps({**redacted(self.config.as_dict()), _OWN: own}, indent=1, default=str)
-        write_atomic(self.run.dir / _CONFIG, kept.encode(), is_lasting=False)
+        text = json.dumps({**redacted(self.config.as_dict()), _OWN: own}, indent=1, default=str)
+        write_atomic(self.run.dir / _CONFIG, text.encode(), is_lasting=False)
 
     def _count_version(self, name: str) -> int:
         number = self.versions.get(name, 0)
@@ -308,24 +308,24 @@ class Run(FileCalls):
         return number
 
     def _keep_summary(self, summary: Mapping[str, Any]) -> None:
-        if self._held is not None:
+        if self._adopted is not None:
             items = {key: _plain(value) for key, value in summary.items()}
             write_atomic(self.run.dir / _SUMMARY, json.dumps(items, indent=1).encode(), is_lasting=False)
 
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
-        """Write the row under way and close the run; with an exit code other than 0 as FAILED."""
+        """Write the current row and close the run, as FAILED if the exit code is not 0."""
         del quiet
         self._end("FAILED" if exit_code else "FINISHED")
 
     def _end(self, status: RunStatus) -> None:
-        held = self._held
-        if held is not None and self.is_open:
-            status = "KILLED" if held.run.was_interrupted else status
+        adopted = self._adopted
+        if adopted is not None and self.is_open:
+            status = "KILLED" if adopted.run.was_interrupted else status
             self._write()
             self._keep_summary(self.summary)
-            held.leave(status)
+            adopted.leave(status)
         self.unwatch()
-        self._held = None
+        self._adopted = None
         if self._end in opening.BEFORE_CLOSE:
             opening.BEFORE_CLOSE.remove(self._end)
         self.on_finish(self, status)
@@ -336,9 +336,9 @@ class Run(FileCalls):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        is_left = isinstance(error, SystemExit) and not error.code
+        is_clean_exit = isinstance(error, SystemExit) and not error.code
         is_killed = isinstance(error, KeyboardInterrupt)
-        self._end("FINISHED" if kind is None or is_left else "KILLED" if is_killed else "FAILED")
+        self._end("FINISHED" if kind is None or is_clean_exit else "KILLED" if is_killed else "FAILED")
 
 
 def _flat(data: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -357,7 +357,7 @@ def _plain(value: Any) -> Any:
 
 
 def _items_in(path: Path) -> dict[str, Any]:
-    """Return the items in a JSON file of an earlier attempt, without redacted ones."""
+    """Return the items in a JSON file of an earlier attempt, except redacted items."""
     try:
         items = dict(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Config and Summary: what `wandb` keeps besides curves, by item and by attribute."""
+"""WandbConfig and Summary: hyperparameters and summary values, accessible as items and attributes."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
@@ -7,42 +7,42 @@ from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 
 
-class Config(MutableMapping[str, Any]):
-    """Parameters by item and by attribute; each change is recorded, and a recorded value does not change.
+class WandbConfig(MutableMapping[str, Any]):
+    """Hyperparameters as items and attributes; each change is recorded, and recorded values are immutable.
 
     Args:
-        record: Called with parameters that are new or have changed.
+        record: Called with new and changed parameters.
         earlier: Parameters of earlier attempts, which this attempt may change.
     """
 
     def __init__(self, record: Callable[[Mapping[str, Any]], None], earlier: Mapping[str, Any]) -> None:
         self.__dict__.update(_items=dict(earlier), _earlier=set(earlier), _record=record)
 
-    def update(self, given: Any = (), /, *, allow_val_change: bool = False, **more: Any) -> None:
-        """Take parameters of a dict, a namespace of argparse, or named ones.
+    def update(self, params: Any = (), /, *, allow_val_change: bool = False, **more: Any) -> None:
+        """Set parameters from a dict, an argparse namespace or keyword arguments.
 
         Raises:
-            ConfigurationError: One has another value already, and `allow_val_change` does not allow that.
+            ConfigurationError: A recorded parameter would change, and `allow_val_change` is False.
         """
         items = {
-            **dict(vars(given) if hasattr(given, "__dict__") and not isinstance(given, Mapping) else given),
+            **dict(vars(params) if hasattr(params, "__dict__") and not isinstance(params, Mapping) else params),
             **more,
         }
         for key, value in items.items():
             is_recorded = key in self._items and key not in self._earlier
             if is_recorded and not allow_val_change and self._items[key] != value:
                 raise ConfigurationError(
-                    f"config.{key} is {self._items[key]!r} and was to become {value!r}; "
-                    "config.update(..., allow_val_change=True) allows that"
+                    f"config.{key} is already recorded as {self._items[key]!r} and cannot become {value!r}; "
+                    "config.update(..., allow_val_change=True) allows the change"
                 )
         self._items.update(items)
         self._earlier.difference_update(items)
         if items:
             self._record(items)
 
-    def setdefaults(self, given: Mapping[str, Any]) -> None:
-        """Take those parameters that are not there."""
-        self.update({key: value for key, value in given.items() if key not in self._items})
+    def setdefaults(self, params: Mapping[str, Any]) -> None:
+        """Set the parameters that have no value yet."""
+        self.update({key: value for key, value in params.items() if key not in self._items})
 
     def as_dict(self) -> dict[str, Any]:
         """Return a copy."""
@@ -55,7 +55,7 @@ class Config(MutableMapping[str, Any]):
         self.update({key: value})
 
     def __delitem__(self, key: str) -> None:
-        raise ConfigurationError(f"config.{key}: a parameter that was recorded stays")
+        raise ConfigurationError(f"config.{key}: recorded parameters cannot be deleted")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)
@@ -74,7 +74,7 @@ class Config(MutableMapping[str, Any]):
 
 
 class Summary(dict[str, Any]):
-    """The last value of each name, or what `define_metric(summary=...)` says; by item and by attribute.
+    """Last value of each name, or the aggregate of `define_metric(summary=...)`, as items and attributes.
 
     Args:
         items: Values of earlier attempts.
@@ -98,6 +98,6 @@ class Summary(dict[str, Any]):
         self.update({key: value})
 
     def update(self, *values: Any, **more: Any) -> None:
-        """Set values, as the program does."""
+        """Set values and call `on_change`."""
         super().update(*values, **more)
         self.__dict__["on_change"](self)

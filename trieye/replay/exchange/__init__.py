@@ -1,6 +1,6 @@
-"""Exchange: the rows of replay buffers in the formats of others, for offline training.
+"""Imports and exports replay rows in formats of other libraries, for offline training.
 
-Importing this loads none of their libraries.
+Importing this package loads none of those libraries.
 """
 
 from trieye.replay.exchange.datasets import import_minari, import_sb3

@@ -1,4 +1,4 @@
-"""Rows that others collected: pickled replay buffers of stable-baselines3, and Minari datasets."""
+"""Imports pickled replay buffers of stable-baselines3 and Minari datasets."""
 
 import pickle
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError, SerializationError, UntrustedPickleError
 from trieye.replay.buffer import ReplayBuffer
-from trieye.replay.exchange.files import apart
+from trieye.replay.exchange.files import separate_episodes
 from trieye.replay.rows.schema import PREFIX
 
 _NUMPY_MODULES = ("numpy._core.multiarray", "numpy.core.multiarray", "numpy._core.numeric", "numpy.core.numeric")
@@ -22,16 +22,16 @@ _PICKLE_ERRORS = (pickle.UnpicklingError, EOFError, ValueError, TypeError, Looku
 def import_minari(buffer: ReplayBuffer, dataset: Any, *, download: bool = False) -> int:
     """Add the steps of a Minari dataset to a buffer, episode by episode.
 
-    The keys are obs, next_obs, action, reward, terminated and truncated; with dictionary observations their own keys
-    and those with `next_` before them, in place of obs and next_obs. Dictionaries inside are joined with a dot.
+    The keys are obs, next_obs, action, reward, terminated and truncated. Dictionary observations replace obs and
+    next_obs by their own keys and those keys prefixed with `next_`. Keys of nested dictionaries are joined with a dot.
 
     Args:
-        buffer: Where the steps are added.
-        dataset: A `minari.MinariDataset`, or the id of one, such as `D4RL/door/human-v2`.
-        download: Download a dataset that is not on this machine.
+        buffer: The buffer that receives the steps.
+        dataset: A `minari.MinariDataset`, or a dataset id such as `D4RL/door/human-v2`.
+        download: Download the dataset if it is not on this machine.
 
     Returns:
-        How many rows were added.
+        The number of rows added.
 
     Raises:
         ConfigurationError: minari is not installed (`pip install minari`), or the steps do not fit the buffer.
@@ -45,7 +45,7 @@ def import_minari(buffer: ReplayBuffer, dataset: Any, *, download: bool = False)
             ) from error
         dataset = minari.load_dataset(dataset, download=download)
     count = 0
-    with apart(buffer):
+    with separate_episodes(buffer):
         for number, episode in enumerate(dataset.iterate_episodes()):
             rows = _minari_rows(episode)
             count += len(buffer.extend(rows, np.full(len(rows["reward"]), number)))
@@ -63,7 +63,7 @@ def _minari_rows(episode: Any) -> dict[str, NDArray[Any]]:
 
 
 def _named(values: Any, name: str) -> dict[str, NDArray[Any]]:
-    """Return the arrays inside dictionaries and tuples, by their keys; a single array is called `name`."""
+    """Return the arrays in nested dictionaries and tuples by joined key; a single array is called `name`."""
     if isinstance(values, Mapping):
         items = {str(key): value for key, value in values.items()}
     elif isinstance(values, tuple):
@@ -76,62 +76,61 @@ def _named(values: Any, name: str) -> dict[str, NDArray[Any]]:
 def import_sb3(buffer: ReplayBuffer, path: str | Path, *, allow_pickle: bool = False) -> int:
     """Add the rows of a pickled `ReplayBuffer` or `DictReplayBuffer` of stable-baselines3 2.x to a buffer.
 
-    The keys are obs, next_obs, action, reward, terminated and truncated; with dictionary observations their own keys
-    and those with `next_` before them, in place of obs and next_obs. stable-baselines3 is not needed.
+    The keys are obs, next_obs, action, reward, terminated and truncated. Dictionary observations replace obs and
+    next_obs by their own keys and those keys prefixed with `next_`. stable-baselines3 need not be installed.
 
     Args:
-        buffer: Where the rows are added.
+        buffer: The buffer that receives the rows.
         path: The file.
-        allow_pickle: Has to be True: the file is a pickle. Only NumPy's arrays are made of what it says, anything else
-            becomes an empty object; still, read none from whom you do not trust.
+        allow_pickle: Must be True, since the file is a pickle. Only NumPy arrays are unpickled, all other objects
+            become empty placeholders; still, load files from trusted sources only.
 
     Returns:
-        How many rows were added.
+        The number of rows added.
 
     Raises:
         UntrustedPickleError: `allow_pickle` is False.
-        FileNotFoundError: There is no such file.
-        SerializationError: It is something else.
+        FileNotFoundError: The file does not exist.
+        SerializationError: The file contains something else.
         ConfigurationError: The rows do not fit the buffer.
     """
     if not allow_pickle:
         raise UntrustedPickleError(
-            f"{path} is a pickle, as stable-baselines3 writes them; if you trust where it comes from, pass "
-            "allow_pickle=True"
+            f"{path} is a pickle file of stable-baselines3; if you trust its source, pass allow_pickle=True"
         )
     with Path(path).open("rb") as file:
         try:
-            held = vars(_Unpickler(file).load())
-            steps, num_envs = _sb3_steps(held), int(held["n_envs"])
-            rows = _sb3_rows(held, steps)
+            attributes = vars(_Unpickler(file).load())
+            steps, num_envs = _sb3_steps(attributes), int(attributes["n_envs"])
+            rows = _sb3_rows(attributes, steps)
         except (*_PICKLE_ERRORS, RecursionError) as error:
-            raise SerializationError(f"{path} holds no replay buffer of stable-baselines3 ({error!r})") from error
+            raise SerializationError(f"{path} contains no replay buffer of stable-baselines3 ({error!r})") from error
     if not len(steps):
         return 0
-    with apart(buffer):
+    with separate_episodes(buffer):
         return len(buffer.extend(rows, np.tile(np.arange(num_envs), len(steps))))
 
 
-def _sb3_steps(held: dict[str, Any]) -> NDArray[np.int64]:
-    """Return the places of the steps, oldest first."""
-    size, position = int(held["buffer_size"]), int(held["pos"])
-    steps = (np.arange(size) + position) % size if held["full"] else np.arange(position)
-    if held.get("optimize_memory_usage"):
-        # the next observation is that of the following place; the newest one's lies where the oldest step was
-        steps = steps[1:] if held["full"] else steps
+def _sb3_steps(attributes: dict[str, Any]) -> NDArray[np.int64]:
+    """Return the indices of the steps, oldest first."""
+    size, position = int(attributes["buffer_size"]), int(attributes["pos"])
+    steps = (np.arange(size) + position) % size if attributes["full"] else np.arange(position)
+    if attributes.get("optimize_memory_usage"):
+        # the next observation is stored at the following index, so the newest one overwrote the oldest observation
+        steps = steps[1:] if attributes["full"] else steps
     return steps
 
 
-def _sb3_rows(held: dict[str, Any], steps: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    observed, following = held["observations"], held.get("next_observations")
+def _sb3_rows(attributes: dict[str, Any], steps: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    observed, following = attributes["observations"], attributes.get("next_observations")
     if not isinstance(observed, dict):
         observed, following = {"obs": observed}, None if following is None else {"obs": following}
     rows = {key: _flat(array, steps) for key, array in observed.items()}
     for key, array in observed.items():
         after = _flat(array, (steps + 1) % len(array)) if following is None else _flat(following[key], steps)
         rows[PREFIX + key] = after
-    done, timeout = (_flat(held[name], steps).astype(np.bool_) for name in ("dones", "timeouts"))
-    rows["action"], rows["reward"] = _flat(held["actions"], steps), _flat(held["rewards"], steps)
+    done, timeout = (_flat(attributes[name], steps).astype(np.bool_) for name in ("dones", "timeouts"))
+    rows["action"], rows["reward"] = _flat(attributes["actions"], steps), _flat(attributes["rewards"], steps)
     return {**rows, "terminated": done & ~timeout, "truncated": timeout}
 
 
@@ -141,8 +140,8 @@ def _flat(array: NDArray[Any], steps: NDArray[np.int64]) -> NDArray[Any]:
     return chosen.reshape(chosen.shape[0] * chosen.shape[1], *chosen.shape[2:])
 
 
-class _Empty:
-    """Stands for an object of a class that is not needed."""
+class _Placeholder:
+    """Placeholder for an object of a class that is not needed."""
 
     def __new__(cls, *_arguments: Any, **_options: Any) -> Self:
         return super().__new__(cls)
@@ -155,11 +154,11 @@ class _Empty:
         self.__dict__[str(key)] = value
 
     def append(self, value: Any) -> None:
-        """Forget an item."""
+        """Discard an item."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes NumPy arrays and plain data; whatever else a pickle names is neither imported nor called."""
+    """Unpickles NumPy arrays and plain data; other classes and functions are neither imported nor called."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in _NUMPY_MODULES and name in _NUMPY_NAMES:
@@ -168,4 +167,4 @@ class _Unpickler(pickle.Unpickler):
             return getattr(np, name)
         if (module, name) in {("collections", "OrderedDict"), ("builtins", "dict")}:
             return dict
-        return _Empty
+        return _Placeholder

@@ -1,4 +1,4 @@
-"""Rows as files: `.npz`, or Parquet, which is written and read chunk by chunk."""
+"""Imports and exports replay rows as `.npz` files, or as Parquet files, which are streamed in chunks."""
 
 import json
 import os
@@ -16,17 +16,17 @@ from trieye.exceptions import SerializationError
 from trieye.replay.buffer import ReplayBuffer
 
 EPISODE = "__episode__"
-"""The name under which the numbers of the episodes are kept."""
+"""The name of the array or column of episode numbers."""
 
-# what NumPy and zipfile raise for bytes that are not what was written
+# errors of NumPy and zipfile for damaged files
 _DAMAGE = (OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _METADATA = b"trieye.replay"
 _CHUNK_BYTES = 64 << 20
 
 
 @contextmanager
-def apart(buffer: ReplayBuffer) -> Iterator[None]:
-    """Let no episode go on from a row added before the block to one inside, or from there to one added after it."""
+def separate_episodes(buffer: ReplayBuffer) -> Iterator[None]:
+    """Start a new episode before and after the block, so that no episode spans its borders."""
     buffer.interrupt()
     try:
         yield
@@ -35,14 +35,14 @@ def apart(buffer: ReplayBuffer) -> Iterator[None]:
 
 
 def export_npz(buffer: ReplayBuffer, path: str | Path) -> int:
-    """Write the rows of a buffer, oldest first, as they were added; all of them are in memory a second time meanwhile.
+    """Write the rows of a buffer in their original form, oldest first; needs memory for a second copy of them.
 
     Args:
         buffer: The buffer.
-        path: The file; an old one is replaced when the new one is whole.
+        path: The file; replaces an existing file atomically.
 
     Returns:
-        How many rows were written.
+        The number of rows written.
 
     Raises:
         OSError: The directory is missing or not writable, or the disk is full.
@@ -50,7 +50,7 @@ def export_npz(buffer: ReplayBuffer, path: str | Path) -> int:
     chunks = list(buffer.iter_rows())
     arrays = {key: np.concatenate([rows[key] for rows, _ in chunks]) for key in (chunks[0][0] if chunks else ())}
     episodes = np.concatenate([numbers for _, numbers in chunks]) if chunks else np.empty(0, np.int64)
-    # as np.savez, which has arguments that a key may be called, and does not know `allow_pickle` before NumPy 2.2
+    # np.savez would clash with keys named like its arguments, and has no `allow_pickle` before NumPy 2.2
     with _replaced(Path(path)) as file, zipfile.ZipFile(file, "w") as archive:
         for key, array in {EPISODE: episodes, **arrays}.items():
             with archive.open(f"{key}.npy", "w", force_zip64=True) as entry:
@@ -59,18 +59,18 @@ def export_npz(buffer: ReplayBuffer, path: str | Path) -> int:
 
 
 def import_npz(buffer: ReplayBuffer, path: str | Path) -> int:
-    """Add the rows of a file to a buffer; any `.npz` file will do whose arrays have a row for each transition.
+    """Add the rows of a file to a buffer; accepts any `.npz` file whose arrays have one row per transition.
 
     Args:
-        buffer: Where the rows are added.
-        path: The file. Its array `__episode__`, if there is one, tells rows of different episodes apart.
+        buffer: The buffer that receives the rows.
+        path: The file. Its array `__episode__`, if present, separates episodes.
 
     Returns:
-        How many rows were added.
+        The number of rows added.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        SerializationError: It is damaged, or something else.
+        FileNotFoundError: The file does not exist.
+        SerializationError: The file is damaged or not an `.npz` file of arrays.
         ConfigurationError: Its arrays do not fit the buffer.
     """
     try:
@@ -79,21 +79,21 @@ def import_npz(buffer: ReplayBuffer, path: str | Path) -> int:
     except FileNotFoundError:
         raise
     except _DAMAGE as error:
-        raise SerializationError(f"{path} is no whole .npz file of arrays ({error})") from error
+        raise SerializationError(f"{path} is damaged or not an .npz file of arrays ({error})") from error
     episodes = arrays.pop(EPISODE, None)
-    with apart(buffer):
+    with separate_episodes(buffer):
         return len(buffer.extend(arrays, episodes)) if arrays else 0
 
 
 def export_parquet(buffer: ReplayBuffer, path: str | Path) -> int:
-    """Write the rows of a buffer, oldest first, as they were added.
+    """Write the rows of a buffer in their original form, oldest first.
 
     Args:
         buffer: The buffer.
-        path: The file; an old one is replaced when the new one is whole.
+        path: The file; replaces an existing file atomically.
 
     Returns:
-        How many rows were written.
+        The number of rows written.
 
     Raises:
         OSError: The directory is missing or not writable, or the disk is full.
@@ -120,18 +120,18 @@ def export_parquet(buffer: ReplayBuffer, path: str | Path) -> int:
 
 
 def import_parquet(buffer: ReplayBuffer, path: str | Path) -> int:
-    """Add the rows of a file to a buffer; columns are numbers, or lists of numbers that are all of the same length.
+    """Add the rows of a file to a buffer; columns contain numbers, or lists of numbers of one length.
 
     Args:
-        buffer: Where the rows are added.
-        path: The file. Its column `__episode__`, if there is one, tells rows of different episodes apart.
+        buffer: The buffer that receives the rows.
+        path: The file. Its column `__episode__`, if present, separates episodes.
 
     Returns:
-        How many rows were added.
+        The number of rows added.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        SerializationError: It is damaged, or a column holds something else.
+        FileNotFoundError: The file does not exist.
+        SerializationError: The file is damaged, or a column has an unsupported type.
         ConfigurationError: Its columns do not fit the buffer.
     """
     import pyarrow as pa
@@ -139,7 +139,7 @@ def import_parquet(buffer: ReplayBuffer, path: str | Path) -> int:
 
     count = 0
     try:
-        with pq.ParquetFile(path) as file, apart(buffer):
+        with pq.ParquetFile(path) as file, separate_episodes(buffer):
             specs = json.loads((file.schema_arrow.metadata or {}).get(_METADATA, b"{}"))
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group)
@@ -150,7 +150,7 @@ def import_parquet(buffer: ReplayBuffer, path: str | Path) -> int:
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, json.JSONDecodeError) as error:
-        raise SerializationError(f"{path} is no whole Parquet file ({error})") from error
+        raise SerializationError(f"{path} is damaged or not a Parquet file ({error})") from error
     return count
 
 
@@ -176,16 +176,16 @@ def _as_numpy(column: Any, spec: list[Any] | None, name: str) -> NDArray[Any]:
 
     values, length = column.combine_chunks(), None
     if column.null_count:
-        raise SerializationError(f"column {name!r} has {column.null_count} missing values; every row needs one")
+        raise SerializationError(f"column {name!r} has {column.null_count} missing values; every row needs a value")
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
         count = len(values)
         values = values.flatten()
         length = len(values) // count if count else 0
         if length * count != len(values) or pa.types.is_nested(values.type):
-            raise SerializationError(f"column {name!r} has lists of different lengths, or of lists")
+            raise SerializationError(f"column {name!r} has nested lists or lists of different lengths")
     array: NDArray[Any] = values.to_numpy(zero_copy_only=False)
     if array.dtype.kind not in "biuf":
-        raise SerializationError(f"column {name!r} holds {values.type}; only numbers and lists of numbers can be added")
+        raise SerializationError(f"column {name!r} has type {values.type}; expected numbers or lists of numbers")
     shape = () if length is None else (length,)
     if spec is not None:
         dtype, shape = np.dtype(spec[0]), tuple(spec[1])
@@ -195,7 +195,7 @@ def _as_numpy(column: Any, spec: list[Any] | None, name: str) -> NDArray[Any]:
 
 @contextmanager
 def _replaced(path: Path) -> Iterator[BinaryIO]:
-    """Give a binary file that replaces `path` when the block ends, and vanishes when it fails."""
+    """Open a binary file that replaces `path` when the block ends, and is removed if it fails."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with partial.open("wb") as file:

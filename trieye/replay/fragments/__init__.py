@@ -1,4 +1,4 @@
-"""Fragments: slices of the experience of many workers, handed out as chunks of consecutive ones."""
+"""Fragments: slices of experience from many workers, sampled as chunks of consecutive fragments."""
 
 from trieye.replay.fragments.buffer import FragmentBuffer
 from trieye.replay.fragments.fragment import (

@@ -1,4 +1,4 @@
-"""FragmentBuffer: fragments of experience from many workers in, chunks of consecutive ones out."""
+"""FragmentBuffer: collects fragments of experience from many workers and leases chunks of consecutive fragments."""
 
 import asyncio
 import contextlib
@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike
 from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
-from trieye.replay.fragments.content import Content
+from trieye.replay.fragments.content import FragmentState
 from trieye.replay.fragments.fragment import AddResult, Chunk, FragmentMeta, FragmentRules, Lease, lease_id
-from trieye.replay.fragments.readers import Ticket, WaitingLine
+from trieye.replay.fragments.readers import ReaderQueue, Ticket
 from trieye.replay.fragments.saving import SavedGroups, capture, restore, stack_group
 from trieye.replay.limiter import Limiter
 from trieye.replay.samplers.base import paired
@@ -29,9 +29,9 @@ _LEAST_PRIORITY, _MOST_PRIORITY = 1e-6, 1e30
 class FragmentBuffer:
     """Collects fragments of workers into chunks, and leases chunks to readers.
 
-    A chunk is `fragments_per_chunk` consecutive fragments of one worker. A fetch draws distinct chunks; they stay
-    readable until their lease is released or runs out, whatever happens in the buffer meanwhile. No chunk is handed out
-    that is staler or more used than the rules allow. Any thread may call any method at any time.
+    A chunk is `fragments_per_chunk` consecutive fragments of one worker. A fetch draws distinct chunks, which stay
+    readable until their lease is released or expires, independent of later changes to the buffer. No fetch returns a
+    chunk that exceeds the staleness or reuse bounds of the rules. Thread-safe.
 
     Example:
         >>> buffer = FragmentBuffer(FragmentRules(max_chunks=100, max_staleness=2))
@@ -54,55 +54,55 @@ class FragmentBuffer:
         limiter: Limiter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make an empty buffer.
+        """Create an empty buffer.
 
         Args:
-            rules: How much is kept, for how long, and how chunks are chosen.
-            seed: Of the generator that chooses.
-            limiter: Keeps chunks that are fetched and added in a ratio; what it calls rows are chunks. None for none. A
-                writer is not pushed back while a reader waits for more chunks than there are.
-            clock: Seconds, for the ages of partial chunks and leases; never goes back.
+            rules: Capacity, retention and sampling.
+            seed: Seed of the draws.
+            limiter: Bounds the ratio of fetched to added chunks (its rows are chunks); None for no bound. It does not
+                reject writers while a reader waits for more chunks than the buffer has.
+            clock: Monotonic clock in seconds, for the ages of partial chunks and leases.
         """
         self.rules = rules
         self._seed, self._limiter, self._clock = seed, limiter, clock
-        self._lock = threading.Lock()  # guards the content, the line and the groups
-        self._line = WaitingLine()
+        self._lock = threading.Lock()  # guards the state, the queue and the groups
+        self._queue = ReaderQueue()
         self._groups = SavedGroups()
         self._is_closed = False
-        self._content = self._empty()
+        self._state = self._empty()
 
     @classmethod
     def from_config(cls, config: ReplayConfig, *, seed: int = 0) -> Self:
-        """Make the buffer that the `replay` group of a config describes.
+        """Create the buffer that the `replay` group of a config describes.
 
         Raises:
-            ConfigurationError: Its kind is another than `fragment`.
+            ConfigurationError: Its kind is not `fragment`.
         """
         return cls(FragmentRules.from_config(config), seed=seed, limiter=Limiter.from_config(config.limiter))
 
     def __len__(self) -> int:
-        """Return the number of chunks that can be handed out."""
+        """Return the number of chunks that can be fetched."""
         with self._lock:
-            return len(self._content.pool)
+            return len(self._state.pool)
 
     @property
     def session(self) -> str:
-        """The present session; empty before the first `set_version`."""
-        return self._content.sessions.session
+        """The current session; empty before the first `set_version`."""
+        return self._state.sessions.session
 
     @property
     def model_version(self) -> int:
-        """The present version; -1 before the first `set_version`."""
-        return self._content.sessions.version
+        """The current version; -1 before the first `set_version`."""
+        return self._state.sessions.version
 
     def add(self, payload: Any, meta: FragmentMeta) -> AddResult:
-        """Copy a fragment in.
+        """Copy a fragment into the buffer.
 
-        What is wrong with a fragment never raises, so that one bad fragment stops no worker: the result says it.
+        An invalid fragment is reported in the result rather than raised, so that one bad fragment stops no worker.
 
         Args:
-            payload: Arrays by key. The first fragment decides on keys, shapes and dtypes.
-            meta: Where it comes from.
+            payload: Arrays by key. The first fragment determines keys, shapes and dtypes.
+            meta: The fragment's origin.
 
         Raises:
             ReplayClosedError: The buffer is closed.
@@ -110,42 +110,43 @@ class FragmentBuffer:
         return self.add_batch([(payload, meta)])[0]
 
     def add_batch(self, fragments: Iterable[tuple[Any, FragmentMeta]]) -> list[AddResult]:
-        """Copy fragments in, pairs of payload and meta, in this order; the same as `add` of each."""
+        """Copy fragments, pairs of payload and meta, into the buffer; equivalent to `add` for each in order."""
         rows = list(fragments)
         with self._lock:
-            content = self._swept()
-            content.num_wanted = self._line.num_wanted
-            results = [content.add(payload, meta, self._clock()) for payload, meta in rows]
-            self._line.wake_first(len(self._content.pool))
+            state = self._swept()
+            state.num_wanted = self._queue.num_wanted
+            results = [state.add(payload, meta, self._clock()) for payload, meta in rows]
+            self._queue.wake_first(len(self._state.pool))
         return results
 
     def set_version(self, session: str, version: int) -> None:
         """Announce the weights that workers use from now on.
 
-        Chunks that have become too stale leave; fragments that came before this announcement are taken in. With
-        another session, the content is discarded or kept, as `session_policy` says; kept chunks of a higher version go.
+        Chunks that become too stale are removed, and early fragments of this session and version are accepted. With a
+        new session, `session_policy` determines whether the content is discarded or retained; retained chunks of a
+        higher version are removed.
 
         Raises:
-            ConfigurationError: The session had a higher version already, or one of the two is of a wrong kind.
+            ConfigurationError: The session already had a higher version, or an argument has the wrong type.
             ReplayClosedError: The buffer is closed.
         """
-        told = FragmentMeta("set_version", 0, version, session)  # checks and converts
+        announced = FragmentMeta("set_version", 0, version, session)  # validates and converts
         with self._lock:
-            self._swept().set_version(told.session, told.model_version, self._clock())
-            self._line.wake_first(len(self._content.pool))
+            self._swept().set_version(announced.session, announced.model_version, self._clock())
+            self._queue.wake_first(len(self._state.pool))
 
     def fetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
-        """Lease `n` distinct chunks; wait until there are as many. Who came first is served first.
+        """Lease `n` distinct chunks; wait until that many are available. Readers are served in order of arrival.
 
         Args:
             n: Number of chunks.
-            timeout_s: How long to wait; without end if None, not at all if 0.
-            strict: If False, take fewer chunks rather than none when the time is up.
+            timeout_s: Maximum wait in seconds; unlimited if None, no waiting if 0.
+            strict: If False, return fewer chunks rather than none after the timeout.
 
         Raises:
-            ConfigurationError: `n` is not from 1 to `max_chunks`, or more than the limiter can ever let pass.
-            ReplayTimeoutError: There were not enough chunks in time; it is a `TimeoutError`. Nothing was taken.
-            ReplayClosedError: The buffer is closed, or was closed meanwhile.
+            ConfigurationError: `n` is not in 1 to `max_chunks`, or exceeds the most that the limiter can ever permit.
+            ReplayTimeoutError: Too few chunks were available in time; a `TimeoutError`. Nothing was leased.
+            ReplayClosedError: The buffer is closed, or was closed during the wait.
         """
         event = threading.Event()
 
@@ -153,7 +154,7 @@ class FragmentBuffer:
             event.set()
             return True
 
-        with self._place(n, wake) as ticket:
+        with self._queued(n, wake) as ticket:
             deadline = _deadline(timeout_s)
             while True:
                 event.clear()
@@ -163,7 +164,7 @@ class FragmentBuffer:
                     return self._last_turn(ticket, timeout_s, strict=strict)
 
     async def afetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
-        """Do what `fetch` does, without holding up the event loop; a task that is cancelled has taken nothing."""
+        """Implement `fetch` without blocking the event loop; a cancelled task has leased nothing."""
         event, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def wake() -> bool:
@@ -173,7 +174,7 @@ class FragmentBuffer:
                 return False
             return True
 
-        with self._place(n, wake) as ticket:
+        with self._queued(n, wake) as ticket:
             deadline = _deadline(timeout_s)
             while True:
                 event.clear()
@@ -186,37 +187,37 @@ class FragmentBuffer:
                     return self._last_turn(ticket, timeout_s, strict=strict)
 
     def read(self, lease: Lease | str, rank: int = 0, world: int = 1) -> tuple[Chunk, ...]:
-        """Return the chunks of a lease that belong to one of several ranks, and let the lease's time begin anew.
+        """Return the chunks of a lease for one of several ranks, and restart the lease's expiry.
 
         Args:
             lease: The lease or its id.
-            rank: From 0 to `world` - 1; gets the chunks `[rank::world]`.
+            rank: 0 to `world` - 1; gets the chunks `[rank::world]`.
             world: Number of ranks.
 
         Raises:
-            LeaseExpiredError: The lease was released, or ran out.
-            ConfigurationError: There is no such rank.
+            LeaseExpiredError: The lease was released or has expired.
+            ConfigurationError: The rank is out of range.
             ReplayClosedError: The buffer is closed.
         """
         if not 0 <= rank < world:
-            raise ConfigurationError(f"read: rank={rank} of world={world} is expected to be from 0 to {world - 1}")
+            raise ConfigurationError(f"read: rank={rank} of world={world} must be from 0 to {world - 1}")
         with self._lock:
             return self._swept().leases.read(lease_id(lease), self._clock()).chunks[rank::world]
 
     def release(self, lease: Lease | str) -> bool:
-        """End a lease, and return whether it was open; the memory of chunks that nothing else holds is given back."""
+        """Close a lease and free the memory of chunks without other holders; return whether the lease was open."""
         with self._lock:
             return not self._is_closed and self._swept().release(lease_id(lease))
 
     def update_priorities(self, chunk_ids: Sequence[int] | np.ndarray, priorities: ArrayLike) -> int:
-        """Set the priorities of chunks; those that have left meanwhile are passed over.
+        """Set the priorities of chunks; ignore chunks that left the buffer.
 
         Args:
             chunk_ids: `[n]`, as `Chunk.id`.
             priorities: `[n]`, at least 0; 1e-6 is added, so that every chunk can be drawn.
 
         Returns:
-            How many of the chunks are still in the buffer.
+            The number of chunks that are still in the buffer.
 
         Raises:
             ConfigurationError: The lengths differ, or a priority is negative, above 1e30 or not a number.
@@ -228,110 +229,110 @@ class FragmentBuffer:
             return self._swept().update_priorities(ids.tolist(), (values + _LEAST_PRIORITY).tolist())
 
     def metrics(self, *, reset: bool = True) -> dict[str, float]:
-        """Return plain numbers under names like `replay/size`; what has no value yet is left out.
+        """Return plain numbers under names such as `replay/size`, omitting those without a value yet.
 
-        As every call, it lets go what ran out.
+        Like every call, it first removes expired leases and fragments.
 
-        Means, extremes and the histogram `replay/staleness/<versions>` cover the time since the last reset, everything
-        else the life of the buffer. `replay/dropped/<reason>` counts fragments that were never handed out;
-        `replay/reuse_mean` is how often chunks had been handed out when they left.
+        Means, extremes and the histogram `replay/staleness/<versions>` cover the time since the last reset, all others
+        the lifetime of the buffer. `replay/dropped/<reason>` counts fragments that were never fetched;
+        `replay/reuse_mean` is the mean number of fetches of the chunks that left the buffer.
 
         Args:
-            reset: Whether a new period begins.
+            reset: Start a new period.
         """
         with self._lock:
-            content, now = self._swept(), self._clock()
-            found = {**content.metrics(now), "replay/waiters": len(self._line)}
+            state, now = self._swept(), self._clock()
+            metrics = {**state.metrics(now), "replay/waiters": len(self._queue)}
             if reset:
-                content.figures.reset(now)
-            return found
+                state.figures.reset(now)
+            return metrics
 
     def state_parts(self, known: Collection[str]) -> StateParts:
-        """Return a snapshot for a checkpoint; fragments that are in a known part are not written again.
+        """Return a snapshot for a checkpoint; fragments in a known part are not written again.
 
-        Everything comes back except leases: what they hold counts as used.
+        Leases are not saved: their chunks count as used.
         """
         with self._lock:
-            content = self._swept()
-            state, kept, new = capture(content, self._groups, known, self._clock())
-            fragments = {name: [content.payloads[serial] for serial in serials] for name, serials in new.items()}
-            held = [serial for serials in new.values() for serial in serials]
-            content.payloads.hold(held)
+            state = self._swept()
+            saved_state, known_groups, new_groups = capture(state, self._groups, known, self._clock())
+            fragments = {name: [state.payloads[serial] for serial in serials] for name, serials in new_groups.items()}
+            new_serials = [serial for serials in new_groups.values() for serial in serials]
+            state.payloads.hold(new_serials)
         try:
             arrays = {name: stack_group(group) for name, group in fragments.items()}
         finally:
             with self._lock:
-                content.payloads.drop(held)
-        return StateParts(state=state, kept=kept, new=arrays)
+                state.payloads.drop(new_serials)
+        return StateParts(state=saved_state, kept=known_groups, new=arrays)
 
     def load_state_dict(self, saved: SavedParts) -> None:
-        """Take over a snapshot instead of the present content; the next fetch draws what it would have drawn.
+        """Replace the content by a snapshot; the next fetch equals the next fetch of the saved buffer.
 
-        The rules stay this buffer's own. Open leases end.
+        The rules of this buffer apply. Open leases are closed.
 
         Raises:
-            ConfigurationError: The snapshot has chunks of another length or schema; nothing was changed.
-            SerializationError: It is not whole, or not that of a fragment buffer; nothing was changed.
+            ConfigurationError: The snapshot's chunks have another length or schema; nothing was changed.
+            SerializationError: The snapshot is incomplete, or not of a fragment buffer; nothing was changed.
         """
         with self._lock:
             before = self._open().schema
-            content, groups = self._empty(), SavedGroups()
-            restore(content, groups, saved, now=self._clock(), schema=before)
-            self._content.clear()
-            self._content, self._groups = content, groups
-            self._line.wake_first(len(self._content.pool))
+            state, groups = self._empty(), SavedGroups()
+            restore(state, groups, saved, now=self._clock(), schema=before)
+            self._state.clear()
+            self._state, self._groups = state, groups
+            self._queue.wake_first(len(self._state.pool))
 
     def save(self, path: str | Path) -> None:
-        """Write the content as a directory; of what it held before only the new is written, and a kill harms nothing.
+        """Write the buffer to a directory, replaced atomically; data that it already contains is not written again.
 
         Raises:
-            SerializationError: The directory cannot be written, or the disk is full.
+            SerializationError: The directory is not writable, or the disk is full.
         """
         save_parts(Path(path), self)
 
     def load(self, path: str | Path) -> None:
-        """Take over the content of a directory that `save` wrote.
+        """Restore the content of a directory that `save` wrote.
 
         Raises:
-            CheckpointError: There is none, or it is damaged.
-            ConfigurationError: As `load_state_dict`.
+            CheckpointError: The directory does not exist or is damaged.
+            ConfigurationError: As for `load_state_dict`.
         """
         self.load_state_dict(load_parts(Path(path)))
 
     def close(self) -> None:
-        """Give the memory back; who waits gets a `ReplayClosedError`. Closing twice is fine."""
+        """Release the memory; waiting readers get a `ReplayClosedError`. Idempotent."""
         with self._lock:
             self._is_closed = True
-            self._content.clear()
-            self._line.wake_all()
+            self._state.clear()
+            self._queue.wake_all()
 
-    def _empty(self) -> Content:
-        return Content(self.rules, seed=self._seed, now=self._clock(), limiter=self._limiter)
+    def _empty(self) -> FragmentState:
+        return FragmentState(self.rules, seed=self._seed, now=self._clock(), limiter=self._limiter)
 
-    def _open(self) -> Content:
+    def _open(self) -> FragmentState:
         if self._is_closed:
-            raise ReplayClosedError("the fragment buffer is closed; make a new one")
-        return self._content
+            raise ReplayClosedError("the fragment buffer is closed; create a new one")
+        return self._state
 
-    def _swept(self) -> Content:
-        content = self._open()
-        content.sweep(self._clock())
-        return content
+    def _swept(self) -> FragmentState:
+        state = self._open()
+        state.sweep(self._clock())
+        return state
 
     @contextlib.contextmanager
-    def _place(self, n: int, wake: Callable[[], bool]) -> Iterator[Ticket]:
-        """Give a reader a place in the line, for as long as it waits."""
+    def _queued(self, n: int, wake: Callable[[], bool]) -> Iterator[Ticket]:
+        """Keep a ticket in the queue while the reader waits."""
         self.rules.check_count(n)
         ticket = Ticket(int(n), self._clock(), wake)
         with self._lock:
             self._open()
-            self._line.join(ticket)
+            self._queue.join(ticket)
         try:
             yield ticket
         finally:
             with self._lock:
-                self._line.leave(ticket)
-                self._line.wake_first(len(self._content.pool))
+                self._queue.leave(ticket)
+                self._queue.wake_first(len(self._state.pool))
 
     def _turn(self, ticket: Ticket) -> Lease | None:
         with self._lock:
@@ -340,24 +341,24 @@ class FragmentBuffer:
     def _last_turn(self, ticket: Ticket, timeout_s: float | None, *, strict: bool) -> Lease:
         with self._lock:
             lease = self._take(ticket, ticket.num_chunks)
-            available, before = len(self._content.pool), self._line.place(ticket)
+            available, before = len(self._state.pool), self._queue.position(ticket)
             if lease is None and not strict and available:
                 lease = self._take(ticket, min(available, ticket.num_chunks))
         if lease is not None:
             return lease
         raise ReplayTimeoutError(
-            f"fetch({ticket.num_chunks}): {available} of {ticket.num_chunks} chunks are there after {timeout_s:g} s, "
-            f"and {before} other fetches come first"
+            f"fetch({ticket.num_chunks}): {available} of {ticket.num_chunks} chunks are available after "
+            f"{timeout_s:g} s, and {before} other fetches come first"
         )
 
     def _take(self, ticket: Ticket, n: int) -> Lease | None:
-        content, now = self._swept(), self._clock()
-        content.expire()
-        if self._line.place(ticket):
+        state, now = self._swept(), self._clock()
+        state.expire()
+        if self._queue.position(ticket):
             return None
-        lease = content.fetch(n, now)
+        lease = state.fetch(n, now)
         if lease is not None:
-            content.figures.waited(now - ticket.began)
+            state.figures.waited(now - ticket.requested_at)
         return lease
 
 

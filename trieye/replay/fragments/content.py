@@ -1,4 +1,4 @@
-"""Content: what a fragment buffer holds and counts, and how that changes, without locks and without waiting."""
+"""FragmentState: the content and statistics of a fragment buffer and their transitions, without locks or waiting."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -18,20 +18,20 @@ from trieye.replay.fragments.fragment import (
     Lease,
 )
 from trieye.replay.fragments.payloads import Payloads, PayloadSchema
-from trieye.replay.fragments.pool import ChunkPool, ChunkQueue, HeldChunk, PrioritizedChoice, UniformChoice
+from trieye.replay.fragments.pool import ChunkPool, ChunkQueue, PrioritizedChoice, StoredChunk, UniformChoice
 from trieye.replay.fragments.readers import Leases
 from trieye.replay.fragments.streams import EarlyFragment, EarlyFragments, Sessions, Streams
 from trieye.replay.limiter import Limiter
 
-_MAX_BAR = 16  # of the histogram; there may be no bound on staleness
+_MAX_BAR = 16  # of the histogram, since staleness may be unbounded
 
 
 class Figures:
-    """Totals over the life of the buffer, and what was seen since the last reset.
+    """Totals over the lifetime of the buffer, and statistics since the last reset.
 
     Attributes:
-        dropped: Fragments by the reason why they went without ever being handed out.
-        totals: Fragments and chunks added, chunks handed out, gaps, fragments pushed back, leases that ran out.
+        dropped: Fragments that were never fetched, by reason.
+        totals: Fragments and chunks added, chunks fetched, gaps, fragments refused for now, leases expired.
     """
 
     def __init__(self, now: float) -> None:
@@ -40,7 +40,7 @@ class Figures:
         self.reset(now)
 
     def reset(self, now: float) -> None:
-        """Begin a new period."""
+        """Start a new period."""
         self._since = now
         self._inserted_before = self.totals["fragments"]
         self._uses: list[int] = [0, 0]  # sum, number of chunks
@@ -48,63 +48,63 @@ class Figures:
         self._waits: list[float] = [0.0, 0.0, 0.0]  # sum, longest, number
 
     def left(self, num_uses: int) -> None:
-        """Count a chunk that left after so many uses."""
+        """Count a removed chunk by its number of uses."""
         self._uses[0] += num_uses
         self._uses[1] += 1
 
     def handed_out(self, staleness: int) -> None:
-        """Count a chunk that was handed out."""
+        """Count a fetched chunk."""
         self.totals["sampled"] += 1
         self._staleness[staleness] += 1
 
     def waited(self, seconds: float) -> None:
-        """Count a reader that waited so long for its chunks."""
+        """Record how long a reader waited for its chunks."""
         self._waits = [self._waits[0] + seconds, max(self._waits[1], seconds), self._waits[2] + 1]
 
     def metrics(self, now: float) -> dict[str, float]:
-        """Return the figures of the period, and the totals; what has no value is left out."""
-        found: dict[str, float] = {f"replay/dropped/{reason}": count for reason, count in self.dropped.items()}
+        """Return the totals and the statistics of the period, omitting those without a value."""
+        metrics: dict[str, float] = {f"replay/dropped/{reason}": count for reason, count in self.dropped.items()}
         for name in ("gaps", "pushed_back", "expired_leases"):
-            found[f"replay/{name}"] = self.totals[name]
+            metrics[f"replay/{name}"] = self.totals[name]
         if now > self._since:
-            found["replay/inserts_per_s"] = (self.totals["fragments"] - self._inserted_before) / (now - self._since)
+            metrics["replay/inserts_per_s"] = (self.totals["fragments"] - self._inserted_before) / (now - self._since)
         if self.totals["chunks"]:
-            found["replay/samples_per_insert"] = self.totals["sampled"] / self.totals["chunks"]
+            metrics["replay/samples_per_insert"] = self.totals["sampled"] / self.totals["chunks"]
         if self._uses[1]:
-            found["replay/reuse_mean"] = self._uses[0] / self._uses[1]
+            metrics["replay/reuse_mean"] = self._uses[0] / self._uses[1]
         if self._waits[2]:
-            found["replay/wait_s_mean"] = self._waits[0] / self._waits[2]
-            found["replay/wait_s_max"] = self._waits[1]
+            metrics["replay/wait_s_mean"] = self._waits[0] / self._waits[2]
+            metrics["replay/wait_s_max"] = self._waits[1]
         if count := self._staleness.total():
-            found["replay/staleness_mean"] = sum(age * num for age, num in self._staleness.items()) / count
-            found["replay/staleness_max"] = max(self._staleness)
+            metrics["replay/staleness_mean"] = sum(age * num for age, num in self._staleness.items()) / count
+            metrics["replay/staleness_max"] = max(self._staleness)
             for age, num in sorted(self._staleness.items()):
                 bar = f"replay/staleness/{age if age < _MAX_BAR else f'{_MAX_BAR}_or_more'}"
-                found[bar] = found.get(bar, 0) + num
-        return found
+                metrics[bar] = metrics.get(bar, 0) + num
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Return the totals as plain data."""
         return {"dropped": dict(self.dropped), "totals": dict(self.totals)}
 
     def load_state_dict(self, state: Mapping[str, Any], now: float) -> None:
-        """Take over totals, and begin a new period."""
+        """Restore totals and start a new period."""
         self.dropped, self.totals = Counter(state["dropped"]), Counter(state["totals"])
         self.reset(now)
 
 
 class _RefusedError(Exception):
-    """Tells why a fragment is not kept."""
+    """States why a fragment is not stored."""
 
     def __init__(self, status: AddStatus, reason: str = "") -> None:
         super().__init__(reason)
         self.result = AddResult(status, reason)
 
 
-class Content:
-    """Streams of fragments, chunks and leases, and the rules that say what leaves when.
+class FragmentState:
+    """Streams of fragments, chunks and leases, and the rules for their removal.
 
-    One thread at a time. Times are seconds of any one clock that does not go back.
+    Not thread-safe. Times are seconds of any one monotonic clock.
     """
 
     def __init__(self, rules: FragmentRules, *, seed: int, now: float, limiter: Limiter | None) -> None:
@@ -120,12 +120,12 @@ class Content:
         self.figures = Figures(now)
         self.next_serial = self.next_chunk = 0
         self.top_priority = 1.0
-        self.num_wanted = 0  # chunks that the reader wants whose turn it is
+        self.num_wanted = 0  # chunks requested by the first reader in the queue
 
     def add(self, payload: Any, meta: Any, now: float) -> AddResult:
-        """Take in a fragment, or say why not; see `FragmentBuffer.add`."""
+        """Store a fragment or return why not; see `FragmentBuffer.add`."""
         try:
-            return AddResult(self._take_in(payload, meta, now))
+            return AddResult(self._store(payload, meta, now))
         except _RefusedError as refused:
             result = refused.result
         if result.should_retry:
@@ -135,7 +135,7 @@ class Content:
         return result
 
     def sweep(self, now: float) -> None:
-        """Drop chunks that are not filled any more, early fragments that nobody announced, and leases that ran out."""
+        """Remove incomplete chunks and early fragments that timed out, and expired leases."""
         for lease_id in self.leases.expired(now):
             self.release(lease_id)
             self.figures.totals["expired_leases"] += 1
@@ -144,13 +144,13 @@ class Content:
         self._drop([row.serial for row in self.early.take_before(before)], "expired")
 
     def set_version(self, session: str, version: int, now: float) -> None:
-        """Change session and version, and let go what they make useless; see `FragmentBuffer.set_version`."""
+        """Change session and version, and remove unusable content; see `FragmentBuffer.set_version`."""
         self.sessions.check(session, version)
         if self.sessions.change(session, version):
             for chunk in list(self.pool):
                 self._leave(chunk, "wrong_session")
             self._drop(self.streams.take_all(), "wrong_session")
-        for chunk in self.pool.newer_than(version):  # only a resumed session can be behind its content
+        for chunk in self.pool.newer_than(version):  # only a resumed session can lag behind its content
             self._leave(chunk, "future_version")
         self.expire()
         self._drop(self.streams.keep_if(self._is_usable), "stale")
@@ -158,14 +158,14 @@ class Content:
             self._reconsider(row, now)
 
     def expire(self) -> None:
-        """Let go every chunk that is too stale."""
+        """Remove every chunk that is too stale."""
         lowest = self.sessions.lowest_version
         if lowest is not None:
             for chunk in self.pool.older_than(lowest):
                 self._leave(chunk, "stale")
 
     def apply_bounds(self) -> None:
-        """Let go what the rules do not allow, after a content was restored that other rules had shaped."""
+        """Remove content that the rules forbid, after restoring the content of a buffer with other rules."""
         for chunk in list(self.pool):
             if self.rules.max_reuse is not None and chunk.num_uses >= self.rules.max_reuse:
                 self._leave(chunk, "exhausted")
@@ -176,14 +176,14 @@ class Content:
             self._leave_oldest()
 
     def fetch(self, n: int, now: float) -> Lease | None:
-        """Hand out `n` distinct chunks; None if there are not as many, or the limiter holds them back."""
+        """Lease `n` distinct chunks; return None if there are fewer, or the limiter forbids it."""
         if len(self.pool) < n or (self.limiter is not None and not self.limiter.sample(n)):
             return None
-        held, weights = self.pool.choose(n, self.rng)
-        serials = [serial for chunk in held for serial in chunk.serials]
+        stored_chunks, weights = self.pool.choose(n, self.rng)
+        serials = [serial for chunk in stored_chunks for serial in chunk.serials]
         self.payloads.hold(serials)
         chunks = []
-        for chunk, weight in zip(held, weights.tolist(), strict=True):
+        for chunk, weight in zip(stored_chunks, weights.tolist(), strict=True):
             chunk.num_uses += 1
             fragments = tuple(self.payloads[serial] for serial in chunk.serials)
             staleness = self.sessions.version - chunk.version
@@ -194,7 +194,7 @@ class Content:
         return self.leases.open(tuple(chunks), serials, now)
 
     def release(self, lease_id: str) -> bool:
-        """End a lease, and tell whether it was open."""
+        """Close a lease, and return whether it was open."""
         serials = self.leases.close(lease_id)
         if serials is None:
             return False
@@ -202,14 +202,14 @@ class Content:
         return True
 
     def update_priorities(self, chunk_ids: Iterable[int], priorities: Iterable[float]) -> int:
-        """Set priorities of the chunks that are still here; return their number."""
-        known = [pair for pair in zip(chunk_ids, priorities, strict=True) if pair[0] in self.pool]
-        self.pool.prioritize(dict(known))
-        self.top_priority = max([self.top_priority, *(priority for _, priority in known)])
-        return len(known)
+        """Set the priorities of the chunks that are still in the pool; return their number."""
+        updates = [pair for pair in zip(chunk_ids, priorities, strict=True) if pair[0] in self.pool]
+        self.pool.prioritize(dict(updates))
+        self.top_priority = max([self.top_priority, *(priority for _, priority in updates)])
+        return len(updates)
 
     def metrics(self, now: float) -> dict[str, float]:
-        """Return sizes and figures."""
+        """Return sizes and statistics."""
         return {
             "replay/size": len(self.pool),
             "replay/fragments": len(self.payloads),
@@ -222,7 +222,7 @@ class Content:
         }
 
     def clear(self) -> None:
-        """Give back every block; only for the end."""
+        """Free all memory; the state cannot be used afterwards."""
         for lease_id in self.leases.expired(float("inf")):
             self.release(lease_id)
         self.payloads.drop(self.streams.take_all())
@@ -231,39 +231,39 @@ class Content:
             self.pool.remove(chunk)
             self.payloads.drop(chunk.serials)
 
-    def _take_in(self, payload: Any, meta: Any, now: float) -> AddStatus:
-        self._recognize(payload, meta)
+    def _store(self, payload: Any, meta: Any, now: float) -> AddStatus:
+        self._check_type_and_order(payload, meta)
         schema, arrays = self._conform(payload, meta)
         verdict = self.sessions.judge(meta)
         if verdict in {"stale", "wrong_session"}:
-            self._pass_over(meta, now)
+            self._skip(meta, now)
             raise _RefusedError(verdict)
         if verdict == "fits":
-            self._give_up_before(meta, now)
+            self._drop_left_sessions(meta, now)
         is_early = verdict == "early" or self.early.has_worker(meta.worker)
         self._admit(meta, schema, is_early=is_early)
         try:
             data = schema.pack(arrays)
         except MemoryError as error:
             raise _RefusedError("full", f"no memory for {schema.size_bytes} bytes: {error}") from error
-        self.schema = schema  # only now: a refused first fragment leaves no schema behind
+        self.schema = schema  # only now, so that a refused first fragment leaves no schema behind
         serial, self.next_serial = self.next_serial, self.next_serial + 1
         self.payloads.put(serial, Fragment(meta, data), schema.size_bytes)
         self.figures.totals["fragments"] += 1
         if is_early:
             self.early.add(EarlyFragment(serial, meta, now))
             return "early"
-        return "gap" if self._place(meta, serial, now) == "gap" else "accepted"
+        return "gap" if self._append(meta, serial, now) == "gap" else "accepted"
 
-    def _recognize(self, payload: Any, meta: Any) -> None:
+    def _check_type_and_order(self, payload: Any, meta: Any) -> None:
         if not isinstance(meta, FragmentMeta):
-            raise _RefusedError("rejected", f"meta must be a FragmentMeta, found {type(meta).__name__}")
+            raise _RefusedError("rejected", f"meta must be a FragmentMeta, got {type(meta).__name__}")
         if not isinstance(payload, Mapping):
-            raise _RefusedError("rejected", f"a payload is a dict of arrays, found {type(payload).__name__}")
-        place = self.streams.place(meta)
-        if place == "old_incarnation":
+            raise _RefusedError("rejected", f"payload must be a dict of arrays, got {type(payload).__name__}")
+        continuation = self.streams.classify(meta)
+        if continuation == "old_incarnation":
             raise _RefusedError("old_incarnation")
-        if place == "duplicate" or meta in self.early:
+        if continuation == "duplicate" or meta in self.early:
             raise _RefusedError("duplicate")
 
     def _conform(self, payload: Mapping[str, Any], meta: FragmentMeta) -> tuple[PayloadSchema, dict[str, Array]]:
@@ -281,81 +281,83 @@ class Content:
         return schema, arrays
 
     def _admit(self, meta: FragmentMeta, schema: PayloadSchema, *, is_early: bool) -> None:
-        own = self.streams.num_pending(meta)
+        num_pending = self.streams.num_pending(meta)
         if is_early and len(self.early) >= self.rules.max_early:
             raise _RefusedError(
                 "future_version",
-                f"session {meta.session!r} version {meta.model_version} was not announced yet, and "
-                f"max_early={self.rules.max_early} fragments wait already",
+                f"session {meta.session!r} version {meta.model_version} is not announced yet, and "
+                f"max_early={self.rules.max_early} fragments already wait",
             )
-        makes_a_chunk = not is_early and own + 1 == self.rules.fragments_per_chunk
-        # chunks that left unused count as inserted; without this, readers and writers could wait for each other
+        makes_a_chunk = not is_early and num_pending + 1 == self.rules.fragments_per_chunk
+        # unused chunks that were removed count as inserted; without this, readers and writers could deadlock
         is_wanted = len(self.pool) < self.num_wanted
         if makes_a_chunk and not is_wanted and self.limiter is not None and not self.limiter.can_insert(1):
-            raise _RefusedError("full", "the limiter wants chunks to be fetched first")
-        if not self._make_room(meta, schema.size_bytes, own):
+            raise _RefusedError("full", "the limiter requires more chunks to be fetched first")
+        if not self._make_room(meta, schema.size_bytes, num_pending):
             raise _RefusedError(
                 "full",
-                f"{self.payloads.size_bytes} bytes are held, most of them on {len(self.leases)} leases, "
+                f"{self.payloads.size_bytes} bytes are stored, most of them on {len(self.leases)} leases, "
                 f"and max_bytes={self.rules.max_bytes}",
             )
 
-    def _place(self, meta: FragmentMeta, serial: int, now: float) -> str:
-        place = self.streams.place(meta)
-        self._drop(self.streams.advance(meta, now), place)
-        if place == "gap":
+    def _append(self, meta: FragmentMeta, serial: int, now: float) -> str:
+        continuation = self.streams.classify(meta)
+        self._drop(self.streams.advance(meta, now), continuation)
+        if continuation == "gap":
             self.figures.totals["gaps"] += 1
         pending = self.streams.append(meta.worker, serial)
         if len(pending) == self.rules.fragments_per_chunk:
             self._seal(tuple(self.streams.take(meta.worker)))
-        return place
+        return continuation
 
     def _seal(self, serials: tuple[int, ...]) -> None:
         while len(self.pool) >= self.rules.max_chunks:
             self._leave_oldest()
         version = min(self.payloads[serial].meta.model_version for serial in serials)
-        self.pool.add(HeldChunk(self.next_chunk, serials, version, priority=self.top_priority, rank=self.rank(serials)))
+        self.pool.add(
+            StoredChunk(self.next_chunk, serials, version, priority=self.top_priority, rank=self.rank(serials))
+        )
         self.next_chunk += 1
         self.figures.totals["chunks"] += 1
         if self.limiter is not None:
             self.limiter.insert(1)
 
     def rank(self, serials: Iterable[int]) -> tuple[int, str]:
-        """Return where a chunk of these fragments stands among those of its version."""
+        """Return the order of a chunk of these fragments among the chunks of its version."""
         first = self.payloads[next(iter(serials))].meta
         return first.fid, first.worker
 
     def _reconsider(self, row: EarlyFragment, now: float) -> None:
-        """Place an early fragment, or keep it waiting; those of a worker stay in order."""
+        """Append an early fragment to its stream, or keep it waiting; the fragments of a worker stay in order."""
         verdict = self.sessions.judge(row.meta)
         if verdict == "fits":
-            self._give_up_before(row.meta, now)
-        place = self.streams.place(row.meta)
-        if place in {"duplicate", "old_incarnation"}:
-            self._drop([row.serial], place)
+            self._drop_left_sessions(row.meta, now)
+        continuation = self.streams.classify(row.meta)
+        if continuation in {"duplicate", "old_incarnation"}:
+            self._drop([row.serial], continuation)
         elif verdict == "early" or self.early.has_worker(row.meta.worker):
             self.early.add(row)
         elif verdict == "fits":
-            self._place(row.meta, row.serial, now)
+            self._append(row.meta, row.serial, now)
         else:
-            self._pass_over(row.meta, now)
+            self._skip(row.meta, now)
             self._drop([row.serial], verdict)
 
-    def _give_up_before(self, meta: FragmentMeta, now: float) -> None:
-        """Drop what waits for sessions that a worker has left for the present one, so that nothing waits behind it."""
+    def _drop_left_sessions(self, meta: FragmentMeta, now: float) -> None:
+        """Drop the worker's fragments that wait for sessions it has left, so that they block no later ones."""
         for row in self.early.take_left(meta, self.sessions.session):
-            if self.streams.place(row.meta) not in {"duplicate", "old_incarnation"}:
-                self._pass_over(row.meta, now)
+            if self.streams.classify(row.meta) not in {"duplicate", "old_incarnation"}:
+                self._skip(row.meta, now)
             self._drop([row.serial], "wrong_session")
 
-    def _pass_over(self, meta: FragmentMeta, now: float) -> None:
-        """Note that a fragment came which is not kept, so that the next one is no gap."""
-        place = self.streams.place(meta)
-        self._drop(self.streams.advance(meta, now), place)
+    def _skip(self, meta: FragmentMeta, now: float) -> None:
+        """Advance the stream past a fragment that is not stored, so that the next one is no gap."""
+        continuation = self.streams.classify(meta)
+        self._drop(self.streams.advance(meta, now), continuation)
         self._drop(self.streams.take(meta.worker), "gap")
 
-    def _make_room(self, meta: FragmentMeta, size_bytes: int, own: int) -> bool:
-        """Let the oldest go until a fragment fits, and tell whether it does."""
+    def _make_room(self, meta: FragmentMeta, size_bytes: int, num_pending: int) -> bool:
+        """Evict the oldest data until a fragment fits, and return whether it does."""
         if self.rules.max_bytes is None:
             return True
         room = self.rules.max_bytes // size_bytes
@@ -363,7 +365,7 @@ class Content:
             chunk = self.pool.oldest(apart_from=self.leases.pinned)
             if chunk is not None:
                 self._leave(chunk, "evicted")
-            elif serials := self.streams.take_oldest(apart_from=meta.worker if own else ""):
+            elif serials := self.streams.take_oldest(apart_from=meta.worker if num_pending else ""):
                 self._drop(serials, "evicted")
             elif row := self.early.take_oldest():
                 self._drop([row.serial], "evicted")
@@ -379,7 +381,7 @@ class Content:
         if chunk is not None:
             self._leave(chunk, "evicted")
 
-    def _leave(self, chunk: HeldChunk, reason: str) -> None:
+    def _leave(self, chunk: StoredChunk, reason: str) -> None:
         self.pool.remove(chunk)
         if self.limiter is not None and reason != "evicted":
             self.limiter.removed(1)

@@ -1,4 +1,4 @@
-"""What writers bring to a fragment buffer and readers get, and the rules that a buffer keeps."""
+"""Fragments, chunks and leases: what writers add to a fragment buffer, what readers get, and the buffer's rules."""
 
 import operator
 from collections.abc import Iterable, Mapping
@@ -27,17 +27,17 @@ _LIMIT = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class FragmentMeta:
-    """Where a fragment comes from.
+    """Origin of a fragment.
 
     Attributes:
-        worker: Name of the stream; one environment of one process, say.
+        worker: Name of the stream, for instance an environment of a process.
         fid: Number of the fragment in its stream: 0, 1, 2, ...
         model_version: Version of the weights at the fragment's first step; -1 before the first update.
         session: The training run that the weights belong to; empty before the first update.
-        incarnation: Raised by a worker that was restarted, whose fragments are numbered from the start again.
+        incarnation: Incremented when a worker restarts; fragment numbers then start from 0 again.
 
     Raises:
-        ConfigurationError: A number is out of its range, or a name is no text.
+        ConfigurationError: A number is out of range, or a name is not a string.
     """
 
     worker: str
@@ -49,37 +49,37 @@ class FragmentMeta:
     def __post_init__(self) -> None:
         if not isinstance(self.worker, str) or not self.worker or not isinstance(self.session, str):
             raise ConfigurationError(
-                f"fragment of worker {self.worker!r}, session {self.session!r}: both must be text, worker not empty"
+                f"fragment of worker {self.worker!r}, session {self.session!r}: both must be strings, worker not empty"
             )
         for name, lowest in (("fid", 0), ("model_version", -1), ("incarnation", 0)):
             try:
                 value = operator.index(getattr(self, name))
             except TypeError as error:
                 raise ConfigurationError(
-                    f"fragment of worker {self.worker!r}: {name}={getattr(self, name)!r} is no whole number"
+                    f"fragment of worker {self.worker!r}: {name}={getattr(self, name)!r} is not an integer"
                 ) from error
             if not lowest <= value < _LIMIT:
                 raise ConfigurationError(
                     f"fragment of worker {self.worker!r}: {name}={value} is not from {lowest} to 2**63 - 1"
                 )
-            object.__setattr__(self, name, value)  # a NumPy integer would overflow, or fail to be written as JSON
+            object.__setattr__(self, name, value)  # NumPy integers can overflow and are not JSON-serializable
 
 
 @dataclass(frozen=True, slots=True)
 class AddResult:
-    """What became of a fragment.
+    """Outcome of adding a fragment.
 
-    - `accepted`: it is in the chunk that its worker is filling; `gap`: too, but fragments before it are missing, so
-      the chunk begins anew with it.
-    - `early`: kept aside until `set_version` announces its session or version.
-    - `duplicate`, `old_incarnation`: it, or a later one of the worker, came before; ignored.
-    - `stale`, `wrong_session`: of no use any more; dropped.
-    - `future_version`, `full`: there is no room for it now; nothing was kept, and the same fragment may be sent again.
-    - `rejected`: it does not fit the schema.
+    - `accepted`: the fragment joined the chunk that its worker is filling; `gap`: the same, but earlier fragments are
+      missing, so it starts a new chunk.
+    - `early`: stored until `set_version` announces its session or version.
+    - `duplicate`, `old_incarnation`: the buffer already got it or a later fragment of the worker; ignored.
+    - `stale`, `wrong_session`: no longer usable; dropped.
+    - `future_version`, `full`: no room now; not stored, and the same fragment may be sent again.
+    - `rejected`: does not match the schema.
 
     Attributes:
         status: One of these words.
-        reason: For `rejected`, `full` and `future_version`, a sentence that says why; else empty.
+        reason: The cause of `rejected`, `full` or `future_version`; otherwise empty.
     """
 
     status: AddStatus
@@ -87,12 +87,12 @@ class AddResult:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the buffer holds the fragment now."""
+        """True if the buffer stored the fragment."""
         return self.status in {"accepted", "gap", "early"}
 
     @property
     def should_retry(self) -> bool:
-        """Whether the same fragment may be taken later."""
+        """True if the same fragment may be accepted later."""
         return self.status in {"full", "future_version"}
 
 
@@ -101,8 +101,8 @@ class Fragment:
     """A slice of the experience of one worker.
 
     Attributes:
-        meta: Where it comes from.
-        data: Read-only arrays by key, views of one block of memory; `[time, ...]` for what every step has.
+        meta: The fragment's origin.
+        data: Read-only arrays by key, views of one block of memory; `[time, ...]` for per-step values.
     """
 
     meta: FragmentMeta
@@ -114,14 +114,14 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive fragments of one worker, as a reader gets them.
+    """Consecutive fragments of one worker, as returned to a reader.
 
     Attributes:
-        id: Counts the chunks over the life of the buffer; `update_priorities` takes it.
-        fragments: In the order of time, so that returns and advantages can be computed along them.
+        id: Sequence number over the lifetime of the buffer; the key for `update_priorities`.
+        fragments: In time order, so that returns and advantages can be computed across them.
         model_version: The lowest version among the fragments.
-        staleness: The buffer's version when the chunk was handed out, minus `model_version`.
-        num_uses: How often it was handed out, this time included.
+        staleness: The buffer's version when the chunk was fetched, minus `model_version`.
+        num_uses: Number of fetches, including this one.
         weight: Importance weight; 1 without priorities.
     """
 
@@ -135,23 +135,23 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Chunks that stay readable until the lease is released or runs out.
+    """Chunks that stay readable until the lease is released or expires.
 
     Attributes:
-        id: What other ranks give to `read`; never used again, not even by a restored buffer.
-        chunks: Distinct chunks, in the order in which they were drawn.
+        id: The argument of `read` for other ranks; never reused, not even by a restored buffer.
+        chunks: Distinct chunks in draw order.
     """
 
     id: str
     chunks: tuple[Chunk, ...]
 
     def stack(self, keys: Iterable[str] | None = None) -> dict[str, Array]:
-        """Copy the chunks into arrays `[chunks, fragments, ...]`, which are the reader's own; see `stack`."""
+        """Copy the chunks into new arrays `[chunks, fragments, ...]`; see `stack`."""
         return stack(self.chunks, keys)
 
 
 def lease_id(lease: Lease | str) -> str:
-    """Return the id of a lease, or of what is one already."""
+    """Return the id of a lease, or the argument if it is an id."""
     return lease if isinstance(lease, str) else lease.id
 
 
@@ -159,52 +159,53 @@ def stack(chunks: Iterable[Chunk], keys: Iterable[str] | None = None) -> dict[st
     """Copy chunks into new arrays `[chunks, fragments, ...]`.
 
     Args:
-        chunks: At least one.
-        keys: The keys wanted; all if None.
+        chunks: At least one chunk.
+        keys: The keys to return; all if None.
 
     Raises:
-        ConfigurationError: A key is unknown, or there is no chunk.
+        ConfigurationError: A key is unknown, or there are no chunks.
     """
     rows = [[fragment.data for fragment in chunk.fragments] for chunk in chunks]
     if not rows:
-        raise ConfigurationError("stack: at least one chunk is needed")
-    known = list(rows[0][0])
-    wanted = known if keys is None else list(keys)
-    check_keys([*known, *wanted], known)
+        raise ConfigurationError("stack: expected at least one chunk")
+    fragment_keys = list(rows[0][0])
+    selected_keys = fragment_keys if keys is None else list(keys)
+    check_keys([*fragment_keys, *selected_keys], fragment_keys)
     stacked = {}
-    for key in wanted:
+    for key in selected_keys:
         first = rows[0][0][key]
         block = stacked[key] = np.empty((len(rows), len(rows[0]), *first.shape), first.dtype)
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             for step, data in enumerate(row):
-                block[place, step] = data[key]
+                block[index, step] = data[key]
     return stacked
 
 
 @dataclass(frozen=True, kw_only=True)
 class FragmentRules:
-    """How much a fragment buffer keeps, for how long, and how it chooses.
+    """Capacity, retention and sampling of a fragment buffer.
 
     Attributes:
-        max_chunks: Chunks that can be handed out; the oldest leaves for a new one.
-        fragments_per_chunk: Consecutive fragments of one worker that make a chunk.
-        max_staleness: A chunk whose lowest version is more versions behind is never handed out; None for no bound.
-        max_reuse: A chunk leaves when it was handed out this often; None for no bound.
-        max_bytes: Bytes of payload of everything held, chunks on lease included; None for no bound. The oldest chunks
-            leave for new fragments; where that does not help, writers are told that it is full.
-        max_early: Fragments kept aside because their session or version was not announced yet.
-        partial_ttl_s: Seconds without a fragment after which a chunk that was not finished is dropped, and those after
-            which an early fragment is.
-        lease_ttl_s: Seconds since the fetch or the last `read` after which a lease runs out.
-        session_policy: What happens to the content when another session is announced: `discard` it, or `resume` with
-            it, as a run does that goes on under a new name.
-        sampler: `uniform`; `prioritized` by the priorities that `update_priorities` sets; or the `oldest` first, those
-            of the lowest version.
+        max_chunks: Maximum number of chunks that can be fetched; a new chunk evicts the oldest.
+        fragments_per_chunk: Consecutive fragments of one worker per chunk.
+        max_staleness: Maximum number of versions that a fetched chunk's lowest version may lag behind; unlimited if
+            None.
+        max_reuse: Number of fetches after which a chunk is removed; unlimited if None.
+        max_bytes: Maximum payload bytes of all stored fragments, including leased chunks; unlimited if None. New
+            fragments evict the oldest chunks; if that frees too little, they are refused as `full`.
+        max_early: Maximum number of stored fragments whose session or version has not been announced yet.
+        partial_ttl_s: Seconds without a new fragment after which an incomplete chunk is dropped, and age in seconds at
+            which an early fragment is dropped.
+        lease_ttl_s: Lifetime of a lease in seconds since its fetch or last `read`.
+        session_policy: Effect of a new session on the content: `discard` it, or `resume` with it, for a run that
+            resumes under a new name.
+        sampler: `uniform`; `prioritized`, by the priorities of `update_priorities`; or `oldest`, the lowest version
+            first.
         alpha: Exponent of the priorities; 0 is uniform.
-        beta: Exponent of the importance weights; 1 corrects the bias wholly.
+        beta: Exponent of the importance weights; 1 corrects the bias fully.
 
     Raises:
-        ConfigurationError: A value is out of its range.
+        ConfigurationError: A value is out of range.
     """
 
     max_chunks: int
@@ -227,32 +228,32 @@ class FragmentRules:
                 continue
             kinds = (int, float) if name in _REAL else (int,)
             if not isinstance(value, kinds) or isinstance(value, bool) or not value >= lowest:
-                number = "a number" if name in _REAL else "a whole number"
-                raise ConfigurationError(f"replay.{name}={value!r}: {number} of at least {lowest} is expected")
+                number = "a number" if name in _REAL else "an integer"
+                raise ConfigurationError(f"replay.{name}={value!r}: expected {number} >= {lowest}")
         for name, words in (("session_policy", get_args(Policy)), ("sampler", get_args(SamplerName))):
             check_known(f"replay.{name}={getattr(self, name)!r}", getattr(self, name), words)
 
     def check_count(self, n: int) -> None:
-        """Check how many chunks are asked for.
+        """Check the number of chunks to fetch.
 
         Raises:
-            ConfigurationError: It is no whole number from 1 to `max_chunks`.
+            ConfigurationError: The number is not an integer from 1 to `max_chunks`.
         """
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or not 1 <= n <= self.max_chunks:
             raise ConfigurationError(
-                f"fetch({n!r}): from 1 to max_chunks={self.max_chunks} chunks can be fetched at once, each of "
+                f"fetch({n!r}): expected 1 to max_chunks={self.max_chunks} chunks, each of "
                 f"{self.fragments_per_chunk} fragments"
             )
 
     @classmethod
     def from_config(cls, config: ReplayConfig) -> Self:
-        """Make the rules that the `replay` group of a config describes.
+        """Create the rules that the `replay` group of a config describes.
 
         Raises:
-            ConfigurationError: Its kind is another than `fragment`.
+            ConfigurationError: Its kind is not `fragment`.
         """
         if config.kind != "fragment":
-            raise ConfigurationError(f"replay.kind={config.kind} is no buffer of fragments; set it to fragment")
+            raise ConfigurationError(f"replay.kind={config.kind} is not a fragment buffer; set replay.kind=fragment")
         return cls(**config.fragment_rules)
 
 

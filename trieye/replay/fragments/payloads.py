@@ -1,4 +1,4 @@
-"""Payloads: which arrays a fragment has, its memory, and how many hold it."""
+"""Payloads: the array schema of fragments, and a reference-counted table of their data."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,33 +16,33 @@ Array = NDArray[Any]
 _Made = TypeVar("_Made")
 
 _ALIGNMENT = 64  # a cache line, and enough for every dtype
-_NO_ARRAY = (ValueError, TypeError, RuntimeError, ArithmeticError, AttributeError, LookupError)
-_WIDEST_BYTES = 8  # what the file format of saved parts knows
-_LARGEST_BYTES = (1 << 31) - 1  # of a field of a record in NumPy
+_CONVERSION_ERRORS = (ValueError, TypeError, RuntimeError, ArithmeticError, AttributeError, LookupError)
+_WIDEST_BYTES = 8  # limit of the file format of saved parts
+_LARGEST_BYTES = (1 << 31) - 1  # limit of a record field in NumPy
 
 
 class PayloadSchema:
-    """The arrays of a fragment, one after the other in a block of bytes."""
+    """The arrays of a fragment, stored one after another in a block of bytes."""
 
     def __init__(self, columns: Iterable[Column]) -> None:
-        """Lay out the columns.
+        """Compute the layout of the columns.
 
         Raises:
-            ConfigurationError: There is none, or one has a dtype that cannot be saved or is of 2 GiB or more.
+            ConfigurationError: There are no columns, or one has a dtype that cannot be saved or is 2 GiB or larger.
         """
         self.columns = {column.name: column for column in columns}
         if not self.columns:
-            raise ConfigurationError("fragment without arrays; at least one key is needed")
+            raise ConfigurationError("fragment without arrays; expected at least one key")
         offsets, end = [], 0
         for name, column in self.columns.items():
             if column.dtype.kind == "c" or column.dtype.itemsize > _WIDEST_BYTES:
                 raise ConfigurationError(
-                    f"fragment key {name!r}: {column.dtype} cannot be kept; split it into arrays of at most 64 bits"
+                    f"fragment key {name!r}: {column.dtype} cannot be stored; split it into arrays of at most 64 bits"
                 )
             size_bytes = prod(column.shape) * column.dtype.itemsize
             if size_bytes > _LARGEST_BYTES:
                 raise ConfigurationError(
-                    f"fragment key {name!r}: an array of {size_bytes} bytes cannot be kept; split it"
+                    f"fragment key {name!r}: an array of {size_bytes} bytes cannot be stored; split it"
                 )
             offsets.append(end)
             end += -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
@@ -58,17 +58,17 @@ class PayloadSchema:
 
     @classmethod
     def of(cls, payload: Mapping[str, Any]) -> Self:
-        """Make the schema of a first fragment.
+        """Infer the schema from a first fragment.
 
         Raises:
-            ConfigurationError: A key is no text, or a value is no array of booleans or numbers.
+            ConfigurationError: A key is not a string, or a value is not an array of booleans or numbers.
         """
         _check_text(payload)
         return cls(_try(name, Column.from_value, name, value, rows=False) for name, value in payload.items())
 
     @classmethod
     def from_spec(cls, spec: Iterable[tuple[str, str, Iterable[int]]]) -> Self:
-        """Make a schema of what `spec` says."""
+        """Create a schema from the value of `spec`."""
         return cls(Column(name, tuple(shape), np.dtype(dtype)) for name, dtype, shape in spec)
 
     @property
@@ -93,10 +93,10 @@ class PayloadSchema:
         return {name: _try(name, column.conform, payload[name]) for name, column in self.columns.items()}
 
     def pack(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Copy arrays that conform into one new block of memory, and return read-only views of it.
+        """Copy conforming arrays into one new block of memory, and return read-only views of it.
 
         Raises:
-            MemoryError: There is not enough.
+            MemoryError: There is not enough memory.
         """
         record = np.empty(self.size_bytes, np.uint8).view(self._record).reshape(())
         for name, array in arrays.items():
@@ -108,16 +108,16 @@ class PayloadSchema:
 def _check_text(payload: Mapping[str, Any]) -> None:
     for name in payload:
         if not isinstance(name, str):
-            raise ConfigurationError(f"fragment key {name!r}: keys must be text")
+            raise ConfigurationError(f"fragment key {name!r}: keys must be strings")
 
 
 def _try(name: str, make: Callable[..., _Made], *values: Any, **options: Any) -> _Made:
-    """Call what takes the value of a key, and name the key in whatever NumPy and other libraries raise for it."""
+    """Call `make` for the value of a key, and name the key in errors of NumPy and other libraries."""
     try:
         return make(*values, **options)
     except ConfigurationError:
         raise
-    except _NO_ARRAY as error:
+    except _CONVERSION_ERRORS as error:
         raise ConfigurationError(f"fragment key {name!r}: {error}") from error
 
 
@@ -129,9 +129,9 @@ class _Row:
 
 
 class Payloads:
-    """A table of fragments by serial number; one leaves when the last holder drops it.
+    """A table of fragments by serial number; a fragment is removed when its last holder drops it.
 
-    Holders are: the chunk that is being filled or kept, the place of early fragments, and each lease.
+    Holders are the chunk being filled or stored, the queue of early fragments, and each lease.
     """
 
     def __init__(self) -> None:
@@ -148,17 +148,17 @@ class Payloads:
         return self._rows[serial].fragment
 
     def put(self, serial: int, fragment: Fragment, size_bytes: int) -> None:
-        """Take a fragment in, with one holder."""
+        """Add a fragment with one holder."""
         self._rows[serial] = _Row(fragment, size_bytes, 1)
         self.size_bytes += size_bytes
 
     def hold(self, serials: Iterable[int]) -> None:
-        """Add a holder to each."""
+        """Add a holder to each fragment."""
         for serial in serials:
             self._rows[serial].holders += 1
 
     def drop(self, serials: Iterable[int]) -> None:
-        """Take a holder from each; what has none left is let go."""
+        """Remove a holder from each fragment, and remove fragments without holders."""
         for serial in serials:
             row = self._rows[serial]
             row.holders -= 1

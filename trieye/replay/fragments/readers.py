@@ -1,4 +1,4 @@
-"""Readers of a fragment buffer: the line in which they wait, and the leases that they hold."""
+"""Readers of a fragment buffer: their waiting queue and their leases."""
 
 import secrets
 from collections import Counter, OrderedDict, deque
@@ -11,23 +11,23 @@ from trieye.replay.fragments.fragment import Chunk, Lease
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A reader's place in the line.
+    """A reader's request in the queue.
 
     Attributes:
-        num_chunks: How many it wants.
-        began: When it came, in seconds of the buffer's clock.
-        wake: Makes it look again; returns False if nobody is there any more.
+        num_chunks: Number of chunks requested.
+        requested_at: Arrival time in seconds of the buffer's clock.
+        wake: Makes the reader check again; returns False if the reader no longer exists.
     """
 
     num_chunks: int
-    began: float
+    requested_at: float
     wake: Callable[[], bool]
 
 
-class WaitingLine:
-    """Only the first may take something, so that a large request is not starved by small ones.
+class ReaderQueue:
+    """A FIFO queue of readers: only the first may take chunks, so small requests cannot starve a large one.
 
-    A reader takes its chunks itself when it was woken: one that gave up before has taken nothing.
+    A woken reader takes its chunks itself, so a reader that timed out before has taken nothing.
     """
 
     def __init__(self) -> None:
@@ -38,48 +38,48 @@ class WaitingLine:
 
     @property
     def num_wanted(self) -> int:
-        """How many chunks the first reader wants; 0 if nobody waits."""
+        """Number of chunks that the first reader requests; 0 without readers."""
         return self._tickets[0].num_chunks if self._tickets else 0
 
     def join(self, ticket: Ticket) -> None:
         """Add a reader at the end."""
         self._tickets.append(ticket)
 
-    def place(self, ticket: Ticket) -> int:
-        """Return how many are before a reader."""
+    def position(self, ticket: Ticket) -> int:
+        """Return the number of readers ahead of this one."""
         return self._tickets.index(ticket)
 
     def leave(self, ticket: Ticket) -> None:
-        """Take a reader out."""
+        """Remove a reader."""
         if ticket in self._tickets:
             self._tickets.remove(ticket)
 
     def wake_first(self, num_available: int) -> None:
-        """Let the first reader look again, if so many chunks may be enough for it."""
+        """Let the first reader check again if `num_available` chunks may be enough for it."""
         while 0 < self.num_wanted <= num_available and not self._tickets[0].wake():
             self._tickets.popleft()
 
     def wake_all(self) -> None:
-        """Let every reader look, as when the buffer is closed."""
+        """Let every reader check again, as after closing the buffer."""
         for ticket in list(self._tickets):
             ticket.wake()
 
 
 @dataclass(slots=True)
-class _Row:
+class _OpenLease:
     lease: Lease
     serials: list[int]
     expires: float
 
 
 class Leases:
-    """Open leases, the one that runs out first at the front."""
+    """Open leases, ordered by expiry, earliest first."""
 
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
-        self._rows: OrderedDict[str, _Row] = OrderedDict()
+        self._rows: OrderedDict[str, _OpenLease] = OrderedDict()
         self._pins: Counter[int] = Counter()
-        self._prefix = secrets.token_hex(4)  # ids of an earlier process must not mean anything here
+        self._prefix = secrets.token_hex(4)  # makes lease ids of an earlier process invalid
         self._count = 0
 
     def __len__(self) -> int:
@@ -87,27 +87,27 @@ class Leases:
 
     @property
     def pinned(self) -> Counter[int]:
-        """How many leases hold each chunk, by its id."""
+        """Number of leases on each chunk, by chunk id."""
         return self._pins
 
     def open(self, chunks: tuple[Chunk, ...], serials: list[int], now: float) -> Lease:
-        """Make a lease on chunks, whose fragments have these serial numbers."""
+        """Open a lease on chunks, whose fragments have these serial numbers."""
         self._count += 1
         lease = Lease(f"{self._prefix}-{self._count}", chunks)
-        self._rows[lease.id] = _Row(lease, serials, now + self._ttl_s)
+        self._rows[lease.id] = _OpenLease(lease, serials, now + self._ttl_s)
         self._pins.update(chunk.id for chunk in chunks)
         return lease
 
     def read(self, lease_id: str, now: float) -> Lease:
-        """Return a lease, and let its time begin anew.
+        """Return a lease and restart its expiry.
 
         Raises:
-            LeaseExpiredError: It was released, ran out, or never existed here.
+            LeaseExpiredError: The lease was released, has expired, or never existed here.
         """
         row = self._rows.get(lease_id)
         if row is None:
             raise LeaseExpiredError(
-                f"lease {lease_id!r} is not open: it was released, ran out after lease_ttl_s={self._ttl_s:g}, or "
+                f"lease {lease_id!r} is not open: it was released, expired after lease_ttl_s={self._ttl_s:g}, or "
                 f"belongs to another buffer ({len(self._rows)} are open); fetch again"
             )
         row.expires = now + self._ttl_s
@@ -115,7 +115,7 @@ class Leases:
         return row.lease
 
     def close(self, lease_id: str) -> list[int] | None:
-        """End a lease and return the serial numbers that it held; None if it is not open."""
+        """Close a lease and return the serial numbers of its fragments; None if it is not open."""
         row = self._rows.pop(lease_id, None)
         if row is None:
             return None
@@ -126,10 +126,10 @@ class Leases:
         return row.serials
 
     def expired(self, now: float) -> list[str]:
-        """Return the ids of the leases that ran out."""
-        found = []
+        """Return the ids of expired leases."""
+        expired_ids = []
         for lease_id, row in self._rows.items():
             if row.expires > now:
                 break
-            found.append(lease_id)
-        return found
+            expired_ids.append(lease_id)
+        return expired_ids

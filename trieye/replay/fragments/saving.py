@@ -1,4 +1,4 @@
-"""The saved form of a fragment buffer: groups of fragments that never change, and a state that says what is in them."""
+"""Saves a fragment buffer incrementally: immutable groups of fragments, and a state that refers to them."""
 
 import logging
 import secrets
@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError, SerializationError
-from trieye.replay.fragments.content import Content
+from trieye.replay.fragments.content import FragmentState
 from trieye.replay.fragments.fragment import Fragment, FragmentMeta
 from trieye.replay.fragments.payloads import PayloadSchema
-from trieye.replay.fragments.pool import HeldChunk
+from trieye.replay.fragments.pool import StoredChunk
 from trieye.replay.fragments.streams import EarlyFragment, Stream
 from trieye.replay.rows.schema import describe
 from trieye.snapshot.parts import SavedParts
@@ -22,49 +22,52 @@ logger = logging.getLogger(__name__)
 Serials = NDArray[np.int64]
 
 _FORMAT = 1
-_GROUP_BYTES = 64 << 20  # of a new group: small enough that it leaves as a whole now and then
+_GROUP_BYTES = 64 << 20  # of a new group: small enough for all its fragments to leave the buffer eventually
 _SMALL_BYTES, _MAX_SMALL = 8 << 20, 32
 
 
 class SavedGroups:
-    """Which fragments each saved group has.
+    """The fragments of each saved group.
 
-    A group is written anew, with the fragments that are left of it, when more than half of them are gone; so are all
-    small ones together when there are many. A fragment is thus written about twice, and a checkpoint takes at most
-    twice the size of the content.
+    A group is rewritten with its remaining fragments when more than half of them are gone; many small groups are
+    merged. A fragment is thus written about twice, and a checkpoint takes at most twice the size of the content.
     """
 
     def __init__(self) -> None:
         self._serials: dict[str, Serials] = {}
 
-    def plan(self, live: set[int], known: Collection[str], fragment_bytes: int) -> tuple[list[str], list[list[int]]]:
-        """Return the names of the groups to keep, and the serial numbers of each group to write."""
-        rests = {name: live.intersection(serials.tolist()) for name, serials in self._serials.items()}
-        self._serials = {name: serials for name, serials in self._serials.items() if rests[name]}
+    def plan(
+        self, live: set[int], known_parts: Collection[str], fragment_bytes: int
+    ) -> tuple[list[str], list[list[int]]]:
+        """Return the names of the groups to reuse, and the serial numbers of each group to write."""
+        remaining = {name: live.intersection(serials.tolist()) for name, serials in self._serials.items()}
+        self._serials = {name: serials for name, serials in self._serials.items() if remaining[name]}
         usable = [
-            name for name, serials in self._serials.items() if name in known and 2 * len(rests[name]) >= len(serials)
+            name
+            for name, serials in self._serials.items()
+            if name in known_parts and 2 * len(remaining[name]) >= len(serials)
         ]
         small = {name for name in usable if len(self._serials[name]) * fragment_bytes < _SMALL_BYTES}
         if len(small) > _MAX_SMALL:
             usable = [name for name in usable if name not in small]
-        kept, covered = [], set[int]()
+        reused, covered = [], set[int]()
         for name in usable:
-            if rests[name] - covered:
-                kept.append(name)
-                covered |= rests[name]
+            if remaining[name] - covered:
+                reused.append(name)
+                covered |= remaining[name]
         missing = sorted(live - covered)
         size = max(_GROUP_BYTES // max(fragment_bytes, 1), 1)
-        return kept, [missing[start : start + size] for start in range(0, len(missing), size)]
+        return reused, [missing[start : start + size] for start in range(0, len(missing), size)]
 
     def add(self, serials: Sequence[int]) -> str:
-        """Give a group that is about to be written its name."""
+        """Name a group that is about to be written."""
         name = f"seg-{serials[0]}-{serials[-1] + 1}-{secrets.token_hex(4)}"
         self._serials[name] = np.array(serials, np.int64)
         return name
 
     def restore(self, serials: Mapping[str, Serials]) -> None:
-        """Take over what `select` returned."""
-        self._serials = {name: np.asarray(found, np.int64) for name, found in serials.items()}
+        """Restore the result of `select`."""
+        self._serials = {name: np.asarray(array, np.int64) for name, array in serials.items()}
 
     def select(self, names: Iterable[str]) -> dict[str, Serials]:
         """Return the serial numbers of some groups by name."""
@@ -72,29 +75,29 @@ class SavedGroups:
 
 
 def capture(
-    content: Content, groups: SavedGroups, known: Collection[str], now: float
+    fragments_state: FragmentState, groups: SavedGroups, known_parts: Collection[str], now: float
 ) -> tuple[dict[str, Any], tuple[str, ...], dict[str, list[int]]]:
-    """Return the state, the names of the groups to keep, and the serial numbers of each new group by its name."""
-    streams = list(content.streams.items())
+    """Return the state, the names of the groups to reuse, and the serial numbers of each new group by name."""
+    streams = list(fragments_state.streams.items())
     pending = [serial for _, stream in streams for serial in stream.pending]
-    early = list(content.early)
-    chunks = list(content.pool)
+    early = list(fragments_state.early)
+    chunks = list(fragments_state.pool)
     serials = [*pending, *(row.serial for row in early), *(serial for chunk in chunks for serial in chunk.serials)]
-    schema = content.schema
-    kept, missing = groups.plan(set(serials), known, schema.size_bytes if schema else 0)
-    new = {groups.add(found): found for found in missing}
+    schema = fragments_state.schema
+    reused, missing = groups.plan(set(serials), known_parts, schema.size_bytes if schema else 0)
+    new = {groups.add(group): group for group in missing}
     state = {
         "format": _FORMAT,
-        "fragments_per_chunk": content.rules.fragments_per_chunk,
+        "fragments_per_chunk": fragments_state.rules.fragments_per_chunk,
         "schema": None if schema is None else schema.spec,
-        "next_serial": content.next_serial,
-        "next_chunk": content.next_chunk,
-        "top_priority": content.top_priority,
-        "rng": content.rng.bit_generator.state,
-        "sessions": content.sessions.state_dict(),
-        "figures": content.figures.state_dict(),
-        "limiter": None if content.limiter is None else content.limiter.state_dict(),
-        "fragments": _fragment_table(content, serials),
+        "next_serial": fragments_state.next_serial,
+        "next_chunk": fragments_state.next_chunk,
+        "top_priority": fragments_state.top_priority,
+        "rng": fragments_state.rng.bit_generator.state,
+        "sessions": fragments_state.sessions.state_dict(),
+        "figures": fragments_state.figures.state_dict(),
+        "limiter": None if fragments_state.limiter is None else fragments_state.limiter.state_dict(),
+        "fragments": _fragment_table(fragments_state, serials),
         "streams": {
             "worker": [worker for worker, _ in streams],
             "incarnation": _ints(stream.incarnation for _, stream in streams),
@@ -113,11 +116,11 @@ def capture(
             "version": _ints(chunk.version for chunk in chunks),
             "num_uses": _ints(chunk.num_uses for chunk in chunks),
             "priority": np.array([chunk.priority for chunk in chunks], np.float64),
-            "places": _ints(content.pool.order()),
+            "places": _ints(fragments_state.pool.order()),
         },
-        "groups": groups.select((*kept, *new)),
+        "groups": groups.select((*reused, *new)),
     }
-    return state, tuple(kept), new
+    return state, tuple(reused), new
 
 
 def stack_group(fragments: Sequence[Fragment]) -> dict[str, NDArray[Any]]:
@@ -126,150 +129,152 @@ def stack_group(fragments: Sequence[Fragment]) -> dict[str, NDArray[Any]]:
 
 
 def restore(
-    content: Content, groups: SavedGroups, saved: SavedParts, *, now: float, schema: PayloadSchema | None
+    fragments_state: FragmentState, groups: SavedGroups, saved: SavedParts, *, now: float, schema: PayloadSchema | None
 ) -> None:
-    """Fill an empty content with what was captured; its own rules then apply.
+    """Fill an empty state from a snapshot, then apply its own rules.
+
+    Where `saved.on_damage` allows it, fragments of damaged groups are skipped together with the other fragments of
+    their chunks. They are logged and counted as dropped with reason `damaged`.
 
     Args:
-        content: Made with the rules of the buffer.
-        groups: Takes note of the groups.
-        saved: What was captured.
+        fragments_state: A state with the rules of the buffer.
+        groups: Receives the groups.
+        saved: The snapshot.
         now: Seconds of the buffer's clock.
-        schema: What the buffer had before, None if it never had a fragment.
-
-    Fragments of damaged groups are left out where `saved.on_damage` allows it, with those that were to be in a chunk
-    with them: said in the log, and counted as dropped because `damaged`.
+        schema: The buffer's current schema; None if it never had a fragment.
 
     Raises:
-        CheckpointError: A group is damaged, and that is refused.
+        CheckpointError: A group is damaged and `saved.on_damage` forbids skipping it.
         ConfigurationError: Chunks have another length, or fragments another schema.
-        SerializationError: Something is missing.
+        SerializationError: The snapshot is incomplete.
     """
     state = saved.state
-    _check(state, content, schema)
+    _check(state, fragments_state, schema)
     try:
-        content.schema = schema if state["schema"] is None else PayloadSchema.from_spec(state["schema"])
-        content.next_serial, content.next_chunk = int(state["next_serial"]), int(state["next_chunk"])
-        content.top_priority = float(state["top_priority"])
-        content.sessions.load_state_dict(state["sessions"])
-        content.figures.load_state_dict(state["figures"], now)
-        lost, whole = _read_fragments(content, saved)
-        groups.restore({name: state["groups"][name] for name in whole})
-        _restore_streams(content, state, now, lost)
-        lost_chunks = _restore_chunks(content, state["chunks"], lost)
-        content.rng.bit_generator.state = state["rng"]
-        if content.limiter is not None and state["limiter"] is not None:
-            content.limiter.load_state_dict(state["limiter"])
-            content.limiter.removed(lost_chunks)
+        fragments_state.schema = schema if state["schema"] is None else PayloadSchema.from_spec(state["schema"])
+        fragments_state.next_serial, fragments_state.next_chunk = int(state["next_serial"]), int(state["next_chunk"])
+        fragments_state.top_priority = float(state["top_priority"])
+        fragments_state.sessions.load_state_dict(state["sessions"])
+        fragments_state.figures.load_state_dict(state["figures"], now)
+        lost, intact = _read_fragments(fragments_state, saved)
+        groups.restore({name: state["groups"][name] for name in intact})
+        _restore_streams(fragments_state, state, now, lost)
+        lost_chunks = _restore_chunks(fragments_state, state["chunks"], lost)
+        fragments_state.rng.bit_generator.state = state["rng"]
+        if fragments_state.limiter is not None and state["limiter"] is not None:
+            fragments_state.limiter.load_state_dict(state["limiter"])
+            fragments_state.limiter.removed(lost_chunks)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise SerializationError(f"the saved fragment buffer is not whole: {error!r}") from error
-    content.expire()
+        raise SerializationError(f"the saved fragment buffer is incomplete: {error!r}") from error
+    fragments_state.expire()
 
 
-def _check(state: Any, content: Content, schema: PayloadSchema | None) -> None:
+def _check(state: Any, fragments_state: FragmentState, schema: PayloadSchema | None) -> None:
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT or "fragments_per_chunk" not in state:
-        raise SerializationError(f"this is no saved fragment buffer of format {_FORMAT}: {state!r:.80}")
-    length, own = state["fragments_per_chunk"], content.rules.fragments_per_chunk
+        raise SerializationError(f"not a saved fragment buffer of format {_FORMAT}: {state!r:.80}")
+    length, own = state["fragments_per_chunk"], fragments_state.rules.fragments_per_chunk
     if length != own:
         raise ConfigurationError(
-            f"replay.fragments_per_chunk={own}, and the saved chunks have {length} fragments; set it to {length}"
+            f"replay.fragments_per_chunk={own}, but the saved chunks have {length} fragments; set it to {length}"
         )
     if schema is not None and state.get("schema") is not None:
-        found = PayloadSchema.from_spec(state["schema"])
-        if found != schema:
+        saved_schema = PayloadSchema.from_spec(state["schema"])
+        if saved_schema != schema:
             raise ConfigurationError(
-                f"the saved fragments have {describe(found.columns)}, this buffer has {describe(schema.columns)}; load "
-                "them into a new buffer"
+                f"the saved fragments have {describe(saved_schema.columns)}, this buffer has "
+                f"{describe(schema.columns)}; load them into a new buffer"
             )
 
 
-def _fragment_table(content: Content, serials: Sequence[int]) -> dict[str, Any]:
-    metas = [content.payloads[serial].meta for serial in serials]
+def _fragment_table(fragments_state: FragmentState, serials: Sequence[int]) -> dict[str, Any]:
+    metas = [fragments_state.payloads[serial].meta for serial in serials]
     workers = dict.fromkeys(meta.worker for meta in metas)
     sessions = dict.fromkeys(meta.session for meta in metas)
-    worker_places = {worker: place for place, worker in enumerate(workers)}
-    session_places = {session: place for place, session in enumerate(sessions)}
+    worker_indices = {worker: index for index, worker in enumerate(workers)}
+    session_indices = {session: index for index, session in enumerate(sessions)}
     return {
         "workers": list(workers),
         "sessions": list(sessions),
         "serial": _ints(serials),
-        "worker": _ints(worker_places[meta.worker] for meta in metas),
-        "session": _ints(session_places[meta.session] for meta in metas),
+        "worker": _ints(worker_indices[meta.worker] for meta in metas),
+        "session": _ints(session_indices[meta.session] for meta in metas),
         "fid": _ints(meta.fid for meta in metas),
         "model_version": _ints(meta.model_version for meta in metas),
         "incarnation": _ints(meta.incarnation for meta in metas),
     }
 
 
-def _read_fragments(content: Content, saved: SavedParts) -> tuple[set[int], list[str]]:
-    """Read all groups; return the serial numbers of the fragments that are lost, and the names of the whole groups."""
-    table, schema = saved.state["fragments"], content.schema
+def _read_fragments(fragments_state: FragmentState, saved: SavedParts) -> tuple[set[int], list[str]]:
+    """Read all groups; return the serial numbers of lost fragments, and the names of the intact groups."""
+    table, schema = saved.state["fragments"], fragments_state.schema
     columns = [table[key].tolist() for key in ("worker", "fid", "model_version", "session", "incarnation")]
     metas = {
         serial: FragmentMeta(table["workers"][worker], fid, version, table["sessions"][session], incarnation)
         for serial, worker, fid, version, session, incarnation in zip(table["serial"].tolist(), *columns, strict=True)
     }
-    whole = []
+    intact = []
     for name in saved.names:
         if (arrays := saved.whole(name)) is None:
             continue
-        whole.append(name)
+        intact.append(name)
         for row, serial in enumerate(np.asarray(saved.state["groups"][name]).tolist()):
-            if schema is None or serial not in metas or serial in content.payloads:
+            if schema is None or serial not in metas or serial in fragments_state.payloads:
                 continue
             data = schema.pack({key: array[row] for key, array in arrays.items()})
-            content.payloads.put(serial, Fragment(metas[serial], data), schema.size_bytes)
-    missing = {serial for serial in metas if serial not in content.payloads}
-    if missing and len(whole) == len(saved.names):
-        raise SerializationError(f"the saved fragment buffer is not whole: {len(missing)} fragments are in no part")
-    return missing, whole
+            fragments_state.payloads.put(serial, Fragment(metas[serial], data), schema.size_bytes)
+    missing = {serial for serial in metas if serial not in fragments_state.payloads}
+    if missing and len(intact) == len(saved.names):
+        raise SerializationError(f"the saved fragment buffer is incomplete: no part contains {len(missing)} fragments")
+    return missing, intact
 
 
-def _restore_streams(content: Content, state: Mapping[str, Any], now: float, lost: set[int]) -> None:
+def _restore_streams(fragments_state: FragmentState, state: Mapping[str, Any], now: float, lost: set[int]) -> None:
     streams, early = state["streams"], state["early"]
     ends = np.cumsum(streams["num_pending"]).tolist()
-    for place, worker in enumerate(streams["worker"]):
-        start = ends[place] - int(streams["num_pending"][place])
-        pending = streams["pending"][start : ends[place]].tolist()
-        # the fragments of a chunk follow each other: those after the last gap
-        gap = max((index + 1 for index, serial in enumerate(pending) if serial in lost), default=0)
-        content.payloads.drop(serial for serial in pending[:gap] if serial not in lost)
-        content.streams.restore(
+    for index, worker in enumerate(streams["worker"]):
+        start = ends[index] - int(streams["num_pending"][index])
+        pending = streams["pending"][start : ends[index]].tolist()
+        # a chunk is consecutive, so only the fragments after the last gap are usable
+        gap = max((position + 1 for position, serial in enumerate(pending) if serial in lost), default=0)
+        fragments_state.payloads.drop(serial for serial in pending[:gap] if serial not in lost)
+        fragments_state.streams.restore(
             worker,
             Stream(
-                int(streams["incarnation"][place]),
-                int(streams["last_fid"][place]),
-                now - float(streams["age_s"][place]),
+                int(streams["incarnation"][index]),
+                int(streams["last_fid"][index]),
+                now - float(streams["age_s"][index]),
                 pending[gap:],
             ),
         )
     for serial, age_s in zip(early["serial"].tolist(), early["age_s"].tolist(), strict=True):
         if serial not in lost:
-            content.early.add(EarlyFragment(serial, content.payloads[serial].meta, now - age_s))
+            fragments_state.early.add(EarlyFragment(serial, fragments_state.payloads[serial].meta, now - age_s))
 
 
-def _restore_chunks(content: Content, chunks: Mapping[str, Any], lost: set[int]) -> int:
-    """Put back the chunks that are whole, and return how many are not."""
+def _restore_chunks(fragments_state: FragmentState, chunks: Mapping[str, Any], lost: set[int]) -> int:
+    """Restore the intact chunks, and return the number of the others."""
     num_lost = 0
-    serials = chunks["serials"].reshape(-1, content.rules.fragments_per_chunk).tolist()
+    serials = chunks["serials"].reshape(-1, fragments_state.rules.fragments_per_chunk).tolist()
     columns = (chunks["id"].tolist(), serials, *(chunks[key].tolist() for key in ("version", "num_uses", "priority")))
-    for chunk_id, found, version, num_uses, priority in zip(*columns, strict=True):
-        if lost.isdisjoint(found):
-            content.pool.add(HeldChunk(chunk_id, tuple(found), version, num_uses, priority, content.rank(found)))
+    for chunk_id, members, version, num_uses, priority in zip(*columns, strict=True):
+        if lost.isdisjoint(members):
+            fragments_state.pool.add(
+                StoredChunk(chunk_id, tuple(members), version, num_uses, priority, fragments_state.rank(members))
+            )
         else:
-            content.payloads.drop(serial for serial in found if serial not in lost)
+            fragments_state.payloads.drop(serial for serial in members if serial not in lost)
             num_lost += 1
     if lost:
         logger.warning(
-            "%d fragments of the replay are lost, as their files are damaged, and with them %d chunks: it goes on with "
-            "the other %d",
+            "%d fragments of the replay are lost because their files are damaged, and %d chunks with them; continuing "
+            "with the other %d chunks",
             len(lost),
             num_lost,
-            len(content.pool),
+            len(fragments_state.pool),
         )
-        content.figures.dropped["damaged"] += len(lost)
-    content.pool.restore(chunks["places"].tolist())
-    content.apply_bounds()
+        fragments_state.figures.dropped["damaged"] += len(lost)
+    fragments_state.pool.restore(chunks["places"].tolist())
+    fragments_state.apply_bounds()
     return num_lost
 
 

@@ -1,4 +1,4 @@
-"""Where a fragment belongs: the streams of the workers, the present session, and what came too early."""
+"""The streams of workers, the current session, and fragments that arrived before their session or version."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from trieye.exceptions import ConfigurationError
 from trieye.replay.fragments.fragment import FragmentMeta, Policy
 
-Place = Literal["next", "gap", "restarted", "duplicate", "old_incarnation"]
+Continuation = Literal["next", "gap", "restarted", "duplicate", "old_incarnation"]
 
 _MAX_STREAMS = 1 << 16
 
@@ -20,13 +20,13 @@ _Key = tuple[str, int, int]
 
 @dataclass(slots=True)
 class Stream:
-    """What is known of one worker.
+    """State of one worker's stream.
 
     Attributes:
-        incarnation: The one that its newest fragment had.
+        incarnation: Incarnation of its newest fragment.
         last_fid: Number of that fragment.
-        arrived: When it came, in seconds of the buffer's clock.
-        pending: Serial numbers of the fragments of the chunk being filled, consecutive up to `last_fid`.
+        arrived: Arrival time of that fragment, in seconds of the buffer's clock.
+        pending: Serial numbers of the fragments in the incomplete chunk, consecutive up to `last_fid`.
     """
 
     incarnation: int
@@ -36,26 +36,26 @@ class Stream:
 
 
 class Streams:
-    """The newest fragment of each worker, and the chunk that it is filling.
+    """The newest fragment and the incomplete chunk of each worker.
 
-    Of workers without a chunk under way only the newest 65 536 are remembered.
+    Of the workers without an incomplete chunk, only the most recent 65 536 are remembered.
     """
 
     def __init__(self) -> None:
-        self._streams: OrderedDict[str, Stream] = OrderedDict()  # in the order of their newest fragments
-        self._partial: OrderedDict[str, Stream] = OrderedDict()  # those with pending fragments, in the same order
+        self._streams: OrderedDict[str, Stream] = OrderedDict()  # in arrival order of their newest fragments
+        self._partial: OrderedDict[str, Stream] = OrderedDict()  # streams with pending fragments, in the same order
 
     @property
     def num_partial(self) -> int:
-        """How many chunks are being filled."""
+        """The number of incomplete chunks."""
         return len(self._partial)
 
     def items(self) -> Iterator[tuple[str, Stream]]:
-        """Yield worker and stream, the one that was silent longest first."""
+        """Yield worker and stream, the longest silent worker first."""
         yield from self._streams.items()
 
-    def place(self, meta: FragmentMeta) -> Place:
-        """Return how a fragment continues its stream; the first one of an unknown worker is `next`."""
+    def classify(self, meta: FragmentMeta) -> Continuation:
+        """Return how a fragment continues its stream; the first fragment of a new worker is `next`."""
         stream = self._streams.get(meta.worker)
         if stream is None:
             return "next"
@@ -66,18 +66,18 @@ class Streams:
         return "next" if meta.fid == stream.last_fid + 1 else "gap"
 
     def num_pending(self, meta: FragmentMeta) -> int:
-        """Return how many fragments the chunk holds that this one would continue."""
+        """Return the size of the incomplete chunk that this fragment would extend."""
         stream = self._streams.get(meta.worker)
-        return len(stream.pending) if stream is not None and self.place(meta) == "next" else 0
+        return len(stream.pending) if stream is not None and self.classify(meta) == "next" else 0
 
     def advance(self, meta: FragmentMeta, now: float) -> list[int]:
-        """Make this fragment the newest of its stream, and return the pending ones that it does not continue."""
+        """Make this fragment the newest of its stream, and return the pending fragments that it does not continue."""
         stream = self._streams.get(meta.worker)
         dropped = []
         if stream is None:
             stream = self._streams[meta.worker] = Stream(meta.incarnation, meta.fid, now)
         else:
-            if self.place(meta) != "next":
+            if self.classify(meta) != "next":
                 dropped = self.take(meta.worker)
             stream.incarnation, stream.last_fid, stream.arrived = meta.incarnation, meta.fid, now
         self._streams.move_to_end(meta.worker)
@@ -88,43 +88,43 @@ class Streams:
         return dropped
 
     def append(self, worker: str, serial: int) -> list[int]:
-        """Add the newest fragment to the pending ones of its stream, and return all of those."""
+        """Append the newest fragment to the pending ones of its stream, and return all pending ones."""
         stream = self._streams[worker]
         stream.pending.append(serial)
         self._partial[worker] = stream
         return stream.pending
 
     def take(self, worker: str) -> list[int]:
-        """Empty the chunk being filled, and return what it held."""
+        """Remove and return the pending fragments of a worker."""
         stream = self._streams[worker]
         pending, stream.pending = stream.pending, []
         self._partial.pop(worker, None)
         return pending
 
     def take_all(self) -> list[int]:
-        """Empty every chunk being filled, and return what they held."""
+        """Remove and return the pending fragments of all workers."""
         return [serial for worker in list(self._partial) for serial in self.take(worker)]
 
     def take_silent(self, before: float) -> list[int]:
-        """Empty the chunks of workers whose newest fragment came before that time, and return what they held."""
-        taken: list[int] = []
+        """Remove and return the pending fragments of workers whose newest fragment arrived before `before`."""
+        removed: list[int] = []
         while self._partial:
             worker, stream = next(iter(self._partial.items()))
             if stream.arrived >= before:
                 break
-            taken += self.take(worker)
-        return taken
+            removed += self.take(worker)
+        return removed
 
     def take_oldest(self, apart_from: str) -> list[int]:
-        """Empty the chunk of the worker that was silent longest, of all but one, and return what it held."""
+        """Remove and return the pending fragments of the longest silent worker, excluding one."""
         worker = next((worker for worker in self._partial if worker != apart_from), None)
         return [] if worker is None else self.take(worker)
 
-    def keep_if(self, is_kept: Callable[[int], bool]) -> list[int]:
-        """Cut every chunk being filled behind its last fragment that is not kept, and return what was cut."""
+    def keep_if(self, is_usable: Callable[[int], bool]) -> list[int]:
+        """Keep the pending fragments after the last unusable one of each chunk, and return the removed ones."""
         cut: list[int] = []
         for worker, stream in list(self._partial.items()):
-            start = max((place + 1 for place, serial in enumerate(stream.pending) if not is_kept(serial)), default=0)
+            start = max((index + 1 for index, serial in enumerate(stream.pending) if not is_usable(serial)), default=0)
             pending = stream.pending
             if start == len(pending):
                 cut += self.take(worker)
@@ -133,7 +133,7 @@ class Streams:
         return cut
 
     def restore(self, worker: str, stream: Stream) -> None:
-        """Put a stream back; the one that was silent longest first."""
+        """Restore a stream; call in order of silence, the longest silent first."""
         self._streams[worker] = stream
         if stream.pending:
             self._partial[worker] = stream
@@ -145,48 +145,48 @@ class Streams:
 
 
 class Sessions:
-    """The present session and version; before the first update the session is empty and the version -1."""
+    """The current session and version; initially "" and -1."""
 
     def __init__(self, policy: Policy, max_staleness: int | None) -> None:
         self.policy = policy
         self._max_staleness = max_staleness
         self.session = ""
         self.version = -1
-        self._past: dict[str, None] = {}  # sessions that were left, oldest first
-        self._continued: dict[str, None] = {}  # sessions whose content the present one goes on with
+        self._past: dict[str, None] = {}  # discarded sessions, oldest first
+        self._continued: dict[str, None] = {}  # earlier sessions whose content the current one retained
 
     @property
     def lowest_version(self) -> int | None:
-        """The lowest version that is fresh enough; None if every one is."""
+        """The lowest version that is fresh enough; None without a bound."""
         return None if self._max_staleness is None else self.version - self._max_staleness
 
     def is_fresh(self, version: int) -> bool:
-        """Tell whether the version is recent enough."""
+        """Return True if the version is recent enough."""
         return self._max_staleness is None or self.version - version <= self._max_staleness
 
     def judge(self, meta: FragmentMeta) -> Verdict:
-        """Return what the session and version of a fragment mean now; one of an unknown session is early."""
-        is_present = meta.session == self.session
-        if not is_present and meta.session not in self._continued:
+        """Judge a fragment by its session and version; an unknown session is early."""
+        is_current = meta.session == self.session
+        if not is_current and meta.session not in self._continued:
             return "wrong_session" if meta.session in self._past else "early"
         if meta.model_version > self.version:
-            return "early" if is_present else "wrong_session"
+            return "early" if is_current else "wrong_session"
         return "fits" if self.is_fresh(meta.model_version) else "stale"
 
     def check(self, session: str, version: int) -> None:
         """Check an announcement.
 
         Raises:
-            ConfigurationError: The version is lower than one that this session had.
+            ConfigurationError: The session already had a higher version.
         """
         if session == self.session and version < self.version:
             raise ConfigurationError(
-                f"set_version({session!r}, {version}): the session has version {self.version} already and versions "
-                "only rise; a run that goes on from an older state needs a session name of its own"
+                f"set_version({session!r}, {version}): the session already has version {self.version}, and versions "
+                "never decrease; a run that resumes from an older state needs a new session name"
             )
 
     def change(self, session: str, version: int) -> bool:
-        """Take over a session and version, and tell whether what is held has to go."""
+        """Change session and version, and return whether the current content must be discarded."""
         is_other = session != self.session
         if is_other:
             self._continued[self.session] = None
@@ -199,7 +199,7 @@ class Sessions:
         return is_other and self.policy == "discard"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the policy, as plain data."""
+        """Return everything except the policy, as plain data."""
         return {
             "session": self.session,
             "version": self.version,
@@ -208,19 +208,19 @@ class Sessions:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore a state."""
         self.session, self.version = str(state["session"]), int(state["version"])
         self._past, self._continued = dict.fromkeys(state["past"]), dict.fromkeys(state["continued"])
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyFragment:
-    """One that waits.
+    """A fragment that waits for its session or version.
 
     Attributes:
-        serial: Its number in the table of payloads.
-        meta: Where it comes from.
-        arrived: When it came, in seconds of the buffer's clock.
+        serial: Its serial number in the payload table.
+        meta: The fragment's origin.
+        arrived: Arrival time in seconds of the buffer's clock.
     """
 
     serial: int
@@ -229,7 +229,7 @@ class EarlyFragment:
 
 
 class EarlyFragments:
-    """Fragments in the order in which they came, each once."""
+    """Unique fragments in order of arrival."""
 
     def __init__(self) -> None:
         self._rows: OrderedDict[_Key, EarlyFragment] = OrderedDict()
@@ -245,23 +245,23 @@ class EarlyFragments:
         return isinstance(meta, FragmentMeta) and _key(meta) in self._rows
 
     def has_worker(self, worker: str) -> bool:
-        """Tell whether a fragment of this worker waits, so that later ones have to wait behind it."""
+        """Return True if a fragment of this worker waits, so that its later fragments must queue behind it."""
         return worker in self._workers
 
     def add(self, row: EarlyFragment) -> None:
-        """Let a fragment wait."""
+        """Add a waiting fragment."""
         self._rows[_key(row.meta)] = row
         self._workers[row.meta.worker] += 1
 
     def take_all(self) -> list[EarlyFragment]:
-        """Return all, and let none wait."""
+        """Remove and return all waiting fragments."""
         rows = list(self._rows.values())
         self._rows.clear()
         self._workers.clear()
         return rows
 
     def take_oldest(self) -> EarlyFragment | None:
-        """Return the one that waits longest, if there is one, and let it wait no more."""
+        """Remove and return the fragment that has waited longest, if any."""
         if not self._rows:
             return None
         row = next(iter(self))
@@ -269,27 +269,27 @@ class EarlyFragments:
         return row
 
     def take_left(self, meta: FragmentMeta, session: str) -> list[EarlyFragment]:
-        """Return those that the worker of a fragment made before it in other sessions, and let them wait no more."""
+        """Remove and return the worker's earlier fragments that belong to other sessions."""
         if not self.has_worker(meta.worker):
             return []
-        made = (meta.incarnation, meta.fid)
-        taken = [
+        order_of_meta = (meta.incarnation, meta.fid)
+        removed = [
             row
             for (worker, *order), row in self._rows.items()
-            if worker == meta.worker and tuple(order) < made and row.meta.session != session
+            if worker == meta.worker and tuple(order) < order_of_meta and row.meta.session != session
         ]
-        for row in taken:
+        for row in removed:
             self._forget(row)
-        return taken
+        return removed
 
     def take_before(self, time: float) -> list[EarlyFragment]:
-        """Return those that came before that time, and let them wait no more."""
-        taken: list[EarlyFragment] = []
+        """Remove and return the fragments that arrived before `time`."""
+        removed: list[EarlyFragment] = []
         while self._rows and next(iter(self)).arrived < time:
             row = self.take_oldest()
             if row is not None:
-                taken.append(row)
-        return taken
+                removed.append(row)
+        return removed
 
     def _forget(self, row: EarlyFragment) -> None:
         del self._rows[_key(row.meta)]

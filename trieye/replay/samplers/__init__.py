@@ -1,4 +1,4 @@
-"""Samplers by name: which rows of a replay buffer are drawn."""
+"""Creates samplers, which choose the rows to draw from a replay buffer, by name."""
 
 from collections.abc import Callable, Mapping
 from inspect import signature
@@ -24,10 +24,10 @@ SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
 def checked_kind(
     name: str, options: Mapping[str, Any], *, max_reuse: int | None = None, max_staleness: int | None = None
 ) -> str:
-    """Check the arguments of `make_sampler` before there are rows, and say in words whose saved states will fit.
+    """Check the arguments of `make_sampler` without rows, and return the kind of saved state that the sampler accepts.
 
     Raises:
-        ConfigurationError: As `make_sampler`.
+        ConfigurationError: As for `make_sampler`.
     """
     bounds = {"max_reuse": max_reuse, "max_staleness": max_staleness}
     make_sampler(name, options, capacity=1, links=EpisodeLinks(1, count_steps=True), **bounds)
@@ -36,7 +36,7 @@ def checked_kind(
     return f"{name} with {' and '.join(has)}" if has else name
 
 
-def make_sampler(  # one place that knows what each sampler is made of
+def make_sampler(
     name: str,
     options: Mapping[str, Any],
     *,
@@ -45,19 +45,19 @@ def make_sampler(  # one place that knows what each sampler is made of
     max_reuse: int | None = None,
     max_staleness: int | None = None,
 ) -> Sampler:
-    """Make a sampler.
+    """Create a sampler.
 
     Args:
-        name: One of `SAMPLERS`.
-        options: Its keyword arguments. Those of `sequence` may have `priorities`: the options of `prioritized`, by
-            which first rows are then drawn.
-        capacity: Rows of the ring.
-        links: Which row follows which; needed by `sequence`, with `count_steps` if its `period` is above 1.
-        max_reuse: Times that a row may be drawn; any if None.
-        max_staleness: Versions that a row may be behind; any if None.
+        name: A key of `SAMPLERS`.
+        options: Its keyword arguments. `sequence` also accepts `priorities`, the options of a `prioritized` sampler
+            that draws the first rows.
+        capacity: Maximum number of rows in the buffer.
+        links: Successor links of the rows; required by `sequence`, with `count_steps` if its `period` is above 1.
+        max_reuse: Maximum number of times a row is drawn; unlimited if None.
+        max_staleness: Maximum number of versions that a row may lag behind; unlimited if None.
 
     Raises:
-        ConfigurationError: The name or an option is unknown, an option is out of range, or bounds do not go with it.
+        ConfigurationError: The name or an option is unknown, an option is out of range, or the sampler rejects bounds.
     """
     check_known(f"sampler {name!r}", name, SAMPLERS)
     is_bounded = max_reuse is not None or max_staleness is not None
@@ -69,7 +69,7 @@ def make_sampler(  # one place that knows what each sampler is made of
     if not is_bounded:
         return rows
     if not isinstance(rows, PrioritizedSampler):
-        rows = PrioritizedSampler(capacity, alpha=0.0)  # each row with the same chance, or none
+        rows = PrioritizedSampler(capacity, alpha=0.0)  # eligible rows are equally likely
     return EligibleSampler(rows, max_reuse=max_reuse, max_staleness=max_staleness)
 
 
@@ -79,12 +79,12 @@ def _make_sequence(options: dict[str, Any], capacity: int, links: EpisodeLinks |
     if (priorities := options.pop("priorities", None)) is not None:
         options["starts"] = _make(PrioritizedSampler, "prioritized", priorities, capacity)
     if "length" not in options:
-        raise ConfigurationError("sampler 'sequence' needs the option length, the number of rows in a sequence")
+        raise ConfigurationError("sampler 'sequence' needs the option length (rows per sequence)")
     return _make(SequenceSampler, "sequence", options, links)
 
 
 def _make(kind: Callable[..., _Made], name: str, options: Mapping[str, Any], *positional: Any) -> _Made:
-    known = list(signature(kind).parameters)[len(positional) :]
+    option_names = list(signature(kind).parameters)[len(positional) :]
     for key in options:
-        check_known(f"sampler {name!r}: option {key!r}", key, known)
+        check_known(f"sampler {name!r}: option {key!r}", key, option_names)
     return kind(*positional, **options)

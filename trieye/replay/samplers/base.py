@@ -1,4 +1,4 @@
-"""Sampler: the protocol that decides which rows of a replay buffer are drawn, and the plain one."""
+"""Sampler: the protocol of samplers, which choose the rows that a replay buffer draws; and UniformSampler."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,22 +12,22 @@ from trieye.exceptions import ConfigurationError, TrieyeError
 
 Ids = NDArray[np.int64]
 
-_TRIES, _MORE_TRIES = 8, 100
-_NONE_WHOLE = "no row of the replay buffer has all frames of its stack; raise replay.capacity"
+_PROPOSAL_ATTEMPTS, _DRAW_ATTEMPTS = 8, 100
+_NO_FULL_STACK = "no row of the replay buffer has all frames of its stack; raise replay.capacity"
 
 
 @dataclass(slots=True)  # frozen would cost a tenth of the draw
 class Draw:
-    """What a sampler decided: row ids, not yet the rows themselves.
+    """The row ids that a sampler chose; the rows themselves are not copied yet.
 
-    It is small and can be pickled, so that one process can decide and another one copy the rows.
+    It is small and can be pickled, so that one process can draw and another copy the rows.
 
     Attributes:
-        ids: int64 `[n]`, or `[n, length]` for sequences; -1 marks a step that only pads a sequence.
+        ids: int64 `[n]`, or `[n, length]` for sequences; -1 marks a padding step of a sequence.
         weights: float32 `[n]`, importance weights; all 1 without priorities.
-        info: What the sampler tells about the draw, as plain numbers.
-        mask: bool `[n, length]`, False where a sequence is padded; None if nothing can be.
-        scale: The largest weight before all were divided by it, so that two draws can become one.
+        info: Statistics of the draw, as plain numbers.
+        mask: bool `[n, length]`, False where a sequence is padded; None if padding is impossible.
+        scale: The largest weight before normalization, so that two draws can be merged.
     """
 
     ids: Ids
@@ -42,80 +42,80 @@ class Draw:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Decides which rows are drawn; it knows ids and never sees the rows.
+    """Chooses the rows to draw; it handles ids and never accesses the rows.
 
-    Ids count every row over the life of the buffer. A sampler is used by one thread at a time.
+    Ids count all rows over the lifetime of the buffer. Not thread-safe.
     """
 
     def added(self, first_id: int, count: int) -> None:
-        """Take note of new rows `[first_id, first_id + count)`, which overwrite those that are `capacity` older.
+        """Register new rows `[first_id, first_id + count)`, which overwrite the rows whose ids are lower by `capacity`.
 
-        Called for every row in the order of the ids, after its `EpisodeLinks` were added; it is on the hot path.
+        Called for every row in id order, after its `EpisodeLinks` were added. This is on the hot path.
         """
 
     def forgot(self, low_id: int) -> None:
-        """Take note that rows below `low_id` were removed other than by being overwritten, as by `clear`."""
+        """Register that rows below `low_id` were removed other than by being overwritten, as by `clear`."""
 
     def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> Draw:
-        """Draw `n` times from the rows `[low, high)`, which are all that the buffer holds.
+        """Draw `n` times from the rows `[low, high)`, which must be all rows in the buffer.
 
-        The rows may come sorted, so a part of one draw is no draw. One batch may take several draws, of which a part is
-        discarded; what is counted once for each batch, `handed_out` counts.
+        The rows may be sorted, so a subset of a draw is not a valid draw. One batch may take several draws and discard
+        some of their rows; `handed_out` counts what must be counted once per batch.
 
         Raises:
             ConfigurationError: No row can be drawn.
         """
 
     def discarded(self, ids: Ids, *, for_good: bool) -> None:
-        """Take note that rows `[n]`, just drawn, are not handed out; of sequences, their first rows.
+        """Register that rows `[n]`, just drawn, are not returned to the user; for sequences, their first rows.
 
         Args:
             ids: The rows.
-            for_good: They never can be, and need not be drawn again.
+            for_good: The rows can never be returned and need not be drawn again.
         """
 
     def handed_out(self, draw: Draw) -> None:
-        """Take note of what a batch is made of in the end, and add to its `info` what follows from its rows."""
+        """Register the final draw of a batch, and add statistics of its rows to `draw.info`."""
 
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
-        """Set the priorities, float `[n]`, of rows that are still in the buffer; of equal ids the last one counts."""
+        """Set the priorities, float `[n]`, of rows in the buffer; the last of equal ids wins."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on exactly here, as plain data and arrays of its own."""
+        """Return the state for an exact resume, as plain data and copied arrays."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned; the next draw is the one that would have been made."""
+        """Restore a state; the next draw equals the next draw of the saved sampler."""
 
 
 @runtime_checkable
 class RowSampler(Sampler, Protocol):
-    """A sampler of single rows, on which others build: they propose rows, refuse some, and judge what is left."""
+    """A sampler of single rows that other samplers build on: they propose rows, reject some, and weight the rest."""
 
     def propose(self, n: int, low: int, high: int, rng: np.random.Generator) -> Ids:
-        """Draw `n` ids from `[low, high)`, each independently of the others, so that any part of them is a draw."""
+        """Draw `n` ids from `[low, high)` independently, so that any subset of them is a valid draw."""
 
     def pick(self, n: int, ids: Ids, rng: np.random.Generator) -> Ids:
-        """Draw `n` ids independently, with the chances they have, from no others than `ids`; it looks at all of them.
+        """Draw `n` of `ids` independently, with their chances; takes time proportional to `len(ids)`.
 
         Raises:
-            ConfigurationError: None of them can be drawn.
+            ConfigurationError: None of the ids can be drawn.
         """
 
     def judge(self, ids: Ids, low: int, high: int) -> Draw:
-        """Return ids that were drawn from `[low, high)` together with their weights."""
+        """Return a draw of ids from `[low, high)` with their weights."""
 
 
 def spliced(draw: Draw, where: NDArray[Any], fresh: Draw) -> Draw:
-    """Return a draw some of whose rows are replaced by those of another draw; the largest weight is 1 again.
+    """Return a copy of a draw with some rows replaced by another draw, rescaled to a largest weight of 1.
 
     Args:
-        draw: The draw, which is not changed.
-        where: bool `[n]`, or int64 `[m]` places, which rows or sequences are replaced.
+        draw: The draw, which is not modified.
+        where: bool `[n]` mask, or int64 `[m]` indices, of the rows or sequences to replace.
         fresh: A draw of `m` rows or sequences from the same sampler.
     """
     ids, mask = draw.ids.copy(), draw.mask
     ids[where] = fresh.ids
-    # each draw was divided by its own largest weight
+    # each draw was normalized by its own largest weight
     weights = draw.weights * np.float64(draw.scale)
     weights[where] = fresh.weights * np.float64(fresh.scale)
     if mask is not None and fresh.mask is not None:
@@ -126,24 +126,24 @@ def spliced(draw: Draw, where: NDArray[Any], fresh: Draw) -> Draw:
 
 
 def below(draw: Draw, low: int) -> NDArray[np.bool_]:
-    """Return bool `[n]`, which rows or sequences have an id below `low`."""
+    """Return bool `[n]`, True for rows or sequences with an id below `low`."""
     ids = draw.ids if draw.mask is None else np.where(draw.mask, draw.ids, low)
-    found: NDArray[np.bool_] = ids < low if ids.ndim == 1 else ids.min(axis=1) < low
-    return found
+    is_below: NDArray[np.bool_] = ids < low if ids.ndim == 1 else ids.min(axis=1) < low
+    return is_below
 
 
 def paired(ids: ArrayLike, priorities: ArrayLike) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """Return ids `[n]` and, as float64, their priorities `[n]`.
+    """Return ids `[n]` and their priorities `[n]` as float64.
 
     Raises:
         ConfigurationError: The lengths differ.
     """
-    known, values = np.asarray(ids), np.asarray(priorities, np.float64)
-    if known.shape != values.shape or known.ndim != 1:
+    row_ids, values = np.asarray(ids), np.asarray(priorities, np.float64)
+    if row_ids.shape != values.shape or row_ids.ndim != 1:
         raise ConfigurationError(
-            f"update_priorities: {known.shape} ids and {values.shape} priorities; both must be [n]"
+            f"update_priorities: {row_ids.shape} ids and {values.shape} priorities; both must be [n]"
         )
-    return known, values
+    return row_ids, values
 
 
 def checked_priorities(
@@ -152,45 +152,45 @@ def checked_priorities(
     """Return ids `[n]` below `total` and their priorities `[n]`.
 
     Raises:
-        ConfigurationError: The lengths differ, an id was never given out, or a priority is negative or not finite.
+        ConfigurationError: The lengths differ, an id was never returned, or a priority is negative or not finite.
     """
-    known, values = paired(ids, priorities)
+    row_ids, values = paired(ids, priorities)
     if values.size and not (values.min() >= 0 and values.max() < np.inf):  # NaN is neither
         raise ConfigurationError("update_priorities: priorities must be finite and at least 0")
-    if known.size and (known.dtype.kind not in "iu" or known.min() < 0 or known.max() >= total):
-        raise ConfigurationError(f"update_priorities: ids must be whole numbers in [0, {total}), as add() returned")
-    return known.astype(np.int64, copy=False), values
+    if row_ids.size and (row_ids.dtype.kind not in "iu" or row_ids.min() < 0 or row_ids.max() >= total):
+        raise ConfigurationError(f"update_priorities: ids must be integers in [0, {total}), as add() returned")
+    return row_ids.astype(np.int64, copy=False), values
 
 
 @lru_cache(maxsize=64)
 def ones(n: int) -> NDArray[np.float32]:
-    """Return read-only weights float32 `[n]` that are all 1."""
+    """Return read-only weights, float32 `[n]`, all 1."""
     weights = np.ones(n, np.float32)
     weights.flags.writeable = False
     return weights
 
 
 class UniformSampler:
-    """Draws rows independently of each other, with replacement; it remembers nothing."""
+    """Draws rows independently, with replacement; it has no state."""
 
     def added(self, first_id: int, count: int) -> None:
-        """Do nothing: every row is like the others."""
+        """Do nothing: all rows are equally likely."""
 
     def forgot(self, low_id: int) -> None:
-        """Do nothing: a draw is told which rows there are."""
+        """Do nothing: `draw` receives the range of ids."""
 
     def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> Draw:
-        """Draw `n` rows of `[low, high)`."""
+        """Draw `n` rows from `[low, high)`."""
         return self.judge(rng.integers(low, high, n), low, high)
 
     def discarded(self, ids: Ids, *, for_good: bool) -> None:
-        """Do nothing: no draw depends on others."""
+        """Do nothing: draws are independent."""
 
     def handed_out(self, draw: Draw) -> None:
-        """Do nothing, likewise."""
+        """Do nothing: draws are not counted."""
 
     def propose(self, n: int, low: int, high: int, rng: np.random.Generator) -> Ids:
-        """Draw `n` ids of `[low, high)`."""
+        """Draw `n` ids from `[low, high)`."""
         return rng.integers(low, high, n)
 
     def pick(self, n: int, ids: Ids, rng: np.random.Generator) -> Ids:
@@ -200,14 +200,14 @@ class UniformSampler:
         return ids[rng.integers(0, len(ids), n)]
 
     def judge(self, ids: Ids, low: int, high: int) -> Draw:
-        """Return the ids with weights that are all 1."""
-        return Draw(ids, ones(len(ids)).copy(), {"size": high - low})  # a batch is the user's, and torch wants to write
+        """Return a draw of the ids with weights of 1."""
+        return Draw(ids, ones(len(ids)).copy(), {"size": high - low})  # users and torch need writable weights
 
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
         """Do nothing, so that an algorithm with priorities runs unchanged."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the generator is the buffer's."""
+        """Return an empty state: the buffer owns the random generator."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -223,32 +223,32 @@ def with_history(
     low: int,
     high: int,
 ) -> Draw:
-    """Replace those of the drawn rows, or sequences, whose stacks begin with frames that were overwritten by now.
+    """Replace the drawn rows or sequences whose frame stacks begin with overwritten frames.
 
     Args:
-        draw: What the sampler drew from the rows `[low, high)`.
-        lacks: Tells for rows `[n]` whether one of their earlier frames was overwritten.
-        sampler: Draws others.
-        rng: Decides.
+        draw: A draw of the sampler from the rows `[low, high)`.
+        lacks: Returns for rows `[n]` whether one of their earlier frames was overwritten.
+        sampler: Draws the replacements.
+        rng: Random generator.
         low: Id of the oldest row.
-        high: Id after the newest one.
+        high: Id after the newest row.
 
     Raises:
         ConfigurationError: No row has all its frames.
-        ReplayTimeoutError: Those that have may not be drawn so often any more; nothing was drawn.
+        ReplayTimeoutError: The bounds of the rows that have them permit too few draws; nothing was drawn.
     """
     lacking = lacks(draw.ids.reshape(len(draw), -1)[:, 0])
     if not lacking.any():
         return draw
     if not isinstance(sampler, RowSampler):
-        for _ in range(_MORE_TRIES):
+        for _ in range(_DRAW_ATTEMPTS):
             draw = _redrawn(draw, lacking, sampler, rng, low=low, high=high)
             lacking = lacks(draw.ids.reshape(len(draw), -1)[:, 0])
             if not lacking.any():
                 return draw
-        raise ConfigurationError(_NONE_WHOLE)
+        raise ConfigurationError(_NO_FULL_STACK)
     ids = draw.ids.copy()
-    for _ in range(_TRIES):
+    for _ in range(_PROPOSAL_ATTEMPTS):
         ids[lacking] = sampler.propose(int(np.count_nonzero(lacking)), low, high, rng)
         lacking = lacks(ids)
         if not lacking.any():
@@ -256,7 +256,7 @@ def with_history(
     every = np.arange(low, high)
     whole = every[~lacks(every)]
     if not whole.size:
-        raise ConfigurationError(_NONE_WHOLE)
+        raise ConfigurationError(_NO_FULL_STACK)
     ids[lacking] = sampler.pick(int(np.count_nonzero(lacking)), whole, rng)
     return sampler.judge(ids, low, high)
 
@@ -264,7 +264,7 @@ def with_history(
 def _redrawn(
     draw: Draw, where: NDArray[np.bool_], sampler: Sampler, rng: np.random.Generator, *, low: int, high: int
 ) -> Draw:
-    """Replace rows, bool `[n]`, that can never be handed out; if there are no others, discard the whole draw."""
+    """Replace rows, bool `[n]`, that can never be returned; discard the whole draw if there are no others."""
     firsts = draw.ids.reshape(len(draw), -1)[:, 0]
     sampler.discarded(firsts[where], for_good=True)
     try:

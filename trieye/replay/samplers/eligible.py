@@ -1,4 +1,4 @@
-"""EligibleSampler: hard bounds on how often a row is drawn and on how old its model version may be."""
+"""EligibleSampler: limits how often each row is drawn and how old its model version may be."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,27 +12,27 @@ from trieye.replay.samplers.prioritized import PrioritizedSampler
 
 
 class EligibleSampler:
-    """Draws rows by their priorities, but none more than `max_reuse` times, and none that is too stale.
+    """Draws rows by priority, each at most `max_reuse` times and only while its version is recent enough.
 
-    A row that may not be drawn any more has no chance in the sum tree, so that draws stay fast however few are left.
-    Uniform sampling is that of a `PrioritizedSampler` with alpha 0.
+    Ineligible rows get weight 0 in the sum tree, so draws stay fast even if few rows are left. For uniform sampling,
+    use a `PrioritizedSampler` with alpha 0.
     """
 
     def __init__(
         self, rows: PrioritizedSampler, *, max_reuse: int | None = None, max_staleness: int | None = None
     ) -> None:
-        """Bound a sampler.
+        """Wrap a sampler.
 
         Args:
-            rows: Draws the rows; from now on it is used through this object only.
-            max_reuse: Times that a row may be drawn; any if None.
-            max_staleness: Versions that a row may be behind `version`; any if None.
+            rows: Draws the rows; the caller must not use it directly afterwards.
+            max_reuse: Maximum number of times a row is drawn; unlimited if None.
+            max_staleness: Maximum number of versions that a row may lag behind `version`; unlimited if None.
 
         Raises:
-            ConfigurationError: `max_reuse` is below 1, or `max_staleness` below 0.
+            ConfigurationError: `max_reuse` is below 1, or `max_staleness` is negative.
         """
         if max_reuse is not None and max_reuse < 1:
-            raise ConfigurationError(f"max_reuse is {max_reuse}; a row must be drawn at least once")
+            raise ConfigurationError(f"max_reuse is {max_reuse}; it must be at least 1 draw")
         if max_staleness is not None and max_staleness < 0:
             raise ConfigurationError(f"max_staleness is {max_staleness}; it must be at least 0 versions")
         self.max_reuse, self.max_staleness = max_reuse, max_staleness
@@ -40,46 +40,46 @@ class EligibleSampler:
         self._rows = rows
         self.capacity = rows.capacity
         self._uses = np.zeros(self.capacity if max_reuse else 0, np.uint32)
-        self._chances = np.zeros(self.capacity if max_reuse else 0, np.float32)  # what rows had until they were used up
+        self._chances = np.zeros(self.capacity if max_reuse else 0, np.float32)  # of rows before they were used up
         self._versions = np.zeros(self.capacity if max_staleness is not None else 0, np.int64)
         self._low = self._settled = self._end = 0
 
     def added(self, first_id: int, count: int) -> None:
-        """Take note of new rows, made by the current version."""
+        """Register new rows of the current version."""
         self._rows.added(first_id, count)
         self._end = first_id + count
 
     def forgot(self, low_id: int) -> None:
-        """Take note of rows that were removed."""
+        """Register removed rows."""
         self._rows.forgot(low_id)
         self._low = low_id
 
     def set_version(self, version: int) -> None:
-        """Set the version of the model that learns; rows that are now too stale are never drawn again.
+        """Set the version of the learner's model; rows that become too stale are never drawn again.
 
         Raises:
-            ConfigurationError: It is below the one before.
+            ConfigurationError: The version is lower than the previous one.
         """
         if version < self.version:
             raise ConfigurationError(f"set_version({version}): versions only grow, and {self.version} was set before")
         self._settle()
         before, self.version = self.version, version
         if self.max_staleness is not None:
-            # the whole ring, as it lies: five times as fast as in the order of the ids
+            # scan the ring in memory order: five times as fast as in id order
             bound = version - self.max_staleness
             slots = np.flatnonzero((self._versions < bound) & (self._versions >= before - self.max_staleness))
             ids = self._end - 1 - (self._end - 1 - slots) % self.capacity
             self._retire(ids[ids >= max(self._low, 0)])
 
     def set_row_versions(self, ids: Ids, versions: ArrayLike) -> None:
-        """Tell that rows `[n]`, just added, were made by other versions, int64 `[n]`, than the current one."""
+        """Set versions of rows `[n]`, just added, that differ from the current one, int64 `[n]`."""
         self._settle()
         if self.max_staleness is not None:
             self._versions[ids % self.capacity] = versions
             self._retire(ids[self._versions[ids % self.capacity] < self.version - self.max_staleness])
 
     def eligible(self, ids: Ids) -> NDArray[np.bool_]:
-        """Return whether rows, which are in the buffer, are within the bounds."""
+        """Return which rows of the buffer are within the bounds."""
         self._settle()
         slots, is_within = ids % self.capacity, np.ones(len(ids), np.bool_)
         if self.max_reuse is not None:
@@ -89,15 +89,15 @@ class EligibleSampler:
         return is_within
 
     def staleness(self, ids: Ids) -> Ids:
-        """Return how many versions rows are behind, int64 `[n]`; only with `max_staleness`."""
+        """Return how many versions rows lag behind, int64 `[n]`; requires `max_staleness`."""
         self._settle()
         return np.asarray(self.version - self._versions[ids % self.capacity])
 
     def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> Draw:
-        """Draw `n` rows of `[low, high)`.
+        """Draw `n` rows from `[low, high)`.
 
         Raises:
-            ReplayTimeoutError: The rows may not be drawn so often any more; nothing was drawn.
+            ReplayTimeoutError: The bounds permit fewer than `n` draws; nothing was drawn.
         """
         self._settle()
         self._low = max(self._low, low)
@@ -109,7 +109,7 @@ class EligibleSampler:
             raise self._exhausted(n, 0, high - low) from error
 
     def discarded(self, ids: Ids, *, for_good: bool) -> None:
-        """Count rows that were just drawn as not drawn, with the chances that they had."""
+        """Revert the use counts and chances of rows that were just drawn."""
         if self.max_reuse is not None:
             np.subtract.at(self._uses, ids % self.capacity, 1)
             back = ids[self._rows.chances(ids) == 0]
@@ -117,7 +117,7 @@ class EligibleSampler:
         self._rows.discarded(ids, for_good=for_good)
 
     def handed_out(self, draw: Draw) -> None:
-        """Tell the sampler of the rows, and the draw how many versions its rows are behind."""
+        """Forward to the row sampler, and add staleness statistics to the draw."""
         self._rows.handed_out(draw)
         if self.max_staleness is not None:
             staleness = self.staleness(draw.ids)
@@ -125,12 +125,12 @@ class EligibleSampler:
             draw.info = {**draw.info, **means}
 
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
-        """Set the priorities of those rows that may still be drawn."""
-        kept = self.eligible(ids)
-        self._rows.update(ids[kept], np.asarray(priorities, np.float64)[kept])
+        """Set the priorities of the rows that are still eligible."""
+        is_eligible = self.eligible(ids)
+        self._rows.update(ids[is_eligible], np.asarray(priorities, np.float64)[is_eligible])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counts and versions of the rows that are left, oldest first, and the state of their sampler."""
+        """Return counts and versions of the remaining rows, oldest first, and the state of the row sampler."""
         self._settle()
         slots = self._alive() % self.capacity
         return {
@@ -143,14 +143,14 @@ class EligibleSampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state; of more rows than the capacity the newest."""
+        """Restore a saved state, with the newest rows if it has more than the capacity."""
         self._rows.load_state_dict(state["rows"])
         self._end = self._settled = int(state["end"])
         self._low, self.version = int(state["low"]), int(state["version"])
         ids = self._alive()
-        for kept, saved in ((self._uses, state["uses"]), (self._versions, state["versions"])):
-            if kept.size:
-                kept[ids % self.capacity] = np.asarray(saved)[len(saved) - len(ids) :]
+        for array, saved in ((self._uses, state["uses"]), (self._versions, state["versions"])):
+            if array.size:
+                array[ids % self.capacity] = np.asarray(saved)[len(saved) - len(ids) :]
 
     def _draw_within(self, n: int, max_reuse: int, low: int, high: int, rng: np.random.Generator) -> Draw:
         ids, chances = np.empty(n, np.int64), np.empty(n, np.float32)
@@ -163,27 +163,27 @@ class EligibleSampler:
             except ConfigurationError as error:
                 self.discarded(ids[:count], for_good=False)
                 raise self._exhausted(n, count, high - low) from error
-            taken = self._within(proposed, max_reuse)
-            added = slice(count, count + len(taken))
-            ids[added], chances[added] = taken, self._rows.chances(taken)
-            np.add.at(self._uses, taken % self.capacity, 1)
-            spent = self._uses[taken % self.capacity] >= max_reuse
-            self._chances[taken[spent] % self.capacity] = chances[added][spent]
-            self._retire(taken[spent])
+            accepted = self._within(proposed, max_reuse)
+            added = slice(count, count + len(accepted))
+            ids[added], chances[added] = accepted, self._rows.chances(accepted)
+            np.add.at(self._uses, accepted % self.capacity, 1)
+            spent = self._uses[accepted % self.capacity] >= max_reuse
+            self._chances[accepted[spent] % self.capacity] = chances[added][spent]
+            self._retire(accepted[spent])
             count = added.stop
         return self._rows.judge(ids, low, high, chances)
 
     def _within(self, proposed: Ids, max_reuse: int) -> Ids:
-        """Return the ids without those repetitions that would go beyond the bound."""
+        """Return the ids without repetitions that exceed the bound."""
         ids = np.sort(proposed)
-        places = np.arange(len(ids))
+        indices = np.arange(len(ids))
         first = np.append(True, ids[1:] != ids[:-1])
-        repetition = places - np.maximum.accumulate(np.where(first, places, 0))
+        repetition = indices - np.maximum.accumulate(np.where(first, indices, 0))
         return ids[self._uses[ids % self.capacity] + repetition < max_reuse]
 
-    def _exhausted(self, n: int, found: int, size: int) -> ReplayTimeoutError:
+    def _exhausted(self, n: int, permitted: int, size: int) -> ReplayTimeoutError:
         return ReplayTimeoutError(
-            f"sample({n}): the {size} rows may be drawn only {found} times more within max_reuse {self.max_reuse} and "
+            f"sample({n}): only {permitted} more draws of the {size} rows are within max_reuse {self.max_reuse} and "
             f"max_staleness {self.max_staleness}; add new rows first, or relax the bounds"
         )
 
@@ -206,14 +206,14 @@ class EligibleSampler:
 
 
 def checked_versions(versions: ArrayLike, count: int) -> NDArray[np.int64]:
-    """Return the versions `[count]` of rows, of one number or as many as there are rows.
+    """Return the versions `[count]` of rows from a single version or one per row.
 
     Raises:
-        ConfigurationError: They are no whole numbers, or of another length.
+        ConfigurationError: The versions are not integers or have another length.
     """
-    found = np.asarray(versions)
-    if found.shape not in {(), (count,)} or found.dtype.kind not in "iu":
+    array = np.asarray(versions)
+    if array.shape not in {(), (count,)} or array.dtype.kind not in "iu":
         raise ConfigurationError(
-            f"extend: versions are {found.dtype}{list(found.shape)}; a whole number for each of {count} rows is needed"
+            f"extend: versions are {array.dtype}{list(array.shape)}; expected an integer for each of {count} rows"
         )
-    return np.broadcast_to(found.astype(np.int64, copy=False), (count,))
+    return np.broadcast_to(array.astype(np.int64, copy=False), (count,))

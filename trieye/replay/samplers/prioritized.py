@@ -1,4 +1,4 @@
-"""PrioritizedSampler: rows are drawn in proportion to a power of their priority."""
+"""PrioritizedSampler: draws rows in proportion to a power of their priority."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,11 +14,11 @@ Chances = NDArray[np.float32]
 
 
 class PrioritizedSampler:
-    """Proportional prioritized replay (Schaul et al. 2016, https://arxiv.org/abs/1511.05952, section 3.3 and 3.4).
+    """Proportional prioritized replay (Schaul et al. 2016, https://arxiv.org/abs/1511.05952, sections 3.3 and 3.4).
 
-    Row i is drawn with P(i) = p_i^alpha / sum_k p_k^alpha, where p_i = priority + epsilon. Its weight is
-    (N P(i))^-beta, divided by the largest one of the batch. A draw of n rows takes one from each of n equal parts of
-    the sum (stratified). New rows have the largest priority seen so far, which is 1 in the beginning.
+    Row i is drawn with P(i) = p_i^alpha / sum_k p_k^alpha, where p_i = priority + epsilon. Its weight is (N
+    P(i))^-beta, divided by the largest weight of the batch. A draw of n rows is stratified: one row from each of n
+    equal parts of the sum. New rows get the largest priority seen so far, initially 1.
     """
 
     def __init__(
@@ -30,17 +30,17 @@ class PrioritizedSampler:
         beta_draws: int | None = None,
         epsilon: float = 1e-6,
     ) -> None:
-        """Make a sampler without rows.
+        """Create a sampler without rows.
 
         Args:
-            capacity: Rows of the ring.
-            alpha: How much priorities count; with 0 every row is drawn equally often.
-            beta: How much the weights make up for that, in [0, 1]; with 1 wholly.
-            beta_draws: The number of batches over which beta grows to 1, linearly; it stays as it is if None.
-            epsilon: Added to every priority, so that a row of priority 0 is drawn too; with 0 it never is.
+            capacity: Maximum number of rows in the buffer.
+            alpha: Exponent of the priorities; 0 is uniform sampling.
+            beta: Exponent of the importance weights, in [0, 1]; 1 corrects the bias fully.
+            beta_draws: Number of batches until beta, rising linearly, reaches 1; beta is constant if None.
+            epsilon: Added to every priority; above 0, rows of priority 0 are drawn too.
 
         Raises:
-            ConfigurationError: One of them is out of range.
+            ConfigurationError: An argument is out of range.
         """
         if not (0 <= alpha < float("inf") and 0 <= epsilon < float("inf")):
             raise ConfigurationError(f"alpha is {alpha} and epsilon {epsilon}; both must be finite and at least 0")
@@ -54,43 +54,43 @@ class PrioritizedSampler:
         self._first_beta, self._beta_draws = beta, beta_draws
         self._tree = SumTree(capacity)
         self._draws = 0
-        self._low = self._settled = self._end = 0  # rows [_settled, _end) came, but are not in the tree yet
+        self._low = self._settled = self._end = 0  # rows [_settled, _end) were added, but are not in the tree yet
 
     @property
     def beta(self) -> float:
-        """The exponent of the weights of the next batch."""
+        """The exponent of the next batch's weights."""
         if self._beta_draws is None:
             return self._first_beta
         return min(self._first_beta + (1 - self._first_beta) * self._draws / self._beta_draws, 1.0)
 
     def added(self, first_id: int, count: int) -> None:
-        """Give new rows the largest priority seen; at the next draw, as it costs as much for one row as for many."""
+        """Give new rows the largest priority seen. The next draw does so, at a cost independent of their number."""
         self._end = first_id + count
 
     def forgot(self, low_id: int) -> None:
-        """Take rows out that were removed."""
+        """Remove rows from the tree."""
         self._settle(low_id)
 
     def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> Draw:
-        """Draw `n` rows of `[low, high)`, sorted by their place in the ring.
+        """Draw `n` rows from `[low, high)`, sorted by ring slot.
 
         Raises:
-            ConfigurationError: All priorities, and epsilon, are 0.
+            ConfigurationError: All priorities and epsilon are 0.
         """
         ids, chances = self.stratified(n, low, rng)
         return self.judge(ids, low, high, chances)
 
     def discarded(self, ids: Ids, *, for_good: bool) -> None:
-        """Give rows that need not be drawn again no chance any more, until their next `update`."""
+        """Set the chances of rows that need not be drawn again to 0, until their next `update`."""
         if for_good:
             self.set_chances(ids, np.zeros(len(ids), np.float32))
 
     def handed_out(self, draw: Draw) -> None:  # noqa: ARG002 - a protocol
-        """Let beta grow."""
+        """Advance beta."""
         self._draws += 1
 
     def stratified(self, n: int, low: int, rng: np.random.Generator) -> tuple[Ids, Chances]:
-        """Draw `n` ids of rows from `low` on, one from each of `n` equal parts of the sum; return also p^alpha."""
+        """Draw `n` ids from `low` on, one from each of `n` equal parts of the sum; return ids and p^alpha."""
         return self._find((np.arange(n) + rng.random(n)) / n, low)
 
     def propose(self, n: int, low: int, high: int, rng: np.random.Generator) -> Ids:  # noqa: ARG002  # a protocol
@@ -98,36 +98,36 @@ class PrioritizedSampler:
         return self._find(rng.random(n), low)[0]
 
     def pick(self, n: int, ids: Ids, rng: np.random.Generator) -> Ids:
-        """Draw `n` of the ids, with the chances that they have among themselves."""
+        """Draw `n` of the ids in proportion to their chances."""
         self._settle(self._low)
         sums = self._tree.weights[ids % self.capacity].cumsum(dtype=np.float64)
         if not (len(ids) and sums[-1]):
             raise ConfigurationError("none of the rows can be drawn")
-        places = np.minimum(rng.random(n), 1 - 2**-52) * sums[-1]
-        picked: Ids = ids[sums.searchsorted(places, side="right")]
+        points = np.minimum(rng.random(n), 1 - 2**-52) * sums[-1]
+        picked: Ids = ids[sums.searchsorted(points, side="right")]
         return picked
 
     def chances(self, ids: Ids) -> Chances:
-        """Return p^alpha of rows, in proportion to which they are drawn."""
+        """Return p^alpha of rows; draws are proportional to it."""
         return self._tree.weights.take(ids % self.capacity)
 
     def judge(self, ids: Ids, low: int, high: int, chances: Chances | None = None) -> Draw:
-        """Return the ids of a draw with their weights, of which the largest is 1.
+        """Return a draw of the ids with weights, normalized to a maximum of 1.
 
         Args:
             ids: int64 `[n]`.
-            low: Id of the oldest row there was.
-            high: The id after that of the newest.
-            chances: float32 `[n]`, what `chances` told when they were drawn, if that has changed since.
+            low: Id of the oldest row at the time of the draw.
+            high: Id after the newest row at that time.
+            chances: float32 `[n]`, the chances of the ids when they were drawn, if they have changed since.
         """
         chances = self.chances(ids) if chances is None else chances
         beta = self.beta
-        # N and the sum of all chances are the same for every row, so they are gone when the largest weight is made 1
+        # N and the sum of all chances are common factors, which the division by the largest weight cancels
         least, info = chances.min(), {"size": high - low, "beta": beta}
         return Draw(ids, (chances / least) ** np.float32(-beta), info, None, float(np.float64(least) ** -beta))
 
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
-        """Set priorities, float `[n]` and at least 0."""
+        """Set priorities, float `[n]`, at least 0."""
         values = np.asarray(priorities, np.float64)
         if not len(ids):
             return
@@ -136,16 +136,16 @@ class PrioritizedSampler:
         self.max_priority = max(self.max_priority, float(values.max()))
 
     def set_chances(self, ids: Ids, chances: Chances) -> None:
-        """Set p^alpha of rows; with 0 they are not drawn until their next `update`."""
+        """Set p^alpha of rows; rows with 0 are not drawn until their next `update`."""
         self._settle(self._low)
         self._tree.set(ids % self.capacity, chances)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the priorities, to the power of alpha, of the rows that are left, oldest first, and the counters."""
+        """Return p^alpha of the remaining rows, oldest first, and the counters."""
         self._settle(self._low)
-        kept = np.arange(max(self._low, self._end - self.capacity), self._end)
+        remaining = np.arange(max(self._low, self._end - self.capacity), self._end)
         return {
-            "weights": self._tree.weights[kept % self.capacity],
+            "weights": self._tree.weights[remaining % self.capacity],
             "alpha": self.alpha,
             "end": self._end,
             "max_priority": self.max_priority,
@@ -153,7 +153,7 @@ class PrioritizedSampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state; of more rows than the capacity the newest."""
+        """Restore a saved state, with the newest rows if it has more than the capacity."""
         weights = np.asarray(state["weights"], np.float32)[-self.capacity :]
         if (alpha := state.get("alpha", self.alpha)) != self.alpha and alpha:
             weights = weights ** np.float32(self.alpha / alpha)
@@ -185,8 +185,8 @@ class PrioritizedSampler:
         slots, chances = self._tree.find(shares)
         if not chances[0]:
             raise ConfigurationError(
-                f"all {self._end - low} rows have priority 0, so none can be drawn; set epsilon above 0, or update them"
+                f"all {self._end - low} rows have priority 0, so none can be drawn; set epsilon above 0 or update them"
             )
         ids = slots + (low - low % self.capacity)
-        ids += (ids < low) * self.capacity  # around the end of the ring
+        ids += (ids < low) * self.capacity  # wrap around the end of the ring
         return ids, chances.astype(np.float32)

@@ -1,4 +1,4 @@
-"""SumTree: weights of slots, drawn in proportion to them."""
+"""SumTree: slots with weights, found by position in the cumulative sum of the weights."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,26 +6,26 @@ from numpy.typing import NDArray
 Slots = NDArray[np.int64]
 Reals = NDArray[np.float64]
 
-# Children of a node. Of 8, 16 and 32, find and update of 256 slots are fastest with 16, at 100 000 and at 1 M slots.
+# Children per node. Of 8, 16 and 32, find and update of 256 slots are fastest with 16, at 100 000 and at 1 M slots.
 _WIDTH = 16
 _SHIFT = 4
-# A top level of so many sums is searched at once: one more level costs as much as summing up 4000 numbers.
+# The top level is searched in one step: another level costs as much as summing 4000 numbers.
 _MAX_TOP = 4096
 _BELOW_ONE = 1 - 2**-52
 _LARGEST, _SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
-# children @ _BEFORE are the sums of all children before each one; five times as fast as np.cumsum
+# children @ _BEFORE is the sum of the children before each one; five times as fast as np.cumsum
 _BEFORE = np.triu(np.ones((_WIDTH, _WIDTH)), 1)
 
 
 class SumTree:
-    """A weight, float32 and at least 0, for each slot; wide blocks of them are summed up in float64, level by level.
+    """A weight, float32 and at least 0, per slot; blocks of slots are summed in float64, level by level.
 
-    Each change sums its blocks up anew instead of adding differences, so the sums never drift: they are a function of
-    the weights alone.
+    Each change recomputes the sums of its blocks instead of adding differences, so rounding errors do not accumulate:
+    the sums depend only on the weights.
     """
 
     def __init__(self, capacity: int) -> None:
-        """Make a tree of `capacity` slots, all of weight 0."""
+        """Create a tree of `capacity` slots with weight 0."""
         self._levels: list[NDArray[np.float32] | Reals] = [np.zeros(_padded(capacity), np.float32)]
         while len(self._levels[-1]) // _WIDTH and (len(self._levels) == 1 or len(self._levels[-1]) > _MAX_TOP):
             self._levels.append(np.zeros(_padded(len(self._levels[-1]) // _WIDTH)))
@@ -35,7 +35,7 @@ class SumTree:
         self.capacity = capacity
 
     def set(self, slots: Slots, weights: NDArray[np.floating]) -> None:
-        """Set the weights `[n]` of slots `[n]`; of equal slots the last one counts."""
+        """Set the weights `[n]` of slots `[n]`; the last of equal slots wins."""
         self._levels[0][slots] = weights
         nodes = slots
         for blocks, sums in zip(self._blocks[:-1], self._levels[1:], strict=True):
@@ -43,27 +43,27 @@ class SumTree:
             sums[nodes] = _sums(blocks.take(nodes, axis=0))
 
     def fill(self, first: int, count: int, weight: float) -> None:
-        """Set one weight for `count` slots, at most all, from `first` on and around the end."""
+        """Set `count` slots, at most all, from `first` on to one weight, wrapping around the end."""
         start, end = first, min(first + count, self.capacity)
         self._fill(start, end, weight)
         if first + count > self.capacity:
             self._fill(0, first + count - self.capacity, weight)
 
     def load(self, first: int, weights: NDArray[np.floating]) -> None:
-        """Set the weights `[n]` of the slots from `first` on and around the end, and 0 for all others."""
+        """Set the weights `[n]` of the slots from `first` on, wrapping around the end, and 0 for all others."""
         self._levels[0][:] = 0
         self._levels[0][np.arange(first, first + len(weights)) % self.capacity] = weights
         for blocks, sums in zip(self._blocks[:-1], self._levels[1:], strict=True):
             sums[: len(blocks)] = _sums(blocks)
 
     def find(self, shares: Reals) -> tuple[Slots, Reals]:
-        """Return the slots at places between 0 and the sum of all weights, and the weights of these slots.
+        """Return the slots at positions in the cumulative sum of the weights, and their weights.
 
-        A slot is found by the places that its weight covers, so slots of weight 0 never are, unless all are of that
-        weight. Ascending places are found somewhat faster.
+        A slot covers as much of the sum as its weight, so slots of weight 0 are never returned unless all weights are
+        0. Ascending positions are somewhat faster.
 
         Args:
-            shares: float64 `[n]`, in [0, 1): the places, as parts of the sum.
+            shares: float64 `[n]`, in [0, 1): the positions as fractions of the sum.
         """
         top = self._levels[-1]
         before = np.zeros(len(top) + 1)
@@ -71,28 +71,28 @@ class SumTree:
         total = before[-1]
         if not total:
             return np.zeros(len(shares), np.int64), np.zeros(len(shares))
-        places = np.minimum(shares * total, total * _BELOW_ONE)
-        nodes = before.searchsorted(places, side="right") - 1
-        places -= before.take(nodes)
-        found, weights = self._descend(nodes, places)
+        positions = np.minimum(shares * total, total * _BELOW_ONE)
+        nodes = before.searchsorted(positions, side="right") - 1
+        positions -= before.take(nodes)
+        slots, weights = self._descend(nodes, positions)
         if not weights.all():
-            # a place within the last bit of a block's sum led beyond those of its children that have a weight
+            # a position within the last bit of a block's sum led past its last child with a weight
             sums = self.weights.cumsum(dtype=np.float64)
-            found = sums.searchsorted(np.minimum(shares, _BELOW_ONE) * sums[-1], side="right")
-            weights = self.weights[found].astype(np.float64)
-        return found, weights
+            slots = sums.searchsorted(np.minimum(shares, _BELOW_ONE) * sums[-1], side="right")
+            weights = self.weights[slots].astype(np.float64)
+        return slots, weights
 
-    def _descend(self, nodes: Slots, places: Reals) -> tuple[Slots, Reals]:
+    def _descend(self, nodes: Slots, positions: Reals) -> tuple[Slots, Reals]:
         first = np.arange(0, len(nodes) * _WIDTH, _WIDTH)
         for blocks in self._blocks[-2::-1]:
             children = blocks.take(nodes, axis=0).astype(np.float64, copy=False)
             before = children @ _BEFORE
-            # the last one that begins at the place or below it; there is none above it if that is the last child of all
-            child = ((before <= places[:, None]).argmin(axis=1) - 1) & (_WIDTH - 1)
+            # the last child that begins at or below the position; argmin is 0 if that is the last child of the node
+            child = ((before <= positions[:, None]).argmin(axis=1) - 1) & (_WIDTH - 1)
             chosen = first + child
             nodes = (nodes << _SHIFT) + child
             if blocks is not self._blocks[0]:
-                places = places - before.take(chosen)
+                positions = positions - before.take(chosen)
         return nodes, children.take(chosen)
 
     def _fill(self, start: int, end: int, weight: float) -> None:
@@ -103,7 +103,7 @@ class SumTree:
 
 
 def weights_of(priorities: Reals, alpha: float) -> NDArray[np.float32]:
-    """Return priorities to the power of alpha, in the range of float32: neither 0 nor infinite."""
+    """Return priorities to the power of alpha, clipped to the positive finite range of float32."""
     with np.errstate(over="ignore"):
         return np.minimum(np.maximum(priorities**alpha, _SMALLEST), _LARGEST).astype(np.float32)
 
@@ -113,6 +113,6 @@ def _padded(count: int) -> int:
 
 
 def _sums(blocks: NDArray[np.float32] | Reals) -> Reals:
-    # half the price of `sum(axis=1)`; the order of additions is the same however many rows there are
+    # half the cost of `sum(axis=1)`; the order of additions does not depend on the number of rows
     sums: Reals = np.einsum("ij->i", blocks.astype(np.float64, copy=False))
     return sums

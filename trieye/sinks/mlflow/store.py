@@ -249,9 +249,6 @@ def prepare_database(path: Path) -> None:
 def forget_connections(path: Path) -> None:
     """Close MLflow's connections to a database: those to a deleted file would swallow all points.
 
-    MLflow has no API for this. Without `_engine_map` no connection is closed, which
-    `test_what_was_deleted_while_a_run_wrote_to_it_is_said_once_and_filled_at_the_next_start` detects.
-
     Args:
         path: The database.
     """

@@ -115,7 +115,7 @@ class _Group:
 
 def _gloo_options(host: str) -> Any:
     """Return options with this address: torch's default asks DNS for that of the host's name, which may be no use."""
-    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001 - there is no public way
+    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001 - docs/private_apis.md
     options._timeout = timedelta(seconds=_FORM_S)  # noqa: SLF001
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]  # noqa: SLF001
     return options

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from trieye.checkpoints.store import load_checkpoint
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_files import RunFiles
@@ -49,7 +50,7 @@ def explore(config: TrainingConfig) -> Path:
         ConfigurationError: The file is there already, or the environment cannot be made.
     """
     run_dir = RunFiles(config.persistence).run_base_dir
-    loaded = loaded_policy(run_dir, config.explore.which)
+    loaded = loaded_policy(run_dir, load_checkpoint(run_dir, config.explore.which))
     own, limit = loaded.config, config.explore_steps
     env = own.env.model_copy(update={"num": config.env.num, "normalize_rewards": False})
     loop = own.loop.model_copy(update={"on_nonfinite": config.loop.on_nonfinite})

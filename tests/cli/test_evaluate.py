@@ -1,0 +1,102 @@
+"""`trieye evaluate` plays the policy of a run, of the newest one if none is named."""
+
+import numpy as np
+import pytest
+
+import trieye
+from tests.json_schemas import validated
+from tests.training.algorithms import DQN, TrainConfig
+from trieye.cli import main
+
+
+def trained(root, name, **env):
+    """Train a run on a small budget, and return its directory."""
+    config = TrainConfig(
+        app_name="agents",
+        run_name=name,
+        agent={"kind": "dqn", "rollout_steps": 20, "batch_size": 4, "learning_starts": 5},
+        env={"id": "CartPole-v1", "eval_episodes": 1} | env,
+        runtime={"kind": "local"},
+        sinks={},
+        persistence={"root_data_dir": str(root)},
+        loop={"axis": "env_steps", "steps": 40, "evaluate_every_steps": 20},
+    )
+    return trieye.run_experiment(DQN, config).run_dir
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """The directory of a run `first` and a newer run `second`, whose observations have the time besides."""
+    root = tmp_path_factory.mktemp("root")
+    for name in ("first", "second"):
+        trained(root, name, wrappers={"time": {"name": "TimeAwareObservation"}})
+    return root
+
+
+def evaluate(root, *words):
+    return main(["evaluate", *words, "--root", str(root)])
+
+
+def test_a_run_is_evaluated_by_name_by_directory_and_as_the_newest(root, capsys):
+    runs = root / "agents" / "runs"
+    for words in ("first", "agents/first", str(runs / "first"), ""):
+        assert evaluate(root, *filter(None, [words]), "--episodes", "2", "--json") == 0
+        report, name = validated(capsys.readouterr().out), "first" if words else "second"
+        assert report == {"schema": "trieye.evaluate/1", **trieye.evaluate(runs / name, episodes=2)}
+        assert (report["run"], report["is_best"], len(report["returns"])) == (name, True, 2)
+
+
+def test_the_checkpoint_is_chosen_and_shown_in_a_table(root, capsys):
+    assert evaluate(root, "first", "--which", "latest", "--episodes", "1") == 0
+    shown = capsys.readouterr().out
+    assert "first: checkpoint, 1 episodes" in shown
+    assert "checkpoint_step_59, after 59 steps" in shown
+
+
+def test_a_video_shows_the_first_episode(tmp_path):
+    flat = {"flat": {"name": "FlattenObservation"}}
+    run_dir, video = trained(tmp_path, "catch", id="trieye.training.catch:Catch-v0", wrappers=flat), tmp_path / "a.gif"
+    assert evaluate(tmp_path, str(run_dir), "--episodes", "1", "--video", str(video)) == 0
+    assert video.read_bytes().startswith(b"GIF")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--episodes", "0"], "argument --episodes: '0' is no whole number >= 1"),
+        (["firts"], "did you mean 'first'"),
+        (["first", "--which", "newest"], "--which: 'newest' is no checkpoint"),
+        (["first", "--which", "step:7"], "holds no checkpoint 7 (steps: 39, 59)"),
+        (["first", "--video", "x.mp4"], "argument --video: 'x.mp4' is no file FILE.gif"),
+        (["first", "--device", "tpu:1"], "device=tpu:1"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_message(root, capsys, words, message):
+    try:
+        code = evaluate(root, *words)
+    except SystemExit as error:
+        code = error.code
+    told = capsys.readouterr()
+    assert (code, told.out) in {(2, ""), (1, "")}
+    assert message in told.err
+    assert "Traceback" not in told.err
+
+
+def test_no_run_at_all_is_one_message(tmp_path, capsys):
+    assert evaluate(tmp_path) == 2
+    assert "has a checkpoint; name a run" in capsys.readouterr().err
+
+
+def test_a_policy_predicts_in_the_environment_of_its_run(root):
+    run_dir = root / "agents" / "runs" / "first"
+    policy, env = trieye.load_policy(run_dir), trieye.make_env(run_dir)
+    (obs, _), total, done = env.reset(seed=2_000_000), 0.0, False
+    assert obs.shape == (5,)
+    while not done:
+        obs, reward, terminated, truncated, _ = env.step(policy.predict(obs))
+        total, done = total + reward, terminated or truncated
+    env.close()
+    assert total == trieye.evaluate(run_dir, episodes=1, first_seed=2_000_000)["returns"][0]
+    batch = np.random.default_rng(0).normal(size=(7, 5))
+    assert policy.predict(batch).tolist() == [policy.predict(row) for row in batch]
+    assert len({*policy.predict(np.repeat(batch[:1], 200, 0), deterministic=False)}) == 2

@@ -1,0 +1,98 @@
+"""A checked command line is run by Hydra without another composition."""
+
+import sys
+
+import pytest
+import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+import trieye
+from trieye.config import TrieyeConfig
+
+
+@pytest.fixture
+def compositions(monkeypatch):
+    """Count the compositions of this process."""
+    counted: list[str] = []
+    compose = ConfigLoaderImpl.load_configuration
+
+    def counting(self, config_name, overrides, *arguments, **options):
+        counted.append(" ".join(overrides))
+        return compose(self, config_name, overrides, *arguments, **options)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counting)
+    return counted
+
+
+@pytest.fixture
+def start(project, monkeypatch):
+    """Start a program in this process; gives the configs that its task got."""
+
+    def started(*arguments: str) -> list[TrieyeConfig]:
+        configs: list[TrieyeConfig] = []
+
+        @trieye.main(config_path=str(project.conf))
+        def train(config: TrieyeConfig) -> float:
+            configs.append(config)
+            return float(config.seed)
+
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        train()
+        return configs
+
+    return started
+
+
+def test_a_plain_start_composes_once(start, compositions):
+    (config,) = start("run_name=x", "seed=3", "runtime=local", "+tags.a=b", "hydra.job.chdir=false")
+    assert (config.run_name, config.seed, config.tags) == ("x", 3, {"a": "b"})
+    assert len(compositions) == 1
+
+
+def test_printing_the_config_composes_once(start, compositions, capsys):
+    assert start("--cfg", "job", "seed=3") == []
+    assert yaml.safe_load(capsys.readouterr().out)["seed"] == 3
+    assert len(compositions) == 1
+
+
+def test_help_composes_once(start, compositions):
+    assert start("--help") == []
+    assert len(compositions) == 1
+
+
+@pytest.mark.parametrize("launcher", ["basic", "trieye_ray hydra.launcher.isolate=none"])
+def test_a_job_of_a_sweep_composes_at_most_once(start, compositions, launcher):
+    configs = start("-m", "seed=0,1,2", "hydra/sweeper=trieye", *f"hydra/launcher={launcher}".split())
+    assert [config.seed for config in configs] == [0, 1, 2]
+    assert len(compositions) == 1 + len(configs)
+
+
+def test_a_job_whose_resources_depend_on_its_config_composes_once(start, compositions):
+    words = [
+        "hydra/sweeper=trieye",
+        "hydra/launcher=trieye_ray",
+        "hydra.launcher.isolate=none",
+        "hydra.launcher.num_cpus=${seed}",
+    ]
+    configs = start("-m", "seed=1,2", *words)
+    assert [config.seed for config in configs] == [1, 2]
+    assert len(compositions) == 1 + len(configs)
+
+
+def test_the_records_of_a_run_are_those_of_hydra(start, project, monkeypatch):
+    monkeypatch.setenv("COPIED", "value")
+    words = ["run_name=x", "+tags.a=b", "hydra.job.env_copy=[COPIED]", "runtime=local", "seed=3"]
+    (config,) = start(*words)
+    records = config.persistence.get_run_base_dir() / ".hydra"
+    assert yaml.safe_load((records / "overrides.yaml").read_text()) == [word for word in words if "hydra" not in word]
+    hydra = yaml.safe_load((records / "hydra.yaml").read_text())["hydra"]
+    assert "hydra.job.env_copy=[COPIED]" in hydra["overrides"]["hydra"]
+    assert "hydra.mode=RUN" in hydra["overrides"]["hydra"]
+    assert hydra["job"]["override_dirname"] == "+tags.a=b,run_name=x,runtime=local,seed=3"
+    assert hydra["job"]["env_set"] == {"COPIED": "value"}
+    assert (hydra["job"]["num"], hydra["job"]["id"]) == ("???", "???")
+    assert hydra["runtime"]["output_dir"] == str(records.parent)
+
+
+def test_sweeping_over_a_key_of_hydra_is_refused(mistaken):
+    assert mistaken("-m", "seed=0,1", "hydra.job.chdir=true,false").startswith("hydra.job.chdir=true,false: ")

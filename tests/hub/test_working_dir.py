@@ -1,0 +1,191 @@
+"""What of a project is sent to the workers of a cluster."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trieye.cli import main
+from trieye.exceptions import ConfigurationError
+from trieye.hub import working_dir
+from trieye.hub.working_dir import project_of_program, stage
+
+FILES = {
+    "pyproject.toml": "[project]",
+    "my_agent/__init__.py": "",
+    "my_agent/train.py": "x = 1",
+    "conf/train.yaml": "a: 1",
+    "data/table.csv": "1,2",
+    ".gitignore": "data/\n.trieye_data/\n",
+    ".trieye_data/app/runs/first/run.json": "{}",
+    "my_agent/__pycache__/train.pyc": "x",
+    "venv/pyvenv.cfg": "",
+    "venv/lib/big.py": "x",
+    "multirun/2026/sweep.json": "{}",
+}
+
+
+@pytest.fixture
+def project(tmp_path):
+    for name, text in FILES.items():
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "project"
+
+
+@pytest.fixture
+def staged(tmp_path):
+    """Return a function that stages a project and returns the names of the files in the copy."""
+
+    def stage_copy(source):
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        description = stage(source, copy)
+        names = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
+        size = sum((copy / name).stat().st_size for name in names)
+        assert description == f"{source} ({len(names)} files, {size / 1024:.0f} KiB)"
+        return names
+
+    return stage_copy
+
+
+CODE = {"pyproject.toml", "my_agent/__init__.py", "my_agent/train.py", "conf/train.yaml"}
+
+
+def test_of_a_directory_hidden_ones_environments_and_runs_stay_here(project, staged):
+    assert staged(project) == {*CODE, "data/table.csv"}
+
+
+def test_of_a_repository_what_git_ignores_stays_here(project, staged):
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    (project / ".gitignore").write_text("data/\n.trieye_data/\nvenv/\n__pycache__/\n")
+    assert staged(project) == CODE
+
+
+SECRET = [
+    ".env", "conf/.env.production", ".netrc", ".git-credentials", ".ssh/id_ed25519", ".aws/credentials",
+    "certs/site.pem", "deploy/service_account_ci.json", "secrets.yaml", "runs/app/runs/first/1.wal", "env/lib/big.py",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_repository", [True, False])
+def test_credentials_runs_and_targets_of_links_out_of_the_project_stay_here(
+    project, staged, tmp_path, is_repository, capsys
+):
+    for name in [*SECRET, "runs/app/runs/first/run.lock", "env/pyvenv.cfg", "my_agent/credentials.py"]:
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("secret")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "key.txt").write_text("secret")
+    (project / "link.txt").symlink_to(tmp_path / "outside" / "key.txt")
+    (project / "linked").symlink_to(tmp_path / "outside")
+    (project / "dotenv.txt").symlink_to(".env")
+    (project / "same.yaml").symlink_to("conf/train.yaml")
+    (project / "swapped").mkdir()
+    (project / "swapped" / "key.txt").write_text("harmless")
+    if is_repository:
+        (project / ".gitignore").unlink()
+        subprocess.run(["git", "init", "-q", str(project)], check=True)
+        subprocess.run(["git", "-C", str(project), "add", "-fA"], check=True)
+    (project / "swapped" / "key.txt").unlink()
+    (project / "swapped").rmdir()
+    (project / "swapped").symlink_to(tmp_path / "outside")
+    sent = staged(project)
+    assert sent == {*CODE, "data/table.csv", "my_agent/credentials.py", "same.yaml"}
+    assert main(["cluster", "files", str(project)]) == 0
+    assert {*capsys.readouterr().out.split()} == sent
+
+
+def test_the_home_directory_what_contains_it_and_the_root_are_refused(project, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(project / "conf"))
+    for directory in (project / "conf", project, Path("/")):
+        with pytest.raises(ConfigurationError, match=r"working_dir=DIR|is not sent"):
+            stage(directory, tmp_path)
+    assert "(2 files" in stage(project / "my_agent", tmp_path)
+
+
+def test_a_file_that_git_tracks_and_that_is_gone_is_not_missed(project, staged):
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    subprocess.run(["git", "-C", str(project), "add", "my_agent/train.py"], check=True)
+    (project / "my_agent/train.py").unlink()
+    assert "my_agent/train.py" not in staged(project)
+
+
+PROGRAM = """
+import json, os, sys, ray
+
+def names():
+    return [os.path.relpath(os.path.join(place, name)) for place, _, found in os.walk(".") for name in found]
+
+found = []
+for directory in sys.argv[1:]:
+    ray.init(address="local", num_cpus=1, include_dashboard=False, runtime_env={"working_dir": directory})
+    found.append((ray.get(ray.remote(names).remote()), ray.get_runtime_context().runtime_env["working_dir"]))
+    ray.shutdown()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_workers_of_ray_find_the_staged_files_and_the_same_files_have_the_same_address(project, staged, tmp_path):
+    (tmp_path / "key.txt").write_text("secret")
+    (project / "link.txt").symlink_to(tmp_path / "key.txt")
+    (project / "run.sh").write_text("true")
+    (project / "run.sh").chmod(0o755)
+    sent, again = staged(project), tmp_path / "again"
+    for path in project.rglob("*.py"):
+        path.touch()
+    stage(project, again)
+    command = [sys.executable, "-c", PROGRAM, tmp_path / "copy", again, project]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    (first, address), (_, same), (all_of_it, _) = json.loads(done.stdout.splitlines()[-1])
+    assert {*first} == sent
+    assert address == same
+    assert (again / "run.sh").stat().st_mode & 0o777 == 0o755
+    assert "link.txt" in all_of_it, "Ray itself follows links: docs/cluster.md could say less"
+
+
+def test_far_too_much_is_refused_with_the_largest_files(project, tmp_path, monkeypatch):
+    monkeypatch.setattr(working_dir, "MOST_BYTES", 1000)
+    (project / "weights.bin").write_bytes(bytes(5000))
+    with pytest.raises(ConfigurationError, match=r"its 6 files have 5 KiB.*the largest: weights.bin \(5 KiB\)"):
+        stage(project, tmp_path)
+
+
+@pytest.mark.parametrize("has_directory", [True, False])
+def test_nothing_to_send_is_refused(tmp_path, has_directory):
+    if has_directory:
+        (tmp_path / "empty").mkdir()
+    match = "there is no file in it" if has_directory else "there is no such directory"
+    with pytest.raises(ConfigurationError, match=match):
+        stage(tmp_path / "empty", tmp_path)
+
+
+@pytest.mark.parametrize("mark", ["pyproject.toml", "setup.py", ".git"])
+def test_the_project_is_the_nearest_directory_that_says_so(tmp_path, monkeypatch, mark):
+    program = tmp_path / "deep" / "my_agent" / "train.py"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
+    (tmp_path / "deep" / mark).touch()
+    assert project_of_program() == tmp_path / "deep"
+
+
+def test_a_lone_script_sends_its_directory(tmp_path, monkeypatch):
+    program = tmp_path / "train.py"
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
+    assert project_of_program() == tmp_path
+
+
+@pytest.mark.parametrize("place", ["bin/trieye", "lib/python3/site-packages/my_agent/train.py"])
+def test_of_what_is_installed_nothing_is_sent(monkeypatch, place):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/{place}", raising=False)
+    assert project_of_program() is None
+
+
+def test_without_a_file_nothing_is_sent(monkeypatch):
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    assert project_of_program() is None

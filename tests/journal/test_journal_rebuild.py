@@ -1,0 +1,358 @@
+import os
+import shutil
+import sqlite3
+
+import pytest
+
+from tests.damage import flip
+from tests.forked import killed_at_each
+from trieye.exceptions import JournalError, SequenceGapError
+from trieye.journal.file import wal_path
+from trieye.journal.journal import Chunk, Journal, Segment, Snapshot
+from trieye.journal.watermark import watermark_path
+
+PAGE = 4096
+
+
+def write(path, count=30, *, size=2800):
+    """Write a journal and close it: all is in the file."""
+    journal = Journal(path)
+    for number in range(count):
+        journal.append("events", bytes([number]) * size, at=float(number), client="a", seq=journal.last_pos + 1)
+    return journal
+
+
+def change(path, statement, *values):
+    """Change a row without its checksum, as a flipped bit does."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(statement, values)
+    connection.close()
+
+
+def opened(path):
+    """Open a damaged journal; its losses are reported until they are counted."""
+    journal = Journal(path)
+    report, last_pos = (journal.damage, journal.num_lost), journal.last_pos
+    journal.close()
+    journal = Journal(path)
+    assert (journal.damage, journal.num_lost, journal.last_pos) == (*report, last_pos)
+    journal.forget_repair()
+    journal.close()
+    journal = Journal(path)
+    assert (journal.damage, journal.num_lost, journal.last_pos) == ([], 0, last_pos)
+    journal.damage, journal.num_lost = report
+    assert len(journal.damage) == 1
+    return journal
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "journal.db"
+
+
+def test_a_whole_journal_is_left_alone(path):
+    write(path).close()
+    before = path.read_bytes()
+    for _ in range(2):
+        journal = Journal(path)
+        assert (journal.damage, journal.num_lost) == ([], 0)
+        journal.close()
+    assert path.read_bytes() == before
+    assert {entry.name for entry in path.parent.iterdir()} == {path.name, "journal-witness.jsonl"}
+
+
+def test_the_records_behind_a_damaged_one_are_lost_and_counted(path):
+    write(path).close()
+    change(path, "UPDATE records SET payload = x'00' WHERE pos IN (7, 8, 12)")
+    journal = opened(path)
+    assert journal.num_lost == 24
+    assert "3 rows of records are damaged" in journal.damage[0]
+    assert "lost: 24 records (positions 7-30)" in journal.damage[0]
+    assert [record.pos for record in journal.records(0)] == [1, 2, 3, 4, 5, 6]
+    assert journal.append("events", b"", at=0.0, client="a", seq=7) == 31, "no position is used twice"
+    journal.close()
+
+
+def test_a_snapshot_stands_for_damaged_records_before_it(path):
+    journal = write(path)
+    journal.commit(Snapshot(20, 0, 0.0, b"state"), keep_after=0)
+    journal.close()
+    change(path, "UPDATE records SET payload = x'00' WHERE pos IN (7, 28)")
+    journal = opened(path)
+    assert journal.snapshot() == Snapshot(20, 0, 0.0, b"state")
+    assert [record.pos for record in journal.records(0)] == [21, 22, 23, 24, 25, 26, 27]
+    assert "lost: 3 records (positions 28-30)" in journal.damage[0]
+    assert (journal.num_lost, journal.last_pos) == (3, 30)
+    journal.close()
+
+
+@pytest.mark.parametrize("column", ["kind = 'pass'", "at = 99.0", "client = 'b'", "seq = 5", "pos = 99", "crc = 1"])
+def test_each_value_of_a_row_is_covered_by_its_checksum(path, column):
+    write(path).close()
+    change(path, f"UPDATE records SET {column} WHERE pos = 20")  # noqa: S608 - from above
+    journal = opened(path)
+    assert journal.num_lost == journal.last_pos - 19 >= 11
+    assert [record.pos for record in journal.records(0)] == list(range(1, 20))
+    journal.close()
+
+
+def test_records_missing_after_the_last_one_are_counted_as_far_as_anybody_knows(path):
+    journal = write(path)
+    journal.commit(Snapshot(20, 0, 0.0, b"state"), keep_after=20)
+    journal.close()
+    change(path, "DELETE FROM records WHERE pos > 25")
+    journal = opened(path)
+    assert journal.num_lost == 5
+    assert journal.last_pos == 30
+    journal.close()
+
+
+def test_missing_records_are_counted_once(path):
+    write(path).close()
+    change(path, "DELETE FROM records WHERE pos BETWEEN 15 AND 24")
+    journal = opened(path)
+    assert journal.num_lost == 16
+    assert "10 records are missing" in journal.damage[0]
+    for pos in range(31, 41):
+        assert journal.append("events", b"", at=0.0) == pos
+    journal.close()
+    change(path, "DELETE FROM records WHERE pos IN (33, 38)")
+    journal = opened(path)
+    assert "2 records are missing" in journal.damage[0]
+    assert [record.pos for record in journal.records(0)] == [*range(1, 15), 31, 32]
+    assert "lost: 8 records (positions 33-40)" in journal.damage[0]
+    journal.close()
+
+
+def test_the_older_snapshot_stands_in_for_a_damaged_one(path):
+    journal = write(path)
+    for number in (1, 2, 3):
+        journal.append("pass", b"", at=0.0)
+        journal.commit(Snapshot(30 + number, 0, 0.0, b"%d" % number), keep_after=30 + number)
+    journal.close()
+    change(path, "UPDATE snapshots SET payload = x'00' WHERE pos = 33")
+    journal = opened(path)
+    assert journal.snapshot() == Snapshot(32, 0, 0.0, b"2")
+    assert [record.pos for record in journal.records(32)] == [33]
+    assert journal.num_lost == 0
+    journal.close()
+
+
+def test_without_any_snapshot_the_loss_of_the_state_is_reported(path):
+    journal = write(path)
+    for number in (1, 2, 3):
+        journal.commit(Snapshot(30, 0, 0.0, b"%d" % number), keep_after=30)
+    journal.append("events", b"", at=0.0)
+    journal.close()
+    change(path, "UPDATE snapshots SET payload = x'00'")
+    journal = opened(path)
+    assert journal.snapshot() is None
+    assert "the state of the metrics" in journal.damage[0]
+    assert journal.num_lost == 1
+    assert [record.pos for record in journal.records(0)] == [31]
+    journal.close()
+
+
+@pytest.mark.parametrize("has_watermark", [True, False])
+def test_other_damaged_rows_are_dropped_and_reported(path, has_watermark):
+    journal = write(path)
+    chunks = [Chunk(first, first + 10, b"%d" % first) for first in range(0, 40, 10)]
+    journal.commit(
+        Snapshot(30, 40, 0.0, b"state"), chunks=chunks, keep_after=0, superseded=[(3, 4)], meta={"key": b"v"}
+    )
+    journal.replace_chunks(Segment(0, 10, "a.parquet", 1, 2))
+    for sink in ("mlflow", "tensorboard"):
+        journal.set_cursor(sink, 5, None)
+    journal.close()
+    for statement in (
+        "UPDATE chunks SET last = 99 WHERE first = 20",
+        "UPDATE cursors SET next_index = 7 WHERE sink = 'mlflow'",
+        "UPDATE meta SET value = x'' WHERE name = 'key'",
+        "UPDATE superseded SET last = 9",
+        "UPDATE segments SET name = 'b.parquet'",
+    ):
+        change(path, statement)
+    if not has_watermark:
+        watermark_path(path).unlink()
+    journal = opened(path)
+    assert journal.chunks() == [(10, 20), (30, 40)]
+    assert journal.cursor("mlflow") == ((5, None) if has_watermark else None)
+    assert journal.cursor("tensorboard") == (5, None)
+    assert (journal.meta("key"), journal.superseded(), journal.segments()) == (None, [(3, 4)] * has_watermark, [])
+    assert journal.num_lost == 1
+    assert "items 0-9, 20-29 of the history" in journal.damage[0]
+    for text in ("which points were superseded", "how far the sinks are"):
+        assert (text in journal.damage[0]) is not has_watermark
+    assert len(list(journal.records(0))) == 30
+    journal.close()
+
+
+def test_a_damaged_number_of_a_sender_is_rebuilt_from_its_records(path):
+    journal = write(path)
+    journal.commit(Snapshot(30, 0, 0.0, b"state"), keep_after=0)
+    journal.close()
+    change(path, "UPDATE clients SET last_seq = 3")
+    journal = opened(path)
+    assert journal.append("events", b"", at=0.0, client="a", seq=30) is None
+    assert journal.append("events", b"", at=0.0, client="a", seq=31) == 31
+    journal.close()
+
+
+def test_a_damaged_number_of_a_sender_without_records_is_forgotten_and_reported(path):
+    journal = write(path)
+    for _ in range(2):
+        journal.commit(Snapshot(30, 0, 0.0, b"state"), keep_after=30)
+    journal.close()
+    change(path, "UPDATE clients SET last_seq = 3")
+    journal = opened(path)
+    assert journal.num_lost == 1
+    assert "the batch numbers of some senders" in journal.damage[0]
+    with pytest.raises(SequenceGapError) as caught:
+        journal.append("events", b"", at=0.0, client="a", seq=31)
+    assert caught.value.expected == 1
+    journal.close()
+
+
+def test_the_damaged_files_are_quarantined_and_never_overwritten(path):
+    journal = write(path)
+    copies = []
+    for number in (1, 2, 3):
+        journal.close()
+        flip(path, 3 * PAGE + 2000)
+        flip(path, 20)
+        copies.append(path.read_bytes())
+        journal = Journal(path)
+        assert f"quarantined as journal.db.damaged-{number};" in journal.damage[0]
+    journal.close()
+    assert [path.with_name(f"journal.db.damaged-{number}").read_bytes() for number in (1, 2, 3)] == copies
+
+
+@pytest.fixture
+def killed(tmp_path, path):
+    """The files of a journal as a killed process leaves them, with a damaged frame in the log."""
+    journal = write(path)
+    journal.set_cursor("sink", 3, None)
+    shutil.copytree(tmp_path, tmp_path / "killed")
+    journal.close()
+    flip(wal_path(tmp_path / "killed" / path.name), 12 * (PAGE + 24))
+    return tmp_path / "killed" / path.name
+
+
+def test_what_stands_behind_a_damaged_frame_of_the_log_is_lost_and_counted(killed):
+    before = killed.read_bytes(), wal_path(killed).read_bytes()
+    journal = opened(killed)
+    positions = [record.pos for record in journal.records(0)]
+    assert 1 <= len(positions) < 30
+    assert positions == list(range(1, len(positions) + 1)), "SQLite takes what is before it"
+    assert (journal.num_lost, journal.last_pos) == (30 - len(positions), 30), "as the watermark says"
+    assert f"(positions {len(positions) + 1}-30); perhaps records after these" in journal.damage[0]
+    assert journal.cursor("sink") == (3, None), "as the watermark says"
+    journal.close()
+    aside = killed.with_name("journal.db.damaged-1")
+    assert (aside.read_bytes(), wal_path(aside).read_bytes()) == before
+
+
+def test_pages_that_were_copied_from_a_damaged_log_into_the_file_are_intact(killed):
+    frames = wal_path(killed).read_bytes()
+    flip(wal_path(killed), 12 * (PAGE + 24))  # restored
+    change(killed, "PRAGMA wal_checkpoint")  # and closed: there is no log any more
+    wal_path(killed).write_bytes(frames)
+    journal = opened(killed)
+    assert [record.pos for record in journal.records(0)] == list(range(1, 31))
+    assert "perhaps the newest records" in journal.damage[0]
+    journal.close()
+
+
+def test_a_file_that_vanished_is_not_replaced_without_a_word(tmp_path, path):
+    journal = write(path)
+    shutil.copyfile(wal_path(path), tmp_path / "log")
+    journal.close()
+    path.unlink()
+    (tmp_path / "log").rename(wal_path(path))
+    journal = opened(path)
+    assert "the file is empty or missing" in journal.damage[0]
+    # the log had all but the tables
+    assert len(list(journal.records(0))) == 30
+    journal.close()
+
+
+def test_an_empty_file_is_no_new_journal(path):
+    path.touch()
+    journal = opened(path)
+    assert "the file is empty or missing" in journal.damage[0]
+    assert list(journal.records(0)) == []
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("content", "statement", "message"),
+    [
+        (b"some text", None, "no journal of a run; move it away"),
+        (b"{}" * PAGE, None, "no journal of a run; move it away"),
+        (bytes(3 * PAGE), None, "no journal of a run; move it away"),
+        (None, "CREATE TABLE theirs (a)", "no journal of a run"),
+        (None, "PRAGMA user_version = 2; ALTER TABLE records ADD COLUMN more", "newer trieye: update trieye"),
+    ],
+)
+def test_what_is_no_journal_or_one_of_a_newer_version_is_refused_and_not_touched(path, content, statement, message):
+    if content is not None:
+        path.write_bytes(content)
+    else:
+        if "records" in statement:
+            write(path).close()
+        for part in statement.split(";"):
+            change(path, part)
+    before = {file: file.read_bytes() for file in path.parent.iterdir()}
+    with pytest.raises(JournalError, match=rf"journal\.db .*{message}"):
+        Journal(path)
+    assert {file: file.read_bytes() for file in path.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize("offset", [0, 16, 18, 19, 21, 47, 55, 59, 60, 62, 63, 68, 71])
+def test_a_damaged_header_costs_nothing(path, offset):
+    write(path).close()
+    flip(path, offset)
+    journal = opened(path)
+    assert journal.num_lost == 0
+    assert "lost: nothing" in journal.damage[0]
+    assert len(list(journal.records(0))) == 30
+    journal.close()
+
+
+@pytest.mark.parametrize("page", range(12))
+def test_a_page_that_is_gone_is_reported_and_the_run_restarts_from_the_snapshot(path, page):
+    journal = write(path)
+    journal.commit(Snapshot(30, 40, 0.0, b"state"), chunks=[Chunk(0, 40, b"c")], keep_after=0, meta={"key": b"v"})
+    journal.close()
+    data = path.read_bytes()
+    path.write_bytes(data[: page * PAGE] + os.urandom(PAGE) + data[(page + 1) * PAGE :])
+    journal = opened(path)
+    positions = [record.pos for record in journal.records(0)]
+    assert positions == ([] if page in {1, 10, 11} else list(range(1, 31)))
+    if not positions:  # the pages of `records`: the snapshot includes them
+        assert journal.num_lost == 1
+        assert "perhaps the newest records" in journal.damage[0]
+    assert journal.last_pos == 30
+    journal.close()
+
+
+def test_a_rebuild_that_is_killed_at_any_step_is_repeated_or_completed(tmp_path, killed):
+    files = [file.read_bytes() for file in (killed, wal_path(killed))]
+
+    def prepare(number):
+        return shutil.copytree(killed.parent, tmp_path / f"{number}")
+
+    steps = {"open", "os.rename", "os.remove", "os.link", "sqlite3.connect"}
+    opened(prepare(0) / killed.name).close()  # imports modules
+    for number, directory, _ in killed_at_each(steps, prepare, lambda copy: Journal(copy / killed.name)):
+        lost = 0
+        for is_first in (True, False):
+            journal = Journal(directory / killed.name)
+            assert bool(journal.damage) is (journal.num_lost > 0) is is_first, number
+            assert len(list(journal.records(0))) + max(journal.num_lost, lost) == 30, number
+            lost = journal.num_lost
+            journal.forget_repair()
+            journal.close()
+        aside = sorted(directory.glob(f"{killed.name}.damaged-*"))
+        assert [file.read_bytes() for file in aside] == files, number
+    assert number > 10

@@ -1,0 +1,135 @@
+import contextlib
+import shutil
+import sqlite3
+
+import pytest
+
+from tests.damage import contents
+from trieye.exceptions import JournalError
+from trieye.journal.file import rollback_path, wal_path
+from trieye.journal.journal import Chunk, Journal, Segment, Snapshot
+from trieye.journal.scan import connect_read_only, inspect, read_cursors, read_meta
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run" / "journal.db"
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """The files of a journal as a killed process leaves them."""
+    journal = Journal(tmp_path / "written" / "journal.db")
+    for number in range(1, 11):
+        journal.append("events", bytes(3000), at=0.0, client="a", seq=number)
+        journal.append("rows", b"", at=0.0, client=f"key-{number}")
+    journal.append("events", bytes(3000), at=0.0, client="b", seq=1)
+    for pos in (4, 6, 8):
+        journal.commit(Snapshot(pos, 2 * pos, 0.0, b"state"), chunks=[Chunk(pos, pos + 2, b"chunk")], keep_after=pos)
+    journal.replace_chunks(Segment(4, 6, "points-4-6.parquet", 100, 7))
+    journal.set_cursor("mlflow", 9, None)
+    files = tmp_path / "killed"
+    shutil.copytree(tmp_path / "written", files)
+    journal.close()
+    return files / "journal.db"
+
+
+def test_it_says_what_is_there_and_changes_nothing(killed):
+    before = contents(killed.parent)
+    for _ in range(2):
+        scanned = inspect(killed)
+        assert (scanned.damage, scanned.num_records, scanned.last_pos) == ([], 15, 21)
+        assert scanned.snapshots == [(6, 12), (8, 16)]
+        assert scanned.chunks == [(6, 8), (8, 10)]
+        assert scanned.segments == [Segment(4, 6, "points-4-6.parquet", 100, 7)]
+        assert scanned.cursors == {"mlflow": 9}
+    assert contents(killed.parent) == before
+
+
+def test_it_says_what_is_damaged_and_changes_nothing(killed):
+    data = bytearray(wal_path(killed).read_bytes())
+    data[9 * 4120] ^= 1
+    wal_path(killed).write_bytes(data)
+    before = contents(killed.parent)
+    scanned = inspect(killed)
+    assert "stand after damaged bytes" in scanned.damage[0]
+    assert "had reached 21" in scanned.damage[-1]
+    assert 0 < scanned.last_pos < 21, "SQLite takes what is before the damage"
+    assert contents(killed.parent) == before
+
+
+def test_what_a_kill_interrupted_where_there_is_no_log_is_undone_in_a_copy(path):
+    with contextlib.closing(Journal(path)) as journal:
+        journal.append("events", b"kept", at=0.0)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in ("journal_mode = DELETE", "cache_size = 1", "cache_spill = 1"):
+            connection.execute(f"PRAGMA {statement}")
+        connection.execute("BEGIN")
+        connection.execute("INSERT INTO meta VALUES ('half', zeroblob(100000), 0)")
+        files = [(file, file.read_bytes()) for file in (path, rollback_path(path))]
+        connection.execute("ROLLBACK")
+    for file, data in files:
+        file.write_bytes(data)
+    assert rollback_path(path).stat().st_size > 0
+    before = contents(path.parent)
+    assert (inspect(path).damage, inspect(path).num_records) == ([], 1)
+    assert contents(path.parent) == before
+    with contextlib.closing(Journal(path)) as journal:
+        assert ([record.payload for record in journal.records(0)], journal.damage) == ([b"kept"], [])
+
+
+def test_what_is_no_journal_is_named(tmp_path):
+    with pytest.raises(JournalError, match=r"there is no journal .*journal\.db"):
+        inspect(tmp_path / "journal.db")
+    (tmp_path / "journal.db").write_text("something else")
+    with pytest.raises(JournalError, match=f"^{tmp_path}/journal.db is no journal of a run"):
+        inspect(tmp_path / "journal.db")
+
+
+def test_values_are_read_while_they_are_written(path):
+    with contextlib.closing(Journal(path)) as journal:
+        assert read_meta(path, "status") is None
+        assert read_cursors(path) == {}
+        for number in range(3):
+            journal.set_meta("status", b"%d" % number)
+            journal.set_cursor("mlflow", number, None)
+            assert read_meta(path, "status") == b"%d" % number
+            assert read_cursors(path) == {"mlflow": number}
+
+
+def test_where_there_is_no_journal_there_is_nothing_and_none_is_made(path):
+    assert read_meta(path, "status") is None
+    assert read_cursors(path) == {}
+    assert not path.parent.exists()
+    with pytest.raises(JournalError, match=r"journal\.db cannot be read"):
+        connect_read_only(path).execute("SELECT 1 FROM meta")
+
+
+def test_a_journal_that_nobody_has_open_stays_the_only_file(path):
+    with contextlib.closing(Journal(path)) as journal:
+        journal.set_meta("status", b"last")
+    for extra in path.parent.glob("journal.db-*"):
+        extra.unlink()
+    before = contents(path.parent)
+    assert read_meta(path, "status") == b"last"
+    assert contents(path.parent) == before
+
+
+def test_an_empty_journal_is_whole_and_nothing_can_be_changed(path):
+    Journal(path).close()
+    scanned = inspect(path)
+    assert (scanned.num_records, scanned.last_pos, scanned.damage) == (0, 0, [])
+    with contextlib.closing(connect_read_only(path)) as connection, pytest.raises(sqlite3.OperationalError):
+        connection.execute("DELETE FROM meta")
+
+
+def test_what_is_damaged_is_an_error_or_nothing_but_never_another_value(path):
+    with contextlib.closing(Journal(path)) as journal:
+        journal.set_meta("status", b"what it was")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"what it was")] ^= 1
+    path.write_bytes(data)
+    assert read_meta(path, "status") is None
+    path.write_bytes(b"no journal" * 1000)
+    with pytest.raises(JournalError, match=r"journal\.db cannot be read"):
+        read_meta(path, "status")

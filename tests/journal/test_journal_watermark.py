@@ -1,0 +1,222 @@
+import contextlib
+import shutil
+
+import msgspec
+import pytest
+
+from trieye.history.history import read_history
+from trieye.journal.file import create, wal_path
+from trieye.journal.journal import Chunk, Journal, Snapshot
+from trieye.journal.scan import inspect
+from trieye.journal.watermark import Expected, read_watermark, watermark_path
+
+BEGUN = Expected(run_id="mine", is_begun=True)
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """Return a function that makes the journal of a run that was killed: much in the log, and a watermark of all."""
+
+    def make(run_id, count=30, *, attempts=1):
+        path, scratch = tmp_path / run_id / "journal.db", tmp_path / "scratch" / "journal.db"
+        path.parent.mkdir()
+        for attempt in range(attempts):
+            journal = Journal(scratch)
+            begin(journal, run_id, attempt)
+            for number in range(count):
+                journal.append("events", f"{run_id} {number} ".encode() + bytes(2000), at=1.0)
+            journal.set_cursor("tensorboard", 10 * (attempt + 1), "place")
+            shutil.copytree(scratch.parent, path.parent, dirs_exist_ok=True)
+            journal.close()
+        shutil.rmtree(scratch.parent)
+        return path
+
+    return make
+
+
+def begin(journal, run_id, attempt=0):
+    mark = msgspec.msgpack.encode({"number": attempt + 1, "run_id": run_id})
+    journal.commit(Snapshot(journal.last_pos, 0, 0.0, b"state"), keep_after=0, meta={"attempt": mark})
+
+
+def payloads(journal):
+    return [record.payload.decode() for record in journal.records(0)]
+
+
+def opened(path, expected=None):
+    """Open a damaged journal; opened again when its losses are counted, it is intact."""
+    assert inspect(path, expected).damage if path.exists() else True
+    journal = Journal(path, expected=expected)
+    report, records, last_pos = (list(journal.damage), journal.num_lost), payloads(journal), journal.last_pos
+    journal.forget_repair()
+    journal.close()
+    assert inspect(path).damage == []
+    journal = Journal(path)
+    assert (journal.damage, journal.num_lost, payloads(journal), journal.last_pos) == ([], 0, records, last_pos)
+    journal.damage, journal.num_lost = report
+    return journal
+
+
+@pytest.mark.parametrize("gone", [("-wal",), ("-wal", "-shm"), ("", "-wal", "-shm")])
+def test_a_journal_that_lost_its_log_names_the_records_and_continues_behind_them(killed, gone):
+    path = killed("mine")
+    for suffix in gone:
+        path.with_name(path.name + suffix).unlink()
+    with contextlib.closing(opened(path)) as journal:
+        assert journal.num_lost == 30
+        assert "30 records (positions 1-30)" in journal.damage[0]
+        assert journal.cursor("tensorboard") == (10, None), "a sink continues behind the points that it has"
+        assert journal.append("events", b"new", at=2.0) == 31
+
+
+@pytest.mark.parametrize("names", [("journal.db",), ("journal.db-wal",), ("journal.db", "journal.db-wal")])
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_nothing_of_another_runs_journal_is_taken_for_ones_own(killed, names, attempts):
+    path, other = killed("mine", attempts=attempts), killed("other", 40, attempts=attempts)
+    for name in names:
+        shutil.copyfile(other.with_name(name), path.with_name(name))
+    whole = {"journal.db": attempts == 1, "journal.db-wal": False}  # at first the log has all pages
+    is_whole = all(whole.get(name) for name in names)
+    with contextlib.closing(Journal(path) if is_whole else opened(path)) as journal:
+        assert all(payload.startswith("mine") for payload in payloads(journal))
+        assert bool(journal.damage) is not is_whole
+        assert journal.last_pos == 30 * attempts
+        if names == ("journal.db-wal",):  # the file itself is intact
+            assert len(payloads(journal)) == 30 * (attempts - 1)
+        if journal.damage:
+            assert list(path.parent.glob("journal.db.damaged-1*")), "set aside"
+
+
+def test_a_journal_that_came_with_its_watermark_is_known_by_its_run(killed):
+    path, other = killed("mine"), killed("other")
+    for file in other.parent.iterdir():
+        shutil.copyfile(file, path.with_name(file.name))
+    with contextlib.closing(opened(path, BEGUN)) as journal:
+        assert "the journal of another run (other" in journal.damage[0]
+        assert (payloads(journal), journal.meta("attempt")) == ([], None)
+
+
+def test_a_run_that_has_begun_recognizes_a_foreign_journal_without_a_watermark(killed, tmp_path):
+    path = killed("mine")
+    watermark_path(path).unlink()
+    wal_path(path).unlink()
+    with contextlib.closing(opened(path, BEGUN)) as journal:
+        assert journal.num_lost == 1
+        assert "it has no attempt of this run" in journal.damage[0]
+    for file in path.parent.glob("journal*"):
+        file.unlink()
+    with contextlib.closing(Journal(path, expected=BEGUN)) as journal:
+        assert journal.num_lost == 1
+        assert "it is missing" in journal.damage[0]
+    with contextlib.closing(Journal(tmp_path / "new" / "journal.db", expected=Expected(run_id="new"))) as journal:
+        assert journal.damage == []
+
+
+def test_a_journal_of_an_earlier_version_opens_whole_and_has_a_watermark_then(tmp_path):
+    path = tmp_path / "journal.db"
+    create(path, "")
+    with contextlib.closing(Journal(path)) as journal:
+        begin(journal, "mine")
+        journal.append("events", b"old", at=0.0)
+    watermark_path(path).unlink()
+    before = path.read_bytes()
+    with contextlib.closing(Journal(path, expected=BEGUN)) as journal:
+        assert (journal.damage, payloads(journal)) == ([], ["old"])
+    assert path.read_bytes() == before
+    assert read_watermark(path).pos == 1
+    assert inspect(path, BEGUN).damage == []
+
+
+def test_a_damaged_watermark_says_nothing_and_is_written_anew(killed):
+    path = killed("mine")
+    whole = watermark_path(path).read_bytes()
+    for damage in (
+        b"[1",
+        b"\n".join(line[:-1] for line in whole.split(b"\n")),
+        whole.replace(b"cursors", b"c\xf5rsors"),
+        whole.replace(b"cursors", b"cursers"),
+    ):
+        watermark_path(path).write_bytes(damage)
+        assert read_watermark(path).journal is None
+        with contextlib.closing(Journal(path, expected=BEGUN)) as journal:
+            assert journal.damage == []
+        assert read_watermark(path).pos == 30
+
+
+def test_of_a_line_that_a_kill_cut_off_the_one_before_is_the_newest(killed):
+    path = killed("mine")
+    with contextlib.closing(Journal(path)) as journal:
+        journal.append("events", b"", at=1.0)
+        journal.set_cursor("tensorboard", 11, None)
+    whole = watermark_path(path).read_bytes()
+    assert read_watermark(path).pos == 31
+    for size in range(whole.rindex(b"\n"), len(whole)):
+        watermark_path(path).write_bytes(whole[:size])
+        assert read_watermark(path).pos == 30
+        assert inspect(path).damage == []
+
+
+def test_a_watermark_stays_small(tmp_path):
+    path = tmp_path / "journal.db"
+    with contextlib.closing(Journal(path)) as journal:
+        sizes = set()
+        for index in range(1000):
+            journal.set_cursor("tensorboard", index, "place")
+            sizes.add(watermark_path(path).stat().st_size)
+    assert 10_000 < max(sizes) < 80_000
+    assert read_watermark(path).cursors == {"tensorboard": (999, "place")}
+
+
+def test_a_watermark_is_not_written_through_a_link_and_nothing_fails(killed, tmp_path):
+    path = killed("mine")
+    (tmp_path / "elsewhere").write_bytes(watermark_path(path).read_bytes())
+    watermark_path(path).unlink()
+    watermark_path(path).symlink_to(tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere").read_bytes()
+    with contextlib.closing(Journal(path)) as journal:
+        journal.append("events", b"", at=1.0)
+        journal.set_cursor("tensorboard", 11, None)
+    assert (tmp_path / "elsewhere").read_bytes() == before
+    with contextlib.closing(Journal(path)) as journal:
+        assert (journal.damage, journal.cursor("tensorboard")) == ([], (11, None))
+
+
+def test_what_follows_the_watermark_may_be_cut_off_and_what_it_saw_may_not(killed):
+    path = killed("mine")
+    with contextlib.closing(Journal(path)) as journal:
+        journal.append("events", b"", at=1.0)
+        journal.set_cursor("tensorboard", 11, None)
+        whole = wal_path(path).read_bytes()
+        for _ in range(3):
+            journal.append("events", b"", at=1.0)
+        longer = wal_path(path).read_bytes()
+        files = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    for log, is_whole in ((longer, True), (whole, True), (whole[: len(whole) // 2], False), (b"", False)):
+        for name, data in {**files, "journal.db-wal": log}.items():
+            path.with_name(name).write_bytes(data)
+        assert (inspect(path).damage == []) is is_whole
+
+
+def test_a_rewind_that_was_lost_with_the_log_still_leaves_out_what_is_stored(tmp_path):
+    path, copy = tmp_path / "journal.db", tmp_path / "copy" / "journal.db"
+    copy.parent.mkdir()
+    with contextlib.closing(Journal(path)) as journal:
+        journal.append("events", b"dead", at=1.0)
+        journal.commit(Snapshot(1, 10, 1.0, b""), chunks=[Chunk(0, 10, b"items")], keep_after=0)
+    with contextlib.closing(Journal(path)) as journal:
+        journal.append("rewind", b"", at=2.0)
+        journal.commit(Snapshot(2, 20, 2.0, b""), chunks=[Chunk(10, 20, b"items")], keep_after=0, superseded=[(4, 15)])
+        for name in (path.name, watermark_path(path).name):
+            shutil.copyfile(path.with_name(name), copy.with_name(name))
+    with contextlib.closing(opened(copy)) as journal:
+        assert journal.chunks() == [(0, 10)]
+        assert journal.superseded() == [(4, 10)], "later indices go to other items"
+        assert "a rewind" not in journal.damage[0]
+
+
+def test_the_history_of_another_run_is_not_read(killed):
+    path, other = killed("mine"), killed("other")
+    for suffix in ("", "-wal"):
+        shutil.copyfile(other.with_name(other.name + suffix), path.with_name(path.name + suffix))
+    assert read_history(path.parent).num_rows == 0
+    assert read_watermark(path).pos == 30, "nothing is written where one only reads"

@@ -1,0 +1,74 @@
+from pathlib import Path
+
+import pytest
+
+from trieye.exceptions import ConfigurationError
+from trieye.runs import run_directory
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Two apps with a run `first` each, and one with a run `second`; the working directory is elsewhere."""
+    root = tmp_path / "root"
+    make_runs(root, "agents/runs/first", "agents/runs/second", "others/runs/first")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return root
+
+
+def make_runs(root, *names):
+    for name in names:
+        (root / name).mkdir(parents=True)
+        (root / name / "run.json").touch()
+
+
+@pytest.mark.parametrize("given", ["second", "agents/second"])
+def test_a_name_means_a_run_below_the_root(root, given):
+    assert run_directory(given, root=root) == root / "agents/runs/second"
+
+
+def test_the_app_tells_runs_of_the_same_name_apart(root):
+    assert run_directory("others/first", root=root) == root / "others/runs/first"
+    with pytest.raises(ConfigurationError, match=r"'first': .*agents/first, others/first"):
+        run_directory("first", root=root)
+
+
+def test_two_runs_of_one_name_in_one_app_are_told_apart_by_their_directories(root):
+    make_runs(root, "agents/old/second")
+    with pytest.raises(ConfigurationError, match=r"agents/old/second, .*agents/runs/second"):
+        run_directory("agents/second", root=root)
+
+
+@pytest.mark.parametrize("given", ["../root/agents/runs/first", "../link", "{root}/agents/runs/first/"])
+def test_a_path_means_the_run_in_that_directory_wherever_it_is(root, given, tmp_path):
+    (tmp_path / "link").symlink_to(root / "agents/runs/first")
+    assert run_directory(given.format(root=root), root=Path("nowhere")) == root / "agents/runs/first"
+
+
+def test_the_working_directory_may_be_the_run(root, monkeypatch):
+    monkeypatch.chdir(root / "agents/runs/first")
+    assert run_directory(".", root=root) == root / "agents/runs/first"
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_one_and_where_it_looked(root):
+    with pytest.raises(ConfigurationError) as caught:
+        run_directory("secnd", root=Path("../root"))
+    for told in ("'secnd'", str(root), "did you mean 'second'?", "agents/first, agents/second, others/first", "--root"):
+        assert told in str(caught.value)
+
+
+def test_of_many_runs_only_some_are_listed(root):
+    make_runs(root, *(f"agents/runs/n{number}" for number in range(20)))
+    with pytest.raises(ConfigurationError, match=r"agents/n\d+ and 13 more\)"):
+        run_directory("zzz", root=root)
+
+
+@pytest.mark.parametrize(("place", "told"), [("", "runs there: none"), ("nowhere", "nowhere.*--root")])
+def test_where_there_are_no_runs_it_says_so(tmp_path, place, told):
+    with pytest.raises(ConfigurationError, match=f"'first': .*{tmp_path}.*{told}"):
+        run_directory("first", root=tmp_path / place)
+
+
+def test_a_directory_that_is_no_run_is_said_to_be_none(root):
+    with pytest.raises(ConfigurationError, match=r"no run, .*run\.json"):
+        run_directory(str(root), root=root)

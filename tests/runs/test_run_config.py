@@ -1,0 +1,47 @@
+import json
+
+import pytest
+
+from trieye.config import TrieyeConfig
+from trieye.runs.config import config_of, sinks_of
+
+
+@pytest.fixture
+def moved(tmp_path):
+    """Return a function that gives the directory of a run that was made elsewhere, under other names."""
+
+    def make(**persistence):
+        persistence = {"root_data_dir": "/before/root", **persistence}
+        config = TrieyeConfig(app_name="before", run_name="before", persistence=persistence)
+        run_dir = tmp_path / "root" / "agents" / "runs" / "first"
+        run_dir.mkdir(parents=True)
+        held = {**config.model_dump(mode="json"), "group_of_a_project": {"lr": 0.1}}
+        (run_dir / "configs.json").write_text(json.dumps(held))
+        return run_dir
+
+    return make
+
+
+def test_a_run_is_where_it_is_now_and_has_the_sinks_that_get_the_history(moved):
+    run_dir = moved()
+    config = config_of(run_dir)
+    assert config.persistence.get_run_base_dir() == run_dir
+    assert (config.app_name, config.run_name) == ("agents", "first")
+    assert not config.sinks.console.enabled
+    assert sinks_of(config) == ["mlflow", "tensorboard"]
+
+
+@pytest.mark.parametrize(
+    ("then", "chosen", "now"),
+    [
+        (None, None, "sqlite:///{app}/mlruns/mlflow.db"),  # a store of its own moves with the run
+        (None, "http://server", "http://server"),
+        ("http://server", None, "http://server"),  # the environment that the run had counts, not that of today
+    ],
+)
+def test_a_run_keeps_its_mlflow_store(moved, monkeypatch, then, chosen, now):
+    if then is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", then)
+    run_dir = moved(mlflow_tracking_uri=chosen)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
+    assert now.format(app=run_dir.parents[1]) == config_of(run_dir).persistence.MLFLOW_TRACKING_URI

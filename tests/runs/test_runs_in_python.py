@@ -1,0 +1,237 @@
+"""`trieye.runs`: stored runs are found, verified, compared, closed and removed by Python calls."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import trieye
+from trieye import runs
+from trieye.exceptions import ConfigurationError, RunLockedError
+from trieye.process.lock import RunLock
+
+KILLED = """
+import os, signal, sys, time
+import trieye
+from trieye import runs
+
+config = trieye.TrieyeConfig(
+    app_name="agents", run_name="killed", runtime={"kind": "local"}, persistence={"root_data_dir": sys.argv[1]},
+    sinks={"tensorboard": {"enabled": True}, "mlflow": {"enabled": False}, "console": {"enabled": False}},
+    stats={"processing_interval_seconds": 0.01},
+)
+with trieye.Run(config) as run:
+    for step in range(20):
+        run.step = step
+        run.log({"loss": 1.0 / (step + 1)})
+    run.flush()
+    deadline = time.monotonic() + 30
+    while runs.get(run.dir).step != 19:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Directory of all apps of the project around the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".trieye_data").mkdir()
+    return tmp_path / ".trieye_data"
+
+
+@pytest.fixture
+def make_run(make_config, root):
+    """Return a function that makes a run, which has logged one return and saved one checkpoint."""
+
+    def make(name, best=1.0, *, app="agents", age_s=0.0, **settings):
+        config = make_config(app_name=app, run_name=name, persistence={"root_data_dir": str(root)}, **settings)
+        with trieye.Run(config) as run:
+            run.log({"eval/return": best}, step=5)
+            run.step = 5
+            run.save(weights=[best])
+        record = runs.get(run.dir).record
+        record.created, record.ended = time.time() - age_s, time.time() - age_s
+        record.save(run.dir / "run.json")
+        return run.dir
+
+    return make
+
+
+@pytest.fixture
+def killed(root):
+    """Directory of a run that was killed at step 19 with TensorBoard behind."""
+    done = subprocess.run([sys.executable, "-c", KILLED, str(root)], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return root / "agents" / "runs" / "killed"
+
+
+def test_a_run_is_got_by_its_name_from_anywhere_in_the_project(make_run, root, monkeypatch):
+    run_dir = make_run("first", 3.0)
+    (root.parent / "src").mkdir()
+    monkeypatch.chdir(root.parent / "src")
+    for reference in ("first", "agents/first", run_dir, runs.StoredRun.read(run_dir)):
+        run = runs.get(reference)
+        assert (run.run_dir, str(run), run.status) == (run_dir, "agents/first", "FINISHED")
+    assert (run.step, run.metric, run.best, run.is_alive) == (5, "eval/return", 3.0, False)
+    assert run.config["run_name"] == run.record.run_name == "first"
+    assert run.provenance.command
+    assert run.size_bytes == sum(
+        {(path.stat().st_ino): path.stat().st_size for path in run_dir.rglob("*") if path.is_file()}.values()
+    )
+    with pytest.raises(ConfigurationError, match="did you mean 'first'"):
+        runs.get("frist")
+
+
+def test_runs_are_found_selected_and_ordered(make_run):
+    make_run("old", 2.0, age_s=86_400 * 3, seed=7)
+    make_run("best", 9.0, age_s=60)
+    make_run("other", 4.0, app="others")
+    listing = runs.find()
+    assert ({run.name for run in listing.runs}, listing.skipped) == ({"old", "best", "other"}, [])
+    assert [run.name for run in runs.ordered(listing.runs)] == ["other", "best", "old"]
+    assert [run.name for run in runs.ordered(listing.runs, "objective")] == ["best", "other", "old"]
+    assert [run.name for run in runs.select(listing.runs, newer_than_s=3600.0, where={"app_name": "agents"})] == [
+        "best"
+    ]
+    assert [run.name for run in runs.select(listing.runs, where={"seed": "7"})] == ["old"]
+    assert runs.select(runs.find("others").runs, status={"KILLED"}) == []
+    with pytest.raises(ConfigurationError, match="did you mean 'agents'"):
+        runs.find("agent")
+    with pytest.raises(ConfigurationError, match="did you mean 'seed'"):
+        runs.select(listing.runs, where={"sed": "0"})
+
+
+def test_a_directory_without_a_record_is_reported_beside_the_runs(make_run):
+    (make_run("first").parent / "interrupted").mkdir()
+    (skipped,) = runs.find("agents").skipped
+    assert (skipped.directory.name, skipped.reason) == ("interrupted", "it has no run.json")
+
+
+def test_verify_names_the_damaged_file_and_its_consequence(make_run):
+    run_dir = make_run("first")
+    assert runs.verify("first").damage == []
+    (saved,) = runs.checkpoints("first").checkpoints
+    assert (saved.step, saved.state, saved.marks) == (5, "sizes fit", ("latest",))
+    assert runs.checkpoints("first", checksums=True).checkpoints[0].state == "whole"
+    part = next(path for path in (run_dir / "checkpoints" / saved.name).iterdir() if path.name != "MANIFEST.json")
+    part.write_bytes(b"x" * part.stat().st_size)
+    (damage,) = runs.verify("first").damage
+    assert part.name in damage.what
+    assert damage.meaning == "it cannot be loaded"
+
+
+def test_a_killed_run_is_lost_until_it_is_closed(killed):
+    assert runs.get("killed").status == "LOST"
+    progress = []
+    delivery = runs.close("killed", progress=lambda done, total: progress.append((done, total)))
+    assert (delivery.run_dir, delivery.status, delivery.sinks, delivery.missing) == (
+        killed,
+        "KILLED",
+        ["tensorboard"],
+        {},
+    )
+    assert progress[-1] == (delivery.num_items, delivery.num_items)
+    assert runs.get("killed").status == "KILLED"
+    assert runs.close("killed").took_s == 0.0  # nothing was left
+    with RunLock(killed / "run.lock"), pytest.raises(RunLockedError):
+        runs.close("killed")
+
+
+def test_a_killed_run_that_was_closed_before_is_shown_as_far_as_it_got(make_config, root):
+    config = make_config(app_name="agents", run_name="killed", persistence={"root_data_dir": str(root)})
+    with trieye.Run(config) as run:
+        run.log({"loss": 1.0}, step=3)
+    assert runs.get("killed").step == 3
+    done = subprocess.run([sys.executable, "-c", KILLED, str(root)], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert runs.get("killed").step == 19
+    assert runs.get("killed").metrics["loss"]["last"] == pytest.approx(0.05)
+
+
+def test_a_sink_is_rebuilt_from_the_history(killed):
+    runs.close(killed)
+    for path in killed.glob("*tfevents*"):
+        path.unlink()
+    delivery = runs.rebuild(killed, ["tensorboard"])
+    assert delivery.missing == {}
+    assert list(killed.glob("*tfevents*"))
+    with pytest.raises(ConfigurationError, match="did you mean 'tensorboard'"):
+        runs.rebuild(killed, ["tensorbord"])
+
+
+def test_superseded_points_of_an_attempt_are_restored(make_config, root):
+    config = make_config(app_name="agents", run_name="first", persistence={"root_data_dir": str(root)})
+    for loss in (1.0, 2.0):
+        with trieye.Run(config) as run:
+            for step in (1, 2):
+                run.log({"loss": loss}, step=step)
+            run.flush()
+    first, second = runs.attempts("first")
+    assert (first.shown, first.superseded, first.metrics) == (0, 2, ["loss"])
+    runs.restore_attempt("first", 1)
+    first, second = runs.attempts("first")
+    assert (first.shown, second.superseded) == (2, 2)
+    with pytest.raises(ConfigurationError, match="choose from: 2"):
+        runs.restore_attempt("first", 1)
+
+
+def test_a_run_is_removed_and_a_living_one_or_a_link_is_refused(make_run, tmp_path, root):
+    run_dir = make_run("first")
+    with RunLock(run_dir / "run.lock"), pytest.raises(RunLockedError, match="is alive"):
+        runs.remove("first")
+    (tmp_path / "link").symlink_to(run_dir)
+    with pytest.raises(ConfigurationError, match="symbolic link"):
+        runs.remove(tmp_path / "link")
+    plan = runs.plan_removal("first")
+    assert (plan.run_dir, plan.name, list(plan.notes())) == (run_dir, "agents/first", [])
+    assert run_dir.exists()
+    runs.remove("first")
+    assert not run_dir.exists()
+
+
+def test_old_runs_are_pruned_but_for_the_best_and_the_newest(make_run):
+    for number, best in enumerate((5.0, 1.0, 2.0, 3.0)):
+        make_run(f"run{number}", best, age_s=3600.0 * (10 - number))
+    unrated = make_run("unrated", float("nan"), age_s=3600.0 * 20)
+    plan = runs.plan_pruning("agents", older_than_s=60.0, keep_best=1, keep_newest=1)
+    assert [removal.run_dir.name for removal in plan.removals] == ["run1", "run2"]
+    assert [removal.run_dir for removal in plan.unrated] == [unrated]
+    pruned = runs.prune("agents", older_than_s=60.0, keep_best=1, keep_newest=1)
+    assert [removal.run_dir.name for removal in pruned] == ["run1", "run2"]
+    assert sorted(run.name for run in runs.find().runs) == ["run0", "run3", "unrated"]
+    assert runs.prune("agents", older_than_s=60.0, keep_newest=9) == []  # more than there are
+
+
+def test_a_moved_run_is_claimed_and_a_copy_is_not(make_run, root):
+    run_dir = make_run("first")
+    shutil.copytree(run_dir, run_dir.with_name("copy"))
+    with pytest.raises(ConfigurationError, match="is a copy"):
+        runs.claim("copy")
+    assert runs.claim("first") == run_dir
+
+
+def test_two_runs_are_compared(make_run):
+    make_run("first", 1.0)
+    make_run("second", 2.0, seed=7)
+    diff = runs.diff("first", "second")
+    assert dict(diff.divergence.config) == {"seed": (0, 7)}
+    assert diff.metrics["eval/return"] == diff.metrics["best eval/return"] == (1.0, 2.0)
+    assert runs.diff("first", "first").divergence.parts() == {"config": {}, "commit": {}, "packages": {}}
+
+
+def test_listing_a_thousand_runs_takes_less_than_a_second(make_run):
+    source = make_run("r0")
+    for number in range(1, 1000):
+        run_dir = source.with_name(f"r{number}")
+        run_dir.mkdir()
+        for file in ("run.json", "configs.json"):
+            os.link(source / file, run_dir / file)
+    began = time.process_time()
+    assert len(runs.find("agents").runs) == 1000
+    assert time.process_time() - began < 1

@@ -1,0 +1,51 @@
+"""A generated project passes `mypy --strict`, which finds misspelled names of its config and its batches."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from trieye.cli.new import answers_of, bake
+
+SLUG = "my_agent"
+ALGORITHMS = ("dqn", "ppo", "sac", "blank", "single_file", "sb3")
+TYPOS = {
+    "max_grad_nrom": ("self.agent.max_grad_norm", '"DQNConfig" has no attribute "max_grad_nrom"'),
+    "duoble": ("self.agent.double", '"DQNConfig" has no attribute "duoble"'),
+    "wieghts": ("batch.weights", '"Minibatch" has no attribute "wieghts"'),
+}
+
+
+@pytest.fixture(scope="module")
+def errors_of(request):
+    """Return a function that returns the errors of `mypy --strict` in a project, of which each run reuses the cache."""
+    cache = request.config.cache.mkdir("mypy")
+
+    def check(project):
+        command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache), "--no-error-summary"]
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False, timeout=280)
+        assert done.returncode in {0, 1}, done.stderr
+        return [line for line in done.stdout.splitlines() if ": error: " in line]
+
+    return check
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_project_has_no_type_errors(tmp_path, errors_of, algorithm):
+    project = bake(answers_of({"project_name": "My Agent", "algorithm": algorithm}), tmp_path)
+    assert errors_of(project) == []
+
+
+@pytest.mark.slow
+def test_misspelled_names_of_the_config_and_of_a_batch_are_type_errors(tmp_path, errors_of):
+    project = bake(answers_of({"project_name": "My Agent"}), tmp_path)
+    file = project / SLUG / "dqn.py"
+    code = file.read_text("utf-8")
+    for typo, (name, _) in TYPOS.items():
+        assert code.count(name) == 1
+        code = code.replace(name, f"{name.rpartition('.')[0]}.{typo}")
+    file.write_text(code, "utf-8")
+    found = sorted(re.sub(r".*: error: (.*?)(;.*)?  \[.*", r"\1", line) for line in errors_of(project))
+    assert found == sorted(message for _, message in TYPOS.values())

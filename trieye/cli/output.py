@@ -1,0 +1,33 @@
+"""What commands print: one JSON document with `--json`, which docs/json.md describes, otherwise text."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from math import isfinite
+from pathlib import PurePath
+from typing import Any
+
+
+def print_json(schema: str, document: Any) -> None:
+    """Print a document as one line of JSON, with the name and version of its schema as the first key.
+
+    Args:
+        schema: Name of the schema, as in docs/json.md.
+        document: A mapping or a dataclass of plain data, dataclasses, paths and NumPy arrays.
+    """
+    print(json.dumps({"schema": f"trieye.{schema}/1", **plain(document)}, allow_nan=False), flush=True)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: null for numbers that are not finite."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if hasattr(value, "tolist"):  # of NumPy
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    return None if isinstance(value, float) and not isfinite(value) else value

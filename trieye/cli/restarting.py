@@ -1,0 +1,92 @@
+"""How `trieye rerun` and `fork` show what they start, and ask for confirmation of stored commands."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from trieye.cli.confirmation import confirm
+from trieye.cli.output import print_json
+from trieye.process.terminal import Terminal, Text
+from trieye.run.provenance import DIRECTORY
+from trieye.runs.comparing import Differences
+from trieye.runs.program import Confirm, key_of
+from trieye.runs.restarting import Restart
+
+_MAX_SHOWN = 30
+_MAX_VALUE = 60
+_CONTEXT = 15
+"""Characters of a long value that are shown before its first difference."""
+
+
+def restart(plan: Restart, options: argparse.Namespace, schema: str) -> int:
+    """Show a restart, check that its checkpoint fits, and start it; return the exit code.
+
+    Args:
+        plan: The restart.
+        options: `overrides`, `dry_run` and `json`.
+        schema: Of the JSON document.
+    """
+    _show_divergence(plan, options.overrides)
+    plan.check_fit()
+    checkpoint = plan.checkpoint
+    if options.json:
+        document = {
+            "run": str(plan.source), "run_dir": plan.run_dir, "command": plan.program.command(plan.overrides),
+            "directory": plan.program.directory, "changes": plan.divergence.parts(), "is_dry_run": options.dry_run,
+        }  # fmt: skip
+        print_json(schema, document if checkpoint is None else {**document, "checkpoint": checkpoint.path})
+        return 0 if options.dry_run else plan.program.start(plan.overrides, stdout=sys.stderr)
+    if checkpoint is not None:
+        rating = "" if checkpoint.objective is None else f", objective {checkpoint.objective:g}"
+        step = f"step {checkpoint.step}{rating}"
+        print(f"run {plan.run_dir.name!r} starts from {plan.source} at {step}; the command, also to resume it:")
+    print(plan.line, flush=True)
+    return 0 if options.dry_run else plan.start()
+
+
+def confirmed(options: argparse.Namespace) -> Confirm:
+    """Return a function that asks the user about a stored command, unless `--yes` confirms it."""
+
+    def ask(command: Sequence[str], directory: Path, origin: str) -> None:
+        confirm(command, directory, origin=origin, is_signed=False, is_confirmed=options.yes)
+
+    return ask
+
+
+def _show_divergence(plan: Restart, overrides: Sequence[str]) -> None:
+    """Print on stderr what differs from the stored run, and which of it was requested."""
+    console, keys, source = Terminal(stderr=True), [key_of(word) for word in overrides], plan.source
+    parts = plan.divergence.parts()
+    for part, differences in parts.items():
+        for key, before, now in islice(lines_of(differences), _MAX_SHOWN):
+            is_asked = part == "config" and any(f"{key}.".startswith(f"{name.replace('/', '.')}.") for name in keys)
+            line = f"{part}: {key}: {before} -> {now}{'  (asked for)' if is_asked else ''}"
+            console.print(Text(line, "" if is_asked else "yellow"))
+        if len(differences) > _MAX_SHOWN:
+            console.print(Text(f"{part}: and {len(differences) - _MAX_SHOWN} more", "yellow"))
+    provenance = source.provenance
+    if provenance is None:
+        console.print(Text("provenance unavailable: commit and packages were not recorded", "yellow"))
+    elif provenance.commit is not None and provenance.commit.is_dirty:
+        patch = source.run_dir / DIRECTORY / f"attempt-{source.attempt}.patch"
+        advice = f"its changes: {patch}" if patch.exists() else "its changes were not kept"
+        console.print(Text(f"commit: the run had changes that were not committed; {advice}", "yellow"))
+    if not any(parts.values()):
+        console.print(f"nothing has changed since {source}: config, commit and packages are the same")
+
+
+def lines_of(differences: Differences) -> Iterator[tuple[str, str, str]]:
+    """Yield each difference as texts; of long values, the part that begins shortly before the first difference."""
+    for key, pair in sorted(differences.items()):
+        first, second = ("none" if value is None else str(value) for value in pair)
+        shorter = min(len(first), len(second))
+        common = next((at for at in range(shorter) if first[at] != second[at]), shorter)
+        begin = max(common - _CONTEXT, 0) if max(len(first), len(second)) > _MAX_VALUE else 0
+        yield key, _excerpt(first, begin), _excerpt(second, begin)
+
+
+def _excerpt(text: str, begin: int) -> str:
+    end = begin + _MAX_VALUE
+    return f"{'...' if begin else ''}{text[begin:end]}{'...' if end < len(text) else ''}"

@@ -1,0 +1,124 @@
+"""Conversion of trieye 0.1.5's pickles into checkpoints of this version; `trieye convert` on the command line."""
+
+import contextlib
+import filecmp
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+from trieye.checkpoints.legacy import is_whole_pickle, numbered_pickles
+from trieye.checkpoints.store import CheckpointStore
+from trieye.compat.pickles import load_pickle
+from trieye.compat.serializer import BufferData, CheckpointData, Serializer
+from trieye.exceptions import ConfigurationError, SerializationError, UntrustedPickleError
+from trieye.files.run_files import BUFFER_PREFIX, BUFFERS, CHECKPOINT_PREFIX, CHECKPOINTS, RUN_RECORD, step_in
+from trieye.process.lock import RunLock
+
+LATEST, BEST, BUFFER = "latest.pkl", "best.pkl", "buffer.pkl"
+
+
+class Converted(NamedTuple):
+    """A file of trieye 0.1.5.
+
+    Attributes:
+        path: The file, which stays.
+        target: The new directory; None if there is none.
+        reason: Why there is none.
+    """
+
+    path: Path
+    target: Path | None
+    reason: str = ""
+
+
+def convert(place: Path, *, allow_pickle: bool | None = None, output: Path | None = None) -> Iterator[Converted]:
+    """Convert a file, or the files of a run, and yield each one when that is done.
+
+    A buffer without a step in its name gets that of the newest checkpoint before it.
+
+    Args:
+        place: The file, or the directory of the run.
+        allow_pickle: Read the pickles, which runs the code in them; None: as `TRIEYE_ALLOW_PICKLE` says.
+        output: Directory for the new ones; None: beside the old ones.
+
+    Raises:
+        ConfigurationError: There is nothing to convert.
+        RunLockedError: Another process writes to the run.
+        UntrustedPickleError: Pickles were not allowed.
+    """
+    path = place.absolute()
+    run_dir, files = (path.parent.parent, [(path, step_in(path.name))]) if path.is_file() else (path, _files_of(path))
+    is_in_run = output is None and (run_dir / RUN_RECORD).is_file()
+    with RunLock(run_dir / "run.lock") if is_in_run else contextlib.nullcontext():
+        yield from _converted(files, Serializer(allow_pickle=allow_pickle), output)
+
+
+def _converted(
+    files: list[tuple[Path, int | None]], serializer: Serializer, output: Path | None
+) -> Iterator[Converted]:
+    newest = 0
+    for path, step_in_name in files:
+        try:
+            data = _read(path, serializer)
+            step = newest if step_in_name is None else step_in_name
+            step = data.global_step if isinstance(data, CheckpointData) else step
+            target = _save(path, data, step, serializer, output or path.parent)
+        except UntrustedPickleError:
+            raise
+        except SerializationError as error:
+            yield Converted(path, None, str(error))
+        else:
+            newest = max(newest, step) if isinstance(data, CheckpointData) else newest
+            yield Converted(path, target)
+
+
+def _files_of(run_dir: Path) -> list[tuple[Path, int | None]]:
+    """Return the old files of a run, checkpoints first, with the steps in their names; the lowest step first."""
+    checkpoints, buffers = run_dir / CHECKPOINTS, run_dir / BUFFERS
+    found = [*_numbered(checkpoints, CHECKPOINT_PREFIX, LATEST), *_numbered(buffers, BUFFER_PREFIX, BUFFER)]
+    if not found:
+        raise ConfigurationError(
+            f"run {run_dir.name!r}: there is nothing to convert: no {CHECKPOINT_PREFIX}<step>.pkl or {LATEST} in "
+            f"{checkpoints}, and no {BUFFER_PREFIX}<step>.pkl or {BUFFER} in {buffers}"
+        )
+    return found
+
+
+def _numbered(directory: Path, prefix: str, link_name: str) -> list[tuple[Path, int | None]]:
+    """Return the files with a step in their names; where there is none, the file that has the name of the link."""
+    found: list[tuple[Path, int | None]] = [(path, step) for step, path in numbered_pickles(directory, prefix)]
+    link = directory / link_name
+    return found or ([(link, None)] if link.is_file() and not link.is_symlink() else [])
+
+
+def _read(path: Path, serializer: Serializer) -> CheckpointData | BufferData:
+    if not is_whole_pickle(path):
+        raise SerializationError("it is cut short, as a process leaves it that is killed while it saves")
+    held = load_pickle(path, allow_pickle=serializer.allow_pickle)
+    fields = dict(vars(held)) if isinstance(held, BaseModel) else held
+    kind = BufferData if isinstance(fields, dict) and "buffer_list" in fields else CheckpointData
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise SerializationError(
+            f"it holds a {type(held).__name__}, and neither a checkpoint nor a buffer of trieye 0.1.5"
+        ) from error
+
+
+def _save(path: Path, data: CheckpointData | BufferData, step: int, serializer: Serializer, directory: Path) -> Path:
+    """Save what an old file holds and return the new directory, or the one that is there already."""
+    prefix = CHECKPOINT_PREFIX if isinstance(data, CheckpointData) else BUFFER_PREFIX
+    store = CheckpointStore(directory, prefix=prefix)
+    saved = store.entries()
+    if any(entry.step == step for entry in saved):
+        return store.path(step)
+    if saved and saved[-1].step > step:  # it would count as the newest one
+        raise SerializationError(f"{saved[-1].path.name} was saved since; convert it elsewhere, with --output")
+    metadata: dict[str, Any] = {"converted_from": path.name}
+    if isinstance(data, CheckpointData):
+        best = path.with_name(BEST)  # 0.1.5 copied the best checkpoint to this name
+        is_best = best.is_file() and filecmp.cmp(path, best, shallow=False)
+        metadata |= {"run_name": data.run_name, "is_best": is_best}
+    return store.save(step, serializer.encode(data, copy=False), metadata=metadata)

@@ -1,0 +1,89 @@
+"""Running: Hydra runs the task, or a sweep of it, with a config that is composed and checked."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import hydra
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import run_and_report
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import configure_log
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from trieye.config.hydra.loader import VERSION_BASE, Loader, Source
+from trieye.exceptions import TrieyeError
+
+Job = Callable[[DictConfig], Any]
+
+
+class ComposedHydra(Hydra):
+    """Hydra with a config that is composed already.
+
+    Only the jobs of a sweep are composed: by the launcher, from the config loader.
+
+    Args:
+        loader: The loader of the config.
+        composed: The config, with the node `hydra`.
+    """
+
+    def __init__(self, loader: Loader, composed: DictConfig) -> None:
+        super().__init__(loader.source.job_name, loader.config_loader)
+        self._name = loader.source.name
+        self._composed = composed
+
+    def compose_config(self, *_: Any, with_log_configuration: bool = False, **__: Any) -> DictConfig:
+        """Return the config."""
+        if with_log_configuration:
+            configure_log(self._composed.hydra.hydra_logging, self._composed.hydra.verbose)
+        return self._composed
+
+    def start(self, job: Job) -> None:
+        """Run the job, or a sweep of it, as `hydra.mode` says.
+
+        Raises:
+            SystemExit: The job failed, and Hydra has printed why.
+        """
+        run = self.multirun if self._composed.hydra.mode == RunMode.MULTIRUN else self.run
+        # `hydra.compose` in a task uses the same search path
+        instance, before = GlobalHydra.instance(), GlobalHydra.instance().hydra
+        instance.hydra = self
+        try:
+            with _own_exit_code():
+                run_and_report(lambda: run(self._name, job, []))
+        finally:
+            instance.hydra = before
+
+    def show(self, arguments: Namespace) -> None:
+        """Print the config, as `--cfg` asks."""
+        run_and_report(lambda: self.show_cfg(self._name, [], arguments.cfg, arguments.package, arguments.resolve))
+
+
+def run_hydra(source: Source, job: Job, argv: Sequence[str]) -> None:
+    """Let Hydra compose and do what a flag asks for besides running the job, such as `--info`."""
+    with _argv(argv), _own_exit_code():
+        hydra.main(config_path=source.directory, config_name=source.name, **VERSION_BASE)(job)()
+
+
+@contextmanager
+def _own_exit_code() -> Iterator[None]:
+    """Exit with the code of the error that Hydra has printed."""
+    try:
+        yield
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, TrieyeError):
+            raise SystemExit(leaving.__context__.exit_code) from leaving.__context__
+        raise
+
+
+@contextmanager
+def _argv(arguments: Sequence[str]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = [before[0], *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before

@@ -1,0 +1,71 @@
+"""ModelOf015: config models that also accept the spellings of trieye 0.1.5.
+
+The table is closed: it holds the fields that 0.1.5 had, as it spelled them. `trieye.compat` has the rest of its API.
+"""
+
+import warnings
+from collections.abc import Callable
+from itertools import count
+from typing import Any, ClassVar
+
+from pydantic import model_validator
+
+from trieye.config.base import StrictModel
+
+_uses = count()
+
+
+class ModelOf015(StrictModel, coerce_numbers_to_str=True):
+    """A strict and frozen model that trieye 0.1.5 had, too, and that still takes its fields as 0.1.5 spelled them.
+
+    Upper-case spellings work as keyword arguments and as attributes, and the fields of 0.1.5 can be assigned to, which
+    checks the value. The first such use in a process warns. The models that derive from a model of 0.1.5 are frozen.
+    """
+
+    # numbers become text: on a command line `run_name=7` and `+tags.fold=3` are typed without quotes
+
+    spellings: ClassVar[tuple[str, ...]] = ()
+    """The fields of trieye 0.1.5, as it spelled them."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        for name in vars(cls).get("spellings", ()):
+            if not hasattr(cls, name) and name.isupper():
+                setattr(cls, name, property(_reader(name.lower())))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_spellings(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not any(name.isupper() and name in data for name in cls.spellings):
+            return data
+        _warn_once(stacklevel=4)
+        return {key.lower() if key in cls.spellings else key: value for key, value in data.items()}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in vars(type(self)).get("spellings", ()):
+            super().__setattr__(name, value)
+            return
+        _warn_once(stacklevel=3)
+        field = name.lower()
+        given = {key: getattr(self, key) for key in self.model_fields_set}
+        self.__dict__[field] = getattr(type(self).model_validate({**given, field: value}), field)
+        self.model_fields_set.add(field)
+
+
+def _reader(field: str) -> Callable[[ModelOf015], Any]:
+    def read(model: ModelOf015) -> Any:
+        _warn_once(stacklevel=3)
+        return getattr(model, field)
+
+    return read
+
+
+def _warn_once(*, stacklevel: int) -> None:
+    if next(_uses) == 0:
+        warnings.warn(
+            "upper-case config keys and assignment to config fields are deprecated spellings of trieye 0.1.5; "
+            "use lower-case keys, and model_copy(update=...) to change a config",
+            DeprecationWarning,
+            stacklevel=stacklevel,
+        )

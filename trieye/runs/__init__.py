@@ -1,0 +1,30 @@
+"""Stored runs as a Python API: find, verify, remove, prune, close, rebuild, fork, rerun and diff.
+
+A run is given as a `StoredRun`, as its directory, or as its name: `run` or `app/run`. Importing this package loads
+nothing heavy. Runs of other programs are imported by `trieye.integrations.importing`; policies are exported by
+`trieye.training.run_export`.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_MODULES = {
+    "attempt_rows": ("AttemptRow", "attempts"),
+    "checkpoint_rows": ("CheckpointRow", "checkpoints"),
+    "comparing": ("RunDiff", "diff"),
+    "delivery": ("Delivery", "close", "rebuild", "restore_attempt"),
+    "finding": ("find", "get", "ordered", "run_directory", "select"),
+    "ownership": ("claim",),
+    "removal": ("Removal", "plan_pruning", "plan_removal", "prune", "remove"),
+    "restarting": ("Restart", "fork", "plan_fork", "plan_rerun", "rerun"),
+    "stored_run": ("StoredRun",),
+    "verification": ("RunCheck", "verify"),
+}
+_HOME = {name: f"trieye.runs.{module}" for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_HOME)  # noqa: PLE0605 - a list of strings
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,31 @@
+"""Public names of trieye.runs, for type checkers and editors; `python tests/test_layout.py` writes it."""
+
+from trieye.runs.attempt_rows import AttemptRow as AttemptRow
+from trieye.runs.attempt_rows import attempts as attempts
+from trieye.runs.checkpoint_rows import CheckpointRow as CheckpointRow
+from trieye.runs.checkpoint_rows import checkpoints as checkpoints
+from trieye.runs.comparing import RunDiff as RunDiff
+from trieye.runs.comparing import diff as diff
+from trieye.runs.delivery import Delivery as Delivery
+from trieye.runs.delivery import close as close
+from trieye.runs.delivery import rebuild as rebuild
+from trieye.runs.delivery import restore_attempt as restore_attempt
+from trieye.runs.finding import find as find
+from trieye.runs.finding import get as get
+from trieye.runs.finding import ordered as ordered
+from trieye.runs.finding import run_directory as run_directory
+from trieye.runs.finding import select as select
+from trieye.runs.ownership import claim as claim
+from trieye.runs.removal import Removal as Removal
+from trieye.runs.removal import plan_pruning as plan_pruning
+from trieye.runs.removal import plan_removal as plan_removal
+from trieye.runs.removal import prune as prune
+from trieye.runs.removal import remove as remove
+from trieye.runs.restarting import Restart as Restart
+from trieye.runs.restarting import fork as fork
+from trieye.runs.restarting import plan_fork as plan_fork
+from trieye.runs.restarting import plan_rerun as plan_rerun
+from trieye.runs.restarting import rerun as rerun
+from trieye.runs.stored_run import StoredRun as StoredRun
+from trieye.runs.verification import RunCheck as RunCheck
+from trieye.runs.verification import verify as verify

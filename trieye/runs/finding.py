@@ -1,0 +1,371 @@
+"""Find stored runs by name or path, and list those of an app, a sweep or a directory.
+
+Importing this loads neither pydantic nor NumPy, which take longer to load than a thousand runs to read.
+"""
+
+import json
+import os
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from trieye.exceptions import ConfigurationError
+from trieye.files.run_files import CONFIGS, RUN_RECORD
+from trieye.runs.stored_run import Mode, StoredRun
+
+RunReference = StoredRun | Path | str
+"""A stored run: the object, its directory, or its name: `run` or `app/run`."""
+
+SortKey = Literal["created", "objective", "step", "took", "size", "name", "status"]
+
+DEFAULT_ROOT = ".trieye_data"
+_SWEEP, _RUNS, _RUN, _MULTIRUN = "sweep.json", "runs", "run", Path("multirun")
+_DEPTH = 3
+"""Runs lie at <root>/<app>/runs/<run>."""
+
+_ROOT_IN_CONFIG = re.compile(r"^\s+root_data_dir:\s*['\"]?([^'\"#\n]+?)['\"]?\s*(?:#.*)?$", re.MULTILINE)
+_MAX_SHOWN = 10
+
+
+class Skipped(NamedTuple):
+    """A directory among runs that is no run, and why."""
+
+    directory: Path
+    reason: str
+
+
+class Listing(NamedTuple):
+    """The runs that were found, and the directories beside them that are no runs."""
+
+    runs: list[StoredRun]
+    skipped: list[Skipped]
+
+
+def get(run: RunReference, *, root: Path | None = None) -> StoredRun:
+    """Return a stored run.
+
+    Args:
+        run: Its directory, or its name: `run` or `app/run`.
+        root: Directory of all apps; None: those of the project around the working directory.
+
+    Raises:
+        ConfigurationError: No run or several have that name, or its run.json is damaged.
+
+    Example:
+        >>> import trieye.runs
+        >>> trieye.runs.get("my_agent/first").status  # doctest: +SKIP
+        'FINISHED'
+    """
+    return run if isinstance(run, StoredRun) else StoredRun.read(run_directory(run, root=root))
+
+
+def find(*places: str | Path, root: Path | None = None, metric: str | None = None, mode: Mode | None = None) -> Listing:
+    """Return the runs of apps, sweeps or directories.
+
+    Args:
+        *places: Names of apps, and directories of sweeps, apps, runs or projects; none: all apps.
+        root: Directory of all apps; None: those of the project around the working directory.
+        metric: The metric that rates the runs; None: the `loop.objective` of each.
+        mode: Whether higher values are better; None: the `loop.mode` of each.
+
+    Raises:
+        ConfigurationError: There is no such app or directory.
+
+    Example:
+        >>> import trieye.runs
+        >>> [run.name for run in trieye.runs.find("my_agent").runs if run.status == "LOST"]  # doctest: +SKIP
+        ['first']
+    """
+    directories, skipped = find_directories([str(place) for place in places], roots_of(root))
+    runs = []
+    for directory in directories:
+        try:
+            runs.append(StoredRun.read(directory, metric=metric, mode=mode))
+        except ConfigurationError as error:
+            skipped.append(Skipped(directory, str(error).removeprefix(f"{directory}: ")))
+    return Listing(runs, skipped)
+
+
+def select(
+    runs: Iterable[StoredRun],
+    *,
+    status: Collection[str] | None = None,
+    where: Mapping[str, str] | None = None,
+    newer_than_s: float | None = None,
+) -> list[StoredRun]:
+    """Return the runs that fit all conditions.
+
+    Args:
+        runs: Runs.
+        status: Their status is one of these.
+        where: Values of their config as text, by dotted name.
+        newer_than_s: They were created within so many seconds.
+
+    Raises:
+        ConfigurationError: No run has a key of `where`.
+    """
+    chosen = [run for run in runs if status is None or run.status in status]
+    if newer_than_s is not None:
+        chosen = [run for run in chosen if run.created >= time.time() - newer_than_s]
+    if not where or not chosen:
+        return chosen
+    configs = [(run, _config_values(run.run_dir)) for run in chosen]
+    known = {key for _, config in configs for key in config}
+    for key in where.keys() - known:
+        from trieye.config.base import did_you_mean
+
+        raise ConfigurationError(f"{key}={where[key]}: no run has such a key{did_you_mean(key, known)}")
+    return [
+        run
+        for run, config in configs
+        if all(key in config and _is_same(config[key], text) for key, text in where.items())
+    ]
+
+
+def ordered(runs: Sequence[StoredRun], by: SortKey = "created", *, reverse: bool = False) -> list[StoredRun]:
+    """Return the newest, best, longest or largest run first; runs without such a value come last either way."""
+    if by in {"name", "status"}:
+        return sorted(runs, key=lambda run: (run.status if by == "status" else "", run.app, run.name), reverse=reverse)
+
+    def value(run: StoredRun) -> float | None:
+        if by == "objective":
+            if run.best is None or run.diverged:
+                return None
+            return run.best if run.mode == "max" else -run.best
+        if by == "size":
+            return run.size_bytes
+        return {"created": run.created, "step": run.step, "took": run.took_s}[by]
+
+    rated = [(rating, run) for run in runs if (rating := value(run)) is not None]
+    best_first = [run for _, run in sorted(rated, key=lambda pair: pair[0], reverse=not reverse)]
+    return [*best_first, *(run for run in runs if value(run) is None)]
+
+
+def roots_of(root: Path | None) -> list[Path]:
+    """Return the directories of all apps: the given one, or those of the project around the working directory.
+
+    Those of a project are `.trieye_data`, here or above, and each `root_data_dir` that its conf/ names.
+    """
+    if root is not None:
+        return [root.resolve()]
+    here = Path.cwd()
+    above = next((node / DEFAULT_ROOT for node in (here, *here.parents) if (node / DEFAULT_ROOT).is_dir()), None)
+    project = here if above is None else above.parent
+    texts = (_text_of(path) for path in sorted((project / "conf").rglob("*.yaml")))
+    named = (os.path.expandvars(path) for text in texts for path in _ROOT_IN_CONFIG.findall(text))
+    roots = [*([] if above is None else [above]), *(project / Path(path).expanduser() for path in named)]
+    return list(dict.fromkeys(path.resolve() for path in roots if path.is_dir()))
+
+
+def run_directory(run: RunReference, *, root: Path | None = None, marks: Sequence[str] = (RUN_RECORD,)) -> Path:
+    """Return the absolute directory of a run, with symbolic links resolved; arguments are those of `run_entry`."""
+    return run.run_dir if isinstance(run, StoredRun) else run_entry(run, roots_of(root), marks=marks).resolve()
+
+
+def run_entry(reference: str | Path, roots: Sequence[Path], *, marks: Sequence[str] = (RUN_RECORD,)) -> Path:
+    """Return the directory of a run, or the symbolic link to it that the user named.
+
+    Args:
+        reference: Its directory, or its name below one of `roots`: `run` or `app/run`.
+        roots: Directories of all apps.
+        marks: Files that identify the directory of a run: a run has at least one.
+
+    Raises:
+        ConfigurationError: No run or several have that name; the message lists the runs below `roots`.
+    """
+    path, text = Path(reference), str(reference)
+    if any((path / mark).exists() for mark in marks):
+        return path
+    runs = _run_directories(roots, marks)
+    named = _named(f"run {text!r}", text, runs)
+    if named is not None:
+        return named
+    if path.is_dir():
+        raise ConfigurationError(f"run {text!r}: that directory is no run, it has no {' and no '.join(marks)}")
+    advice = "give its directory, or with --root the directory of all apps"
+    shown_roots = ", ".join(str(root.resolve()) for root in roots or [Path(DEFAULT_ROOT)])
+    if not any(root.is_dir() for root in roots):
+        missing = f"there is neither such a directory nor {shown_roots} with runs in it"
+        raise ConfigurationError(f"run {text!r}: {missing}; go where the run was started, or {advice}")
+    names = [_full_name(directory) for directory in runs]
+    hint = _did_you_mean(text, [*names, *(directory.name for directory in runs)])
+    raise ConfigurationError(
+        f"run {text!r}: there is none in {shown_roots}{hint} (runs there: {_shortened(sorted(names))}); {advice}"
+    )
+
+
+def resolve(reference: str | Path, roots: Sequence[Path]) -> Path:
+    """Return the directory of a run, an app, a sweep or a project.
+
+    A name means an app before a run, and a run before a sweep or a directory here.
+
+    Args:
+        reference: Its directory, or its name; `app/run` for a run.
+        roots: Directories of all apps.
+
+    Raises:
+        ConfigurationError: Nothing or several runs have that name.
+    """
+    path, text = Path(reference), str(reference)
+    if (path / RUN_RECORD).exists():
+        return path.resolve()
+    below, here = [root / text for root in roots], [path, _MULTIRUN / text]
+    first, then = (below, here) if path.name == text else (here, below)
+    directory = next(filter(Path.is_dir, first), None)
+    if directory is not None:
+        return directory.resolve()
+    runs = _run_directories(roots, (RUN_RECORD,))
+    directory = _named(text, text, runs) or next(filter(Path.is_dir, then), None)
+    if directory is None:
+        raise ConfigurationError(f"{text}: {_unknown(text, roots, [_full_name(run) for run in runs])}")
+    return directory.resolve()
+
+
+def find_directories(places: Sequence[str], roots: Sequence[Path]) -> tuple[list[Path], list[Skipped]]:
+    """Return the directories of runs, and directories beside them that are no runs, as `find`."""
+    runs: dict[Path, None] = {}
+    skipped: dict[Path, Skipped] = {}
+    for directory in _directories_of(places, roots):
+        for entry in _walk(directory):
+            if isinstance(entry, Skipped):
+                skipped[entry.directory] = entry
+            else:
+                runs[entry.resolve()] = None
+    return list(runs), list(skipped.values())
+
+
+def is_run_leftover(directory: Path) -> bool:
+    """Tell whether a directory among runs has no run.json, as an interrupted program leaves it."""
+    if directory.name[:1] in {"", "."} or not directory.is_dir() or (directory / RUN_RECORD).exists():
+        return False
+    runs = directory.absolute().parent
+    return runs.name == _RUNS or any((path / RUN_RECORD).exists() for path in _directories_in(runs))
+
+
+def is_sweep(directory: Path) -> bool:
+    """Tell whether a directory is that of a sweep, also one of Hydra's launchers."""
+    return (directory / _SWEEP).exists() or any((job / _RUN).is_symlink() for job in _directories_in(directory))
+
+
+def _run_directories(roots: Sequence[Path], marks: Sequence[str]) -> list[Path]:
+    found = {path.parent for root in roots for mark in marks for path in root.glob(f"*/*/*/{mark}")}
+    return sorted(path for path in found if path.name[0] != ".")
+
+
+def _named(label: str, name: str, runs: Sequence[Path]) -> Path | None:
+    """Return the run of a name; None if there is none."""
+    named = [run for run in runs if name in {_full_name(run), run.name}]
+    if len(named) > 1:
+        names = [_full_name(run) for run in named]
+        shown = names if len(set(names)) == len(names) else map(str, named)
+        raise ConfigurationError(f"{label}: there are several runs of that name; say which: {', '.join(shown)}")
+    return named[0] if named else None
+
+
+def _full_name(run_dir: Path) -> str:
+    return f"{run_dir.parents[1].name}/{run_dir.name}"
+
+
+def _did_you_mean(name: str, names: Collection[str]) -> str:
+    from trieye.config.base import did_you_mean  # with pydantic
+
+    return did_you_mean(name, set(names))
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_SHOWN} more" if names[_MAX_SHOWN:] else ""
+    return ", ".join(names[:_MAX_SHOWN]) + more or "none"
+
+
+def _unknown(name: str, roots: Sequence[Path], runs: Sequence[str] | None = None) -> str:
+    apps = sorted({path.name for root in roots for path in _directories_in(root)})
+    sweeps = [path.name for path in _directories_in(_MULTIRUN)]
+    names = [*apps, *sweeps, *(runs or ()), *(run.rpartition("/")[2] for run in runs or ())]
+    where = ", ".join(map(str, roots)) or "no directory of apps here; name one with --root"
+    return (
+        f"there is no such {'run, ' if runs is not None else ''}app, sweep or directory{_did_you_mean(name, names)} "
+        f"(apps in {where}: {_shortened(apps)})"
+    )
+
+
+def _directories_of(places: Sequence[str], roots: Sequence[Path]) -> Iterator[Path]:
+    if not places:
+        yield from roots
+    for place in places:
+        candidates = [Path(place), *(root / place for root in roots), _MULTIRUN / place]
+        if Path(place).name == place:  # a name means an app before a directory here
+            candidates = [*candidates[1:], candidates[0]]
+        directory = next((path for path in candidates if path.is_dir()), None)
+        if directory is None:
+            raise ConfigurationError(f"{place}: {_unknown(place, roots)}")
+        yield directory
+
+
+def _walk(directory: Path, depth: int = _DEPTH) -> Iterator[Path | Skipped]:
+    if (directory / RUN_RECORD).exists():
+        yield directory
+        return
+    if depth == _DEPTH and (directory / DEFAULT_ROOT).is_dir():
+        directory = directory / DEFAULT_ROOT
+    below = _directories_in(directory)
+    if is_sweep(directory):
+        yield from _jobs(below)
+        return
+    runs = {path for path in below if (path / RUN_RECORD).exists()}
+    if runs or directory.name == _RUNS:
+        yield from (path if path in runs else Skipped(path, f"it has no {RUN_RECORD}") for path in below)
+    elif depth > 1:
+        for path in below:
+            yield from _walk(path, depth - 1)
+
+
+def _jobs(jobs: Sequence[Path]) -> Iterator[Path | Skipped]:
+    for job in sorted(jobs, key=lambda path: (len(path.name), path.name)):
+        link = job / _RUN
+        if (link / RUN_RECORD).exists():
+            yield link
+        elif link.is_symlink():
+            yield Skipped(job, f"its run, {link.readlink()}, is gone")
+
+
+def _directories_in(directory: Path) -> list[Path]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.name[0] != "." and entry.is_dir())
+    except OSError:
+        return []
+
+
+def _config_values(run_dir: Path) -> Mapping[str, Any]:
+    """Return the values of a run's configs.json by dotted name; nothing if it cannot be read."""
+    with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        config = msgspec.json.decode((run_dir / CONFIGS).read_bytes())
+        if isinstance(config, dict):
+            from trieye.config.fingerprint import leaves  # with pydantic
+
+            return dict(leaves(config))
+    return {}
+
+
+def _is_same(value: Any, text: str) -> bool:
+    if isinstance(value, bool) or value is None:
+        return text.lower() in ({"none", "null"} if value is None else {str(value).lower()})
+    if isinstance(value, int | float):
+        with suppress(ValueError):
+            return float(text) == value
+        return False
+    if isinstance(value, str):
+        return text == value
+    return text.replace(" ", "") == json.dumps(value, separators=(",", ":"))
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,238 @@
+"""Program: the program of a stored run, its overrides, and the command that starts it again."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from pydantic import ValidationError
+
+from trieye.config.locations import checkpoint_reference
+from trieye.config.redaction import HIDDEN
+from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
+from trieye.files.run_files import CONFIGS
+from trieye.files.run_record import RunRecord
+from trieye.process.child import run_program
+from trieye.run.provenance import DIRECTORY
+from trieye.run.rehearsal import VARIABLE, Rehearsed, Stage
+from trieye.runs.stored_run import StoredRun
+from trieye.snapshot.signing import key_source
+from trieye.sweeps.record import SweepRecord
+
+LOAD, RUN_NAME = "persistence.load_checkpoint_path", "run_name"
+_NO_OUTPUT = (
+    "persistence.mirror=null", "runtime.kind=local", "runtime.address=null", "sinks.mlflow.enabled=false",
+    "sinks.tensorboard.enabled=false", "sinks.wandb.enabled=false", "sinks.console.enabled=false",
+)  # fmt: skip
+"""Overrides of a dry run, whose run is in a temporary directory and not for users to see."""
+
+_MAX_LINES = 20
+
+_PYTHON_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+_HYDRA_WITH_VALUE = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd")
+_PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)[a-z_/][\w./:-]*", re.IGNORECASE | re.ASCII)
+"""A value that needs no quotes in Hydra's grammar."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """The program that composes the config of a run, and runs it.
+
+    Attributes:
+        words: The words of its command without overrides.
+        directory: Its working directory.
+        overrides: The overrides of the run, as typed, without its name.
+        is_signed: Whether this user's key signs all of that.
+    """
+
+    words: Sequence[str]
+    directory: Path
+    overrides: Sequence[str]
+    is_signed: bool = False
+
+    @classmethod
+    def of(cls, run: StoredRun) -> "Program":
+        """Return the program of a run.
+
+        Raises:
+            ConfigurationError: It cannot be started with other values; the message says why, and what to do.
+        """
+        cannot = f"run {str(run)!r} cannot be composed again"
+        provenance = run.provenance
+        if provenance is None:
+            raise ConfigurationError(
+                f"{cannot}: it has no intact {DIRECTORY}/attempt-{run.attempt}.json, as runs of trieye 0.1.5; "
+                f"start its program yourself, with the values of {run.run_dir / CONFIGS}"
+            )
+        sweep = _sweep_of(run.record)
+        if not (provenance.overrides or (run.run_dir / ".hydra").is_dir() or sweep is not None):
+            raise ConfigurationError(
+                f"{cannot}: {shlex.join(provenance.command)} made its config without Hydra, so no override reaches it; "
+                "put @trieye.main above its function, or start it yourself"
+            )
+        words = sweep.program if sweep is not None else _without_overrides(provenance.command)
+        if not words:
+            raise ConfigurationError(
+                f"{cannot}: its command, {shlex.join(provenance.command)}, names no program; start it yourself"
+            )
+        directory = Path(sweep.working_dir if sweep is not None else provenance.directory)
+        if not directory.is_dir():
+            raise ConfigurationError(
+                f"{cannot}: it was started in {directory}, which is gone; type where its program is now: "
+                f"{shlex.join([*words, *provenance.overrides])}"
+            )
+        is_signed = provenance.is_signed and (sweep is None or sweep.is_signed)
+        return cls(words, directory, provenance.overrides, is_signed)
+
+    def with_overrides(
+        self, own_name: str, given: Sequence[str], without: Sequence[str], fixed: Mapping[str, str]
+    ) -> list[str]:
+        """Return the overrides of another run: those of this one, and the given ones instead of the same keys.
+
+        Args:
+            own_name: Name of the run; a checkpoint of its own, which it was restored to, is not of another run.
+            given: Further overrides.
+            without: Keys whose overrides are left out.
+            fixed: Values that users do not type: `run_name`, and the checkpoint to start from.
+
+        Raises:
+            ConfigurationError: A secret was not recorded, or there is no override of a key to leave out.
+        """
+        taken = {key_of(word) for word in given} | fixed.keys() | set(without)
+        if missing := set(without) - {key_of(word) for word in self.overrides}:
+            known = ", ".join(map(key_of, self.overrides)) or "none"
+            raise ConfigurationError(f"--without {min(missing)}: the run has no such override (it has: {known})")
+        kept = [word for word in self.overrides if key_of(word) not in taken and not _is_own(word, own_name)]
+        if hidden := next((word for word in kept if HIDDEN in word), None):
+            raise ConfigurationError(
+                f"{hidden}: secrets are not recorded; type it again, as in {key_of(hidden)}='${{oc.env:MY_SECRET}}'"
+            )
+        free = [word for word in given if key_of(word) not in fixed]
+        return [*kept, *free, *(override(key, value) for key, value in fixed.items())]
+
+    def command(self, overrides: Sequence[str]) -> list[str]:
+        """Return the command that starts it."""
+        return [*self.words, *overrides]
+
+    def line(self, overrides: Sequence[str]) -> str:
+        """Return the command as one would type it."""
+        return f"cd {shlex.quote(str(self.directory))} && {shlex.join(self.command(overrides))}"
+
+    def require_consent(self, overrides: Sequence[str], *, origin: str, confirm: "Confirm | None") -> None:
+        """Let the user confirm the command, unless it is signed.
+
+        Args:
+            overrides: What it would be started with.
+            origin: The run that it was read from.
+            confirm: Asks the user, and raises if the answer is no; None: nobody can be asked.
+
+        Raises:
+            ConfigurationError: Nobody confirmed it.
+        """
+        if self.is_signed:
+            return
+        if confirm is None:
+            raise ConfigurationError(
+                f"{origin} stores a command that is not signed with your key ({key_source()}), and `confirm` is None: "
+                f"{self.line(overrides)}"
+            )
+        confirm(self.command(overrides), self.directory, origin)
+
+    def dry_run(self, overrides: Sequence[str], stage: Stage, *, purpose: str) -> Rehearsed:
+        """Start it up to a stage, and return its report; nothing that it writes remains.
+
+        Args:
+            overrides: What it is started with.
+            stage: The stage at which it ends.
+            purpose: What the user asked for, for the message.
+
+        Raises:
+            ConfigurationError: It does not accept the overrides, or does not reach the stage.
+            CheckpointError: The checkpoint does not fit.
+        """
+        with tempfile.TemporaryDirectory(prefix="trieye_rehearsal_") as scratch:
+            answer = Path(scratch) / "report.json"
+            more = [] if stage == "config" else [*_NO_OUTPUT, override("persistence.root_data_dir", f"{scratch}/root")]
+            environment = {**os.environ, VARIABLE: f"{stage}:{answer}"}
+            try:
+                done = subprocess.run(
+                    self.command([*overrides, *more]), cwd=self.directory, env=environment, capture_output=True,
+                    text=True, errors="replace", stdin=subprocess.DEVNULL, check=False,
+                )  # fmt: skip
+            except OSError as error:
+                raise ConfigurationError(f"{purpose}: {self.words[0]} cannot be started: {error.strerror}") from error
+            with suppress(OSError, ValidationError):
+                return Rehearsed.model_validate_json(answer.read_bytes())
+        told = _end_of(done.stderr.strip() or done.stdout.strip())
+        if stage == "restore":
+            raise CheckpointError(f"{purpose}: no run was created: the checkpoint does not fit:\n{told}")
+        raise ConfigurationError(
+            f"{purpose}: no run was created: the program rejected the config"
+            + (f":\n{told}" if done.returncode else f"; it ended without a run: {shlex.join(self.command(overrides))}")
+        )
+
+    def start(self, overrides: Sequence[str], *, stdout: TextIO | None = None) -> int:
+        """Run it in the foreground, and return its exit code; `stdout` receives its standard output."""
+        return run_program(self.command(overrides), self.directory, stdout=stdout)
+
+
+Confirm = Callable[[Sequence[str], Path, str], None]
+"""Asks the user about a command, its working directory and the run that stores it; raises if the answer is no."""
+
+
+def override(key: str, value: str) -> str:
+    """Return an override of a key, with the quotes that Hydra needs."""
+    from trieye.config.hydra.axes import quoted  # with Hydra
+
+    return f"{key}={value if _PLAIN.fullmatch(value) else quoted(value)}"
+
+
+def _sweep_of(record: RunRecord) -> SweepRecord | None:
+    if record.group is None:
+        return None
+    with suppress(SerializationError):
+        sweep = SweepRecord.read(Path(record.group))
+        return sweep if sweep is not None and sweep.program else None
+    return None
+
+
+def _without_overrides(command: Sequence[str]) -> list[str]:
+    """Return the words of a command up to its program, and the flags that say where its configs are."""
+    at = 1
+    while at < len(command) and command[at].startswith("-") and command[at] not in {"-m", "-c", "-"}:
+        at += 2 if command[at] in _PYTHON_WITH_VALUE else 1
+    if at >= len(command) or command[at] in {"-c", "-"}:
+        return []
+    begins, rest = at + (2 if command[at] == "-m" else 1), iter(command)
+    words = [next(rest) for _ in range(begins)]
+    for word in rest:
+        if word in _HYDRA_WITH_VALUE:
+            words += [word, next(rest, "")]
+        elif word.startswith(tuple(f"{flag}=" for flag in _HYDRA_WITH_VALUE)):
+            words.append(word)
+    is_there = os.sep in words[0] and Path(words[0]).exists()
+    return [words[0] if is_there else sys.executable, *words[1:]]
+
+
+def key_of(word: str) -> str:
+    """Return the key of an override as Hydra takes it."""
+    return word.partition("=")[0].lstrip("+~").partition("@")[0] if "=" in word else word.lstrip("+~")
+
+
+def _is_own(word: str, own_name: str) -> bool:
+    key, _, value = word.partition("=")
+    reference = checkpoint_reference(value.strip("'\"")) if key == LOAD else None
+    return reference is not None and reference.run_name in {None, own_name}
+
+
+def _end_of(said: str) -> str:
+    """Return the error with which a program ended, or else its last lines."""
+    before, error, text = f"\n{said}".rpartition("\nerror: ")
+    return "\n".join((text if error else before or text).strip().splitlines()[-_MAX_LINES:])

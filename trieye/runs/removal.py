@@ -1,0 +1,336 @@
+"""Delete stored runs: the directory, the MLflow run and the mirror together, in an order that a retry can complete."""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from trieye.config import TrieyeConfig
+from trieye.config.base import did_you_mean
+from trieye.exceptions import ConfigurationError, RunLockedError, TrieyeError
+from trieye.files.atomic import recover, remove_directory
+from trieye.files.run_files import RUN_RECORD
+from trieye.files.run_record import RunRecord
+from trieye.mirror.removal import delete_objects, owned_objects
+from trieye.mirror.store import MirrorStore
+from trieye.process.lock import RunLock, is_alive
+from trieye.runs.config import config_of
+from trieye.runs.finding import DEFAULT_ROOT, RunReference, is_run_leftover, run_entry
+from trieye.runs.stored_run import Mode, StoredRun, disk_bytes
+from trieye.sinks.mlflow.run import delete_run, is_owned_by
+
+
+def remove(run: RunReference, *, root: Path = Path(DEFAULT_ROOT)) -> "Removal":
+    """Delete a run: its directory, its objects in the mirror, and its MLflow run, which MLflow keeps in its trash.
+
+    A copy of a run owns neither the MLflow run nor the mirror, so only its directory is deleted.
+
+    Args:
+        run: The run, its directory or its name below `root`.
+        root: Directory of all apps.
+
+    Returns:
+        What was deleted, and in `notes` what was not, and why.
+
+    Raises:
+        ConfigurationError: There is no such run, or a symbolic link leads to it.
+        RunLockedError: The run is alive.
+        TrieyeError: MLflow or the mirror does not answer; the directory still exists.
+    """
+    removal = plan_removal(run, root=root)
+    removal.delete()
+    return removal
+
+
+def prune(
+    app: str,
+    *,
+    older_than_s: float,
+    keep_best: int | None = None,
+    keep_newest: int = 0,
+    metric: str | None = None,
+    mode: Mode | None = None,
+    root: Path = Path(DEFAULT_ROOT),
+) -> list["Removal"]:
+    """Delete the runs of an app that ended long ago, except the best and the newest ones.
+
+    Runs that are alive and symbolic links are never deleted; with `keep_best`, neither are runs without the metric.
+
+    Args:
+        app: Its name below `root`, or its directory.
+        older_than_s: Age in seconds, counted from the end of a run or its last sign of life.
+        keep_best: Number of the best runs to keep; None: those without the metric are not kept either.
+        keep_newest: Number of the newest runs to keep.
+        metric: The metric that rates the runs; None: their `loop.objective`.
+        mode: Whether higher values are better; None: their `loop.mode`.
+        root: Directory of all apps.
+
+    Returns:
+        What was deleted.
+
+    Raises:
+        ConfigurationError: There is no such app, or the runs cannot be rated.
+        TrieyeError: MLflow or a mirror does not answer; runs that were not deleted yet still exist.
+    """
+    plan = plan_pruning(
+        app, older_than_s=older_than_s, keep_best=keep_best, keep_newest=keep_newest, metric=metric, mode=mode,
+        root=root,
+    )  # fmt: skip
+    for removal in plan.removals:
+        removal.delete()
+    return plan.removals
+
+
+def plan_removal(run: RunReference, *, root: Path = Path(DEFAULT_ROOT)) -> "Removal":
+    """Return what `remove` would delete, and delete nothing.
+
+    A directory without run.json among the runs of `root`, as an interrupted program leaves it, counts as a run.
+
+    Raises:
+        ConfigurationError: There is no such run, a symbolic link leads to it, or a name leads out of `root`.
+        RunLockedError: The run is alive.
+        SerializationError: Its run.json is damaged.
+    """
+    reference = run.run_dir if isinstance(run, StoredRun) else run
+    try:
+        path = run_entry(reference, [root])
+    except ConfigurationError:
+        name = str(reference)
+        leftovers = [path for path in root.glob("*/*/*") if name in {path.name, f"{path.parents[1].name}/{path.name}"}]
+        leftovers = [path for path in (Path(name), *leftovers) if _is_inside(path, root) and is_run_leftover(path)]
+        if len({path.resolve() for path in leftovers}) != 1:
+            raise
+        path = leftovers[0]
+    if path.is_symlink():
+        raise ConfigurationError(
+            f"{path} is a symbolic link to {path.resolve()}; to delete the run, name that directory; to delete only "
+            f"the link, use `rm {path}`"
+        )
+    if path != Path(reference) and not _is_inside(path, root):
+        raise ConfigurationError(f"run {reference!r}: {path.resolve()} is outside --root {root}; name its directory")
+    return Removal.of(path.resolve(), root)
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What `prune` would delete.
+
+    Attributes:
+        removals: The runs to delete, the last used one at the end.
+        unrated: Runs that are kept because their objective is unknown.
+        links: Runs that are kept because a symbolic link leads to them.
+    """
+
+    removals: list["Removal"]
+    unrated: list["Removal"]
+    links: list[Path]
+
+
+def plan_pruning(
+    app: str,
+    *,
+    older_than_s: float,
+    keep_best: int | None = None,
+    keep_newest: int = 0,
+    metric: str | None = None,
+    mode: Mode | None = None,
+    root: Path = Path(DEFAULT_ROOT),
+) -> Pruning:
+    """Return what `prune` would delete, and delete nothing; arguments and exceptions are those of `prune`."""
+    runs, links = _idle_runs(app, root)
+    kept = {run.run_dir for run in runs[::-1][:keep_newest]}
+    unrated: list[Removal] = []
+    if keep_best is not None:
+        ranked = _best_first(runs, metric, mode)
+        unrated = [run for run in runs if run not in ranked]
+        kept |= {run.run_dir for run in [*ranked[:keep_best], *unrated]}
+    before = time.time() - older_than_s
+    removals = [run for run in runs if run.last_used <= before and run.run_dir not in kept]
+    return Pruning(removals, unrated, links)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A run, or a directory without run.json, to delete; its MLflow run and mirror go only if they name it as owner.
+
+    Attributes:
+        run_dir: The directory.
+        name: App and name of the directory, as the user knows it; its path if it is not below the root of all apps.
+        record: Its run.json, if there is one.
+        config: Its config with its current directory; None if it cannot be read.
+        refusal: Why it does not own the MLflow run and the mirror of the run; None if it may.
+    """
+
+    run_dir: Path
+    name: str
+    record: RunRecord | None
+    config: TrieyeConfig | None
+    refusal: str | None
+
+    @classmethod
+    def of(cls, run_dir: Path, root: Path) -> "Removal":
+        """Return the removal of a directory.
+
+        Args:
+            run_dir: The directory, without symbolic links.
+            root: Directory of all apps.
+
+        Raises:
+            RunLockedError: The run is alive.
+            SerializationError: Its run.json is damaged.
+        """
+        if is_alive(run_dir):
+            raise RunLockedError(f"run {run_dir.name!r} is alive, and nothing of it is deleted; stop it first")
+        record, config = RunRecord.read(run_dir / RUN_RECORD), None
+        refusal = f"it has no {RUN_RECORD}" if record is None else record.refusal(run_dir)
+        try:
+            config = config_of(run_dir)
+        except ConfigurationError as error:
+            refusal = refusal or str(error)
+        name = f"{run_dir.parents[1].name}/{run_dir.name}" if _is_inside(run_dir, root) else str(run_dir)
+        return cls(run_dir, name, record, config, refusal)
+
+    @property
+    def last_used(self) -> float:
+        """Unix time in seconds of its end, or of its last sign of life."""
+        ended = None if self.record is None else self.record.ended
+        return ended or max(path.stat().st_mtime for path in (self.run_dir, *self.run_dir.iterdir()) if path.exists())
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Bytes of its directory."""
+        return disk_bytes(self.run_dir)
+
+    @cached_property
+    def owns_mlflow_run(self) -> bool | None:
+        """Whether its MLflow run names this directory as owner; None if there is no MLflow run.
+
+        Raises:
+            TrieyeError: MLflow does not answer.
+        """
+        record, config = self.record, self.config
+        if record is None or record.mlflow_run_id is None:
+            return None
+        if self.refusal is not None or config is None or record.owner is None:
+            return False
+        uri = config.persistence.MLFLOW_TRACKING_URI
+        return is_owned_by(record.owner.token, uri, record.mlflow_run_id, record.run_id)
+
+    @cached_property
+    def mirrors(self) -> list[tuple[MirrorStore, dict[str, int] | None]]:
+        """Its mirror, also that of its name before a rename, and keys and bytes of the objects; None: not its own.
+
+        Raises:
+            ConfigurationError: The mirror cannot be used.
+            TrieyeError: The mirror does not answer.
+        """
+        record, config = self.record, self.config
+        if self.refusal is not None or config is None or record is None or record.owner is None:
+            return []
+        if (url := config.persistence.mirror) is None:
+            return []
+        names = dict.fromkeys([(config.app_name, config.run_name), (record.app_name, record.run_name)])
+        stores = [MirrorStore(url, *name) for name in names]
+        with _explained():
+            return [(store, owned_objects(store, run_id=record.run_id, owner=record.owner.token)) for store in stores]
+
+    @property
+    def mirrored_bytes(self) -> int:
+        """Bytes of its objects in the mirror."""
+        return sum(sum(objects.values()) for _, objects in self.mirrors if objects)
+
+    def notes(self) -> Iterator[str]:
+        """Yield what remains of the run, and why."""
+        why = self.refusal or "it does not name this directory as its owner"
+        if self.record is not None and self.owns_mlflow_run is False:
+            run_id = self.record.mlflow_run_id
+            yield f"{self.name}: MLflow run {run_id} is not deleted: {why}"
+        may_be_mirrored = self.config is None or self.config.persistence.mirror is not None
+        if self.record is not None and self.refusal is not None and may_be_mirrored:
+            yield f"{self.name}: the mirror of the run, if it has one, is not deleted: {why}"
+        for store, objects in self.mirrors:
+            if objects is None:
+                yield f"{self.name}: the mirror {store.address} is not deleted: {why}"
+
+    def delete(self) -> None:
+        """Delete the MLflow run, the mirror and the directory in this order, so that a retry finds what an error left.
+
+        Raises:
+            RunLockedError: Another process has started it meanwhile.
+            TrieyeError: MLflow or the mirror does not answer; the directory still exists.
+        """
+        with RunLock(self.run_dir / "run.lock"), RunLock(self.run_dir / "hub.lock"), _explained():
+            if self.owns_mlflow_run and self.record is not None and self.config is not None:
+                delete_run(self.config.persistence.MLFLOW_TRACKING_URI, str(self.record.mlflow_run_id))
+            for store, objects in self.mirrors:
+                delete_objects(store, objects or {})
+            remove_directory(self.run_dir)
+        recover(self.run_dir.parent, self.run_dir.name)
+        remainder = next(self.run_dir.parent.glob(f".tmp-{self.run_dir.name}~*"), None)
+        if remainder is not None:
+            raise TrieyeError(f"run {self.name!r} is deleted, except files that this user may not delete: {remainder}")
+
+
+def _idle_runs(app: str, root: Path) -> tuple[list[Removal], list[Path]]:
+    """Return the runs of an app that are not alive, the last used one at the end, and the symbolic links among them.
+
+    A run that a link above it leads to outside the app's root counts as a link.
+    """
+    is_named = (root / app).is_dir()
+    app_dir, inside = (root / app, root) if is_named else (Path(app), Path(app).resolve().parent)
+    runs = sorted(path.parent for path in app_dir.glob(f"*/*/{RUN_RECORD}") if path.parent.name[0] != ".")
+    if not runs:
+        apps = sorted({path.parents[2].name for path in root.glob(f"*/*/*/{RUN_RECORD}")})
+        known = f"{root.resolve()} has: {', '.join(apps) or 'none'}"
+        raise ConfigurationError(f"app {app!r}: it has no runs{did_you_mean(app, apps)} ({known})")
+    links = [run_dir for run_dir in runs if run_dir.is_symlink() or not _is_inside(run_dir, inside)]
+    idle = [Removal.of(run_dir.resolve(), inside) for run_dir in runs if run_dir not in links and not is_alive(run_dir)]
+    return sorted(idle, key=lambda run: run.last_used), links
+
+
+def _best_first(runs: Sequence[Removal], metric: str | None, mode: Mode | None) -> list[Removal]:
+    """Return the runs whose objective is known, by its best value; runs in which it diverged come last."""
+    if not runs:
+        return []
+    stored = {run.run_dir: StoredRun.read(run.run_dir) for run in runs}
+    known = sorted({name for run in stored.values() for name in run.metrics})
+    if metric is not None:
+        _require(metric, known)
+        if mode is None and any(run.metric != metric for run in stored.values()):
+            raise ConfigurationError(
+                f"--metric {metric}: choose --mode min or --mode max; loop.mode applies to loop.objective only"
+            )
+    objectives = {(name, mode or run.mode) for run in stored.values() if (name := metric or run.metric) is not None}
+    if len(objectives) > 1:
+        shown = ", ".join(sorted(f"{better} of {name}" for name, better in objectives))
+        raise ConfigurationError(f"--keep best: these runs have several objectives ({shown}); use --metric and --mode")
+    (name, better), *_ = objectives or {("", "max")}
+    _require(name, known)
+    rated = {path: StoredRun.read(path, metric=name, mode=better) for path in stored}
+
+    def rating(run: Removal) -> tuple[bool, float]:
+        best, sign = rated[run.run_dir].best, 1.0 if better == "max" else -1.0
+        return not rated[run.run_dir].diverged, math.nan if best is None else sign * best
+
+    return sorted((run for run in runs if not math.isnan(rating(run)[1])), key=rating, reverse=True)
+
+
+def _require(metric: str, known: Sequence[str]) -> None:
+    if metric not in known:
+        hint = f"{did_you_mean(metric, known)} (they have: {', '.join(known[:10]) or 'none'})"
+        raise TrieyeError(f"--keep best: no run has a metric {metric!r}{hint}")
+
+
+def _is_inside(path: Path, root: Path) -> bool:
+    return root.resolve() in path.resolve().parents[2:3]
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except ConnectionError as error:
+        raise TrieyeError(f"{error}; a run and its copies are deleted together, so retry when it answers") from error

@@ -1,0 +1,233 @@
+"""Start runs like stored ones: `rerun` from the beginning, `fork` from a checkpoint."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trieye.checkpoints.choose import named_checkpoint
+from trieye.checkpoints.directory import peek
+from trieye.checkpoints.store import CheckpointEntry
+from trieye.config.locations import expanded
+from trieye.config.loop import LoopConfig
+from trieye.config.names import check_name
+from trieye.exceptions import ConfigurationError, SerializationError
+from trieye.experiment.finished import Progress
+from trieye.files.run_files import RunFiles
+from trieye.process.lock import is_alive
+from trieye.run.rehearsal import Rehearsed
+from trieye.runs.comparing import Divergence
+from trieye.runs.config import config_of
+from trieye.runs.finding import RunReference, get
+from trieye.runs.program import LOAD, RUN_NAME, Confirm, Program, key_of, override
+from trieye.runs.stored_run import StoredRun
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A run that is about to be started by the program of a stored one.
+
+    Attributes:
+        source: The stored run.
+        run_dir: Directory of the new run.
+        program: The program.
+        overrides: The overrides of the new run.
+        divergence: How the composed config, commit and packages differ from those of the stored run.
+        checkpoint: The checkpoint that a fork starts from; None for a rerun.
+    """
+
+    source: StoredRun
+    run_dir: Path
+    program: Program
+    overrides: list[str]
+    divergence: Divergence
+    checkpoint: CheckpointEntry | None = None
+
+    @property
+    def line(self) -> str:
+        """The command as one would type it."""
+        return self.program.line(self.overrides)
+
+    def check_fit(self) -> None:
+        """Start the program once up to the restore, to see that the checkpoint fits.
+
+        Raises:
+            CheckpointError: It does not.
+        """
+        if self.checkpoint is not None:
+            path = override(LOAD, str(self.checkpoint.path))
+            purpose = f"fork of {self.source} at step {self.checkpoint.step}"
+            self.program.dry_run([*self.overrides[:-1], path], "restore", purpose=purpose)
+
+    def start(self) -> int:
+        """Run the program in the foreground, and return its exit code."""
+        return self.program.start(self.overrides)
+
+
+def rerun(
+    run: RunReference,
+    overrides: Sequence[str] = (),
+    *,
+    without: Sequence[str] = (),
+    root: Path | None = None,
+    confirm: Confirm | None = None,
+) -> int:
+    """Start a run like a stored one, in the foreground, and return the exit code of its program.
+
+    The program starts in the same directory with the same overrides, and composes its config as it is today.
+
+    Args:
+        run: The run, its directory or its name.
+        overrides: Overrides of the new run, which replace those of the same keys; its name is `<run>_rerun` by default.
+        without: Keys whose overrides are left out.
+        root: Directory of all apps; None: those of the project around the working directory.
+        confirm: Asks whether to run a stored command that this user's key does not sign; None refuses it.
+
+    Raises:
+        ConfigurationError: There is no such run, its program cannot be started again, or nobody confirmed its command.
+    """
+    return plan_rerun(run, overrides, without=without, root=root, confirm=confirm).start()
+
+
+def fork(
+    run: RunReference,
+    overrides: Sequence[str] = (),
+    *,
+    at: str = "last",
+    without: Sequence[str] = (),
+    root: Path | None = None,
+    confirm: Confirm | None = None,
+) -> int:
+    """Start a new run from a checkpoint of a stored one, and return the exit code of its program.
+
+    Args:
+        run: The run, its directory or its name.
+        overrides: Overrides of the new run, which replace those of the same keys; its name is `<run>_fork` by default.
+        at: The checkpoint: `best`, `last` or `step:<N>`.
+        without: Keys whose overrides are left out.
+        root: Directory of all apps; None: those of the project around the working directory.
+        confirm: Asks whether to run a stored command that this user's key does not sign; None refuses it.
+
+    Raises:
+        ConfigurationError: As `rerun`; or there is no such checkpoint, or the run would be over at once.
+        CheckpointError: The checkpoint is damaged or does not fit.
+    """
+    restart = plan_fork(run, overrides, at=at, without=without, root=root, confirm=confirm)
+    restart.check_fit()
+    return restart.start()
+
+
+def plan_rerun(
+    run: RunReference,
+    overrides: Sequence[str] = (),
+    *,
+    without: Sequence[str] = (),
+    root: Path | None = None,
+    confirm: Confirm | None = None,
+) -> Restart:
+    """Return what `rerun` would start; its program is started for a dry run only. Arguments are those of `rerun`."""
+    source = get(run, root=root)
+    fixed = {RUN_NAME: _new_name(source, overrides, "rerun")}
+    return _plan(source, overrides, without, fixed, confirm, purpose=f"rerun of {source}")
+
+
+def plan_fork(
+    run: RunReference,
+    overrides: Sequence[str] = (),
+    *,
+    at: str = "last",
+    without: Sequence[str] = (),
+    root: Path | None = None,
+    confirm: Confirm | None = None,
+) -> Restart:
+    """Return what `fork` would start; its program is started for a dry run only. Arguments are those of `fork`."""
+    source = get(run, root=root)
+    purpose = f"fork of {source} --at {at}"
+    if any(word.lstrip("+~").startswith(LOAD) for word in overrides):
+        raise ConfigurationError(f"{LOAD}: a fork starts from the checkpoint that --at names")
+    checkpoint = named_checkpoint(RunFiles(config_of(source.run_dir).persistence), at, asked=purpose)
+    fixed = {RUN_NAME: _new_name(source, overrides, "fork"), LOAD: str(checkpoint.path)}
+    return _plan(source, overrides, without, fixed, confirm, purpose=purpose, checkpoint=checkpoint)
+
+
+def _plan(
+    source: StoredRun,
+    overrides: Sequence[str],
+    without: Sequence[str],
+    fixed: Mapping[str, str],
+    confirm: Confirm | None,
+    *,
+    purpose: str,
+    checkpoint: CheckpointEntry | None = None,
+) -> Restart:
+    then_config = source.config
+    program = Program.of(source)
+    words = program.with_overrides(source.name, overrides, without, fixed)
+    program.require_consent(words, origin=f"run {source}", confirm=confirm)
+    composed = program.dry_run(words, "config", purpose=purpose)
+    run_dir = _directory_of(composed, program)
+    _check_free(run_dir)
+    if checkpoint is not None:
+        _check_unfinished(composed.config, checkpoint, purpose)
+        if run_dir.parent.resolve() == source.run_dir.parent:  # a name stays true when both runs are moved
+            words[-1] = override(LOAD, f"{source.name}:step:{checkpoint.step}")
+    # values that code added to the config of the run are not composed; the checkpoint is reported apart
+    then = {key: value for key, value in then_config.items() if key in composed.config}
+    now = (composed.config, composed.provenance)
+    divergence = Divergence.between((then, source.provenance), now, ignored=(LOAD,))
+    return Restart(source, run_dir, program, words, divergence, checkpoint)
+
+
+def _new_name(source: StoredRun, overrides: Sequence[str], suffix: str) -> str:
+    """Return the name of the new run: the typed one, or that of the stored run with a suffix."""
+    typed = next(
+        (word.partition("=")[2].strip("'\"") for word in reversed(overrides) if key_of(word) == RUN_NAME), None
+    )
+    runs = source.run_dir.parent
+    if typed is not None:
+        try:
+            check_name(RUN_NAME, typed)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        _check_free(runs / typed)
+        return typed
+    names = (f"{source.name}_{suffix}{number}" for number in ("", *(f"_{count}" for count in range(2, 10_000))))
+    return next(name for name in names if not (runs / name).exists())
+
+
+def _check_free(run_dir: Path) -> None:
+    if not run_dir.exists():
+        return
+    if is_alive(run_dir):
+        raise ConfigurationError(f"run_name={run_dir.name}: this run exists and is alive; choose another name")
+    resume = ""
+    with suppress(ConfigurationError, SerializationError):
+        existing = StoredRun.read(run_dir)
+        overrides = existing.provenance.overrides if existing.provenance else ()
+        resume = f"; to resume it: {Program.of(existing).line(overrides)}"
+    raise ConfigurationError(f"run_name={run_dir.name}: this run exists already; choose another name{resume}")
+
+
+def _directory_of(composed: Rehearsed, program: Program) -> Path:
+    persistence = composed.config["persistence"]
+    root = (
+        program.directory / Path(expanded("persistence.root_data_dir", str(persistence["root_data_dir"]))).expanduser()
+    )
+    return (
+        root / str(composed.config["app_name"]) / str(persistence["runs_dir_name"]) / str(composed.config["run_name"])
+    )
+
+
+def _check_unfinished(config: Mapping[str, Any], checkpoint: CheckpointEntry, purpose: str) -> None:
+    """Refuse a fork that would be over at once."""
+    try:
+        progress = Progress(**{**peek(checkpoint.path, "objects", "loop"), "best": None})
+    except (SerializationError, TypeError):  # the program has a loop of its own
+        return
+    limits = LoopConfig.model_validate(config["loop"])
+    reason = progress.reason_to_stop(limits, progress.counted()[limits.axis] or checkpoint.step)
+    if reason is not None:
+        raise ConfigurationError(
+            f"{purpose}: it would be over at once, since its checkpoint has {reason}; raise that limit"
+        )

@@ -1,0 +1,75 @@
+"""WorkerPool: the protocol for running jobs, and its implementation in this process."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trieye.sweeps.jobs import Done
+from trieye.sweeps.working import Composed, Shared, work
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A job whose process was killed, with the reported reason."""
+
+    index: int
+    reason: str
+
+
+Outcome = Done | Died
+
+
+class WorkerPool(Protocol):
+    """Runs jobs."""
+
+    def has_room(self, resources: Mapping[str, Any]) -> bool:
+        """Return whether a job with these resources may start now."""
+
+    def begin(
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
+    ) -> None:
+        """Start a job, with its config if that is already composed."""
+
+    def wait(self, timeout_s: float) -> list[Outcome]:
+        """Return ended jobs: immediately if there are any, else after at most `timeout_s`."""
+
+    def cancel(self, index: int) -> None:
+        """Interrupt a job like Ctrl-C."""
+
+    def stop(self) -> None:
+        """Stop all jobs."""
+
+
+class ThisProcess:
+    """Runs jobs sequentially in this process."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._ended: list[Outcome] = []
+
+    def has_room(self, resources: Mapping[str, Any]) -> bool:
+        """Return whether `wait` has returned the last job, which ends before `begin` returns."""
+        del resources
+        return not self._ended
+
+    def begin(
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
+    ) -> None:
+        """Run a job to completion."""
+        del resources
+        try:
+            self._ended.append(work(self._shared, index, overrides, config, is_own_process=False))
+        except Exception as error:  # noqa: BLE001 - an error outside of the job, such as in its directory or config
+            self._ended.append(Done(index, error=error))
+
+    def wait(self, timeout_s: float) -> list[Outcome]:
+        """Return the ended job, if any."""
+        del timeout_s
+        ended, self._ended = self._ended, []
+        return ended
+
+    def cancel(self, index: int) -> None:
+        """Do nothing: no job is running."""
+
+    def stop(self) -> None:
+        """Do nothing: no job is running."""
