@@ -105,28 +105,39 @@ def _rate(name: str, source: DataSource, numerator: str) -> MetricConfig:
     )
 
 
-DEFAULT_METRICS: list[MetricConfig] = [
-    _trainer("Loss/Total"),
-    _trainer("Loss/Policy"),
-    _trainer("Loss/Value"),
-    _trainer("Loss/Entropy"),
-    _trainer("Loss/Mean_Abs_TD_Error"),
-    _trainer("LearningRate", "latest"),
-    _worker("Episode/Score", "episode_end", "score", 5.0),
-    _worker("Episode/Length", "episode_end", "length", 5.0),
-    _worker("Episode/Triangles_Cleared", "episode_end", "triangles_cleared", 5.0),
-    _worker("MCTS/Avg_Simulations_Per_Step", "mcts_step", None, 10.0),
-    _worker("MCTS/Avg_Tree_Depth", "episode_end", "avg_mcts_depth", 5.0),
-    _worker("RL/Step_Reward_Mean", "step_reward", None, 10.0),
-    _loop("Buffer/Size", 5.0),
-    _loop("Progress/Total_Simulations", 5.0),
-    _loop("Progress/Episodes_Played", 5.0),
-    _loop("Progress/Weight_Updates_Total", 5.0),
-    _loop("System/Num_Active_Workers", 10.0),
-    _loop("System/Num_Pending_Tasks", 10.0),
-    _rate("Rate/Steps_Per_Sec", "loop", "step_completed"),
-    _rate("Rate/Episodes_Per_Sec", "worker", "episode_end"),
-    _rate("Rate/Simulations_Per_Sec", "worker", "mcts_step"),
-    _trainer("PER/Beta", "latest"),
-]
+DEFAULT_METRICS: list[MetricConfig]
 """The 22 metrics of trieye 0.1.5, kept for the programs that extend them: `DEFAULT_METRICS + [...]`."""
+
+
+def __getattr__(name: str) -> list[MetricConfig]:
+    if name != "DEFAULT_METRICS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = metrics = _default_metrics()  # on demand: with the schema of the model it takes 15 ms
+    return metrics
+
+
+def _default_metrics() -> list[MetricConfig]:
+    return [
+        _trainer("Loss/Total"),
+        _trainer("Loss/Policy"),
+        _trainer("Loss/Value"),
+        _trainer("Loss/Entropy"),
+        _trainer("Loss/Mean_Abs_TD_Error"),
+        _trainer("LearningRate", "latest"),
+        _worker("Episode/Score", "episode_end", "score", 5.0),
+        _worker("Episode/Length", "episode_end", "length", 5.0),
+        _worker("Episode/Triangles_Cleared", "episode_end", "triangles_cleared", 5.0),
+        _worker("MCTS/Avg_Simulations_Per_Step", "mcts_step", None, 10.0),
+        _worker("MCTS/Avg_Tree_Depth", "episode_end", "avg_mcts_depth", 5.0),
+        _worker("RL/Step_Reward_Mean", "step_reward", None, 10.0),
+        _loop("Buffer/Size", 5.0),
+        _loop("Progress/Total_Simulations", 5.0),
+        _loop("Progress/Episodes_Played", 5.0),
+        _loop("Progress/Weight_Updates_Total", 5.0),
+        _loop("System/Num_Active_Workers", 10.0),
+        _loop("System/Num_Pending_Tasks", 10.0),
+        _rate("Rate/Steps_Per_Sec", "loop", "step_completed"),
+        _rate("Rate/Episodes_Per_Sec", "worker", "episode_end"),
+        _rate("Rate/Simulations_Per_Sec", "worker", "mcts_step"),
+        _trainer("PER/Beta", "latest"),
+    ]

@@ -42,13 +42,13 @@ class TrieyeConfig(ModelOf015):
     )
     print_config: bool = Field(default=False, description="Print the composed config as a tree before the run starts.")
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="Where the hub lives.")
-    persistence: Annotated[PersistenceConfig, Marker(yaml_default=lambda: PersistenceConfig(**PERSISTENCE_OF_RUN))] = (
-        Field(default_factory=PersistenceConfig, description="Files, saving, resuming.")
+    persistence: Annotated[PersistenceConfig, Marker(yaml_default=PERSISTENCE_OF_RUN)] = Field(
+        default_factory=PersistenceConfig, description="Files, saving, resuming."
     )
-    stats: Annotated[StatsConfig, Marker(yaml_default=lambda: StatsConfig(**STATS_OF_RUN))] = Field(
+    stats: Annotated[StatsConfig, Marker(yaml_default=STATS_OF_RUN)] = Field(
         default_factory=StatsConfig, description="Events to points."
     )
-    sinks: Annotated[SinksConfig, Marker(yaml_default=SinksConfig)] = Field(
+    sinks: Annotated[SinksConfig, Marker(yaml_default={})] = Field(
         default_factory=SinksConfig.all_enabled,
         description="Where points go; in Python a sink that is not named stays on, and {} switches all off.",
     )
