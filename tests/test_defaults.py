@@ -16,9 +16,8 @@ from tests.changed_defaults import leaves
 from trieye.cli.new import answers_of, bake
 from trieye.config.base import models_in
 from trieye.config.hydra.keys import by_tag
-from trieye.config.hydra.schema import default_of
+from trieye.config.hydra.schema import default_of, defaults_of
 from trieye.config.sweeper import SweeperConfig
-from trieye.config.tune import TuneConfig
 
 OWN = Path(trieye.__file__).parent / "conf"
 KINDS = ["blank", "dqn", "ppo", "sac"]
@@ -88,7 +87,7 @@ def _has_default(model: type[BaseModel], place: tuple[str, ...], value: Any, opt
     """Return whether the value at a place is what the model has there anyway."""
     if place[:2] == ("hydra", "sweeper"):
         return place[2] != "params" and default_of(SweeperConfig.model_fields[place[2]]) == value
-    default: Any = {"agent": {}, **{name: default_of(info) for name, info in model.model_fields.items()}}
+    default: Any = defaults_of(model, {})
     if place[0] == "agent":
         if len(place) > 2:  # a schedule is stated as a whole
             return False
@@ -98,10 +97,6 @@ def _has_default(model: type[BaseModel], place: tuple[str, ...], value: Any, opt
     if place[:2] == ("stats", "metrics"):
         fields = models_in(trieye.StatsConfig.model_fields["metrics"])[0][0].model_fields
         return len(place) > 3 and default_of(fields[place[3]]) == value
-    if place[0] == "env":
-        default["env"] = {name: default_of(info) for name, info in trieye.EnvConfig.model_fields.items()}
-    if place[0] == "tune":
-        default["tune"] = TuneConfig().model_dump(mode="json")
     for name in place:
         if not isinstance(default, dict) or name not in default:
             return False

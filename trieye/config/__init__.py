@@ -1,8 +1,10 @@
 """The config of a run: one pydantic model for each Hydra group; importing it loads no Hydra."""
 
+from typing import Any
+
+from trieye.config import metric
 from trieye.config.loop import LoopConfig
 from trieye.config.metric import (
-    DEFAULT_METRICS,
     AggregationMethod,
     DataSource,
     LogTarget,
@@ -34,3 +36,11 @@ __all__ = [
     "TrieyeConfig",
     "XAxis",
 ]
+
+DEFAULT_METRICS: list[MetricConfig]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "DEFAULT_METRICS":
+        return metric.DEFAULT_METRICS
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

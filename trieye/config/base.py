@@ -2,7 +2,7 @@
 
 import difflib
 import types
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -25,12 +25,12 @@ class Marker:
 
     Attributes:
         set_by: The key that sets this field, which is therefore no key of its own.
-        yaml_default: Makes the default.
+        yaml_default: Values that win over the defaults of the field's model.
         takes_values: Whether it takes a plain value in place of its model.
     """
 
     set_by: str | None = None
-    yaml_default: Callable[[], BaseModel] | None = None
+    yaml_default: Mapping[str, Any] | None = None
     takes_values: bool = False
 
 
@@ -123,7 +123,9 @@ def _is_number(info: FieldInfo) -> bool:
 class StrictModel(BaseModel):
     """A frozen config model that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -2,7 +2,6 @@
 
 import os
 import re
-from importlib.metadata import entry_points
 from typing import Literal, NamedTuple
 
 from trieye.config.base import did_you_mean
@@ -39,8 +38,12 @@ def check_tracking_uri(uri: str) -> str:
         ValueError: It has no scheme, or an unknown one.
     """
     match = _SCHEME.fullmatch(uri)
+    if uri in _WITHOUT_ADDRESS or (match and match[1] in _SCHEMES):
+        return uri
+    from importlib.metadata import entry_points  # here, for it loads 15 modules
+
     known = [*_SCHEMES, *(plugin.name for plugin in entry_points(group="mlflow.tracking_store"))]
-    if uri in _WITHOUT_ADDRESS or (match and match[1] in known):
+    if match and match[1] in known:
         return uri
     allowed = ", ".join(dict.fromkeys(known))
     if match is None:

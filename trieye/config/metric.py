@@ -81,28 +81,39 @@ def _metric(
 _EPISODE: Any = {"seconds": 5.0, "raw_event_name": "episode_end"}
 _RATE: Any = {"seconds": 5.0, "raw_event_name": None, "log_to": ["mlflow", "tensorboard", "console"]}
 
-DEFAULT_METRICS: list[MetricConfig] = [
-    _metric("Loss/Total", "trainer", "mean"),
-    _metric("Loss/Policy", "trainer", "mean"),
-    _metric("Loss/Value", "trainer", "mean"),
-    _metric("Loss/Entropy", "trainer", "mean"),
-    _metric("Loss/Mean_Abs_TD_Error", "trainer", "mean"),
-    _metric("LearningRate", "trainer", "latest"),
-    _metric("Episode/Score", "worker", "mean", context_key="score", **_EPISODE),
-    _metric("Episode/Length", "worker", "mean", context_key="length", **_EPISODE),
-    _metric("Episode/Triangles_Cleared", "worker", "mean", context_key="triangles_cleared", **_EPISODE),
-    _metric("MCTS/Avg_Simulations_Per_Step", "worker", "mean", seconds=10.0, raw_event_name="mcts_step"),
-    _metric("MCTS/Avg_Tree_Depth", "worker", "mean", context_key="avg_mcts_depth", **_EPISODE),
-    _metric("RL/Step_Reward_Mean", "worker", "mean", seconds=10.0, raw_event_name="step_reward"),
-    _metric("Buffer/Size", "loop", "latest", seconds=5.0),
-    _metric("Progress/Total_Simulations", "loop", "latest", seconds=5.0),
-    _metric("Progress/Episodes_Played", "loop", "latest", seconds=5.0),
-    _metric("Progress/Weight_Updates_Total", "loop", "latest", seconds=5.0),
-    _metric("System/Num_Active_Workers", "loop", "latest", seconds=10.0),
-    _metric("System/Num_Pending_Tasks", "loop", "latest", seconds=10.0),
-    _metric("Rate/Steps_Per_Sec", "loop", "rate", rate_numerator_event="step_completed", **_RATE),
-    _metric("Rate/Episodes_Per_Sec", "worker", "rate", rate_numerator_event="episode_end", **_RATE),
-    _metric("Rate/Simulations_Per_Sec", "worker", "rate", rate_numerator_event="mcts_step", **_RATE),
-    _metric("PER/Beta", "trainer", "latest"),
-]
+DEFAULT_METRICS: list[MetricConfig]
 """The 22 metrics of trieye 0.1.5, kept for the programs that extend them: `DEFAULT_METRICS + [...]`."""
+
+
+def __getattr__(name: str) -> list[MetricConfig]:
+    if name != "DEFAULT_METRICS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = metrics = _default_metrics()  # on demand: with the schema of the model it takes 15 ms
+    return metrics
+
+
+def _default_metrics() -> list[MetricConfig]:
+    return [
+        _metric("Loss/Total", "trainer", "mean"),
+        _metric("Loss/Policy", "trainer", "mean"),
+        _metric("Loss/Value", "trainer", "mean"),
+        _metric("Loss/Entropy", "trainer", "mean"),
+        _metric("Loss/Mean_Abs_TD_Error", "trainer", "mean"),
+        _metric("LearningRate", "trainer", "latest"),
+        _metric("Episode/Score", "worker", "mean", context_key="score", **_EPISODE),
+        _metric("Episode/Length", "worker", "mean", context_key="length", **_EPISODE),
+        _metric("Episode/Triangles_Cleared", "worker", "mean", context_key="triangles_cleared", **_EPISODE),
+        _metric("MCTS/Avg_Simulations_Per_Step", "worker", "mean", seconds=10.0, raw_event_name="mcts_step"),
+        _metric("MCTS/Avg_Tree_Depth", "worker", "mean", context_key="avg_mcts_depth", **_EPISODE),
+        _metric("RL/Step_Reward_Mean", "worker", "mean", seconds=10.0, raw_event_name="step_reward"),
+        _metric("Buffer/Size", "loop", "latest", seconds=5.0),
+        _metric("Progress/Total_Simulations", "loop", "latest", seconds=5.0),
+        _metric("Progress/Episodes_Played", "loop", "latest", seconds=5.0),
+        _metric("Progress/Weight_Updates_Total", "loop", "latest", seconds=5.0),
+        _metric("System/Num_Active_Workers", "loop", "latest", seconds=10.0),
+        _metric("System/Num_Pending_Tasks", "loop", "latest", seconds=10.0),
+        _metric("Rate/Steps_Per_Sec", "loop", "rate", rate_numerator_event="step_completed", **_RATE),
+        _metric("Rate/Episodes_Per_Sec", "worker", "rate", rate_numerator_event="episode_end", **_RATE),
+        _metric("Rate/Simulations_Per_Sec", "worker", "rate", rate_numerator_event="mcts_step", **_RATE),
+        _metric("PER/Beta", "trainer", "latest"),
+    ]

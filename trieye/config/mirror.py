@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-from importlib.metadata import entry_points
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
@@ -23,6 +22,8 @@ def check_mirror_url(url: str) -> str:
     Raises:
         ValueError: It has no scheme or an unknown one, holds credentials, or names no place.
     """
+    from importlib.metadata import entry_points  # here, for it loads 15 modules
+
     match = _URL.fullmatch(url)
     known = [*_SCHEMES, *(plugin.name for plugin in entry_points(group="fsspec.specs"))]
     allowed = ", ".join(dict.fromkeys(known))

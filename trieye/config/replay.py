@@ -107,7 +107,8 @@ class ReplayConfig(StrictModel):
     @model_validator(mode="after")
     def _settings_are_those_of_the_kind(self) -> Self:
         for kind in ("prioritized", "sequence", "fragment"):
-            if kind != self.kind and getattr(self, kind).model_fields_set and getattr(self, kind) != _DEFAULTS[kind]:
+            options = getattr(self, kind)
+            if kind != self.kind and options.model_fields_set and options != type(options)():
                 raise ValueError(f"{kind}.* is only for kind={kind}, and kind is {self.kind}")
         if (self.storage_dir is not None) != (self.storage == "mmap"):
             raise ValueError(f"storage_dir is needed for storage=mmap and for no other, and storage is {self.storage}")
@@ -127,6 +128,3 @@ class ReplayConfig(StrictModel):
         """The rules of a buffer of fragments, as `trieye.replay.fragments.FragmentRules` takes them."""
         bounds = {"max_staleness": self.max_staleness, "max_reuse": self.max_reuse}
         return {"max_chunks": self.capacity, **bounds, **self.fragment.model_dump()}
-
-
-_DEFAULTS = {"prioritized": PrioritizedConfig(), "sequence": SequenceConfig(), "fragment": FragmentConfig()}

@@ -45,13 +45,13 @@ class TrieyeConfig(ModelOf015):
         default=True, description="Draw a progress bar on a terminal; false = print a line every 10 seconds."
     )
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="Where the hub lives.")
-    persistence: Annotated[PersistenceConfig, Marker(yaml_default=lambda: PersistenceConfig(**PERSISTENCE_OF_RUN))] = (
-        Field(default_factory=PersistenceConfig, description="Files, saving, resuming.")
+    persistence: Annotated[PersistenceConfig, Marker(yaml_default=PERSISTENCE_OF_RUN)] = Field(
+        default_factory=PersistenceConfig, description="Files, saving, resuming."
     )
-    stats: Annotated[StatsConfig, Marker(yaml_default=lambda: StatsConfig(**STATS_OF_RUN))] = Field(
+    stats: Annotated[StatsConfig, Marker(yaml_default=STATS_OF_RUN)] = Field(
         default_factory=StatsConfig, description="Events to points."
     )
-    sinks: Annotated[SinksConfig, Marker(yaml_default=SinksConfig)] = Field(
+    sinks: Annotated[SinksConfig, Marker(yaml_default={})] = Field(
         default_factory=SinksConfig.all_enabled,
         description="Where points go; in Python a sink that is not named stays on, and {} switches all off.",
     )

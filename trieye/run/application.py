@@ -5,7 +5,6 @@ from collections.abc import Callable
 from trieye.config.hydra.compose import Application, Config, Result, application
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
-from trieye.run.rehearsal import end_if_rehearsed
 
 
 def main(
@@ -49,6 +48,8 @@ def check_start(config: TrieyeConfig) -> None:
         from trieye.files.run_files import RunFiles
 
         check_reference(RunFiles(config.trieye.persistence), config.trieye.persistence)
+    from trieye.run.rehearsal import end_if_rehearsed  # likewise
+
     end_if_rehearsed("config", completed(config))
 
 

@@ -23,11 +23,10 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from trieye.config.base import did_you_mean, nearest
-from trieye.config.hydra.help import print_help
 from trieye.config.hydra.keys import keys_meant, keys_named
 from trieye.config.hydra.launch import RECORDS, Launch, earlier_run_name, launch_info, num_runs_begun
 from trieye.config.hydra.loader import Loader, Source, absolute, opened, parsed, quoted
-from trieye.config.hydra.preflight import Checked, Preflight, check_paths
+from trieye.config.hydra.preflight import Checked, Preflight, check_keys, check_paths
 from trieye.config.hydra.records import RedactingTask, print_tree, sheltered
 from trieye.config.hydra.registration import RefusedError
 from trieye.config.hydra.running import ComposedHydra, Job, run_hydra
@@ -39,7 +38,6 @@ from trieye.config.redaction import redacted_text
 from trieye.config.root import TrieyeConfig
 from trieye.config.tune import study_dir
 from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
-from trieye.process.lock import RunLock
 
 _FAILED, _INTERRUPTED = 1, 130  # exit codes; those of trieye's errors are `TrieyeError.exit_code`
 _LONGEST_SWEEP, _DIGEST_CHARS = 100, 6
@@ -81,11 +79,15 @@ def run_command_line(
         arguments = _arguments(config_type)
         source = _source(arguments, task, config_path, config_name)
         default_name, job = default_run_name(), _job_of(task, config_type)
+        _check_flags(arguments)
+        if not (arguments.help or arguments.cfg or _is_for_hydra(arguments)):
+            check_keys(arguments.overrides, config_type)
         with opened(source, config_type, run_name=default_name) as loader:
-            _check_flags(arguments)
-            if arguments.info or arguments.hydra_help or arguments.shell_completion or arguments.experimental_rerun:
+            if _is_for_hydra(arguments):
                 run_hydra(source, job, _argv_of_hydra(arguments, source, config_type))
             elif arguments.help:
+                from trieye.config.hydra.help import print_help  # here, for nothing else needs it
+
                 print_help(loader, Preflight(loader, config_type), arguments.overrides, task, config_type)
             elif arguments.cfg:
                 _show(arguments, loader, config_type)
@@ -207,6 +209,11 @@ def _argv_of_hydra(arguments: Namespace, source: Source, config_type: type[Triey
     return [*argv, "--config-path", source.directory] if arguments.config_path is not None else argv
 
 
+def _is_for_hydra(arguments: Namespace) -> bool:
+    """Return whether a flag asks for something that Hydra does by itself."""
+    return bool(arguments.info or arguments.hydra_help or arguments.shell_completion or arguments.experimental_rerun)
+
+
 def _check_flags(arguments: Namespace) -> None:
     """Refuse flags that exclude each other, of which Hydra 1.3 makes a traceback."""
     commands = ("run", "multirun", "cfg", "info", "shell_completion")
@@ -219,6 +226,8 @@ def _check_flags(arguments: Namespace) -> None:
 
 def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
     """Return the names of a single run, and the override that puts Hydra's records into its directory."""
+    from trieye.process.lock import RunLock  # here, for a mistyped key should not wait for it
+
     config = checked.config
     directory = config.persistence.get_run_base_dir()
     chosen = _unresolved(checked.composed, "run")

