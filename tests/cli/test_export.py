@@ -79,7 +79,7 @@ def test_which_says_whose_weights(trained, tmp_path, monkeypatch, capsys, which,
     assert main(["export", str(trained), "--which", which, "-o", str(tmp_path / "here"), "--json"]) == 0
     document = validated(capsys.readouterr().out)
     export = export_run(trained, tmp_path / "here", which=which)
-    assert (document["step"], document["is_best"]) == (export.loaded.checkpoint.step, export.is_best) == (step, False)
+    assert (document["step"], document["is_best"]) == (export.checkpoint.step, export.is_best) == (step, False)
     assert [file["path"] for file in document["files"]] == [str(file) for file in export.files]
 
 

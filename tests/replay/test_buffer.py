@@ -105,7 +105,7 @@ def test_batches_are_those_of_as_many_single_draws(prefetch):
     buffer, twin = twins(90, seed=5)
     iterated = buffer.iter_batches(16, prefetch=prefetch)
     batches = (next(iterated) for _ in range(6))
-    for batch in batches if prefetch else list(batches):  # those made ahead are valid until the next one
+    for batch in batches if prefetch else list(batches):  # prefetched batches are valid until the next one
         assert_same(batch, twin.sample(16))
 
 
@@ -285,7 +285,7 @@ def test_a_restored_buffer_goes_on_with_the_same_draws(tmp_path, width, count):
         original.sample(5)
     original.save(tmp_path / "replay")
     original.save(str(tmp_path / "replay"))
-    assert [path.name for path in tmp_path.iterdir()] == ["replay"]  # and nothing partial
+    assert [path.name for path in tmp_path.iterdir()] == ["replay"]  # no partial files
     other.load(tmp_path / "replay")
     for buffer in (original, other):
         buffer.extend(numbered(count, 4, width))
@@ -344,10 +344,10 @@ def walked(count, buffer=None, **options):
 
 
 def row_values(buffer):
-    """Return {id: values} of all rows as they are drawn."""
+    """Return {id: values} of all rows in drawn form."""
     batch = buffer.sample(3000)
     return {
-        row: {name: batch[name][place].tolist() for name in batch.data} for place, row in enumerate(batch.ids.tolist())
+        row: {name: batch[name][index].tolist() for name in batch.data} for index, row in enumerate(batch.ids.tolist())
     }
 
 
@@ -365,7 +365,7 @@ def row_values(buffer):
 def test_options_that_apply_to_draws_alone_may_change_on_a_resume(before, after, sampler, lazy):
     buffer = restored(walked(7, sampler=sampler, **before), seed=1, lazy=lazy, sampler=sampler, **after)
     assert row_values(buffer) == row_values(walked(7, sampler=sampler, **after))
-    if not lazy:  # the rows that follow are tied to them
+    if not lazy:  # the following rows are linked to them
         buffer.interrupt()
         other = walked(7, sampler=sampler, **after)
         other.interrupt()
@@ -378,7 +378,7 @@ def test_rows_without_links_are_one_step_rows_of_a_buffer_with_n_step_returns(la
     one_step = row_values(walked(7, gamma=0.5))
     assert row_values(buffer) == {row: {**values, "n": 1} for row, values in one_step.items()}
     values = row_values(walked(7, buffer))
-    assert {row: found["n"] for row, found in values.items()} == {
+    assert {row: fields["n"] for row, fields in values.items()} == {
         **dict.fromkeys(range(14), 1),
         **dict(zip(range(14, 28), [3, 3, 3, 3, 3, 3, 2, 2, 1, 1, 2, 2, 1, 1], strict=True)),
     }
@@ -473,7 +473,7 @@ def test_metrics_have_no_value_for_what_is_not_known():
 @pytest.mark.parametrize("extra", ["terminated", "truncated"])
 def test_done_at_a_truncation_does_not_end_the_value(extra, n_step, discounts):
     buffer = ReplayBuffer(10, n_step=n_step, gamma=0.5)
-    done = np.array([False, True, False, True])  # the first episode is cut off, the second one ends
+    done = np.array([False, True, False, True])  # the first episode is interrupted, the second one ends
     flags = done & (np.arange(4) > 1 if extra == "terminated" else np.arange(4) < 2)
     buffer.extend({"reward": np.ones(4), "done": done, extra: flags})
     assert by_id(buffer.sample(200), "discount") == dict(enumerate(discounts))
@@ -574,14 +574,14 @@ def test_prioritized_rows_are_drawn_by_what_was_set_and_never_by_what_came_too_l
 @pytest.mark.parametrize("pad", [False, True])
 def test_sequences_stay_in_their_episode_and_keep_their_order(pad):
     batch = linked(sampler="sequence", sampler_options={"length": 5, "pad": pad}).sample(200)
-    there = batch.ids >= 0
+    is_row = batch.ids >= 0
     assert batch["obs"].shape == (200, 5, 4)
-    assert there.all() != pad
-    assert np.array_equal(batch["action"][there], batch.ids[there])
-    assert (np.diff(batch.ids, axis=1) == 1)[there[:, 1:]].all()
-    assert not (batch["done"][:, :-1] & there[:, 1:]).any()
-    assert not batch["obs"][~there].any()
-    assert np.array_equal(batch.mask, there) if pad else batch.mask is None
+    assert is_row.all() != pad
+    assert np.array_equal(batch["action"][is_row], batch.ids[is_row])
+    assert (np.diff(batch.ids, axis=1) == 1)[is_row[:, 1:]].all()
+    assert not (batch["done"][:, :-1] & is_row[:, 1:]).any()
+    assert not batch["obs"][~is_row].any()
+    assert np.array_equal(batch.mask, is_row) if pad else batch.mask is None
 
 
 def test_a_row_is_drawn_no_more_often_than_it_may():
@@ -594,7 +594,7 @@ def test_a_row_is_drawn_no_more_often_than_it_may():
 
 
 def stacked(**options):
-    """Return the last 20 rows of an episode of 30, of which 3 lack frames of their stack and are drawn in vain."""
+    """Return the last 20 rows of an episode of 30; 3 of them lack stack frames and are discarded when drawn."""
     buffer = ReplayBuffer(20, frame_stack={"obs": 4}, **options)
     buffer.extend(numbered(0, 30, done=np.zeros(30, bool)))
     return buffer

@@ -299,7 +299,7 @@ def test_health_tells_all_of_it(run, source):
     wait_until(lambda: thread.health.lag_s > 0.05)
     health = thread.health
     assert (health.name, health.backlog, health.refused) == ("flaky", 3, 0)
-    assert "away" in health.error
+    assert "unavailable" in health.error
     sink.repair()
     assert thread.flush(SOON_S)
     assert (thread.health.backlog, thread.health.lag_s, thread.health.error) == (0, 0.0, None)

@@ -26,10 +26,10 @@ def described(tmp_path, monkeypatch):
     """Return a function that writes a description below a project's directory, and reads it."""
     monkeypatch.chdir(tmp_path)
 
-    def read(held, name="experiments/MountainCar-v0/sarsa.json", **options):
+    def read(description, name="experiments/MountainCar-v0/sarsa.json", **options):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(held if isinstance(held, str) else json.dumps(held))
+        path.write_text(description if isinstance(description, str) else json.dumps(description))
         return Description.read(path.relative_to(tmp_path), **options)
 
     return read
@@ -95,8 +95,8 @@ def test_every_value_reaches_a_job_as_it_was_written(tmp_path_factory, listed):
     path = tmp_path_factory.getbasetemp() / "one.json"
     path.write_text(json.dumps({"metaParameters": {"x": listed}}))
     jobs = grid(Description.read(path))
-    (held,) = zip(*(OverridesParser.create().parse_overrides(list(jobs[index])) for index in jobs), strict=True)
-    got = [override.value() for override in held]
+    (description,) = zip(*(OverridesParser.create().parse_overrides(list(jobs[index])) for index in jobs), strict=True)
+    got = [override.value() for override in description]
     assert [(type(one), one) for one in got] == [(type(one), one) for one in listed]
 
 
@@ -107,7 +107,7 @@ def test_several_blocks_vary_together(described):
 
 
 @pytest.mark.parametrize(
-    ("held", "said"),
+    ("description", "message"),
     [
         ({"metaParameters": {"a": {"b": []}}}, "metaParameters.a.b is an empty list"),
         ({"metaParameters": {"a": [1, {"b": 2}]}}, "metaParameters.a mixes objects and values"),
@@ -121,9 +121,9 @@ def test_several_blocks_vary_together(described):
         ('{"metaParameters": {', "not valid JSON: .*line 1"),
     ],
 )
-def test_an_error_names_the_file_and_the_key(described, held, said):
-    with pytest.raises(ConfigurationError, match=f"^experiments/MountainCar-v0/sarsa.json: {said}"):
-        described(held)
+def test_an_error_names_the_file_and_the_key(described, description, message):
+    with pytest.raises(ConfigurationError, match=f"^experiments/MountainCar-v0/sarsa.json: {message}"):
+        described(description)
 
 
 def test_a_file_that_is_not_there_is_said_with_the_nearest(described):
@@ -166,7 +166,7 @@ def test_no_two_jobs_share_a_path(described):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "runs", "said"),
+    ("pattern", "runs", "message"),
     [
         ("{name}/{params}", 2, r"would share a path; it lacks \{run\}$"),
         ("{name}/{alpha}", 1, r"would share a path; it lacks \{lambda\}, or \{params\} for all keys"),
@@ -174,8 +174,8 @@ def test_no_two_jobs_share_a_path(described):
         ("{param}/{run}", 1, r"\{param\} is undefined in .*; did you mean 'params'\?"),
     ],
 )
-def test_a_path_that_jobs_would_share_is_refused(described, pattern, runs, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_a_path_that_jobs_would_share_is_refused(described, pattern, runs, message):
+    with pytest.raises(ConfigurationError, match=message):
         described({**SARSA, "save_path": pattern}, runs=runs).save_path(0)
 
 

@@ -1,4 +1,4 @@
-"""The jobs of a grid and their numbers, beside those of Hydra's own sweeper."""
+"""The jobs of a grid and their indices, compared with Hydra's basic sweeper."""
 
 import json
 import timeit
@@ -80,9 +80,9 @@ def test_jobs_have_the_numbers_that_hydra_gives_them(spec):
     assert (ours.size, list(ours)) == (len(jobs), list(range(len(jobs))))
     assert Grid.of_plain(json.loads(json.dumps(ours.plain()))) == ours
     for index in {0, len(jobs) // 2, len(jobs) - 1}:
-        places = ours.places_of(index)
+        positions = ours.places_of(index)
         assert (
-            tuple(word for axis, at in zip(ours.axes, places, strict=True) for word in axis.overrides(at))
+            tuple(word for axis, at in zip(ours.axes, positions, strict=True) for word in axis.overrides(at))
             == jobs[index]
         )
         wanted = ours.values(index)
@@ -107,7 +107,7 @@ def test_a_glob_has_the_options_that_the_program_has(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("lr=interval(0,1)", r"lr=interval\(0,1\): an interval has no steps.*lr=1,2,3.*hydra.sweeper.kind=random"),
         (
@@ -121,8 +121,8 @@ def test_a_glob_has_the_options_that_the_program_has(tmp_path):
         ("db.password=[hunter2", r"^db\.password=\*\*\*(?!.*hunter2)"),
     ],
 )
-def test_what_makes_no_grid_is_refused(word, said):
-    with pytest.raises(ConfigurationError, match=f"(?s){said}"):
+def test_what_makes_no_grid_is_refused(word, message):
+    with pytest.raises(ConfigurationError, match=f"(?s){message}"):
         grid("x=1", word)
 
 
@@ -198,8 +198,8 @@ def test_a_job_that_is_left_out_leaves_its_number_free():
     assert list(ours) == [0, 3, 4]
     assert ours[3] == ("agent=dqn", "lr=1")
     assert list(ours.find({"agent": "ppo"})) == [0]
-    for combination, said in (({"agnt": "ppo"}, "did you mean 'agent'"), ({"lr": 9}, "lr=9: .*no such value")):
-        with pytest.raises(ConfigurationError, match=said):
+    for combination, message in (({"agnt": "ppo"}, "did you mean 'agent'"), ({"lr": 9}, "lr=9: .*no such value")):
+        with pytest.raises(ConfigurationError, match=message):
             grid("agent=ppo,dqn", "lr=1,2,3", without=[combination])
 
 
@@ -255,7 +255,7 @@ def test_leaving_a_job_out_renumbers_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("now", "said"),
+    ("now", "message"),
     [
         (["lr=0,1,2", "b=3,4"], "its job 0 is 'lr=1 b=3' and would be 'lr=0 b=3'"),
         (["lr=1,3", "b=3,4"], "its job 2 is 'lr=2 b=3' and would be 'lr=3 b=3'"),
@@ -266,11 +266,11 @@ def test_leaving_a_job_out_renumbers_nothing(tmp_path):
         (["lr=1,2"], "its job 0 is 'lr=1 b=3' and would be 'lr=1'"),
     ],
 )
-def test_a_sweep_is_never_numbered_anew(tmp_path, now, said):
+def test_a_sweep_is_never_numbered_anew(tmp_path, now, message):
     record = recorded(grid("lr=1,2", "b=3,4"))
     with pytest.raises(ConfigurationError) as error:
         record.going_on(grid(*now), now, tmp_path)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(tmp_path) in str(error.value)
     assert "appended to its first key" in str(error.value)
 
@@ -295,9 +295,9 @@ def test_secrets_are_kept_out_of_the_record_and_change_nothing(tmp_path):
     spec = ["db.password=hunter2,swordfish", "seed=0,1"]
     then = grid(*spec, without=[{"db.password": "hunter2", "seed": 1}])
     recorded(then).write(tmp_path)
-    held = (tmp_path / SWEEP).read_text()
-    assert "hunter2" not in held
-    assert "swordfish" not in held
+    content = (tmp_path / SWEEP).read_text()
+    assert "hunter2" not in content
+    assert "swordfish" not in content
     assert SweepRecord.of(tmp_path).going_on(then, spec, tmp_path) == then
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in a sweep, as a terminal sends it: once to finish what runs, twice to save and stop it."""
+"""Ctrl-C in a sweep, as sent by a terminal: once to finish running jobs, twice to save and stop them."""
 
 import os
 import re
@@ -63,7 +63,7 @@ OPTIONS = [
 
 
 class Driver:
-    """A program that sweeps, in a session of its own, as a shell gives it one."""
+    """A program that runs a sweep in a separate session, like a program started from a shell."""
 
     def __init__(self, directory, *options):
         self.directory = directory
@@ -99,14 +99,14 @@ class Driver:
 
     def left_behind(self):
         """Return the processes of its session that are still there."""
-        found = []
+        workers = []
         for process in psutil.process_iter():
             try:
                 if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    workers.append(process)
             except (OSError, psutil.Error):
                 continue
-        return found
+        return workers
 
 
 @pytest.fixture

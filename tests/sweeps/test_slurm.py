@@ -61,14 +61,14 @@ SCONTROL = '#!/bin/bash\necho "$@" >> "$(dirname "$0")/requeued"\n'
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
     """Return a directory with an sbatch and a scontrol, which are on the path."""
-    there = tmp_path / "bin"
-    there.mkdir()
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir()
     for name, text in (("sbatch", SBATCH.replace("{python}", sys.executable)), ("scontrol", SCONTROL)):
-        (there / name).write_text(text)
-        (there / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{there}:{os.environ['PATH']}")
+        (bin_dir / name).write_text(text)
+        (bin_dir / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_dir}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
-    return there
+    return bin_dir
 
 
 def plan(*words):
@@ -79,9 +79,9 @@ def plan(*words):
 
 def task(number):
     """Start a task of the array that was written, as Slurm does."""
-    known = os.environ | {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_JOB_ID": f"4711{number}"}
+    environment = os.environ | {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_JOB_ID": f"4711{number}"}
     with Path("said").open("a") as file:
-        return subprocess.Popen(["bash", "sweep/slurm.sh"], env=known, stdout=file, stderr=file)
+        return subprocess.Popen(["bash", "sweep/slurm.sh"], env=environment, stdout=file, stderr=file)
 
 
 @pytest.mark.parametrize(
@@ -107,14 +107,14 @@ def test_what_names_no_jobs_is_refused(text):
 
 
 def test_the_script_asks_for_what_its_jobs_need(tmp_path):
-    asked = Asked(
+    request = Asked(
         hours=3, gigs=2, cpus=2, gpus=0.25, per_task=8, at_once=4, most_tasks=5, name="it's one", options=["qos=long"]
     )
-    script = script_of(tmp_path / "a sweep", [0, 1, 2, 5, *range(7, 20)], asked, working_dir="/some where")
-    found = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE))
-    assert found["array"] == "0-2%5"
-    assert (found["time"], found["mem"], found["cpus-per-task"], found["gres"]) == ("2:59:59", "8G", "8", "gpu:1")
-    assert (found["signal"], found["requeue"], found["qos"]) == ("B:USR1@120", "", "long")
+    script = script_of(tmp_path / "a sweep", [0, 1, 2, 5, *range(7, 20)], request, working_dir="/some where")
+    header = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE))
+    assert header["array"] == "0-2%5"
+    assert (header["time"], header["mem"], header["cpus-per-task"], header["gres"]) == ("2:59:59", "8G", "8", "gpu:1")
+    assert (header["signal"], header["requeue"], header["qos"]) == ("B:USR1@120", "", "long")
     assert "jobs=(0-2,5,7-10 11-18 19)\n" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
@@ -138,7 +138,7 @@ def test_mistakes_are_named(slurm, capfd, words, message):
 
 
 @pytest.mark.parametrize(
-    ("said", "hint"),
+    ("message", "hint"),
     [
         ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination", "--account"),
         ("sbatch: error: invalid partition specified: gpus\n", "`sinfo -s` lists"),
@@ -152,13 +152,13 @@ def test_mistakes_are_named(slurm, capfd, words, message):
         ("something new", "refused the script: something new"),
     ],
 )
-def test_what_sbatch_refuses_is_told_with_a_way_out(slurm, capfd, said, hint):
+def test_what_sbatch_refuses_is_told_with_a_way_out(slurm, capfd, message, hint):
     plan("seed=1,2")
-    (slurm / "refusal").write_text(said)
+    (slurm / "refusal").write_text(message)
     assert main(["sweep", "slurm", "sweep", "--hours", "1", "--submit"]) == 2
-    told = capfd.readouterr().err
-    assert hint in told
-    assert said.removeprefix("sbatch: error: ").strip() in told
+    output = capfd.readouterr().err
+    assert hint in output
+    assert message.removeprefix("sbatch: error: ").strip() in output
 
 
 def test_where_there_is_no_sbatch_it_is_said(slurm, capfd):
@@ -183,9 +183,9 @@ def test_the_tasks_of_an_array_run_what_is_missing(slurm, capfd):
     plan("seed=0,1,2,3")
     assert main(["sweep", "run", "-d", "sweep", "-i", "1"]) == 0
     assert main(["sweep", "slurm", "sweep", "--hours", "1", "--per-task", "2", "--submit"]) == 0
-    said = capfd.readouterr().out
-    assert "3 jobs in 2 tasks, 2 core-hours at most" in said
-    assert "submitted as 4711: squeue -j 4711" in said
+    message = capfd.readouterr().out
+    assert "3 jobs in 2 tasks, 2 core-hours at most" in message
+    assert "submitted as 4711: squeue -j 4711" in message
     assert (slurm / "submitted").read_text() == str(Path("sweep/slurm.sh"))
     tasks = [task(0), task(1)]
     assert [one.wait(120) for one in tasks] == [0, 0], Path("said").read_text()
@@ -226,9 +226,9 @@ def test_what_a_directory_is_called_reaches_sbatch_as_a_name(slurm, tmp_path, ca
 @pytest.mark.parametrize("words", [[], ["--account", "me\n#SBATCH --time=9"], ["--option", "qos=a\rb"]])
 def test_a_line_break_reaches_no_script(slurm, tmp_path, capsys, words):
     plan("seed=0,1")
-    place = tmp_path / ("sweep" if words else "one\ntouch two")
+    sweep_dir = tmp_path / ("sweep" if words else "one\ntouch two")
     if not words:
-        (tmp_path / "sweep").rename(place)
-    assert main(["sweep", "slurm", str(place), "--hours", "1", *words]) == 2
+        (tmp_path / "sweep").rename(sweep_dir)
+    assert main(["sweep", "slurm", str(sweep_dir), "--hours", "1", *words]) == 2
     assert "control characters" in capsys.readouterr().err
-    assert not (place / "slurm.sh").exists()
+    assert not (sweep_dir / "slurm.sh").exists()

@@ -71,7 +71,7 @@ def _files(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     """Ask the nodes, print their answers, and return 1 if a training cannot run on all of them."""
-    from trieye.hub.cluster import as_plain, compare
+    from trieye.hub.cluster import compare
     from trieye.hub.ray_cluster import ask_cluster, this_process
     from trieye.process.terminal import Terminal, Text
 
@@ -81,7 +81,7 @@ def _check(options: argparse.Namespace) -> int:
     here = this_process(root)
     found = compare(nodes, here, str(root))
     if options.json:
-        told = {"nodes": [as_plain(node) for node in nodes], "problems": found.problems, "notes": found.notes}
+        told = {"nodes": nodes, "problems": found.problems, "notes": found.notes}
         print_json("cluster.check", {**told, "python": here.python, "versions": here.versions})
         return EXIT_UNFIT if found.problems else 0
     console = Terminal()

@@ -5,7 +5,7 @@ Play whole episodes with the policy of a run, without exploring, and print the r
 Without RUN, the run of the newest checkpoint below --root is evaluated. The environment has the wrappers of
 the run; the seeds of the episodes differ from the seeds of the training and of the run's own evaluations. `best` is the
 newest checkpoint where none was rated. Nothing of the run changes, and it may be alive.
-The Python call is trieye.evaluate(run_dir, ...); its docstring lists the keys that --json prints.
+The Python call is trieye.evaluate(run, ...); docs/json.md describes the output of --json.
 
 Examples:
   trieye evaluate first

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
         export = export_run(options.run_name, options.output, which=options.which, root=options.root)
     if options.json:
-        checkpoint, sizes = export.loaded.checkpoint, {file: file.stat().st_size for file in export.files}
+        checkpoint, sizes = export.checkpoint, {file: file.stat().st_size for file in export.files}
         document = {"checkpoint": checkpoint.path, "step": checkpoint.step, "objective": checkpoint.objective}
         files = [{"path": file, "size_bytes": size} for file, size in sizes.items()]
         print_json("export", {**document, "is_best": export.is_best, "files": files})
@@ -56,7 +56,7 @@ def _show(export: "Export") -> None:
 
     from trieye.training.exporting import PROGRAM, example
 
-    checkpoint = export.loaded.checkpoint
+    checkpoint = export.checkpoint
     rated = "no objective" if checkpoint.objective is None else f"objective {checkpoint.objective:.6g}"
     print(f"{checkpoint.path}{', the best one' if export.is_best else ''} ({rated}), is exported to")
     for file in export.files:
@@ -65,4 +65,4 @@ def _show(export: "Export") -> None:
         if file.name == PROGRAM:
             print("which Python runs with torch alone:")
             print(f"  import torch; act = torch.export.load({str(file)!r}).module()")
-            print(f"  actions = act({example(export.loaded.policy.spaces)})")
+            print(f"  actions = act({example(export.policy.spaces)})")

@@ -23,11 +23,10 @@ NAMESPACE = "trieye"
 @sends_events_plainly
 @with_requests(ActorLogic)
 class TrieyeActor(HubActor):
-    """Collects, aggregates and logs the metrics of a run, and saves and restores its state, in a process of its own.
+    """Collects, aggregates and logs the metrics of a run, and saves and restores its state, in a separate process.
 
-    Used as `TrieyeActor.options(name=..., lifetime="detached").remote(config=config)`. Besides the methods below and
-    those of `HubActor`, the actor has a method for each request of `ActorLogic`: `log_event`, `process_and_log` and so
-    on.
+    Used as `TrieyeActor.options(name=..., lifetime="detached").remote(config=config)`. The actor also has the methods
+    of `HubActor`, and one for each request of `ActorLogic`: `log_event`, `process_and_log` and so on.
 
     Args:
         config: The config of the run.

@@ -91,13 +91,13 @@ class ActorLogic(HubLogic):
 
     @request("ingest")
     def log_batch_events(self, events: Iterable[RawMetricEvent] | SentEvents, *, key: str = "") -> None:
-        """Accept events; one that is not valid never costs its neighbors; see `log_event`."""
+        """Accept events; an invalid event does not affect its neighbors; see `log_event`."""
         self._check_open()
         self._ledger.accept_rows(*rows_of(events, arrived=self._wall_clock()), key=key)
 
     @request("ingest")
     def process_and_log(self, current_global_step: int) -> None:
-        """Say that a step is complete; does nothing if the last call was less than the processing interval ago."""
+        """Close windows up to a complete step, at most once per processing interval."""
         if self._clock() - self._last_asked >= self.config.stats.processing_interval_seconds:
             self._last_asked = self._clock()
             self._pass(step=current_global_step)
@@ -117,7 +117,7 @@ class ActorLogic(HubLogic):
 
         Args:
             actor_state_data: State of the hub; the present one if None.
-            resolve: Replaces what stands for a value elsewhere.
+            resolve: Resolves references in the state.
             **state: `nn_state_dict`, `optimizer_state_dict`, `buffer_content`, `global_step`, `episodes_played`,
                 `total_simulations_run`, `is_best`, `save_buffer`, `model_config_dict`, `env_config_dict`, `user_data`.
 
@@ -130,7 +130,7 @@ class ActorLogic(HubLogic):
 
     @request("ingest")
     def load_initial_state(self, _auto_resume_run_name: str | None = None, *, key: str = "") -> LoadedTrainingState:
-        """Return what an earlier attempt or run left, and go on with its windows, unless the run goes on already."""
+        """Return the state of an earlier attempt or run, and continue its windows unless this attempt already does."""
         self._check_open()
         with self.status.doing("reading a checkpoint"):
             loaded, restored = self._training.find()
@@ -140,7 +140,7 @@ class ActorLogic(HubLogic):
 
     @request("ingest")
     def get_state(self, complete_step: int | None = None) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the hub, as plain data.
+        """Return the state of the hub for a checkpoint, as plain data.
 
         Args:
             complete_step: Close windows up to this step first: they are logged now, and not again by another attempt.

@@ -27,16 +27,16 @@ class ActorState:
 
     def take(self) -> list[RawMetricEvent]:
         """Remove all events and return them in the order of their arrival."""
-        taken, self._events = self._events, []
-        return taken
+        events, self._events = self._events, []
+        return events
 
     def get_data_to_process(self, current_global_step: int) -> tuple[EventsByStep, int]:
         """Return the events up to a step as {step: {name: [event]}}, and the highest step among them (or -1)."""
-        found: EventsByStep = defaultdict(lambda: defaultdict(list))
+        by_step: EventsByStep = defaultdict(lambda: defaultdict(list))
         for event in self._events:
             if event.global_step <= current_global_step:
-                found[event.global_step][event.name].append(event)
-        return {step: dict(by_name) for step, by_name in found.items()}, max(found, default=-1)
+                by_step[event.global_step][event.name].append(event)
+        return {step: dict(by_name) for step, by_name in by_step.items()}, max(by_step, default=-1)
 
     def clear_processed_data(self, current_step: int) -> None:
         """Remove the events up to a step."""

@@ -22,7 +22,7 @@ class TrainingStates:
 
     Args:
         states: The checkpoints of the run.
-        config: What is saved, kept and resumed.
+        config: Says whether buffers are saved, and where to resume.
         files: File names of the run.
         serializer: Encodes the states.
     """
@@ -40,7 +40,7 @@ class TrainingStates:
             state: The arguments of `save_training_state`, by name.
 
         Raises:
-            CheckpointError: A part is not what it should be; nothing is written.
+            CheckpointError: A part is not valid; nothing is written.
             SerializationError: It could not be written.
         """
         # everything that can be wrong with a state is found before anything is written
@@ -54,7 +54,7 @@ class TrainingStates:
 
     @contextlib.contextmanager
     def _buffer_saved(self, step: int, buffer: EncodedState) -> Iterator[None]:
-        """Write a buffer for the checkpoint of the block, before it: resuming pairs one with what is not newer."""
+        """Write a buffer before the checkpoint of the block: resuming pairs a checkpoint with no newer buffer."""
         is_new = not self._buffers.path(step).exists()
         path = self._buffers.save(step, buffer)
         try:
@@ -68,7 +68,7 @@ class TrainingStates:
             self._prune_buffers()
 
     def _prune_buffers(self) -> None:
-        """Delete the buffers with which no checkpoint is loaded any more."""
+        """Delete the buffers that no checkpoint is loaded with any more."""
         buffers = [entry.step for entry in self._buffers.entries()]
         saved = [entry.step for entry in self._states.checkpoints.entries()]
         needed = {max((step for step in buffers if step <= checkpoint), default=None) for checkpoint in saved}

@@ -157,8 +157,8 @@ class RayHub(RayChannel, Hub):
         )
         try:
             # with the key of this process: the actor's one may be on another node, or have another environment
-            given = {"trust": Trust.of_this_process(), "extra_config": dict(extra_config), "sinks": list(sinks)}
-            actor = _once_free(lambda: options.remote(config, **given))
+            arguments = {"trust": Trust.of_this_process(), "extra_config": dict(extra_config), "sinks": list(sinks)}
+            actor = _once_free(lambda: options.remote(config, **arguments))
             super().__init__(actor, config.run_name, uuid.uuid4().hex)
             self._still_s, self._run_dir = config.runtime.stall_timeout_s, config.persistence.get_run_base_dir()
             self.answer(self._actor.get_actor_name.remote(), max(START_TIMEOUT_S, self._still_s), tells=True)

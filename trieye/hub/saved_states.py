@@ -43,10 +43,10 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint to go on from.
+    """A checkpoint to resume from.
 
     Attributes:
-        state: What was saved; None where the caller has read it already.
+        state: Its content; None where the caller has read it already.
         hub_state: State of the hub at that moment; empty if it is that of another run, which has curves of its own,
             unless the run goes on from a checkpoint that was given: then that of its own nearest one.
         identity: What tells the checkpoint with this state of the hub from another of the same step.
@@ -67,7 +67,7 @@ class Restored:
 
 
 class SavedStates:
-    """Saves states, all of one or nothing, deletes those that need not be kept, and finds the one to go on from.
+    """Saves states, all of one or nothing, deletes old ones, and finds the one to resume from.
 
     Args:
         config: What is saved, kept and resumed.

@@ -82,19 +82,19 @@ def _of_source(path: Path, source: type, problems: Problems, wanted: str) -> lis
 def import_runs(
     kind: str, path: Path, *, root: Path = Path(".trieye_data"), app: str | None = None
 ) -> tuple[list[Imported], list[str]]:
-    """Import the runs of another program; one that was interrupted is imported again, one that is whole is left alone.
+    """Import the runs of another logger; incomplete imports restart, and complete imports are skipped.
 
     Args:
         kind: `tensorboard`, `mlflow` or `wandb-offline`.
-        path: Directory of event files, database or directory of MLflow, or directory or file of wandb.
+        path: Directory of event files, MLflow database or directory, or wandb directory or file.
         root: Directory of all apps.
-        app: Name of the app; None: that of the other program.
+        app: Name of the app; None: the app or project of each foreign run.
 
     Returns:
-        The imported runs, and what was left out, with the reason.
+        The imported runs, and messages about skipped data.
 
     Raises:
-        ConfigurationError: There is no such path, or no run in it.
+        ConfigurationError: The path does not exist or contains no run.
     """
     problems, imported = Problems(), list[Imported]()
     for run in runs_at(kind, path, problems):

@@ -15,7 +15,6 @@ import msgspec
 from trieye.exceptions import JournalError, JournalFullError
 from trieye.files.atomic import fsync_directory
 from trieye.journal.file import create, rollback_path, wal_path, worded
-from trieye.journal.ranges import merged, uncovered
 from trieye.journal.scan import Contents, count, missing_positions, scan
 from trieye.journal.schema import ATTEMPT, REPAIR, STATE, TABLES, Connection, Row, State, insert, put, seed_of
 from trieye.journal.watermark import Expected, Watermark, watermark_path
@@ -24,6 +23,7 @@ _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 _LOSSES = {
     "clients": "the batch numbers of some senders: a batch that is sent again counts twice",
     "calls": "which calls were accepted: a repeated call counts twice",
+    "chunks": "points of the history that no file contains yet",
     "segments": "which files hold the history: the directory is searched for them",
     "cursors": "how far the sinks are: those without a cursor get everything again",
     "superseded": "which points were superseded: they may be shown again",
@@ -123,11 +123,13 @@ class _Outcome(NamedTuple):
         state: State of the new journal; its last position is the highest that any row or the watermark names.
         losses: Descriptions of the losses.
         num_lost: Number of lost records; at least 1 if anything is lost.
+        superseded: Superseded ranges that replace those of the damaged journal; empty if these are intact.
     """
 
     state: State
     losses: list[str]
     num_lost: int
+    superseded: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, contents: Contents, watermark: Watermark, *, is_end_lost: bool) -> "_Outcome":
@@ -148,17 +150,15 @@ class _Outcome(NamedTuple):
             losses.append("perhaps records after these" if missing else "perhaps the newest records")
         if state.deleted_to and not contents.snapshots:
             losses.append("the state of the metrics, which start again")
-        stored = merged(row[:2] for table in ("chunks", "segments") for row in contents.rows[table].values())
-        items = uncovered(0, max((index for _, index in contents.snapshots), default=0), stored)
-        if items and contents.broken.keys() & {"chunks", "segments"}:
-            losses.append(f"items {_worded(items)} of the history, unless its files hold them")
+        # each rewind writes the watermark
+        superseded = watermark.superseded if losses or "superseded" in contents.broken else None
         from_watermark = {"cursors"} if watermark.cursors else set()
-        if losses and watermark.superseded is not None:  # each rewind writes it
+        if superseded is not None:
             contents.rows["superseded"].clear()
             from_watermark.add("superseded")
         losses += [text for table, text in _LOSSES.items() if table in contents.broken.keys() - from_watermark]
         gaps = (*state.gaps, *((first, last - 1) for first, last in missing))
-        return cls(state._replace(gaps=gaps), losses, max(count(missing), int(bool(losses))))
+        return cls(state._replace(gaps=gaps), losses, max(count(missing), int(bool(losses))), superseded or ())
 
     def rows(self, contents: Contents, watermark: Watermark) -> Iterator[tuple[str, Row]]:
         """Yield the state, the cursors, and the superseded ranges of the watermark.
@@ -175,9 +175,7 @@ class _Outcome(NamedTuple):
         # the indices after the stored items go to other items
         stored = [row[1] for table in ("chunks", "segments") for row in contents.rows[table].values()]
         end = max([*stored, *(index for _, index in contents.snapshots)], default=0)
-        for first, last in watermark.superseded or ():
-            if self.num_lost and first < end:
-                yield "superseded", (first, min(last, end))
+        yield from (("superseded", (first, min(last, end))) for first, last in self.superseded if first < end)
 
 
 def _state(contents: Contents, watermark: Watermark) -> State:

@@ -88,8 +88,7 @@ class ReplayBuffer:
             dedup_next: Store `next_<key>` only where the next row of the same environment does not contain it as
                 `<key>`: half the memory, the same draws.
             max_reuse: Maximum number of times a row is drawn; unlimited if None.
-            max_staleness: Maximum number of versions that a drawn row may lag behind `set_version`; unlimited if
-                None.
+            max_staleness: Maximum versions that a drawn row may lag behind `set_version`; unlimited if None.
             her: Relabels goals and rewards of drawn rows (hindsight experience replay).
             limiter: Bounds the ratio of draws to inserts: the call that is ahead raises `ReplayTimeoutError`.
             prefault: Allocate the memory (for `mmap` the disk space) now rather than during training.

@@ -291,10 +291,7 @@ class SweepExecution:
                 record.ended = time.time()
                 record.write(directory)
                 return Done(job.index, record.objective, is_pruned=True)
-            if outcome.error is not None and record.state in (
-                "running",
-                "lost",
-            ):  # no final record
+            if outcome.error is not None and record.state in ("running", "lost"):  # no final record
                 record.fail(f"{type(outcome.error).__name__}: {outcome.error}")
                 record.write(directory)
             return outcome

@@ -4,22 +4,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trieye.checkpoints.choose import reference_of
-from trieye.checkpoints.store import load_checkpoint
+from trieye.checkpoints.store import LoadedCheckpoint, load_checkpoint
 from trieye.runs.finding import RunReference, run_directory
 from trieye.training.exporting import export_policy
-from trieye.training.loading import LoadedPolicy, loaded_policy
+from trieye.training.loading import policy_of
+from trieye.training.policy import Policy
 
 
 class Export(NamedTuple):
     """The exported policy of a run.
 
     Attributes:
-        loaded: The policy, and the checkpoint that it was read from.
-        is_best: Whether that is the checkpoint with the best objective, not the newest one for want of a rated one.
+        policy: The policy.
+        checkpoint: The checkpoint from which it was read.
+        is_best: Whether this is the checkpoint with the best objective, not the newest one for want of a rated one.
         files: The files, `policy.pt` first.
     """
 
-    loaded: LoadedPolicy
+    policy: Policy
+    checkpoint: LoadedCheckpoint
     is_best: bool
     files: list[Path]
 
@@ -40,9 +43,9 @@ def export_run(
         CheckpointError: There is no such checkpoint, or no engine has saved it.
     """
     run_dir, reference = run_directory(run, root=root), reference_of(which, asked="--which").which
-    loaded = loaded_policy(run_dir, load_checkpoint(run_dir, reference))
-    checkpoint = loaded.checkpoint
+    checkpoint = load_checkpoint(run_dir, reference)
+    policy = policy_of(run_dir, checkpoint)
     origin = {"run": run_dir.name, "step": checkpoint.step, "objective": checkpoint.objective}
     target = (export_dir or run_dir / "export").absolute()
-    files = export_policy(loaded.policy, target, env_steps=loaded.schedule_step, origin=origin)
-    return Export(loaded, reference == "best" and checkpoint.objective is not None, files)
+    files = export_policy(policy, target, env_steps=policy.schedule_step, origin=origin)
+    return Export(policy, checkpoint, reference == "best" and checkpoint.objective is not None, files)

@@ -1,4 +1,4 @@
-"""Fragments in another process: what is added there is fetched here, and survives the death of the actor."""
+"""Fragments in another process: they are fetched here, and survive the death of the actor."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What a writer sends next, and what it keeps."""
+"""The batches that a writer sends and retains."""
 
 import random
 
@@ -94,7 +94,7 @@ def test_rows_that_nobody_has_any_more_are_not_waited_for():
 
 
 class Ring:
-    """A server that may lose calls and answers, refuse, die and come back older."""
+    """A server that may lose calls and answers, refuse batches, and restart from an older snapshot."""
 
     def __init__(self):
         self.counts, self.rows = AcknowledgedCounts(), []
@@ -120,7 +120,7 @@ class Ring:
 
 
 class Journey:
-    """A writer's outbox and a server, with dice that decide what happens between them."""
+    """A writer's outbox and a server, with random events between them."""
 
     def __init__(self, seed, **options):
         self.dice, self.ring, self.outbox = random.Random(seed), Ring(), Outbox(**options)

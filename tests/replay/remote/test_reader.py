@@ -1,4 +1,4 @@
-"""Readers: what they draw is what writers sent, whatever is overwritten or dies meanwhile."""
+"""Readers draw the rows that writers sent, even if rows are overwritten or processes die."""
 
 import copy
 import threading
@@ -269,7 +269,7 @@ def test_a_reader_that_is_sent_away_is_another_reader(make_replay):
     add(replay, range(10))
     with replay.reader(ahead=3) as reader:
         with copy.copy(reader) as other:
-            for batch in other.sample_many(2, 4):  # the first alone, then three at a time
+            for batch in other.sample_many(2, 4):  # a single draw first, then three per call
                 check(batch, 4)
         check(reader.sample(4), 4)
         assert replay.stats()["sampled"] == 4 * (1 + 3 + 1)

@@ -1,4 +1,4 @@
-"""The server: several tables, snapshots of all of them, and what comes back after a restart."""
+"""The server: several tables, snapshots of all of them, and restarts."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
@@ -248,7 +248,7 @@ def test_those_who_wait_are_woken_by_what_they_wait_for():
         call = threads.submit(operation, "main", *values, 60.0)
         wait_until(call.running)
         for _ in range(100):
-            server.stats("main")  # takes the lock in turn with the one that is about to wait
+            server.stats("main")  # alternates with the waiting thread in taking the lock
         return call
 
     with ThreadPoolExecutor(1) as threads:
@@ -281,6 +281,6 @@ def test_a_restored_table_goes_on_with_its_version_and_its_limiter_and_knows_no_
 def test_writers_keep_what_only_a_snapshot_elsewhere_holds(tmp_path):
     server = ReplayServer(TABLES, directory=tmp_path / "own")
     server.add_batch("main", "w", 0, 0, rows_of(3))
-    for place, saved in ((tmp_path / "elsewhere", 0), (None, 3)):
-        server.snapshot(place)
+    for directory, saved in ((tmp_path / "elsewhere", 0), (None, 3)):
+        server.snapshot(directory)
         assert server.await_insert("main", "w", 1, 0.0).saved == saved

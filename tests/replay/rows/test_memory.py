@@ -57,7 +57,7 @@ def test_closing_lets_go_of_the_files_but_not_of_arrays_in_use(kind, how, tmp_pa
         assert memory.handle is None
     del memory
     gc.collect()
-    with contextlib.suppress(OSError):  # another thread may have the number by now
+    with contextlib.suppress(OSError):  # another thread may have reused the number
         assert not os.path.samestat(os.fstat(descriptor), file)
     array[:] = 7
     assert array.sum() == 70

@@ -151,8 +151,7 @@ def start_server(
     Args:
         kind: `ReplayActor` or `FragmentActor`.
         arguments: Arguments of the server.
-        name: Name under which any script on the cluster finds it; without a name it ends with the process that started
-            it.
+        name: Name under which any script on the cluster finds it; without a name it ends with its starter.
         directory: Its snapshot directory; it resumes from an existing snapshot.
         snapshot_every_s: Interval between snapshots in seconds.
         **options: Ray options, such as `namespace` (default `trieye`), `num_cpus` (default 0) or `scheduling_strategy`.

@@ -138,8 +138,7 @@ class RemoteReplay(Remote[ReplayServer]):
         """Return a read-only view of a table's rows on this machine, valid until the server dies.
 
         Raises:
-            ConfigurationError: The server is on another machine, or the table has no rows yet or is not in shared
-                memory.
+            ConfigurationError: The server is on another machine, or the table has no rows or no shared memory.
         """
         memory = self.ask(ReplayServer.memory, table)
         if memory.handle is None:

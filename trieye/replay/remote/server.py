@@ -66,8 +66,7 @@ class Server(ABC):
         """Write a snapshot; data that the directory already contains is not written again.
 
         Args:
-            directory: Target directory; the server's snapshot directory if None. Writers may discard only rows saved
-                there.
+            directory: Target; the server's snapshot directory if None. Writers discard only rows saved in the latter.
 
         Raises:
             ConfigurationError: The server has no snapshot directory.

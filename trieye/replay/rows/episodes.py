@@ -18,8 +18,7 @@ class EpisodeLinks:
     """Successor and predecessor links of rows within episodes, for a ring of rows with global ids.
 
     Stored as distances in ids to the next and the previous row of the same environment, 4 bytes each. Environments may
-    be interleaved in any order. The distance to the next row is set when that row arrives; all other data of a row is
-    immutable.
+    be interleaved in any order. The distance to the next row is set when that row arrives; all else is immutable.
 
     With `across`, links also lead from the last row of an episode to the first row of the next.
 
@@ -33,8 +32,7 @@ class EpisodeLinks:
         Args:
             capacity: Capacity of the ring in rows.
             memory: Allocator of the arrays; ordinary memory if None.
-            count_steps: Also store each row's position in its episode, and the distance to the episode's first row, 4
-                bytes each.
+            count_steps: Also store each row's position in its episode, and the distance to its first row, 4 bytes each.
         """
         arrays: ArrayAllocator = memory or RamMemory(prefault=False)
         shape, dtype = (capacity,), np.int32 if capacity < 1 << 31 else np.int64

@@ -18,7 +18,7 @@ class NextRows:
 
     A row's next observation equals the observation of the following row of its environment. It is stored here until
     that row arrives, and permanently where the episode ended or the two differ bitwise, so reads always return the
-    added value. ArrayAllocator is used for as many values as are stored at the same time.
+    added value. Memory use is proportional to the number of values stored at the same time.
 
     Args:
         columns: The columns `next_<key>`, by that name.

@@ -256,8 +256,7 @@ class StoredParts:
             lazy: Leave the rows in the files until they are accessed.
 
         Returns:
-            The rows that are lost because their parts are damaged; None if there are none. The other rows have then
-            moved.
+            The rows lost with damaged parts; None if there are none. The other rows have then moved.
 
         Raises:
             CheckpointError: A part is damaged and `saved` forbids skipping it.
