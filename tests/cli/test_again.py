@@ -170,10 +170,10 @@ def test_a_stored_command_that_is_not_signed_needs_confirm_from_python(planted):
     with pytest.raises(ConfigurationError, match="not signed with your key"):
         runs.rerun("planted")
     assert not trace.exists()
-    asked = []
+    confirmed = []
     with pytest.raises(ConfigurationError, match="rejected the config"):
-        runs.rerun("planted", confirm=lambda command, _, origin: asked.append((command[-1], origin)))
-    assert asked == [("run_name=planted_rerun", "run agents/planted")]
+        runs.rerun("planted", confirm=lambda command, _, origin: confirmed.append((command[-1], origin)))
+    assert confirmed == [("run_name=planted_rerun", "run agents/planted")]
 
 
 def test_what_has_changed_since_is_shown_before_anything_starts(command, project):

@@ -1,4 +1,4 @@
-"""`--json`: each document fits its schema in docs/json-schemas.json, from which docs/json.md is generated."""
+"""`--json`: each document fits its schema in docs/json-schemas.json, the source of docs/json.md."""
 
 import re
 import shutil
@@ -20,9 +20,9 @@ INTRODUCTION = """# JSON output
 
 Every command that prints results takes `--json` and then prints one JSON document on stdout, in one line. Its first
 key, `schema`, is the name and the version of its schema, such as `trieye.runs/1`. Within a version keys are only added,
-so ignore those that you do not know; a key that changes its meaning or disappears raises the version. Numbers that are
+so ignore unknown keys; a key that changes its meaning or disappears raises the version. Numbers that are
 not finite are `null`; times are Unix seconds. Progress, notes and warnings go to stderr. An error prints no document
-but one line on stderr; where a document comes with an exit code other than 0, the table says so.
+but one line on stderr; where a document comes with an exit code other than 0, the table mentions it.
 
 [json-schemas.json](json-schemas.json) has the same as [JSON Schema](https://json-schema.org). `trieye new` and
 `trieye ui` have no `--json`.
@@ -31,7 +31,7 @@ but one line on stderr; where a document comes with an exit code other than 0, t
 
 
 def rows(schema, prefix=""):
-    """Yield key, type and meaning of each key of a schema, those of nested objects by their path."""
+    """Yield key, type and meaning of each key of a schema, nested objects by their path."""
     for key, value in schema.get("properties", {}).items():
         if "const" not in value:
             yield f"{prefix}{key}", type_of(value), value.get("description", "")
@@ -86,7 +86,7 @@ def project(tmp_path_factory):
             persistence={"root_data_dir": str(project / ".trieye_data")},
             sinks={"tensorboard": {"enabled": True}, "mlflow": {"enabled": False}, "console": {"enabled": False}},
         )  # fmt: skip
-        for _ in range(2):  # two attempts, the second of which supersedes
+        for _ in range(2):  # two attempts, and the second one supersedes
             with trieye.Run(config) as run:
                 run.log_params({"agent.lr": best})
                 for step in range(1, 4):
@@ -108,10 +108,10 @@ def document(project, monkeypatch, capfd):
     monkeypatch.chdir(project)
 
     def run(*words, code=0):
-        found = main([*words, "--json"])
-        said = capfd.readouterr()
-        assert found == code, said.err
-        return validated(said.out)
+        exit_code = main([*words, "--json"])
+        output = capfd.readouterr()
+        assert exit_code == code, output.err
+        return validated(output.out)
 
     return run
 

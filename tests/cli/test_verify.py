@@ -84,8 +84,8 @@ def test_a_run_that_is_being_written_is_whole_whenever_one_looks(tmp_path):
         ("run.json", cut, "cannot be read", "restore it from a backup"),
         ("configs.json", cut, "cannot be read", "restore it from a backup"),
         ("journal.db", flip_often, "the journal is damaged", "`trieye close` it: that repairs the journal"),
-        ("history/points-*.parquet", flip, "is damaged", "nothing is to be done"),  # some bytes hold no value
-        ("history/points-*.parquet", cut, "is damaged: 3", "from a backup; otherwise nothing is to be done"),
+        ("history/points-*.parquet", flip, "is damaged", "no action is needed"),  # some bytes hold no value
+        ("history/points-*.parquet", cut, "is damaged: 3", "from a backup; otherwise no action is needed"),
         ("history/points-*.parquet", lambda path: path.unlink(), "is missing: 3", "from a backup"),
         ("checkpoints/checkpoint_step_200/*.safetensors", flip, "its checksum does not match", "restore one from a"),
         ("checkpoints/checkpoint_step_200/hub.bin", flip, "hub.bin is damaged", "restore one from a"),

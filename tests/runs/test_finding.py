@@ -22,9 +22,9 @@ def make_runs(root, *names):
         (root / name / "run.json").touch()
 
 
-@pytest.mark.parametrize("given", ["second", "agents/second"])
-def test_a_name_means_a_run_below_the_root(root, given):
-    assert run_directory(given, root=root) == root / "agents/runs/second"
+@pytest.mark.parametrize("reference", ["second", "agents/second"])
+def test_a_name_means_a_run_below_the_root(root, reference):
+    assert run_directory(reference, root=root) == root / "agents/runs/second"
 
 
 def test_the_app_tells_runs_of_the_same_name_apart(root):
@@ -39,10 +39,10 @@ def test_two_runs_of_one_name_in_one_app_are_told_apart_by_their_directories(roo
         run_directory("agents/second", root=root)
 
 
-@pytest.mark.parametrize("given", ["../root/agents/runs/first", "../link", "{root}/agents/runs/first/"])
-def test_a_path_means_the_run_in_that_directory_wherever_it_is(root, given, tmp_path):
+@pytest.mark.parametrize("reference", ["../root/agents/runs/first", "../link", "{root}/agents/runs/first/"])
+def test_a_path_means_the_run_in_that_directory_wherever_it_is(root, reference, tmp_path):
     (tmp_path / "link").symlink_to(root / "agents/runs/first")
-    assert run_directory(given.format(root=root), root=Path("nowhere")) == root / "agents/runs/first"
+    assert run_directory(reference.format(root=root), root=Path("nowhere")) == root / "agents/runs/first"
 
 
 def test_the_working_directory_may_be_the_run(root, monkeypatch):
@@ -53,8 +53,8 @@ def test_the_working_directory_may_be_the_run(root, monkeypatch):
 def test_an_unknown_name_is_answered_with_the_nearest_one_and_where_it_looked(root):
     with pytest.raises(ConfigurationError) as caught:
         run_directory("secnd", root=Path("../root"))
-    for told in ("'secnd'", str(root), "did you mean 'second'?", "agents/first, agents/second, others/first", "--root"):
-        assert told in str(caught.value)
+    for part in ("'secnd'", str(root), "did you mean 'second'?", "agents/first, agents/second, others/first", "--root"):
+        assert part in str(caught.value)
 
 
 def test_of_many_runs_only_some_are_listed(root):
@@ -63,10 +63,10 @@ def test_of_many_runs_only_some_are_listed(root):
         run_directory("zzz", root=root)
 
 
-@pytest.mark.parametrize(("place", "told"), [("", "runs there: none"), ("nowhere", "nowhere.*--root")])
-def test_where_there_are_no_runs_it_says_so(tmp_path, place, told):
-    with pytest.raises(ConfigurationError, match=f"'first': .*{tmp_path}.*{told}"):
-        run_directory("first", root=tmp_path / place)
+@pytest.mark.parametrize(("root", "message"), [("", "runs there: none"), ("nowhere", "nowhere.*--root")])
+def test_where_there_are_no_runs_it_says_so(tmp_path, root, message):
+    with pytest.raises(ConfigurationError, match=f"'first': .*{tmp_path}.*{message}"):
+        run_directory("first", root=tmp_path / root)
 
 
 def test_a_directory_that_is_no_run_is_said_to_be_none(root):

@@ -34,9 +34,9 @@ def test_a_run_is_where_it_is_now_and_has_the_sinks_that_get_the_history(moved):
 @pytest.mark.parametrize(
     ("then", "chosen", "now"),
     [
-        (None, None, "sqlite:///{app}/mlruns/mlflow.db"),  # a store of its own moves with the run
+        (None, None, "sqlite:///{app}/mlruns/mlflow.db"),  # a store in the app moves with the run
         (None, "http://server", "http://server"),
-        ("http://server", None, "http://server"),  # the environment that the run had counts, not that of today
+        ("http://server", None, "http://server"),  # the recorded environment counts, not the current one
     ],
 )
 def test_a_run_keeps_its_mlflow_store(moved, monkeypatch, then, chosen, now):

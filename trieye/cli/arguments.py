@@ -89,9 +89,9 @@ def add_removal(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of commands that delete."""
     add_root(parser, Path(DEFAULT_ROOT))
     add_json(parser)
-    parser.add_argument("--dry-run", action="store_true", help="show what would be deleted, and delete nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show the plan, and delete nothing")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    parser.set_defaults(when_interrupted="interrupted; what was not deleted yet is still there")
+    parser.set_defaults(when_interrupted="interrupted; runs that are not reported as deleted still exist")
 
 
 def age(text: str) -> float:

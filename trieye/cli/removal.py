@@ -35,7 +35,7 @@ def carry_out(removals: Sequence[Removal], options: argparse.Namespace, schema: 
     notes = [*notes, *(note for removal in removals for note in removal.notes())]
     if options.json:
         if removals and not (options.dry_run or options.yes):
-            raise ConfigurationError("--json: nothing is deleted without --yes; --dry-run shows what would be")
+            raise ConfigurationError("--json: nothing is deleted without --yes; --dry-run shows the plan")
     elif not _is_agreed(rows, notes, options):
         return 0 if options.dry_run or not removals else EXIT_REFUSED
     for removal in () if options.dry_run else removals:
@@ -50,7 +50,7 @@ def carry_out(removals: Sequence[Removal], options: argparse.Namespace, schema: 
 
 
 def _is_agreed(rows: Sequence[dict[str, Any]], notes: Sequence[str], options: argparse.Namespace) -> bool:
-    """Show what would be deleted, and return whether to delete it."""
+    """Show the plan, and return whether to carry it out."""
     if rows:
         Terminal().print(_table(rows))
     for note in notes:

@@ -1,4 +1,4 @@
-"""How `trieye rerun` and `fork` show what they start, and ask for confirmation of stored commands."""
+"""How `trieye rerun` and `fork` show a restart, and ask for confirmation of stored commands."""
 
 import argparse
 import sys

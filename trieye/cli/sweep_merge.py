@@ -117,7 +117,7 @@ def _brought(link: Path, mirror: str, root: Path) -> tuple[Path, bool]:
 
 
 def _deliver(run_dir: Path, timeout_s: float) -> Mapping[str, str]:
-    """Deliver a run to MLflow, and return what is missing, by sink."""
+    """Deliver a run to MLflow, and return the missing items by sink."""
     from trieye.runs.config import config_of
     from trieye.runs.delivery import deliver
 

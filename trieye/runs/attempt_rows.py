@@ -36,7 +36,7 @@ def attempts(run: RunReference, *, root: Path | None = None) -> list[AttemptRow]
 
     Args:
         run: The run, its directory or its name.
-        root: Directory of all apps; None: those of the project around the working directory.
+        root: Directory of all apps; None: the directories of the project around the working directory.
 
     Raises:
         ConfigurationError: There is no such run.

@@ -1,4 +1,4 @@
-"""CheckpointRow: what a run has saved, checkpoint by checkpoint; nothing is changed."""
+"""CheckpointRow: the checkpoints and buffers on the disk of a run; read-only."""
 
 import re
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ class CheckpointRow:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a run can resume from it, as far as known."""
+        """Whether a run can resume from it, if known."""
         return self.state in {"whole", "sizes fit", "partial"}
 
     @property
@@ -68,7 +68,7 @@ class CheckpointRow:
 
 @dataclass(frozen=True)
 class SavedFiles:
-    """What a run has saved, the newest last.
+    """The checkpoints and buffers of a run, the newest last.
 
     Attributes:
         run_dir: Its directory.
@@ -84,11 +84,11 @@ class SavedFiles:
 
 
 def checkpoints(run: RunReference, *, root: Path | None = None, checksums: bool = False) -> SavedFiles:
-    """Return what a run has saved; it may be alive, or of trieye 0.1.5.
+    """Return the checkpoints and buffers of a run; it may be alive, or of trieye 0.1.5.
 
     Args:
         run: The run, its directory or its name.
-        root: Directory of all apps; None: those of the project around the working directory.
+        root: Directory of all apps; None: the directories of the project around the working directory.
         checksums: Whether to read every byte; otherwise only names and sizes are checked.
 
     Raises:
@@ -109,7 +109,7 @@ def checkpoints(run: RunReference, *, root: Path | None = None, checksums: bool 
 
 
 def rows_in(directory: Path, prefix: str, *, checksums: bool) -> list[CheckpointRow]:
-    """Return what was saved under names `<prefix><step>`, the newest last.
+    """Return the rows of the names `<prefix><step>`, the newest last.
 
     Args:
         directory: Where to look; it need not exist.
@@ -119,11 +119,11 @@ def rows_in(directory: Path, prefix: str, *, checksums: bool) -> list[Checkpoint
     pattern = re.compile(re.escape(prefix) + r"(\d+)(\.pkl|\.damaged(?:-\d+)?)?")
     paths = sorted(directory.iterdir()) if directory.is_dir() else []
     named = [(path, match) for path in paths if (match := pattern.fullmatch(path.name))]
-    found = [
+    rows = [
         saved for path, match in named if (saved := _saved(path, int(match[1]), match[2] or "", checksums=checksums))
     ]
-    converted = {saved.step for saved in found if saved.is_usable}
-    shown = [saved for saved in found if saved.state != "0.1.5" or saved.step not in converted]
+    converted = {saved.step for saved in rows if saved.is_usable}
+    shown = [saved for saved in rows if saved.state != "0.1.5" or saved.step not in converted]
     return sorted(shown, key=lambda saved: (saved.sequence, saved.step))
 
 
@@ -140,7 +140,7 @@ def _saved(path: Path, step: int, suffix: str, *, checksums: bool) -> Checkpoint
     parts = [match for name, _ in problems if (match := _PART.fullmatch(name))]
     broken: CheckpointState = "partial" if len(parts) == len(problems) else "damaged"
     files = list(files_below(path))
-    found = CheckpointRow(
+    row = CheckpointRow(
         path.name,
         step,
         "set aside" if suffix else broken if problems else "whole" if checksums else "sizes fit",
@@ -152,11 +152,11 @@ def _saved(path: Path, step: int, suffix: str, *, checksums: bool) -> Checkpoint
     try:
         manifest = read_manifest(path)
     except SerializationError:
-        return found if path.exists() else None
+        return row if path.exists() else None
     about, objective = manifest.metadata, manifest.metadata.get("objective")
     is_number = isinstance(objective, int | float)
     return replace(
-        found,
+        row,
         saved=manifest.created,
         sequence=manifest.sequence,
         attempt=about.get("attempt"),
@@ -167,7 +167,7 @@ def _saved(path: Path, step: int, suffix: str, *, checksums: bool) -> Checkpoint
 
 
 def _problems(path: Path, *, checksums: bool) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a saved directory, file by file, each with the name of the file."""
+    """Yield the problems of a saved directory, each with the name of the file."""
     try:
         check_no_link(path)
         manifest = read_manifest(path)

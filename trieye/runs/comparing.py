@@ -25,7 +25,7 @@ class Divergence:
     Attributes:
         config: Values of the config.
         commit: The commit, its branch, and whether there were uncommitted changes.
-        packages: Versions of packages, and that of Python.
+        packages: Versions of packages, and of Python.
     """
 
     config: Differences
@@ -44,7 +44,7 @@ class Divergence:
 
         Args:
             first: Config and provenance of one operand.
-            second: Those of the other one.
+            second: The same of the other one.
             ignored: Keys of the config that are not compared.
         """
         configs = [
@@ -92,7 +92,7 @@ def diff(first: RunReference, second: RunReference, *, root: Path | None = None)
     Args:
         first: A run, its directory or its name.
         second: Another one.
-        root: Directory of all apps; None: those of the project around the working directory.
+        root: Directory of all apps; None: the directories of the project around the working directory.
 
     Raises:
         ConfigurationError: There is no such run, or its run.json or configs.json is missing or damaged.

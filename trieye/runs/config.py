@@ -41,7 +41,7 @@ def sinks_of(config: TrieyeConfig) -> list[str]:
 def _config_of(run_dir: Path, *, is_here: bool) -> TrieyeConfig:
     path = run_dir / CONFIGS
     try:
-        # a project has groups of its own, which trieye does not know
+        # a project has groups that trieye does not know
         fields = {name: value for name, value in json_of(path).items() if name in TrieyeConfig.model_fields}
         return TrieyeConfig.model_validate(_moved(fields, run_dir) if is_here else fields)
     except ConfigurationError:
@@ -71,7 +71,7 @@ def _persistence(recorded: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
 
 
 def tracking_uri_of(persistence: Mapping[str, Any], run_dir: Path) -> str:
-    """Return the MLflow store that a run used, whatever this environment says; a store in its app moves with it.
+    """Return the MLflow store that a run used, regardless of this environment; a store in its app moves with it.
 
     Args:
         persistence: The `persistence` of its configs.json.

@@ -1,4 +1,4 @@
-"""Deliver what the journal of a run holds whose process is gone: `close`, `rebuild` and `restore_attempt`."""
+"""Deliver the journal of a run whose process is gone: `close`, `rebuild` and `restore_attempt`."""
 
 import contextlib
 import time
@@ -31,7 +31,7 @@ POLL_S = 0.1
 DEFAULT_TIMEOUT_S = 300.0
 
 SHOW_ALL_TWICE = ("wandb",)
-"""Sinks that cannot tell which items they already have."""
+"""Sinks that cannot recognize items they already have."""
 
 Progress = Callable[[int, int], None]
 """Called with the items that the slowest sink has, and with all items."""
@@ -48,7 +48,7 @@ class Delivery:
         num_items: Points and operations in its history.
         took_s: Seconds; 0 if every sink had everything.
         warnings: Repaired damage of the journal, and items that a sink refused.
-        missing: What a sink has not received, and why, by sink.
+        missing: The missing items of each sink, and the reason.
     """
 
     run_dir: Path
@@ -67,11 +67,11 @@ def close(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     progress: Progress | None = None,
 ) -> Delivery:
-    """Deliver what a killed run left in its journal to its sinks, and record the run as KILLED.
+    """Deliver the rest of a killed run's journal to its sinks, and record the run as KILLED.
 
     Args:
         run: The run, its directory or its name; no process may write to it.
-        root: Directory of all apps; None: those of the project around the working directory.
+        root: Directory of all apps; None: the directories of the project around the working directory.
         timeout_s: Seconds without any progress after which to stop waiting.
         progress: Called while it delivers.
 
@@ -99,7 +99,7 @@ def rebuild(
     Args:
         run: The run, its directory or its name; no process may write to it.
         sinks: Names of the sinks; none: all that do not show everything twice then, as Weights & Biases does.
-        root: Directory of all apps; None: those of the project around the working directory.
+        root: Directory of all apps; None: the directories of the project around the working directory.
         timeout_s: Seconds without any progress after which to stop waiting.
         progress: Called while it delivers.
 
@@ -134,7 +134,7 @@ def restore_attempt(
     Args:
         run: The run, its directory or its name; no process may write to it.
         attempt: Number of the attempt, from 1.
-        root: Directory of all apps; None: those of the project around the working directory.
+        root: Directory of all apps; None: the directories of the project around the working directory.
         timeout_s: Seconds without any progress after which to stop waiting.
         progress: Called while it delivers.
 
@@ -216,7 +216,7 @@ def _record(run_dir: Path) -> RunRecord:
 
 
 def _is_delivered(run_dir: Path, record: RunRecord, sinks: Sequence[str]) -> bool:
-    """Tell whether a run is closed and every sink has everything, without opening it."""
+    """Return True if a run is closed and every sink has everything, without opening it."""
     if record.status == "RUNNING":
         return False
     try:
@@ -247,7 +247,7 @@ def _wait(hub: HubLogic, timeout_s: float, progress: Progress) -> None:
 
 
 def _lacks(sink: dict[str, Any]) -> str | None:
-    """Return what a closed sink has not received; None if it has everything."""
+    """Return the missing items of a closed sink; None if it has everything."""
     error = (sink["error"] or "there was no time for them").removeprefix("TrieyeError: ")
     if sink["backlog"]:
         return f"{sink['backlog']:,} items are missing: {error}"
@@ -260,7 +260,7 @@ def _hub(config: TrieyeConfig, rewritten: Sequence[str]) -> Iterator[HubLogic]:
     if config.sinks.mlflow.enabled:
         require_password(config.persistence.MLFLOW_TRACKING_URI)
     paths = RunFiles(config.persistence)
-    # as a driver holds it: until everything is recorded, so that no other attempt starts meanwhile
+    # as a driver holds it: until everything is recorded, so that no other attempt starts before
     with RunLock(paths.lock_path), contextlib.ExitStack() as rest:
         record = _record(paths.run_base_dir)
         status: RunStatus = "KILLED" if record.status == "RUNNING" else record.status

@@ -1,4 +1,4 @@
-"""Find stored runs by name or path, and list those of an app, a sweep or a directory.
+"""Find stored runs by name or path, and list the runs of an app, a sweep or a directory.
 
 Importing this loads neither pydantic nor NumPy, which take longer to load than a thousand runs to read.
 """
@@ -40,7 +40,7 @@ class Skipped(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """The runs that were found, and the directories beside them that are no runs."""
+    """The runs that were found, and the directories among them that are no runs."""
 
     runs: list[StoredRun]
     skipped: list[Skipped]
@@ -51,7 +51,7 @@ def get(run: RunReference, *, root: Path | None = None) -> StoredRun:
 
     Args:
         run: Its directory, or its name: `run` or `app/run`.
-        root: Directory of all apps; None: those of the project around the working directory.
+        root: Directory of all apps; None: the directories of the project around the working directory.
 
     Raises:
         ConfigurationError: No run or several have that name, or its run.json is damaged.
@@ -64,12 +64,14 @@ def get(run: RunReference, *, root: Path | None = None) -> StoredRun:
     return run if isinstance(run, StoredRun) else StoredRun.read(run_directory(run, root=root))
 
 
-def find(*places: str | Path, root: Path | None = None, metric: str | None = None, mode: Mode | None = None) -> Listing:
+def find(
+    *locations: str | Path, root: Path | None = None, metric: str | None = None, mode: Mode | None = None
+) -> Listing:
     """Return the runs of apps, sweeps or directories.
 
     Args:
-        *places: Names of runs and apps, and directories of sweeps, apps, runs or projects; none: all apps.
-        root: Directory of all apps; None: those of the project around the working directory.
+        *locations: Names of runs and apps, and directories of sweeps, apps, runs or projects; none: all apps.
+        root: Directory of all apps; None: the directories of the project around the working directory.
         metric: The metric that rates the runs; None: the `loop.objective` of each.
         mode: Whether higher values are better; None: the `loop.mode` of each.
 
@@ -81,7 +83,7 @@ def find(*places: str | Path, root: Path | None = None, metric: str | None = Non
         >>> [run.name for run in trieye.runs.find("my_agent").runs if run.status == "LOST"]  # doctest: +SKIP
         ['first']
     """
-    directories, skipped = find_directories([str(place) for place in places], roots_of(root))
+    directories, skipped = find_directories([str(location) for location in locations], roots_of(root))
     runs = []
     for directory in directories:
         try:
@@ -115,11 +117,11 @@ def select(
     if not where or not chosen:
         return chosen
     configs = [(run, _config_values(run.run_dir)) for run in chosen]
-    known = {key for _, config in configs for key in config}
-    for key in where.keys() - known:
+    keys = {key for _, config in configs for key in config}
+    for key in where.keys() - keys:
         from trieye.config.base import did_you_mean
 
-        raise ConfigurationError(f"{key}={where[key]}: no run has such a key{did_you_mean(key, known)}")
+        raise ConfigurationError(f"{key}={where[key]}: no run has such a key{did_you_mean(key, keys)}")
     return [
         run
         for run, config in configs
@@ -147,9 +149,9 @@ def ordered(runs: Sequence[StoredRun], by: SortKey = "created", *, reverse: bool
 
 
 def roots_of(root: Path | None) -> list[Path]:
-    """Return the directories of all apps: the given one, or those of the project around the working directory.
+    """Return the directories of all apps: the given one, or the project's, around the working directory.
 
-    Those of a project are `.trieye_data`, here or above, and each `root_data_dir` that its conf/ names.
+    A project has `.trieye_data`, here or above, and each `root_data_dir` that its conf/ names.
     """
     if root is not None:
         return [root.resolve()]
@@ -163,7 +165,7 @@ def roots_of(root: Path | None) -> list[Path]:
 
 
 def run_directory(run: RunReference, *, root: Path | None = None, marks: Sequence[str] = (RUN_RECORD,)) -> Path:
-    """Return the absolute directory of a run, with symbolic links resolved; arguments are those of `run_entry`."""
+    """Return the absolute directory of a run, with symbolic links resolved; see `run_entry` for the arguments."""
     return run.run_dir if isinstance(run, StoredRun) else run_entry(run, roots_of(root), marks=marks).resolve()
 
 
@@ -214,11 +216,11 @@ def resolve(reference: str | Path, roots: Sequence[Path]) -> Path:
     return _locate(reference, roots).resolve()
 
 
-def find_directories(places: Sequence[str], roots: Sequence[Path]) -> tuple[list[Path], list[Skipped]]:
-    """Return the directories of runs, and directories beside them that are no runs, as `find`."""
+def find_directories(locations: Sequence[str], roots: Sequence[Path]) -> tuple[list[Path], list[Skipped]]:
+    """Return the directories of runs, and directories among them that are no runs, as `find`."""
     runs: dict[Path, None] = {}
     skipped: dict[Path, Skipped] = {}
-    for directory in [_locate(place, roots) for place in places] if places else roots:
+    for directory in [_locate(location, roots) for location in locations] if locations else roots:
         for entry in _walk(directory):
             if isinstance(entry, Skipped):
                 skipped[entry.directory] = entry
@@ -228,7 +230,7 @@ def find_directories(places: Sequence[str], roots: Sequence[Path]) -> tuple[list
 
 
 def is_run_leftover(directory: Path) -> bool:
-    """Tell whether a directory among runs has no run.json, as an interrupted program leaves it."""
+    """Return True for a directory among runs without run.json, as an interrupted program leaves it."""
     if directory.name[:1] in {"", "."} or not directory.is_dir() or (directory / RUN_RECORD).exists():
         return False
     runs = directory.absolute().parent
@@ -236,13 +238,13 @@ def is_run_leftover(directory: Path) -> bool:
 
 
 def is_sweep(directory: Path) -> bool:
-    """Tell whether a directory is that of a sweep, also one of Hydra's launchers."""
+    """Return True for the directory of a sweep, also of Hydra's launchers."""
     return (directory / _SWEEP).exists() or any((job / _RUN).is_symlink() for job in _directories_in(directory))
 
 
 def _run_directories(roots: Sequence[Path], marks: Sequence[str]) -> list[Path]:
-    found = {path.parent for root in roots for mark in marks for path in root.glob(f"*/*/*/{mark}")}
-    return sorted(path for path in found if path.name[0] != ".")
+    paths = {path.parent for root in roots for mark in marks for path in root.glob(f"*/*/*/{mark}")}
+    return sorted(path for path in paths if path.name[0] != ".")
 
 
 def _named(label: str, name: str, runs: Sequence[Path]) -> Path | None:

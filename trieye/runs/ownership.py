@@ -12,7 +12,7 @@ def claim(run: RunReference, *, root: Path | None = None) -> Path:
 
     Args:
         run: The run, its directory or its name.
-        root: Directory of all apps; None: those of the project around the working directory.
+        root: Directory of all apps; None: the directories of the project around the working directory.
 
     Raises:
         ConfigurationError: There is no such run, or it is a copy of a run that still exists.

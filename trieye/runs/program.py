@@ -62,7 +62,7 @@ class Program:
         """Return the program of a run.
 
         Raises:
-            ConfigurationError: It cannot be started with other values; the message says why, and what to do.
+            ConfigurationError: It cannot be started with other values; the message has the reason and the remedy.
         """
         cannot = f"run {str(run)!r} cannot be composed again"
         provenance = run.provenance
@@ -92,49 +92,49 @@ class Program:
         return cls(words, directory, provenance.overrides, is_signed)
 
     def with_overrides(
-        self, own_name: str, given: Sequence[str], without: Sequence[str], fixed: Mapping[str, str]
+        self, own_name: str, extra: Sequence[str], without: Sequence[str], fixed: Mapping[str, str]
     ) -> list[str]:
-        """Return the overrides of another run: those of this one, and the given ones instead of the same keys.
+        """Return the overrides of another run: inherited ones, and the extra ones instead of the same keys.
 
         Args:
-            own_name: Name of the run; a checkpoint of its own, which it was restored to, is not of another run.
-            given: Further overrides.
+            own_name: Name of the run; an override that loads a checkpoint of this run is dropped.
+            extra: Further overrides.
             without: Keys whose overrides are left out.
             fixed: Values that users do not type: `run_name`, and the checkpoint to start from.
 
         Raises:
             ConfigurationError: A secret was not recorded, or there is no override of a key to leave out.
         """
-        taken = {key_of(word) for word in given} | fixed.keys() | set(without)
+        replaced = {key_of(word) for word in extra} | fixed.keys() | set(without)
         if missing := set(without) - {key_of(word) for word in self.overrides}:
             known = ", ".join(map(key_of, self.overrides)) or "none"
             raise ConfigurationError(f"--without {min(missing)}: the run has no such override (it has: {known})")
-        kept = [word for word in self.overrides if key_of(word) not in taken and not _is_own(word, own_name)]
-        if hidden := next((word for word in kept if HIDDEN in word), None):
+        inherited = [word for word in self.overrides if key_of(word) not in replaced and not _is_own(word, own_name)]
+        if hidden := next((word for word in inherited if HIDDEN in word), None):
             raise ConfigurationError(
                 f"{hidden}: secrets are not recorded; type it again, as in {key_of(hidden)}='${{oc.env:MY_SECRET}}'"
             )
-        free = [word for word in given if key_of(word) not in fixed]
-        return [*kept, *free, *(override(key, value) for key, value in fixed.items())]
+        free = [word for word in extra if key_of(word) not in fixed]
+        return [*inherited, *free, *(override(key, value) for key, value in fixed.items())]
 
     def command(self, overrides: Sequence[str]) -> list[str]:
         """Return the command that starts it."""
         return [*self.words, *overrides]
 
     def line(self, overrides: Sequence[str]) -> str:
-        """Return the command as one would type it."""
+        """Return the command for a shell."""
         return f"cd {shlex.quote(str(self.directory))} && {shlex.join(self.command(overrides))}"
 
     def require_consent(self, overrides: Sequence[str], *, origin: str, confirm: "Confirm | None") -> None:
         """Let the user confirm the command, unless it is signed.
 
         Args:
-            overrides: What it would be started with.
+            overrides: The overrides.
             origin: The run that it was read from.
-            confirm: Asks the user, and raises if the answer is no; None: nobody can be asked.
+            confirm: Asks the user, and raises if the answer is no; None: unsigned commands are refused.
 
         Raises:
-            ConfigurationError: Nobody confirmed it.
+            ConfigurationError: The command is unsigned and not confirmed.
         """
         if self.is_signed:
             return
@@ -149,9 +149,9 @@ class Program:
         """Start it up to a stage, and return its report; nothing that it writes remains.
 
         Args:
-            overrides: What it is started with.
-            stage: The stage at which it ends.
-            purpose: What the user asked for, for the message.
+            overrides: The overrides.
+            stage: The last stage.
+            purpose: The request of the user, for the message.
 
         Raises:
             ConfigurationError: It does not accept the overrides, or does not reach the stage.
@@ -170,12 +170,16 @@ class Program:
                 raise ConfigurationError(f"{purpose}: {self.words[0]} cannot be started: {error.strerror}") from error
             with suppress(OSError, ValidationError):
                 return Rehearsed.model_validate_json(answer.read_bytes())
-        told = _end_of(done.stderr.strip() or done.stdout.strip())
+        output = _end_of(done.stderr.strip() or done.stdout.strip())
         if stage == "restore":
-            raise CheckpointError(f"{purpose}: no run was created: the checkpoint does not fit:\n{told}")
+            raise CheckpointError(f"{purpose}: no run was created: the checkpoint does not fit:\n{output}")
         raise ConfigurationError(
             f"{purpose}: no run was created: the program rejected the config"
-            + (f":\n{told}" if done.returncode else f"; it ended without a run: {shlex.join(self.command(overrides))}")
+            + (
+                f":\n{output}"
+                if done.returncode
+                else f"; it ended without a run: {shlex.join(self.command(overrides))}"
+            )
         )
 
     def start(self, overrides: Sequence[str], *, stdout: TextIO | None = None) -> int:
@@ -232,7 +236,7 @@ def _is_own(word: str, own_name: str) -> bool:
     return reference is not None and reference.run_name in {None, own_name}
 
 
-def _end_of(said: str) -> str:
+def _end_of(output: str) -> str:
     """Return the error with which a program ended, or else its last lines."""
-    before, error, text = f"\n{said}".rpartition("\nerror: ")
+    before, error, text = f"\n{output}".rpartition("\nerror: ")
     return "\n".join((text if error else before or text).strip().splitlines()[-_MAX_LINES:])

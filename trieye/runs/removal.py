@@ -35,7 +35,7 @@ def remove(run: RunReference, *, root: Path = Path(DEFAULT_ROOT), dry_run: bool 
         dry_run: Whether to delete nothing yet: `Removal.delete` of the result does.
 
     Returns:
-        What is deleted, and in `notes` what is not, and why.
+        The removal; its `notes` name remains of the run, with the reason.
 
     Raises:
         ConfigurationError: There is no such run, a symbolic link leads to it, or a name leads out of `root`.
@@ -94,14 +94,14 @@ def prune(
         TrieyeError: MLflow or a mirror does not answer; runs that were not deleted yet still exist.
     """
     runs, links = _idle_runs(app, root)
-    kept = {run.run_dir for run in runs[::-1][:keep_newest]}
+    kept_dirs = {run.run_dir for run in runs[::-1][:keep_newest]}
     unrated: list[Removal] = []
     if keep_best is not None:
         ranked = _best_first(runs, metric, mode)
         unrated = [run for run in runs if run not in ranked]
-        kept |= {run.run_dir for run in [*ranked[:keep_best], *unrated]}
+        kept_dirs |= {run.run_dir for run in [*ranked[:keep_best], *unrated]}
     before = time.time() - older_than_s
-    removals = [run for run in runs if run.last_used <= before and run.run_dir not in kept]
+    removals = [run for run in runs if run.last_used <= before and run.run_dir not in kept_dirs]
     for removal in () if dry_run else removals:
         removal.delete()
     return Pruning(removals, unrated, links)
@@ -135,7 +135,7 @@ class Removal:
 
     Attributes:
         run_dir: The directory.
-        name: App and name of the directory, as the user knows it; its path if it is not below the root of all apps.
+        name: App and name of the directory; its path if it is not below the root of all apps.
         record: Its run.json, if there is one.
         config: Its config with its current directory; None if it cannot be read.
         refusal: Why it does not own the MLflow run and the mirror of the run; None if it may.
@@ -198,7 +198,7 @@ class Removal:
 
     @cached_property
     def mirrors(self) -> list[tuple[MirrorStore, dict[str, int] | None]]:
-        """Its mirror, also that of its name before a rename, and keys and bytes of the objects; None: not its own.
+        """Its mirror, also under its name before a rename, and keys and bytes of the objects; None: not its own.
 
         Raises:
             ConfigurationError: The mirror cannot be used.
@@ -220,7 +220,7 @@ class Removal:
         return sum(sum(objects.values()) for _, objects in self.mirrors if objects)
 
     def notes(self) -> Iterator[str]:
-        """Yield what remains of the run, and why."""
+        """Yield the remains of the run, with the reason."""
         why = self.refusal or "it does not name this directory as its owner"
         if self.record is not None and self.owns_mlflow_run is False:
             run_id = self.record.mlflow_run_id
@@ -233,10 +233,10 @@ class Removal:
                 yield f"{self.name}: the mirror {store.address} is not deleted: {why}"
 
     def delete(self) -> None:
-        """Delete the MLflow run, the mirror and the directory in this order, so that a retry finds what an error left.
+        """Delete the MLflow run, the mirror and the directory in this order, so that a retry completes it.
 
         Raises:
-            RunLockedError: Another process has started it meanwhile.
+            RunLockedError: Another process has started it.
             TrieyeError: MLflow or the mirror does not answer; the directory still exists.
         """
         with RunLock(self.run_dir / "run.lock"), RunLock(self.run_dir / "hub.lock"), _explained():
@@ -261,21 +261,21 @@ def _idle_runs(app: str, root: Path) -> tuple[list[Removal], list[Path]]:
     runs = sorted(path.parent for path in app_dir.glob(f"*/*/{RUN_RECORD}") if path.parent.name[0] != ".")
     if not runs:
         apps = sorted({path.parents[2].name for path in root.glob(f"*/*/*/{RUN_RECORD}")})
-        known = f"{root.resolve()} has: {', '.join(apps) or 'none'}"
-        raise ConfigurationError(f"app {app!r}: it has no runs{did_you_mean(app, apps)} ({known})")
+        metrics = f"{root.resolve()} has: {', '.join(apps) or 'none'}"
+        raise ConfigurationError(f"app {app!r}: it has no runs{did_you_mean(app, apps)} ({metrics})")
     links = [run_dir for run_dir in runs if run_dir.is_symlink() or not _is_inside(run_dir, inside)]
     idle = [Removal.of(run_dir.resolve(), inside) for run_dir in runs if run_dir not in links and not is_alive(run_dir)]
     return sorted(idle, key=lambda run: run.last_used), links
 
 
 def _best_first(runs: Sequence[Removal], metric: str | None, mode: Mode | None) -> list[Removal]:
-    """Return the runs whose objective is known, by its best value; runs in which it diverged come last."""
+    """Return the rated runs by their best value; diverged runs come last."""
     if not runs:
         return []
     stored = {run.run_dir: StoredRun.read(run.run_dir) for run in runs}
-    known = sorted({name for run in stored.values() for name in run.metrics})
+    metrics = sorted({name for run in stored.values() for name in run.metrics})
     if metric is not None:
-        _require(metric, known)
+        _require(metric, metrics)
         if mode is None and any(run.metric != metric for run in stored.values()):
             raise ConfigurationError(
                 f"--metric {metric}: choose --mode min or --mode max; loop.mode applies to loop.objective only"
@@ -285,7 +285,7 @@ def _best_first(runs: Sequence[Removal], metric: str | None, mode: Mode | None) 
         shown = ", ".join(sorted(f"{better} of {name}" for name, better in objectives))
         raise ConfigurationError(f"--keep best: these runs have several objectives ({shown}); use --metric and --mode")
     (name, better), *_ = objectives or {("", "max")}
-    _require(name, known)
+    _require(name, metrics)
     rated = {path: StoredRun.read(path, metric=name, mode=better) for path in stored}
 
     def rating(run: Removal) -> tuple[bool, float]:
@@ -295,9 +295,9 @@ def _best_first(runs: Sequence[Removal], metric: str | None, mode: Mode | None) 
     return sorted((run for run in runs if not math.isnan(rating(run)[1])), key=rating, reverse=True)
 
 
-def _require(metric: str, known: Sequence[str]) -> None:
-    if metric not in known:
-        hint = f"{did_you_mean(metric, known)} (they have: {', '.join(known[:10]) or 'none'})"
+def _require(metric: str, metrics: Sequence[str]) -> None:
+    if metric not in metrics:
+        hint = f"{did_you_mean(metric, metrics)} (they have: {', '.join(metrics[:10]) or 'none'})"
         raise TrieyeError(f"--keep best: no run has a metric {metric!r}{hint}")
 
 

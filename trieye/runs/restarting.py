@@ -33,7 +33,7 @@ class Restart:
         run_dir: Directory of the new run.
         program: The program.
         overrides: The overrides of the new run.
-        divergence: How the composed config, commit and packages differ from those of the stored run.
+        divergence: Differences to the stored run in config, commit and packages.
         checkpoint: The checkpoint that a fork starts from; None for a rerun.
     """
 
@@ -46,7 +46,7 @@ class Restart:
 
     @property
     def line(self) -> str:
-        """The command as one would type it."""
+        """The command for a shell."""
         return self.program.line(self.overrides)
 
     def check_fit(self) -> None:
@@ -75,17 +75,17 @@ def rerun(
 ) -> int:
     """Start a run like a stored one, in the foreground, and return the exit code of its program.
 
-    The program starts in the same directory with the same overrides, and composes its config as it is today.
+    The program starts in the same directory with the same overrides, and composes its current config.
 
     Args:
         run: The run, its directory or its name.
-        overrides: Overrides of the new run, which replace those of the same keys; its name is `<run>_rerun` by default.
+        overrides: Overrides of the new run, which replace inherited ones; its name is `<run>_rerun` by default.
         without: Keys whose overrides are left out.
-        root: Directory of all apps; None: those of the project around the working directory.
+        root: Directory of all apps; None: the directories of the project around the working directory.
         confirm: Asks whether to run a stored command that this user's key does not sign; None refuses it.
 
     Raises:
-        ConfigurationError: There is no such run, its program cannot be started again, or nobody confirmed its command.
+        ConfigurationError: There is no such run, its program cannot be started again, or its command was not confirmed.
     """
     return plan_rerun(run, overrides, without=without, root=root, confirm=confirm).start()
 
@@ -103,10 +103,10 @@ def fork(
 
     Args:
         run: The run, its directory or its name.
-        overrides: Overrides of the new run, which replace those of the same keys; its name is `<run>_fork` by default.
+        overrides: Overrides of the new run, which replace inherited ones; its name is `<run>_fork` by default.
         at: The checkpoint: `best`, `last` or `step:<N>`.
         without: Keys whose overrides are left out.
-        root: Directory of all apps; None: those of the project around the working directory.
+        root: Directory of all apps; None: the directories of the project around the working directory.
         confirm: Asks whether to run a stored command that this user's key does not sign; None refuses it.
 
     Raises:
@@ -126,7 +126,7 @@ def plan_rerun(
     root: Path | None = None,
     confirm: Confirm | None = None,
 ) -> Restart:
-    """Return what `rerun` would start; its program is started for a dry run only. Arguments are those of `rerun`."""
+    """Return what `rerun` would start; its program is started for a dry run only. See `rerun` for the arguments."""
     source = get(run, root=root)
     fixed = {RUN_NAME: _new_name(source, overrides, "rerun")}
     return _plan(source, overrides, without, fixed, confirm, purpose=f"rerun of {source}")
@@ -141,7 +141,7 @@ def plan_fork(
     root: Path | None = None,
     confirm: Confirm | None = None,
 ) -> Restart:
-    """Return what `fork` would start; its program is started for a dry run only. Arguments are those of `fork`."""
+    """Return what `fork` would start; its program is started for a dry run only. See `fork` for the arguments."""
     source = get(run, root=root)
     purpose = f"fork of {source} --at {at}"
     if any(word.lstrip("+~").startswith(LOAD) for word in overrides):
@@ -180,7 +180,7 @@ def _plan(
 
 
 def _new_name(source: StoredRun, overrides: Sequence[str], suffix: str) -> str:
-    """Return the name of the new run: the typed one, or that of the stored run with a suffix."""
+    """Return the name of the new run: the typed name, or the stored run's name with a suffix."""
     typed = next(
         (word.partition("=")[2].strip("'\"") for word in reversed(overrides) if key_of(word) == RUN_NAME), None
     )
@@ -223,7 +223,7 @@ def _check_unfinished(config: Mapping[str, Any], checkpoint: CheckpointEntry, pu
     """Refuse a fork that would be over at once."""
     try:
         progress = Progress(**{**peek(checkpoint.path, "objects", "loop"), "best": None})
-    except (SerializationError, TypeError):  # the program has a loop of its own
+    except (SerializationError, TypeError):  # the program has another loop
         return
     limits = LoopConfig.model_validate(config["loop"])
     reason = progress.reason_to_stop(limits, progress.counted()[limits.axis] or checkpoint.step)

@@ -39,7 +39,7 @@ class _Fork(msgspec.Struct):
 
 
 class _RunSummaryFields(msgspec.Struct):
-    """What a listing needs of run.json; `RunRecord` has the rest."""
+    """The fields of run.json for a listing; `RunRecord` has the rest."""
 
     run_id: str
     app_name: str
@@ -73,7 +73,7 @@ class StoredRun:
     Attributes:
         run_dir: Its directory.
         app: Name of the app directory above it.
-        name: Name of its directory, by which commands find it.
+        name: Name of its directory; commands find it by this name.
         status: Its status; `LOST` if it is recorded as running and no process holds it.
         step: The highest step of any metric; None if nothing was logged.
         metric: The metric that rates it; None if its config cannot be read.
@@ -162,7 +162,7 @@ class StoredRun:
         """The whole run.json.
 
         Raises:
-            ConfigurationError: It has been deleted meanwhile.
+            ConfigurationError: It has been deleted.
             SerializationError: It is damaged.
         """
         from trieye.files.run_record import RunRecord
@@ -227,7 +227,7 @@ def files_below(directory: Path) -> Iterator[os.stat_result]:
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(entry.path)
                     continue
-                with suppress(FileNotFoundError):  # a living run deletes what it does not keep
+                with suppress(FileNotFoundError):  # a living run deletes old files
                     about = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(about.st_mode):
                         yield about

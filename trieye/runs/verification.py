@@ -38,7 +38,7 @@ MAX_TRIES = 5
 
 @dataclass(frozen=True)
 class Damage:
-    """Something that differs from what was written: the finding, what is lost, and what to do."""
+    """Damage of a part: the finding, the loss, and the advice."""
 
     what: str
     meaning: str
@@ -68,7 +68,7 @@ class SinkPosition:
 
     Attributes:
         index: It has received all items of the history before this one.
-        behind: Number of items that it has not received, as far as known.
+        behind: Number of items that it has not received, if known.
         error: Its last reported error, or None.
     """
 
@@ -86,7 +86,7 @@ class RunCheck:
         run_dir: Directory of the run.
         status: The recorded status of the run; None if its record cannot be read.
         is_alive: Whether a process writes to it.
-        parts: What it stores: record, config, journal, history, checkpoints and buffers.
+        parts: Its files: record, config, journal, history, checkpoints and buffers.
         sinks: How far each sink is.
         notes: Remarks that are no damage.
     """
@@ -114,7 +114,7 @@ def verify(run: RunReference, *, root: Path | None = None) -> RunCheck:
 
     Args:
         run: The run, its directory or its name.
-        root: Directory of all apps; None: those of the project around the working directory.
+        root: Directory of all apps; None: the directories of the project around the working directory.
 
     Raises:
         ConfigurationError: There is no such run.
@@ -123,7 +123,7 @@ def verify(run: RunReference, *, root: Path | None = None) -> RunCheck:
     record, of_record = _record(run_dir / RUN_RECORD)
     config, of_config = _config(run_dir)
     persistence = PersistenceConfig() if config is None else config.persistence
-    held, journal, history = _journal_and_history(run_dir, record, run_dir / persistence.tensorboard_dir_name)
+    contents, journal, history = _journal_and_history(run_dir, record, run_dir / persistence.tensorboard_dir_name)
     checkpoints = run_dir / persistence.checkpoint_save_dir_name
     buffers = run_dir / persistence.buffer_save_dir_name
     saved = [_states(CHECKPOINTS, checkpoints, CHECKPOINT_PREFIX), _states(BUFFERS, buffers, BUFFER_PREFIX)]
@@ -132,7 +132,7 @@ def verify(run: RunReference, *, root: Path | None = None) -> RunCheck:
         status=None if record is None else record.status,
         is_alive=is_alive(run_dir),
         parts=[of_record, of_config, journal, history, *saved],
-        sinks=_sinks(run_dir, held, config),
+        sinks=_sinks(run_dir, contents, config),
         notes=list(_set_aside(run_dir, checkpoints, buffers)),
     )
 
@@ -148,11 +148,11 @@ def _record(path: Path) -> tuple[RunRecord | None, VerifiedPart]:
     try:
         record = RunRecord.read(path)
     except SerializationError as error:
-        what, _, advice = str(error).partition("; ")
-        damage = Damage(what, "nobody knows which run this is: it cannot be started again", advice)
+        problem, _, advice = str(error).partition("; ")
+        damage = Damage(problem, "its identity is unknown: it cannot be started again", advice)
         return None, VerifiedPart(path.name, "who the run is", _size_of(path), [damage])
-    found = f"attempt {record.attempt}, {record.status}" if record is not None else "nothing"
-    return record, VerifiedPart(path.name, found, _size_of(path))
+    text = f"attempt {record.attempt}, {record.status}" if record is not None else "nothing"
+    return record, VerifiedPart(path.name, text, _size_of(path))
 
 
 def _config(run_dir: Path) -> tuple[TrieyeConfig | None, VerifiedPart]:
@@ -162,23 +162,23 @@ def _config(run_dir: Path) -> tuple[TrieyeConfig | None, VerifiedPart]:
     try:
         return recorded_config(run_dir), VerifiedPart(CONFIGS, content, size_bytes)
     except ConfigurationError as error:
-        meaning = "`trieye close` and `trieye rebuild` cannot tell which sinks the run has"
-        advice = "restore it from a backup, or start the run again, which writes it anew"
+        meaning = "`trieye close` and `trieye rebuild` do not know the sinks of the run"
+        advice = "restore it from a backup, or start the run again, which rewrites it"
         return None, VerifiedPart(CONFIGS, content, size_bytes, [Damage(str(error), meaning, advice)])
 
 
 def _journal_and_history(
     run_dir: Path, record: RunRecord | None, tensorboard: Path
 ) -> tuple[Contents | None, VerifiedPart, VerifiedPart]:
-    """Look at both, and again as long as a living run changes the files of the history."""
+    """Check both; repeat while a living run changes the files of the history."""
     before: list[Damage] | None = None
     for _ in range(MAX_TRIES):
-        held, journal = _journal(run_dir, record, tensorboard)
-        history = _history(run_dir / HISTORY, held)
+        contents, journal = _journal(run_dir, record, tensorboard)
+        history = _history(run_dir / HISTORY, contents)
         if not history.damage or history.damage == before:
             break
         before = history.damage
-    return held, journal, history
+    return contents, journal, history
 
 
 def _journal(run_dir: Path, record: RunRecord | None, tensorboard: Path) -> tuple[Contents | None, VerifiedPart]:
@@ -190,20 +190,20 @@ def _journal(run_dir: Path, record: RunRecord | None, tensorboard: Path) -> tupl
         missing = list(_missing_journal(run_dir, is_begun=expected.is_begun or watermark is not None))
         return None, VerifiedPart("journal", "nothing" if missing else "not made yet", 0, missing, is_there=False)
     try:
-        held = inspect(path, expected)
+        contents = inspect(path, expected)
     except JournalError as error:
-        damage = Damage(str(error), "what was accepted last may be lost", "see the message")
+        damage = Damage(str(error), "the last accepted events may be lost", "see the message")
         return None, VerifiedPart("journal", "not readable", size_bytes, [damage])
-    since = held.last_pos - held.snapshots[-1][0] if held.snapshots else held.num_records
-    found = f"{held.num_records:,} records, {max(since, 0):,} newer than the last snapshot"
+    since = contents.last_pos - contents.snapshots[-1][0] if contents.snapshots else contents.num_records
+    text = f"{contents.num_records:,} records, {max(since, 0):,} newer than the last snapshot"
     meaning = "events after its newest intact snapshot may be lost; lost records are counted and reported"
     advice = "start the run again, or `trieye close` it: that repairs the journal and quarantines the damaged one"
-    damage_found = [Damage(f"the journal is damaged: {finding}", meaning, advice) for finding in held.damage]
+    damage_found = [Damage(f"the journal is damaged: {finding}", meaning, advice) for finding in contents.damage]
     if watermark is not None and watermark.journal is None:
-        what = f"{watermark_path(path).name} is damaged"
-        meaning = "nobody knows how far the journal has to reach; what the journal has is whole"
-        damage_found.append(Damage(what, meaning, "nothing is to be done: the next start of the run writes it anew"))
-    return held, VerifiedPart("journal", found, size_bytes, damage_found)
+        problem = f"{watermark_path(path).name} is damaged"
+        meaning = "the end of the journal cannot be checked; its entries are intact"
+        damage_found.append(Damage(problem, meaning, "no action is needed: the next start of the run rewrites it"))
+    return contents, VerifiedPart("journal", text, size_bytes, damage_found)
 
 
 def _missing_journal(run_dir: Path, *, is_begun: bool) -> Iterator[Damage]:
@@ -211,34 +211,34 @@ def _missing_journal(run_dir: Path, *, is_begun: bool) -> Iterator[Damage]:
     if is_begun or has_history:
         yield Damage(
             "there is a history, and no journal" if has_history else "the journal is missing",
-            "what was accepted last is lost; what the sinks show stays",
+            "the last accepted events are lost; points in the sinks remain",
             f"restore {JOURNAL} and {JOURNAL}-wal from a backup, or start the run again, which makes a new journal",
         )
 
 
-def _history(directory: Path, held: Contents | None) -> VerifiedPart:
-    """Look at the files of a history, and at what the journal knows of it, if the journal can be read."""
-    segments, chunks = ([], []) if held is None else (held.segments, held.chunks)
-    found = survey(directory, segments, chunks)
-    damage, lost = [], uncovered(0, found.end, [part[:2] for part in found.stored])
+def _history(directory: Path, contents: Contents | None) -> VerifiedPart:
+    """Check the files of a history, and its entries in the journal if that can be read."""
+    segments, chunks = ([], []) if contents is None else (contents.segments, contents.chunks)
+    inventory = survey(directory, segments, chunks)
+    damage, lost = [], uncovered(0, inventory.end, [part[:2] for part in inventory.stored])
     if lost:
         damage.append(_lost_items(JOURNAL, "lacks a part of the history", lost))
-    files = dict.fromkeys(part.segment for part in found.stored if part.segment is not None)
+    files = dict.fromkeys(part.segment for part in inventory.stored if part.segment is not None)
     for segment in files:
         if (unreadable := _unreadable_in(directory / segment.name, segment)) is not None:
-            parts = [part[:2] for part in found.stored if part.segment == segment]
+            parts = [part[:2] for part in inventory.stored if part.segment == segment]
             gone = [span for part in parts for span in overlapping(*part, unreadable)]
-            what = "is damaged" if (directory / segment.name).exists() else "is missing"
-            damage.append(_lost_items(segment.name, what, gone))
+            finding = "is damaged" if (directory / segment.name).exists() else "is missing"
+            damage.append(_lost_items(segment.name, finding, gone))
             lost = [*lost, *gone]
     sizes = [_size_of(directory / segment.name) for segment in files if (directory / segment.name).exists()]
-    place = f"in {len(sizes)} files" + (" and the journal" if chunks else "") if sizes else "in the journal"
-    text = f"{found.end - _count(lost):,} points and operations, {place}" if found.end else "nothing yet"
-    return VerifiedPart("history", text, sum(sizes), damage, is_there=found.end > 0)
+    location = f"in {len(sizes)} files" + (" and the journal" if chunks else "") if sizes else "in the journal"
+    text = f"{inventory.end - _count(lost):,} points and operations, {location}" if inventory.end else "nothing yet"
+    return VerifiedPart("history", text, sum(sizes), damage, is_there=inventory.end > 0)
 
 
 def _unreadable_in(path: Path, segment: Segment) -> list[Range] | None:
-    """Return which items of a file cannot be read; None if the file is as it was written."""
+    """Return the unreadable items of a file; None if the file is intact."""
     unreadable = []
     try:
         if sums_of(path)[:2] == (segment.size_bytes, segment.crc):
@@ -255,14 +255,14 @@ def _unreadable_in(path: Path, segment: Segment) -> list[Range] | None:
     return merged(unreadable)
 
 
-def _lost_items(name: str, what: str, lost: list[Range]) -> Damage:
+def _lost_items(name: str, finding: str, lost: list[Range]) -> Damage:
     if not lost:
-        return Damage(f"{name} {what}", "nothing is lost: what it holds can be read", "nothing is to be done")
-    places = ", ".join(f"{first} to {end - 1}" for first, end in lost[:3]) + (", ..." if lost[3:] else "")
+        return Damage(f"{name} {finding}", "nothing is lost: its items can be read", "no action is needed")
+    ranges = ", ".join(f"{first} to {end - 1}" for first, end in lost[:3]) + (", ..." if lost[3:] else "")
     return Damage(
-        f"{name} {what}: {_count(lost):,} items are lost ({places})",
-        "sinks that have them keep them; one that is written anew, or comes later, does not get them",
-        f"restore {name} from a backup; otherwise nothing is to be done",
+        f"{name} {finding}: {_count(lost):,} items are lost ({ranges})",
+        "sinks that have them keep them; a rebuilt or later sink does not receive them",
+        f"restore {name} from a backup; otherwise no action is needed",
     )
 
 
@@ -271,35 +271,35 @@ def _count(ranges: list[Range]) -> int:
 
 
 def _states(name: str, directory: Path, prefix: str) -> VerifiedPart:
-    found_there = rows_in(directory, prefix, checksums=True)
-    saved = sorted((state for state in found_there if state.is_usable or state.is_broken), key=lambda state: state.step)
+    rows = rows_in(directory, prefix, checksums=True)
+    saved = sorted((state for state in rows if state.is_usable or state.is_broken), key=lambda state: state.step)
     usable = [state.step for state in saved if state.is_usable]
     newest = str(usable[-1]) if usable else "none"
-    advice = f"nothing is to be done: the newest one that is whole, of step {newest}, is used instead"
+    advice = f"no action is needed: the newest one that is whole, of step {newest}, is used instead"
     if not usable:
         advice = "restore one from a backup; to start afresh, delete them or choose another run_name"
-    found = f"{len(saved):,}, the highest step is {newest}" if saved else "none"
+    text = f"{len(saved):,}, the highest step is {newest}" if saved else "none"
     broken = [
         Damage(problem, *(_lost_rows(state) if state.is_usable else ("it cannot be loaded", advice)))
         for state in saved
         for problem in state.problems
     ]
-    num_aside = sum(state.state == "set aside" for state in found_there)
+    num_aside = sum(state.state == "set aside" for state in rows)
     if num_aside and not saved:
-        what = f"none of the {name} is whole: {num_aside} were found damaged and set aside, and there is no other"
-        broken = [Damage(what, "the run does not go on: its next start is an error, not a fresh start", advice)]
-    return VerifiedPart(name, found, sum(state.size_bytes for state in saved), broken, is_there=bool(saved))
+        problem = f"none of the {name} is whole: {num_aside} were found damaged and set aside, and there is no other"
+        broken = [Damage(problem, "the run cannot resume: its next start is an error, not a fresh start", advice)]
+    return VerifiedPart(name, text, sum(state.size_bytes for state in saved), broken, is_there=bool(saved))
 
 
 def _lost_rows(state: CheckpointRow) -> tuple[str, str]:
-    """Return what it means that a part of a replay is damaged, and what to do."""
+    """Return meaning and advice for a damaged part of a replay."""
     rows = ", ".join(state.lost_rows)
     meaning = f"rows {rows} of the replay of step {state.step} are lost; its model and all else are whole"
-    advice = "nothing is to be done: the run goes on with the other rows and saves them anew"
+    advice = "no action is needed: the run resumes with the other rows and saves them again"
     return meaning, f"{advice}; with persistence.damaged_replay=refuse it stops instead"
 
 
-def _sinks(run_dir: Path, held: Contents | None, config: TrieyeConfig | None) -> list[SinkPosition]:
+def _sinks(run_dir: Path, contents: Contents | None, config: TrieyeConfig | None) -> list[SinkPosition]:
     status, enabled = dict[str, Any](), list[str]()
     with suppress(JournalError, ValueError):
         status = read_status(run_dir)
@@ -307,16 +307,18 @@ def _sinks(run_dir: Path, held: Contents | None, config: TrieyeConfig | None) ->
         enabled = [] if config is None else sinks_of(config)
     errors = {sink["name"]: sink["error"] for sink in status.get("sinks", ())}
     cursors, ends = dict[str, int](), [status.get("points", 0)]
-    if held is not None:
-        cursors = held.cursors
-        ends += [end for _, end in [*held.snapshots, *held.chunks]] + [segment.end for segment in held.segments]
-    places = {name: cursors.get(name, 0) for name in enabled or cursors}
-    return [SinkPosition(name, index, max(max(ends) - index, 0), errors.get(name)) for name, index in places.items()]
+    if contents is not None:
+        cursors = contents.cursors
+        ends += [end for _, end in [*contents.snapshots, *contents.chunks]] + [
+            segment.end for segment in contents.segments
+        ]
+    positions = {name: cursors.get(name, 0) for name in enabled or cursors}
+    return [SinkPosition(name, index, max(max(ends) - index, 0), errors.get(name)) for name, index in positions.items()]
 
 
 def _set_aside(run_dir: Path, *directories: Path) -> Iterator[str]:
-    found = [*run_dir.glob(f"{JOURNAL}.damaged-*")]
-    found += [path for directory in directories for path in directory.glob("*_step_*.damaged*")]
-    for path in sorted(found):
+    quarantined = [*run_dir.glob(f"{JOURNAL}.damaged-*")]
+    quarantined += [path for directory in directories for path in directory.glob("*_step_*.damaged*")]
+    for path in sorted(quarantined):
         if not path.name.endswith(("-wal", "-shm")):
             yield f"{path.relative_to(run_dir)} was found damaged and set aside; delete it when you do not need it"
