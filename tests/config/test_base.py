@@ -32,7 +32,10 @@ def test_all_unknown_keys_are_named_at_once():
 
 
 def test_a_config_is_frozen():
-    config = TrainingConfig(agent={"engine": "mine:Engine"}, env={"id": "CartPole-v1"})
+    class ProjectConfig(TrieyeConfig):
+        seed: int = 0
+
+    config = ProjectConfig()
     for name in ("seed", "SEED", "sed", "run_name"):  # also run_name, which programs of 0.1.5 assign to a TrieyeConfig
         with pytest.raises(ValidationError, match="frozen"):
             setattr(config, name, "not a number")
