@@ -21,8 +21,8 @@ _WORST_FIRST = (FAILED, PASSED, SKIPPED)
 
 
 def outcomes(tests: list[str]) -> dict[str, str]:
-    """Run tests, warnings allowed, and return the outcome of each; that of a parametrized one is its worst."""
-    found = defaultdict(set)
+    """Run tests, warnings allowed, and return the worst outcome of each over its parameters."""
+    cases = defaultdict(set)
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         options = ["-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "-m", "", f"--junitxml={report}"]
@@ -31,24 +31,25 @@ def outcomes(tests: list[str]) -> dict[str, str]:
             kinds = {child.tag for child in case}
             outcome = FAILED if kinds & {"failure", "error"} else SKIPPED if "skipped" in kinds else PASSED
             path = f"{case.get('classname', '').replace('.', '/')}.py".removeprefix("tests/")
-            found[f"{path}::{case.get('name', '').partition('[')[0]}"].add(outcome)
-    return {test: next(outcome for outcome in _WORST_FIRST if outcome in kinds) for test, kinds in found.items()}
+            cases[f"{path}::{case.get('name', '').partition('[')[0]}"].add(outcome)
+    return {test: next(outcome for outcome in _WORST_FIRST if outcome in kinds) for test, kinds in cases.items()}
 
 
 def version_of(api: str) -> str:
-    """Return name and version of the distribution that an API belongs to; those of Python for its own library."""
+    """Return name and version of the distribution of an API; Python's for the standard library."""
     top = api.partition(".")[0]
     if top in sys.stdlib_module_names:
         return f"Python {sys.version.split()[0]}"
-    name = importlib.metadata.packages_distributions().get(top, [top])[0]
+    names = importlib.metadata.packages_distributions().get(top, [top])
+    name = top if top in names else names[0]
     return f"{name} {importlib.metadata.version(name)}"
 
 
 def main() -> int:
     """Print a line for each row of the table, and return the exit code."""
     rows = private_apis.table()
-    found = outcomes(sorted({f"tests/{row.test}" for row in rows}))
-    lines = [(found.get(row.test, NOT_RUN), version_of(row.api), row.api, row.module, row.test) for row in rows]
+    results = outcomes(sorted({f"tests/{row.test}" for row in rows}))
+    lines = [(results.get(row.test, NOT_RUN), version_of(row.api), row.api, row.module, row.test) for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(4)]
     for line in lines:
         print("  ".join(f"{text:<{width}}" for text, width in zip(line, [*widths, 0], strict=True)))

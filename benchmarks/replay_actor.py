@@ -1,14 +1,14 @@
-"""Inserting through a replay actor and sampling from it on the same machine, against RLlib in the same run.
+"""Insert and sample rates of a replay actor on one machine, compared with RLlib in the same run.
 
-Two Ray processes insert 64 rows with each call, while a third one draws 64 rows fifty times a second. Our writers put
-calls together, as they do by default; the peer is an actor around RLlib's `EpisodeReplayBuffer`, which takes each call
-as a piece of an episode, with four calls under way. Without RLlib and what it needs (dm_tree, lz4, scipy) there are
-only our own figures.
+Two Ray processes insert 64 rows per call, while a third one samples 64 rows fifty times a second. Our writers merge
+calls, as they do by default; the peer is an actor around RLlib's `EpisodeReplayBuffer`, which receives each call as a
+piece of an episode, with four calls in flight. Without RLlib and its dependencies (dm_tree, lz4, scipy), only our
+figures are measured.
 
-Sampling is compared with `np.take` of as many rows, out of memory of the same kind and size, into memory that is used
-again. `take_private` is the same out of memory that cannot be shared: NumPy gets huge pages for it, and shared memory
-has them only where /sys/kernel/mm/transparent_hugepage/shmem_enabled says so. Figures are thousand rows per second,
-medians of interleaved rounds. Prints one JSON line.
+Sampling is compared with `np.take` of the same number of rows, from memory of the same kind and size, into reused
+memory. `take_private` reads from memory that cannot be shared: NumPy gets huge pages for it, while shared memory has
+them only if /sys/kernel/mm/transparent_hugepage/shmem_enabled permits. Figures are thousand rows per second, medians of
+interleaved rounds. Prints one JSON line.
 """
 
 import json
@@ -54,7 +54,7 @@ class OurWriter:
         self.rows = rows_of(shape, dtype, BATCH)
 
     def insert(self, seconds: float) -> float:
-        """Return rows per second that were acknowledged."""
+        """Return the acknowledged rows per second."""
         count, start = 0, time.perf_counter()
         while time.perf_counter() - start < seconds:
             self.writer.extend(self.rows)
@@ -71,10 +71,10 @@ class PeerWriter:
         self.rows = rows_of(shape, dtype, BATCH)
 
     def insert(self, seconds: float) -> float:
-        """Return rows per second that were acknowledged."""
+        """Return the acknowledged rows per second."""
         from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-        count, start, under_way = 0, time.perf_counter(), deque[Any]()
+        count, start, in_flight = 0, time.perf_counter(), deque[Any]()
         observations = [*self.rows["obs"], self.rows["next_obs"][-1]]
         while time.perf_counter() - start < seconds:
             piece = SingleAgentEpisode(
@@ -84,16 +84,16 @@ class PeerWriter:
                 terminated=True,
                 len_lookback_buffer=0,
             )
-            under_way.append(self.actor.add.remote(piece))
-            if len(under_way) > INFLIGHT:
-                ray.get(under_way.popleft())
+            in_flight.append(self.actor.add.remote(piece))
+            if len(in_flight) > INFLIGHT:
+                ray.get(in_flight.popleft())
             count += BATCH
-        ray.get(list(under_way))
+        ray.get(list(in_flight))
         return count / (time.perf_counter() - start)
 
 
 class Consumer:
-    """Draws batches at the pace of a learner."""
+    """Samples batches at the rate of a learner."""
 
     def __init__(self, replay: RemoteReplay | None, actor: Any) -> None:
         self.reader = None if replay is None else replay.reader()
@@ -113,7 +113,7 @@ class Consumer:
 
 
 def start_peer(capacity: int) -> Any:
-    """Return the peer's actor, None if it is not installed."""
+    """Return the peer's actor; None if RLlib is not installed."""
     try:
         from ray.rllib.utils.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer
     except ImportError:
@@ -122,16 +122,16 @@ def start_peer(capacity: int) -> Any:
 
 
 def measure_inserts(name: str) -> dict[str, list[float]]:
-    """Return the inserts per second of each side, round by round."""
+    """Return the inserts per second of each side, by round."""
     shape, dtype, capacity = SHAPES[name]
     replay = RemoteReplay.start({"default": {"capacity": capacity}})
     sides = {"ours": (OurWriter, Consumer, replay)}
     if (peer := start_peer(capacity)) is not None:
         sides["rllib"] = (PeerWriter, Consumer, peer)
     crews = {}
-    for side, (writer, consumer, place) in sides.items():
-        writers = [ray.remote(num_cpus=0)(writer).remote(place, shape, dtype) for _ in range(NUM_WRITERS)]
-        ours, theirs = (place, None) if side == "ours" else (None, place)
+    for side, (writer, consumer, target) in sides.items():
+        writers = [ray.remote(num_cpus=0)(writer).remote(target, shape, dtype) for _ in range(NUM_WRITERS)]
+        ours, theirs = (target, None) if side == "ours" else (None, target)
         crews[side] = (writers, ray.remote(num_cpus=0)(consumer).remote(ours, theirs))
         ray.get([each.insert.remote(0.3) for each in writers])
     speeds: dict[str, list[float]] = {side: [] for side in sides}
@@ -147,7 +147,7 @@ def measure_inserts(name: str) -> dict[str, list[float]]:
 
 
 def rows_per_ms(act: Callable[[], object]) -> float:
-    """Repeat for some time and return thousand rows per second."""
+    """Repeat a call for `SAMPLE_SECONDS` and return thousand rows per second."""
     calls, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < SAMPLE_SECONDS:
         act()
@@ -167,7 +167,7 @@ def shared(array: Any) -> Any:
 
 
 def measure_samples(name: str) -> dict[str, float]:
-    """Return the speed of a reader in this process, and that of `np.take`."""
+    """Return the rates of a reader in this process and of `np.take`."""
     shape, dtype, capacity = SHAPES[name]
     replay = RemoteReplay.start({"default": {"capacity": capacity}})
     rows = rows_of(shape, dtype, 500)

@@ -1,13 +1,15 @@
-"""Replay buffers against those of other libraries: adding, drawing, memory and saving, CartPole rows and Atari frames.
+"""Replay buffers of several libraries: adding, sampling, memory and saving, with CartPole rows and Atari frames.
 
-All sides take turns in one process, of an environment in `.peers/replay` that is made on first use: NumPy, torch and
-trieye are those of this one. A peer that does not install or fails is left out and named in `skipped`. `take` is what
-there is at most: `np.take` of as many rows into memory that is used again. `sample_out` draws into an earlier batch.
-`fragmented`: between blocks of memory of all sizes that others hold; `mapped`: the allocator maps each batch anew.
+All sides take turns in one process, in an environment in `.peers/replay` that is created on first use, with the NumPy,
+torch and trieye of the current environment. Peers that fail to install or run are listed in `skipped`. `take` is the
+upper bound: `np.take` of the same number of rows into reused memory. `sample_out` samples into an earlier batch.
+`fragmented`: with unrelated memory blocks of all sizes in between; `mapped`: the allocator maps new memory for each
+batch.
 
-Speeds are thousand rows per CPU second with one thread, medians of interleaved rounds; `ratios` are medians of those
-of each round. Memory is what the process grew by, as a multiple of the bytes of the rows. Saving is wall-clock time;
-only trieye's is on the disk when it returns. The goals of the actor are in `replay_actor.py`. Prints one JSON line.
+Speeds are thousand rows per CPU second with one thread, medians of interleaved rounds; `ratios` are medians of the
+rounds' ratios. Memory is the growth of the process, as a multiple of the bytes of the rows. Saving is wall-clock time;
+only trieye's data is on disk when the call returns. The goals of the actor are in `replay_actor.py`. Prints one JSON
+line.
 """
 
 import argparse
@@ -59,11 +61,11 @@ M_MMAP_THRESHOLD = -3  # of mallopt(3)
 
 
 class Bench:
-    """What was measured so far.
+    """Collects measurements.
 
     Args:
-        rounds: Turns of each side.
-        seconds: CPU time of a figure in a round.
+        rounds: Number of turns per side.
+        seconds: CPU time per figure and round.
     """
 
     def __init__(self, rounds: int, seconds: float) -> None:
@@ -72,14 +74,14 @@ class Bench:
         self.ratios: dict[str, float] = {}
         self.skipped: dict[str, str] = {}
 
-    def made(self, makers: Mapping[str, Callable[[], Side]]) -> dict[str, Side]:
-        """Return full buffers of those that can be made."""
+    def filled(self, makers: Mapping[str, Callable[[], Side]]) -> dict[str, Side]:
+        """Return full buffers of all sides that can be created."""
         sides = {}
         for name, make in makers.items():
             try:
                 side = make()
                 fill(side)
-            except Exception as error:  # noqa: BLE001 - whatever a peer raises, the others are measured
+            except Exception as error:  # noqa: BLE001 - a failing peer must not stop the others
                 self.skipped[name] = f"{type(error).__name__}: {error}"[:200]
             else:
                 sides[name] = side
@@ -98,14 +100,14 @@ class Bench:
                 self.ratio(f"{title} {figure} / {name}", speeds["trieye"], speeds[name])
 
     def ratio(self, name: str, ours: list[float], others: list[float]) -> None:
-        """Take note of the median of the ratios of each round."""
+        """Record the median of the ratios of each round."""
         self.ratios[name] = statistics.median(one / other for one, other in zip(ours, others, strict=True))
 
 
 def thousands_per_s(act: Callable[[], object], *, rows: int, seconds: float) -> float:
-    """Repeat for some CPU seconds and return thousand rows per second."""
+    """Repeat a call for some CPU seconds and return thousand rows per second."""
     act()
-    calls, some, start = 0, 1, time.process_time()  # all of it is computing, and whoever else computes is left out
+    calls, some, start = 0, 1, time.process_time()  # CPU time, so that other processes do not count
     while (elapsed := time.process_time() - start) < seconds:
         for _ in range(some):
             act()
@@ -115,15 +117,15 @@ def thousands_per_s(act: Callable[[], object], *, rows: int, seconds: float) -> 
 
 
 def fill(side: Side) -> None:
-    """Add as many rows as the buffer holds."""
+    """Fill the buffer to its capacity."""
     for _ in range(-(-side.case.capacity // BLOCK) if hasattr(side, "extend") else 0):
         side.extend()
 
 
 def uniform(bench: Bench, name: str, case: Case) -> None:
-    """Measure adding and drawing."""
-    kinds = {side: kind for side, kind in SIDES.items() if (side, name) != ("rllib", "atari")}  # that takes minutes
-    sides = bench.made({side: lambda kind=kind: kind(case) for side, kind in kinds.items()})
+    """Measure adding and sampling."""
+    kinds = {side: kind for side, kind in SIDES.items() if (side, name) != ("rllib", "atari")}  # would take minutes
+    sides = bench.filled({side: lambda kind=kind: kind(case) for side, kind in kinds.items()})
     bench.compare(name, sides, ["add", "extend"])
     sides["take"] = Take(case)
     bench.compare(name, sides, ["sample", "sample_out"])
@@ -137,7 +139,7 @@ def uniform(bench: Bench, name: str, case: Case) -> None:
 
 
 def fragmented() -> list[Any]:
-    """Return blocks of memory, between which as many others were given back."""
+    """Return memory blocks separated by freed blocks."""
     dice = random.Random(0)
     blocks = [np.ones(int(2 ** dice.uniform(6, 23)), np.uint8) for _ in range(400)]
     dice.shuffle(blocks)
@@ -146,22 +148,22 @@ def fragmented() -> list[Any]:
 
 
 def prioritized(bench: Bench, name: str, case: Case) -> None:
-    """Measure drawing by priority and setting the priorities of what was drawn."""
+    """Measure prioritized sampling and updating the priorities of the sampled rows."""
     options = {"sampler": "prioritized"}
     makers = {"trieye": Trieye, "cpprb": Cpprb, "tianshou": Tianshou}
-    sides = bench.made({side: lambda make=make: make(case, **options) for side, make in makers.items()})
+    sides = bench.filled({side: lambda make=make: make(case, **options) for side, make in makers.items()})
     bench.compare(name, sides, ["prioritized"])
 
 
 def million(bench: Bench) -> None:
-    """Measure our sum tree with a million rows."""
+    """Measure the sum tree with a million rows."""
     case = replace(CASES["cartpole"], capacity=1_000_000)
-    bench.compare("million", bench.made({"trieye": lambda: Trieye(case, sampler="prioritized")}), ["prioritized"])
+    bench.compare("million", bench.filled({"trieye": lambda: Trieye(case, sampler="prioritized")}), ["prioritized"])
     bench.ratios["million prioritized, M rows/s"] = bench.figures["million prioritized"]["trieye"] / 1000
 
 
 def memory(bench: Bench) -> None:
-    """Measure how much memory a full buffer takes, each side in a process of its own."""
+    """Measure the memory of a full buffer, each side in a separate process."""
     for side in SIDES:
         done = subprocess.run([sys.executable, __file__, "--memory", side], stdout=subprocess.PIPE, check=False)
         for title, ratio in json.loads(done.stdout.splitlines()[-1] if done.stdout else "{}").items():
@@ -171,14 +173,14 @@ def memory(bench: Bench) -> None:
 
 
 def memory_of(side: str) -> dict[str, float]:
-    """Return by how much this process grows, as a multiple of the bytes of the rows."""
+    """Return the growth of this process as a multiple of the bytes of the rows."""
     options = [("", {}), *([("dedup_next ", {"dedup_next": True})] if side == "trieye" else [])]
     ratios = {}
     for name, case in CASES.items():
         if (side, name) == ("rllib", "atari"):
             continue
         for prefix, option in options:
-            fill(SIDES[side](replace(case, capacity=BLOCK), **option))  # what is loaded with the first row
+            fill(SIDES[side](replace(case, capacity=BLOCK), **option))  # loads what the first row needs
             before = resident_bytes()
             buffer = SIDES[side](case, **option)
             fill(buffer)
@@ -188,7 +190,7 @@ def memory_of(side: str) -> dict[str, float]:
 
 
 def disk(bench: Bench, name: str, case: Case) -> None:
-    """Measure saving all, saving again with 1 % new rows, and loading."""
+    """Measure saving all rows, saving again with 1 % new rows, and loading."""
     kinds = {"trieye": Trieye, "torchrl": Torchrl, "sb3": Sb3}
     times: dict[str, dict[str, list[float]]] = {}
     for _ in range(3):
@@ -205,7 +207,7 @@ def disk(bench: Bench, name: str, case: Case) -> None:
 
 
 def save_and_load(kind: type[Any], case: Case) -> dict[str, float]:
-    """Return seconds."""
+    """Return the times in seconds."""
     side, fresh = kind(case), kind(case)
     fill(side)
     with tempfile.TemporaryDirectory() as directory:
@@ -219,19 +221,19 @@ def save_and_load(kind: type[Any], case: Case) -> dict[str, float]:
 
 
 def seconds(act: Callable[[], object]) -> float:
-    """Return how long it takes."""
+    """Return the duration of a call in seconds."""
     start = time.perf_counter()
     act()
     return time.perf_counter() - start
 
 
 def payload_bytes(case: Case) -> int:
-    """Return the bytes of the values of all rows."""
+    """Return the size of the values of all rows in bytes."""
     return sum(array[:1].nbytes for array in case.rows(1).values()) * case.capacity
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process has."""
+    """Return the resident memory of this process in bytes."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * 4096
 
@@ -248,7 +250,7 @@ def measure(rounds: int, seconds_each: float, disk_rows: int) -> None:
     memory(bench)
     for name, case in CASES.items():
         disk(bench, name, case if name == "cartpole" else replace(case, capacity=disk_rows))
-    for name, case in CASES.items():  # the last, as it changes the allocator for good
+    for name, case in CASES.items():  # last, since it changes the allocator permanently
         uniform(bench, name, case)
     goals: dict[str, Any] = {}
     for name in [*AT_LEAST, *AT_MOST]:
@@ -270,13 +272,13 @@ def rounded(figures: Any) -> Any:
 
 
 def main() -> None:
-    """Measure in the environment of the peers."""
+    """Run the measurements in the environment of the peers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.03, help="CPU time for each figure of a round")
     parser.add_argument("--disk-rows", type=int, default=10_000, help="Atari rows that are saved")
-    parser.add_argument("--memory", choices=SIDES, help="measure the memory of one side; this script starts itself so")
-    parser.add_argument("--here", action="store_true", help="measure in this environment; this script starts itself so")
+    parser.add_argument("--memory", choices=SIDES, help="measure the memory of one side (used by this script)")
+    parser.add_argument("--here", action="store_true", help="measure in this environment (used by this script)")
     options = parser.parse_args()
     if options.memory:
         print(json.dumps(memory_of(options.memory)))
@@ -284,10 +286,10 @@ def main() -> None:
     if options.here:
         measure(options.rounds, options.seconds, options.disk_rows)
         return
-    given = [
+    arguments = [
         f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items() if name not in ("here", "memory")
     ]
-    subprocess.run([installed("replay", REPLAY), __file__, "--here", *given], check=True)
+    subprocess.run([installed("replay", REPLAY), __file__, "--here", *arguments], check=True)
 
 
 if __name__ == "__main__":

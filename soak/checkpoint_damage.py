@@ -168,7 +168,7 @@ def soak(root: Path, damages: int, chance: random.Random) -> dict[str, Any]:
             problems += [f"damage {number}: {text}" for text in live(root, chance, expected)]
         except CheckpointError as error:
             kinds["none whole"] += 1
-            if expected is not None or "none is whole" not in str(error):
+            if expected is not None or "none is intact" not in str(error):
                 problems.append(f"damage {number}: {error}")
             shutil.rmtree(checkpoints.parents[1])
             live(root, chance, None)

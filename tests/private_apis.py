@@ -1,4 +1,4 @@
-"""Private APIs of dependencies: those that the source uses, and the table of docs/private_apis.md."""
+"""Private APIs of dependencies: find them in the source, and read the table of docs/private_apis.md."""
 
 import ast
 import re
@@ -11,11 +11,11 @@ PACKAGES = ("trieye", "hydra_plugins")
 TABLE = ROOT / "docs" / "private_apis.md"
 
 OWN = ("its own", "its caller", "named by the drop-in API", "as root_data_dir is resolved")
-"""What a comment beside `noqa: SLF001` says of private names of trieye itself."""
+"""Reasons after `noqa: SLF001` that mark private names of trieye itself."""
 
 DOCUMENTED = {
     "_asdict", "_fields", "_make", "_replace",  # named tuples
-    "_getframe", "_thread", "__future__",
+    "_getframe", "_thread",
     "__get_pydantic_core_schema__", "__pydantic_init_subclass__",
 }  # fmt: skip
 """Names with an underscore that Python and pydantic document."""
@@ -26,7 +26,7 @@ _IN_TEXT = re.compile(r"[a-z]\w*(?:\.\w+)*\._[a-z][\w.]*|RAY_(?:[a-z]\w+|\w+_ENV
 
 
 class Row(NamedTuple):
-    """A line of the table: a module, a name that it uses, what happens without it, and the test that fails then."""
+    """A line of the table: a module, a private name in it, the effect of its loss, and the test that notices."""
 
     module: str
     api: str
@@ -48,17 +48,17 @@ def table() -> list[Row]:
 
 
 def modules() -> dict[str, str]:
-    """Return the source of each module by its path; those of trieye are relative to the package."""
+    """Return the source of each module by its path; the package `trieye` is omitted from paths."""
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     own = {path: path.relative_to(ROOT).as_posix().removeprefix("trieye/") for path in paths}
     return {own[path]: path.read_text("utf-8") for path in paths if not own[path].startswith(("template/", "conf/"))}
 
 
 def used() -> set[tuple[str, str]]:
-    """Return (module, name) of the private names of other packages that the source uses.
+    """Return (module, name) of the private names of other packages that the source uses; imported ones in full.
 
     Found are imports, attributes that trieye defines nowhere, attributes of other objects as the linter sees them,
-    names in `getattr` and its kin, and names in texts such as that of a logger.
+    names in `getattr` and its kin, and names in texts such as the name of a logger.
     """
     sources = modules()
     trees = {module: ast.parse(source) for module, source in sources.items()}
@@ -88,11 +88,10 @@ def _defined_by(node: ast.AST) -> Iterator[str]:
 
 def _used_by(node: ast.AST, defined: set[str]) -> Iterator[str]:
     match node:
-        case ast.ImportFrom(module=str(module), level=0) if not module.startswith(PACKAGES):
-            names = [*module.split("."), *(alias.name for alias in node.names)]
-            yield from (name for name in names if name.startswith("_"))
+        case ast.ImportFrom(module=str(module), level=0) if not module.startswith((*PACKAGES, "__future__")):
+            yield from (name for alias in node.names if "._" in f".{(name := f'{module}.{alias.name}')}")
         case ast.Import():
-            yield from (part for alias in node.names for part in alias.name.split(".") if part.startswith("_"))
+            yield from (alias.name for alias in node.names if "._" in f".{alias.name}")
         case ast.Attribute(attr=name) if _is_private(name) and name not in defined:
             yield name
         case ast.Call(func=ast.Name(id="getattr" | "setattr" | "hasattr"), args=[_, ast.Constant(value=str(name)), *_]):

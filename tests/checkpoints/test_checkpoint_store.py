@@ -193,7 +193,7 @@ def test_when_none_is_whole_it_raises_and_does_so_again_after_a_restart(two, tmp
     for step in (1, 2):
         damage(two.path(step) / "state.json", lambda _: b"")
     for store in (two, two, CheckpointStore(two.directory)):
-        with pytest.raises(CheckpointError, match=r"2 saved state\(s\) and none is whole.*start afresh"):
+        with pytest.raises(CheckpointError, match=r"2 saved state\(s\), but none is intact.*start from scratch"):
             store.latest()
     two.save(3, encode(state(3)))
     assert latest_step(two) == 3
@@ -251,7 +251,7 @@ def test_what_cannot_be_deleted_is_left_for_the_next_time_and_said(two, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "remove_directory", raising(PermissionError(13, "not yours")))
         assert two.prune(Retention(keep_last=1)) == []
-    assert "checkpoint_step_1 is not needed any more and cannot be deleted: [Errno 13] not yours" in caplog.text
+    assert "checkpoint_step_1 is no longer needed, but cannot be deleted: [Errno 13] not yours" in caplog.text
     assert two.prune(Retention(keep_last=1)) == [two.path(1)]
 
 

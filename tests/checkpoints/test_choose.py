@@ -8,7 +8,7 @@ import pytest
 
 from trieye.checkpoints.choose import check_reference, choose
 from trieye.checkpoints.store import CheckpointStore
-from trieye.compat.choose import TrainingChoice
+from trieye.compat.path_manager import TrainingChoice
 from trieye.config import PersistenceConfig
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
 from trieye.files.run_files import BUFFER_PREFIX, RunFiles
@@ -113,7 +113,7 @@ def test_a_run_goes_on_from_its_own_newest_checkpoint_even_when_others_are_newer
     point = app.choose()
     assert where(point) == ("now", 10)
     assert point.checkpoint.path == app.files().get_checkpoint_path(10)
-    assert "'now' goes on from its own newest checkpoint, checkpoint_step_10" in point.reason
+    assert "'now' resumes from its own newest checkpoint, checkpoint_step_10" in point.reason
     assert where(app.choose(auto_resume_latest=False)) == ("now", 10)
 
 
@@ -161,7 +161,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_never_starts_afresh(app):
     app.run("now", 5)
     app.damage("now", 5)
     for _ in range(2):
-        with pytest.raises(CheckpointError, match="none is whole"):
+        with pytest.raises(CheckpointError, match="none is intact"):
             app.choose()
 
 
@@ -174,11 +174,11 @@ def test_damage_in_another_run_is_said_and_passed_over_without_touching_it(app, 
     before = everything_in(app.root)
     with caplog.at_level(logging.WARNING):
         assert where(app.choose()) == ("older", 1)
-    assert "'newer' is not resumed from" in caplog.text
-    assert "'newest' is not resumed from" in caplog.text
+    assert "skipping run 'newer'" in caplog.text
+    assert "run 'newest'" in caplog.text
     assert "run.json" in caplog.text
     assert everything_in(app.root) == before
-    with pytest.raises(SerializationError, match=r"run\.json"):  # that of the run itself says who it is
+    with pytest.raises(SerializationError, match=r"run\.json"):  # the own record identifies the run
         app.choose("newest")
 
 
@@ -190,7 +190,7 @@ def test_an_explicit_checkpoint_comes_after_the_own_ones_or_before_them(app):
     app.save("now", 1)
     own = app.choose(load_checkpoint_path=typed)
     assert where(own) == ("now", 1)
-    assert f"load_checkpoint_path={typed} is for its first start" in own.reason
+    assert f"load_checkpoint_path={typed} applies to its first start" in own.reason
     assert where(app.drop_in(load_checkpoint_path=typed)[0]) == ("source", 3)
 
 
@@ -253,7 +253,7 @@ def test_a_damaged_best_one_is_set_aside_for_the_second_best_and_at_last_there_i
     app.rated("other", {10: 1.0, 20: 3.0}, mode="min")
     assert where(app.drop_in(load_checkpoint_path="other:best")[0]) == ("other", 10)
     app.damage("now", 10)
-    with pytest.raises(CheckpointError, match="no whole checkpoint that says how good it is: checkpoint_step_10"):
+    with pytest.raises(CheckpointError, match="no intact checkpoint with an objective: checkpoint_step_10"):
         app.choose(load_checkpoint_path="best")
 
 
@@ -264,7 +264,7 @@ def test_a_run_goes_back_once_and_a_repeated_command_goes_on_from_what_was_saved
     app.save("now", 21, attempt=2, objective=0.0)
     since = app.choose(load_checkpoint_path="best")
     assert where(since) == ("now", 21)
-    assert "its attempt 2 went back already (load_checkpoint_path=best)" in since.reason
+    assert "attempt 2 already went back (load_checkpoint_path=best)" in since.reason
     assert "start it once without that" in since.reason
     assert since.went_back_to is None
     assert where(app.choose(load_checkpoint_path="step:10")) == ("now", 10)
@@ -273,7 +273,7 @@ def test_a_run_goes_back_once_and_a_repeated_command_goes_on_from_what_was_saved
 @pytest.mark.parametrize(
     ("run_name", "asked", "said"),
     [
-        ("now", "best", "has no best checkpoint, since none says how good it is.*latest, step:10"),
+        ("now", "best", "has no best checkpoint, because none has an objective.*latest, step:10"),
         ("now", "step:7", r"no checkpoint of step 7; the nearest is step:5 \(steps: 5, 10\)"),
         ("fresh", "nobody:best", "app 'app' has no run 'nobody'"),
         ("fresh", "nwo:best", "did you mean 'now'"),
@@ -296,7 +296,7 @@ def test_where_all_are_damaged_calling_one_says_so(app, asked):
     app.run("now", 10)
     (app.files().get_checkpoint_path(10) / "MANIFEST.json").unlink()
     for attempt in (app.check, app.choose):
-        with pytest.raises(CheckpointError, match="none is whole"):
+        with pytest.raises(CheckpointError, match="none is intact"):
             attempt(load_checkpoint_path=asked)
 
 
@@ -413,7 +413,7 @@ def test_a_checkpoint_that_is_a_link_is_not_followed(app, tmp_path, caplog):
     path = app.run("now", 5).get_checkpoint_path(5)
     path.rename(tmp_path / "far")
     path.symlink_to(tmp_path / "far")
-    with pytest.raises(CheckpointError, match="is a link, which somebody else may have made") as caught:
+    with pytest.raises(CheckpointError, match="is a link, possibly created by another user") as caught:
         app.choose()
     assert str(tmp_path / "far") in str(caught.value)
     assert app.choose("fresh", load_checkpoint_path=str(tmp_path / "far")).checkpoint.step == 5

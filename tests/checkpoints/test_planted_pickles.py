@@ -282,7 +282,7 @@ def test_a_manifest_with_a_file_that_lies_elsewhere_is_refused(tmp_path, name):
     files = {**manifest.files, name: FileEntry(size_bytes=0, crc32=0)}
     (path / MANIFEST_NAME).unlink()
     write_manifest(path, manifest.model_copy(update={"files": files}))
-    with pytest.raises(CheckpointError, match="no name of a file in this directory"):
+    with pytest.raises(CheckpointError, match="not a valid file name within this directory"):
         load_state(path)
 
 

@@ -13,6 +13,8 @@ import pytest
 
 import trieye
 from tests import warm
+from tests.json_schemas import validated
+from trieye import runs
 from trieye.cli import main
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
@@ -139,6 +141,39 @@ def test_a_run_that_is_run_again_gives_the_same_and_nothing_has_changed(command,
     assert re.search(r"cd \S+ && \S+ train\.py agent\.lr=0\.25 run_name=first_rerun\n", out)
     assert np.array_equal(weights_of(project, "first_rerun", 10), weights_of(project, "first", 10))
     assert record_of(project, "first_rerun").forked_from is None
+
+
+def test_runs_are_rerun_and_forked_from_python_and_with_json(command, project):
+    plan = runs.plan_rerun("first", ["agent.lr=0.125"])
+    assert (plan.run_dir, dict(plan.divergence.config)) == (
+        runs_of(project) / "first_rerun",
+        {"agent.lr": (0.25, 0.125)},
+    )
+    assert names(project) == ["first"]
+    code, out, _ = command("rerun", "first", "agent.lr=0.125", "--dry-run", "--json")
+    document = validated(out)
+    assert (code, document["run_dir"], document["command"]) == (
+        0,
+        str(plan.run_dir),
+        plan.program.command(plan.overrides),
+    )
+    assert runs.fork("first", ["loop.steps=12", "run_name=forked"], at="step:10") == 0
+    assert runs.get("forked").forked_from == "agents/first@10"
+    code, out, _ = command("fork", "first", "loop.steps=12", "--at", "best", "--json")
+    document = validated(out)  # the output of the program is on stderr
+    assert (code, document["is_dry_run"], document["changes"]["config"]["loop.steps"]) == (0, False, [10, 12])
+    assert runs.get("first_fork").forked_from == "agents/first@6"
+
+
+def test_a_stored_command_that_is_not_signed_needs_confirm_from_python(planted):
+    _, trace = planted(command=[sys.executable, "stranger.py"])
+    with pytest.raises(ConfigurationError, match="not signed with your key"):
+        runs.rerun("planted")
+    assert not trace.exists()
+    asked = []
+    with pytest.raises(ConfigurationError, match="rejected the config"):
+        runs.rerun("planted", confirm=lambda command, _, origin: asked.append((command[-1], origin)))
+    assert asked == [("run_name=planted_rerun", "run agents/planted")]
 
 
 def test_what_has_changed_since_is_shown_before_anything_starts(command, project):
@@ -325,7 +360,7 @@ def test_a_fork_that_was_killed_goes_on_from_its_own_checkpoints_without_its_par
     again = out.splitlines()[-1].partition(" && ")[2].split()  # the command that it said
     done = subprocess.run(again, cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert "goes on from its own newest checkpoint, checkpoint_step_6" in done.stderr + done.stdout
+    assert "resumes from its own newest checkpoint, checkpoint_step_6" in done.stderr + done.stdout
     done = subprocess.run([*again, "agent.kill_at=0"], cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     record = record_of(project, "fork")

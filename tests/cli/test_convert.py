@@ -8,6 +8,7 @@ import pytest
 
 import trieye
 from tests.damage import contents
+from tests.json_schemas import validated
 from trieye.checkpoints.store import CheckpointStore
 from trieye.cli import main
 from trieye.compat.actor_logic import ActorLogic
@@ -70,6 +71,9 @@ def test_a_run_is_converted_and_goes_on_while_its_old_files_stay(old_run, tmp_pa
     assert loaded.checkpoint_data.user_data == {"lr": 0.1}
     assert [row[0].tolist() for row in loaded.buffer_data.buffer_list] == [[0.0, 1.0], [1.0, 2.0]]
     assert (loaded.buffer_step, loaded.resumed_from) == (9, old_run.name)
+    assert main(["convert", str(old_run), "--allow-pickle", "--json"]) == 0
+    converted = validated(capsys.readouterr().out)["converted"]
+    assert str(old_run / "checkpoints" / "checkpoint_step_12") in {one["checkpoint"] for one in converted}
 
 
 def test_converting_again_makes_nothing_new_and_the_environment_may_give_the_permission(old_run, monkeypatch):

@@ -1,11 +1,10 @@
 """`trieye evaluate` plays the policy of a run, of the newest one if none is named."""
 
-import json
-
 import numpy as np
 import pytest
 
 import trieye
+from tests.json_schemas import validated
 from tests.training.algorithms import DQN, TrainConfig
 from trieye.cli import main
 
@@ -42,8 +41,8 @@ def test_a_run_is_evaluated_by_name_by_directory_and_as_the_newest(root, capsys)
     runs = root / "agents" / "runs"
     for words in ("first", "agents/first", str(runs / "first"), ""):
         assert evaluate(root, *filter(None, [words]), "--episodes", "2", "--json") == 0
-        report, name = json.loads(capsys.readouterr().out), "first" if words else "second"
-        assert report == trieye.evaluate(runs / name, episodes=2)
+        report, name = validated(capsys.readouterr().out), "first" if words else "second"
+        assert report == {"schema": "trieye.evaluate/1", **trieye.evaluate(runs / name, episodes=2)}
         assert (report["run"], report["is_best"], len(report["returns"])) == (name, True, 2)
 
 
@@ -67,7 +66,7 @@ def test_a_video_shows_the_first_episode(tmp_path):
         (["--episodes", "0"], "argument --episodes: '0' is no whole number >= 1"),
         (["firts"], "did you mean 'first'"),
         (["first", "--which", "newest"], "--which: 'newest' is no checkpoint"),
-        (["first", "--which", "step:7"], "holds no checkpoint 7 (steps: 39, 59)"),
+        (["first", "--which", "step:7"], "has no checkpoint 7 (steps: 39, 59)"),
         (["first", "--video", "x.mp4"], "argument --video: 'x.mp4' is no file FILE.gif"),
         (["first", "--device", "tpu:1"], "device=tpu:1"),
     ],

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import trieye
+from tests.json_schemas import validated
 from tests.training.algorithms import DQN, TrainConfig
 from trieye.cli import main
 from trieye.experiment.experiment import Experiment
 from trieye.experiment.loop import run_alone as run_experiment
+from trieye.training.run_export import export_run
 
 
 class Rated(DQN):
@@ -74,6 +76,11 @@ def test_which_says_whose_weights(trained, tmp_path, monkeypatch, capsys, which,
     assert main(["export", str(trained), "--which", which, "-o", str(tmp_path / "here")]) == 0
     assert exported(tmp_path / "here", trained, step)
     assert f"checkpoint_step_{step} (" in capsys.readouterr().out
+    assert main(["export", str(trained), "--which", which, "-o", str(tmp_path / "here"), "--json"]) == 0
+    document = validated(capsys.readouterr().out)
+    export = export_run(trained, tmp_path / "here", which=which)
+    assert (document["step"], document["is_best"]) == (export.checkpoint.step, export.is_best) == (step, False)
+    assert [file["path"] for file in document["files"]] == [str(file) for file in export.files]
 
 
 class Plain(Experiment[trieye.TrieyeConfig]):
@@ -100,9 +107,9 @@ def test_a_run_without_a_policy_is_said_in_one_sentence(make_config, capsys):
     ("given", "sentence"),
     [
         (["second"], "run 'second': there is none in "),
-        (["first", "--which", "bets"], "--which: 'bets' is no checkpoint; did you mean 'best'?; say best, last"),
+        (["first", "--which", "bets"], "--which: 'bets' is no checkpoint; did you mean 'best'?; use best, last"),
         (["first", "--which", "second:best"], "--which: 'second:best' is no checkpoint"),
-        (["first", "--which", "step:7"], "holds no checkpoint 7 (steps: 1, 2, 3)"),
+        (["first", "--which", "step:7"], "has no checkpoint 7 (steps: 1, 2, 3)"),
     ],
 )
 def test_what_is_not_there_is_said_in_one_sentence(trained, capsys, given, sentence):

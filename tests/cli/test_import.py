@@ -14,10 +14,12 @@ import pytest
 from mlflow.entities import Metric, Param
 from torch.utils.tensorboard import SummaryWriter
 
+from tests.json_schemas import validated
 from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
+from trieye.integrations.importing import import_runs
 from trieye.integrations.wandb.offline import records_in
 from trieye.results.loading import load
 
@@ -134,6 +136,11 @@ def test_runs_that_are_here_are_left_as_they_are_and_names_that_are_taken_get_a_
     before = read_history(first).num_rows
     assert main(["import", "tensorboard", path, "--app", "old"]) == 0
     assert capsys.readouterr().out.count("was imported before") == 2
+    assert main(["import", "tensorboard", path, "--app", "old", "--json"]) == 0
+    document = validated(capsys.readouterr().out)
+    imported, problems = import_runs("tensorboard", Path(path), app="old")
+    assert [run["run_dir"] for run in document["runs"]] == [str(run.directory) for run in imported]
+    assert (document["problems"], problems, {run.is_new for run in imported}) == ([], [], {False})
     assert (read_history(first).num_rows, RunRecord.read(first / "run.json").attempt) == (before, 1)
     writer = SummaryWriter("others/CartPole__dqn__1")
     writer.add_scalar("charts/return", 5.0, 1)

@@ -178,7 +178,7 @@ def test_a_running_sweep_shows_values_literally(shown, tmp_path):
     jobs = [Job(index, (f"activation={value}",)) for index, value in enumerate(HOSTILE)]
 
     def run():
-        with progress.Progress(tmp_path / "[first]", len(jobs), ["activation"]) as bar:
+        with progress.SweepProgress(tmp_path / "[first]", len(jobs), ["activation"]) as bar:
             for job in jobs:
                 bar.began(job)
             bar.show()

@@ -104,7 +104,7 @@ def test_a_plan_shows_the_jobs_and_writes_nothing_unless_asked(sweep, tmp_path):
     table = [line.split(maxsplit=2) for line in out.splitlines()]
     assert ["seed", "3", "0, 1, 2"] in [[word.strip() for word in row] for row in table]
     assert "1, 2, 3, 4, 5, 6, 7, 8, 9, ..., 12" in out
-    assert "the same in all: agent=dqn" in out
+    assert "same in all jobs: agent=dqn" in out
     assert "hunter2" not in out
     assert "  job 1: seed=0 lr=2\n" in out
     assert out.endswith("  job 35: seed=2 lr=12\n")
@@ -329,9 +329,9 @@ def test_a_copied_project_runs_its_own_program_and_leaves_the_original_alone(typ
     (copy / "typed.py").write_text(TYPED.replace("float(config.seed)", "100.0 + config.seed"))
     before = files_of(project)
     monkeypatch.chdir(tmp_path)
-    code, out, err = typed("relaunch", "copy/sweeps/first", "--yes")
+    code, _, err = typed("relaunch", "copy/sweeps/first", "--yes")
     assert code == 0, err
-    assert f"its program runs in {copy}" in out
+    assert f"its program runs in {copy}" in err
     assert files_of(project) == before
     assert [job["objective"] for job in jobs_of(typed, "copy/sweeps/first")] == [0.0, 101.0]
     for index in (0, 1):
@@ -429,24 +429,24 @@ def test_a_sweep_that_runs_is_neither_planned_anew_nor_begun_a_second_time(plann
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["show", "6", "-d", "first"], "job 6: the sweep has the jobs 0 to 5"),
+        (["show", "6", "-d", "first"], "job 6: the sweep has jobs 0 to 5"),
         (["run", "-i", "6", "-d", "first"], "-i 6: the sweep has the jobs 0 to 5"),
         (["run", "-i", "0", "--stride", "0", "-d", "first"], "--stride 0: it has to be 1 or more"),
         (["index", "agnet=dqn", "-d", "first"], "agnet: the sweep has no such axis; did you mean 'agent'?"),
         (["index", "lr=3", "-d", "first"], "lr=3: the sweep has no such value (values of lr: 0.1, 0.5)"),
         (["index", "lr", "-d", "first"], "lr: this is not KEY=VALUE"),
-        (["status", "frist"], "frist: there is no such directory; did you mean 'first'?"),
-        (["status", "."], "holds no sweep, which would have a sweep.json; there is one in first"),
+        (["status", "frist"], "frist does not exist; did you mean 'first'?"),
+        (["status", "."], "contains no sweep (no sweep.json); there is one in first"),
         (["relaunch", "first", "--only", "fialed"], "did you mean 'failed'? (of: failed, incomplete, missing"),
         (["plan", "tain.py", "lr=1,2"], "tain.py: there is no such file; did you mean 'train.py'?"),
         (["plan", "my_agent.train", "lr=1,2"], "my_agent.train: there is no such module here"),
         (["plan", "train.py"], "train.py: nothing varies; type KEY=VALUES after it"),
         (["plan", "train.py", "lr=1,2", "agent"], "agent: this is no override"),
         (["plan", "lr=1,2", "--seeds", "0"], "--seeds 0: it has to be 1 or more"),
-        (["plan", "lr=1,2", "seed=1", "--seeds", "3"], "seed is an axis of the sweep already"),
+        (["plan", "lr=1,2", "seed=1", "--seeds", "3"], "seed is already an axis of the sweep"),
         (["plan", "lr=1,2", "--without", "lr"], "lr: this is not KEY=VALUE"),
         (["plan", "lr=1,2", "hydra.sweep.dir=x"], "hydra.sweep.dir=x: a plan says that by"),
-        (["plan", "missing.json"], "missing.json: there is no such file"),
+        (["plan", "missing.json"], "missing.json does not exist"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
@@ -470,14 +470,14 @@ def test_without_a_directory_the_newest_sweep_is_meant(sweep, tmp_path):
 def test_a_plan_without_a_program_says_what_is_missing(sweep):
     assert sweep("plan", "lr=1,2", "-o", "x")[1].endswith("written to x; name a program first to have it run\n")
     code, _, err = sweep("relaunch", "x")
-    assert (code, "planned without a program; plan it once more with one" in err) == (2, True)
+    assert (code, "planned without a program; plan it again with one" in err) == (2, True)
 
 
 def test_a_secret_that_was_not_written_down_is_asked_for(sweep):
     assert sweep("plan", "train.py", "db.password=hunter2", "lr=1,2", "-o", "x")[0] == 0
     code, _, err = sweep("relaunch", "x")
     assert (code, "hunter2" in err) == (2, False)
-    assert "db.password=***: a secret is not written down; take it from the environment" in err
+    assert "db.password=***: secrets are not recorded; take the value from the environment" in err
 
 
 def test_a_directory_that_is_gone_is_told(planned, tmp_path):
@@ -518,7 +518,7 @@ def test_the_jobs_of_another_launcher_are_known_and_completed_ones_are_not_run_a
     words = ["hydra/sweeper=trieye", "hydra/launcher=basic", "hydra.sweep.dir=sweep", "seed=1,2", "lr=0.1,0.5"]
     command = [sys.executable, "train.py", "-m", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "2 of 4 jobs failed; job 1 said" in done.stderr
+    assert "2 of 4 jobs failed; job 1 raised" in done.stderr
     code, said, _ = sweep("status", "sweep", "--json")
     assert (code, json.loads(said)["counts"]) == (1, {"completed": 2, "failed": 2})
     (tmp_path / "broken").unlink()

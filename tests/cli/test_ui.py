@@ -22,7 +22,7 @@ import pytest
 import trieye
 from tests.waiting import wait_until
 from trieye.cli import main
-from trieye.cli.pages import MAX_STORES, Asked, pages_of
+from trieye.cli.pages import MAX_STORES, PageSelection, pages_of
 from trieye.cli.report_server import HEALTH, server_command
 from trieye.exceptions import ConfigurationError
 from trieye.process.local_servers import free_port
@@ -85,7 +85,7 @@ def change(path, *, of="persistence", **values):
 
 
 def pages(place, root, directory, **options):
-    found, notes = pages_of(Asked(place, [root]), directory, **options)
+    found, notes = pages_of(PageSelection(place, [root]), directory, **options)
     return {page.title: page for page in found}, notes
 
 

@@ -1,4 +1,4 @@
-"""What `save_training_state` makes of its arguments on the way to the actor, and what that spares the actor."""
+"""The arguments of `save_training_state` on their way to the actor, and the work that this saves the actor."""
 
 import pickle
 from collections import defaultdict
@@ -52,18 +52,18 @@ def test_tensors_and_references_to_them_arrive_and_the_actor_never_unpickles_one
     by_name = saved(actor, 2, **references, buffer_content=[], total_simulations_run=0)
     assert torch.equal(by_name["model_state_dict"]["w"], weights)
     assert torch.equal(by_name["optimizer_state_dict"]["now"]["weights"], weights)
-    kept = saved(actor, 3, model, {}, [], total_simulations_run=0, user_data={"model": model.state_dict()})
-    assert torch.equal(kept["model_state_dict"]["running_var"], torch.ones(3))
-    assert kept["user_data"]["model"]._metadata == model.state_dict()._metadata
+    stored = saved(actor, 3, model, {}, [], total_simulations_run=0, user_data={"model": model.state_dict()})
+    assert torch.equal(stored["model_state_dict"]["running_var"], torch.ones(3))
+    assert stored["user_data"]["model"]._metadata == model.state_dict()._metadata
     pid = ray.get(actor.health.remote())["pid"]
     assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
 
 
 def test_tensors_in_objects_that_are_pickled_stay_what_they_are(actor):
     counts = defaultdict(int, a=torch.ones(2))
-    kept = saved(actor, 4, {}, {}, [], total_simulations_run=0, user_data={"counts": counts})
-    assert type(kept["user_data"]["counts"]) is defaultdict
-    assert torch.equal(kept["user_data"]["counts"]["a"], torch.ones(2))
+    stored = saved(actor, 4, {}, {}, [], total_simulations_run=0, user_data={"counts": counts})
+    assert type(stored["user_data"]["counts"]) is defaultdict
+    assert torch.equal(stored["user_data"]["counts"]["a"], torch.ones(2))
 
 
 @pytest.mark.parametrize("blob", ["x" * 1_000_000, b"x" * 1_000_000, np.zeros(1_000_000), {"deep": ["x" * 1_000_000]}])

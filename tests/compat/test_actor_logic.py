@@ -130,7 +130,7 @@ def test_an_own_checkpoint_that_was_named_by_a_link_is_an_own_one(open_logic, tm
     first.save_training_state(**saved(4))
     first.shutdown()
     path = str(first.files.paths.get_checkpoint_path(4))
-    _, restored = open_logic(persistence={**root, "load_checkpoint_path": path}).files.states.find_training()
+    _, restored = open_logic(persistence={**root, "load_checkpoint_path": path})._training.find()
     assert restored.origin["is_own"]
     assert restored.hub_state
 
@@ -250,6 +250,30 @@ def test_a_damaged_configs_json_is_written_anew(open_logic):
     path.write_text(path.read_text()[:50])
     open_logic()
     assert json.loads(path.read_text())["app_name"] == "app"
+
+
+def test_the_events_of_a_given_state_are_logged_once_by_all_hubs_of_an_attempt(make_config):
+    for is_restart in (False, True):
+        state = trieye.ActorState()
+        state.add_event(event(value=1.0))
+        logic = ActorLogic(make_config(), state).open(is_restart=is_restart)
+        if not is_restart:  # let go of everything as a killed process does
+            logic._ticker.stop()
+            logic.files.journal.close()
+            logic.files._let_go()
+    state.add_event(event(value=2.0, step=2))
+    logic.force_process_and_log(2)
+    assert logic.health()["accepted"] == 2
+    assert (logic.get_state()["last_processed_step"], len(state)) == (2, 0)
+    logic.shutdown()
+
+
+def test_impossible_events_of_a_batch_never_cost_their_neighbors(open_logic):
+    logic = open_logic()
+    steps = ((1.0, 1), (10**400, 1), (2.0, 1 << 80), (3.0, 2))
+    logic.log_batch_events([event(value=value, step=step) for value, step in steps])
+    health = logic.health()
+    assert (health["accepted"], health["dropped"]) == (2, {"non_finite": 1, "step_out_of_range": 1})
 
 
 def test_the_state_of_the_process_that_sends_events_can_be_pickled():

@@ -1,33 +1,15 @@
 import trieye
 from tests.hub.conftest import event
-from trieye.stats.aggregator import Aggregator
-from trieye.stats.batch import EventBatch, EventRow
 
 
-def test_events_and_batches_are_taken_in_the_order_in_which_they_came():
+def test_events_are_taken_in_the_order_in_which_they_came():
     state = trieye.ActorState()
-    state.add_event(event(value=1.0))
-    state.add_batch(EventBatch.from_rows([EventRow("m", 2.0, 1, 0.0)]))
-    state.add_event(event(value=3.0))
-    assert len(state) == 3
-    assert [value for batch in state.take() for value in batch.values.tolist()] == [1.0, 2.0, 3.0]
-    assert len(state) == 0
+    events = [event(value=1.0), event(value=3.0)]
+    for each in events:
+        state.add_event(each)
+    assert len(state) == 2
+    assert state.take() == events
     assert state.take() == []
-
-
-def test_the_timestamp_of_an_event_is_kept_and_missing_ones_are_the_arrival():
-    state = trieye.ActorState()
-    state.add_event(event(timestamp=5.0), arrived=9.0)
-    state.add_event(event(), arrived=9.0)
-    assert state.take()[0].times.tolist() == [5.0, 9.0]
-
-
-def test_one_impossible_event_never_costs_its_neighbors():
-    state = trieye.ActorState()
-    for value, step in ((1.0, 1), (10**400, 1), (2.0, 1 << 80), (3.0, 2)):
-        state.add_event(event(value=value, step=step))
-    assert state.take()[0].values.tolist() == [1.0, 3.0]
-    assert dict(state.drops.by_reason) == {"non_finite": 1, "step_out_of_range": 1}
 
 
 def test_events_up_to_a_step_can_be_seen_and_cleared():
@@ -60,9 +42,7 @@ def test_the_state_survives_a_round_trip_and_missing_keys_have_defaults():
 
 def test_the_log_context_holds_the_latest_values():
     state = trieye.ActorState()
-    windows = Aggregator([trieye.MetricConfig(name="m")])
-    windows.ingest(EventBatch.from_rows([EventRow("m", 1.5, 3, 0.0)]), at=0.0)
-    state.note_pass(windows.flush(at=0.0), windows, at=0.0, step=None)
+    state.add_event(event(value=1.5, step=3))
     state.update_last_processed_time(4.0)
     context = state.get_log_context(latest_step=7, current_time=9.0)
     assert (context.latest_step, context.last_log_time, context.current_time) == (7, 4.0, 9.0)

@@ -123,8 +123,8 @@ def test_an_optimizer_may_be_given_itself_or_by_its_state(trained):
 def test_tensors_inside_tuples_and_named_tuples_leave_their_graph_and_device():
     tensor = torch.ones(2, requires_grad=True) * 2
     state = Serializer().prepare_optimizer_state({"a": (tensor, [tensor]), "b": Pair(tensor, 1), 3: "x"})
-    found = [state["a"][0], state["a"][1][0], state["b"].left]
-    assert all(not one.requires_grad and one.device.type == "cpu" for one in found)
+    stored = [state["a"][0], state["a"][1][0], state["b"].left]
+    assert all(not one.requires_grad and one.device.type == "cpu" for one in stored)
     assert isinstance(state["b"], Pair)
     assert state[3] == "x"
 
@@ -163,9 +163,9 @@ def test_a_config_is_written_for_people(tmp_path):
     }
     Serializer().save_config_json(config, tmp_path / "new" / "c.json")
     text = (tmp_path / "new" / "c.json").read_text()
-    found = json.loads(text)
-    assert (found["t"], found["a"], found["p"]) == ("<tensor/array>", "<tensor/array>", "x/y")
-    assert (found["d"], found["m"]["app_name"], found["o"], found["n"]) == ([1, [2, 3]], "app", {"x": 1}, 0.5)
-    assert found["c"] == "(1+2j)"
-    assert "Own" in found["k"]
+    stored = json.loads(text)
+    assert (stored["t"], stored["a"], stored["p"]) == ("<tensor/array>", "<tensor/array>", "x/y")
+    assert (stored["d"], stored["m"]["app_name"], stored["o"], stored["n"]) == ([1, [2, 3]], "app", {"x": 1}, 0.5)
+    assert stored["c"] == "(1+2j)"
+    assert "Own" in stored["k"]
     assert text.startswith('{\n    "t"')

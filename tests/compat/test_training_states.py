@@ -17,6 +17,7 @@ from trieye.compat.actor import get_or_create
 from trieye.compat.actor_logic import ActorLogic
 from trieye.compat.serializer import BufferData, Serializer
 from trieye.exceptions import CheckpointError, UntrustedPickleError
+from trieye.snapshot.signing import Trust
 
 
 def arguments(step=3, **changes):
@@ -66,7 +67,7 @@ def test_a_replay_buffer_comes_back_by_its_own_state(logic):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"buffer_content": 5}, "buffer_content is a int; give a list or another iterable"),
         ({"buffer_content": {"a": 1}}, "buffer_content is a dict"),
@@ -77,10 +78,10 @@ def test_a_replay_buffer_comes_back_by_its_own_state(logic):
         ({"buffer_content": [threading.Lock()]}, "lock"),
     ],
 )
-def test_of_a_state_that_cannot_be_saved_nothing_is_written(logic, changes, said):
+def test_of_a_state_that_cannot_be_saved_nothing_is_written(logic, changes, message):
     logic.save_training_state(**arguments(2))
     before = saved_names(logic)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         logic.save_training_state(**arguments(**changes))
     assert saved_names(logic) == before
     assert logic.health()["save_failures"] == 1
@@ -110,8 +111,8 @@ def test_buffers_are_kept_as_long_as_a_checkpoint_is_loaded_with_them(make_confi
 
 
 def test_the_hub_signs_and_trusts_with_the_key_that_it_was_given(make_config, monkeypatch):
-    given = Serializer(key=b"the key of the driver")
-    logic = ActorLogic(make_config(), serializer=given).open()
+    serializer = Serializer(key=b"the key of the driver")
+    logic = ActorLogic(make_config(), serializer=serializer).open()
     monkeypatch.setenv("TRIEYE_KEY", "the key of the node of the hub")
     logic.save_training_state(**arguments(user_data={"range": range(3)}, buffer_content=[range(2)]))
     loaded = logic.load_initial_state()
@@ -131,15 +132,14 @@ def test_a_stand_in_for_the_serializer_is_taken(make_config):
     logic.shutdown("KILLED")
 
 
-def test_a_serializer_of_this_process_has_its_key_and_its_permission(monkeypatch):
+def test_the_trust_of_this_process_has_its_key_and_its_permission(monkeypatch):
     monkeypatch.setenv("TRIEYE_KEY", "0123456789abcdef")
-    mine = Serializer.of_this_process()
-    assert (mine.key, mine.allow_pickle) == (b"0123456789abcdef", None)
-    assert "0123456789abcdef" not in f"{mine!r} {vars(mine)}"
+    mine = Trust.of_this_process()
+    assert mine == (b"0123456789abcdef", None)
+    assert "0123456789abcdef" not in repr(mine)
     monkeypatch.setenv("TRIEYE_ALLOW_PICKLE", "1")
     monkeypatch.setenv("TRIEYE_KEY", "short")
-    without = Serializer.of_this_process()
-    assert (without.key, without.allow_pickle) == (None, True)
+    assert Trust.of_this_process() == (None, True)
 
 
 @pytest.fixture(scope="module")
@@ -210,13 +210,13 @@ def test_what_cannot_be_saved_raises_in_ray_get_and_leaves_nothing(actor):
     failures = ray.get(actor.health.remote())["save_failures"]
     run_dir = Path(ray.get(actor.get_run_base_dir_str.remote()))
     before = sorted(path for path in run_dir.glob("*/*_step_*"))
-    for changes, said in (
+    for changes, message in (
         ({"global_step": -1}, "(?s)saving step -1.*global_step"),
         ({"buffer_content": 7}, "buffer_content is a int"),
         ({"nn_state_dict": {"w": failing.remote()}}, "no weights today"),
         ({"nn_state_dict": failing.remote()}, "no weights today"),
     ):
-        with pytest.raises(ray.exceptions.RayTaskError, match=said) as caught:
+        with pytest.raises(ray.exceptions.RayTaskError, match=message) as caught:
             save(actor, 30, **changes)
         assert isinstance(caught.value.cause, CheckpointError)
     assert ray.get(actor.health.remote())["save_failures"] == failures + 4
@@ -230,7 +230,7 @@ def test_the_key_of_the_driver_signs_and_is_written_nowhere(actor):
     key = b"driver-key-0123456789"
     assert load_state(run_dir / "checkpoints" / "checkpoint_step_40", key=key).objects
     logs = Path(ray._private.worker.global_worker.node.get_session_dir_path()) / "logs"
-    written = [path for place in (run_dir, logs) for path in place.rglob("*") if path.is_file()]
+    written = [path for directory in (run_dir, logs) for path in directory.rglob("*") if path.is_file()]
     assert len(written) > 10
     assert [path for path in written if key in path.read_bytes()] == []
     assert key.decode() not in repr(ray.get(actor.get_config.remote()))

@@ -251,7 +251,7 @@ def test_a_full_disk_costs_nothing(written, monkeypatch):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, hard))
     try:
-        with pytest.raises(JournalError, match="cannot be written now"):
+        with pytest.raises(JournalError, match="cannot be written at the moment"):
             written.history.roll()
         assert written.files() == []
     finally:

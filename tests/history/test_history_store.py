@@ -165,7 +165,7 @@ def test_files_survive_the_loss_of_the_journal(written, caplog):
     assert (written.history.end, written.history.num_lost) == (270, 0)
     del written.items[270:]
     assert exact(drain(written.history)) == exact(written.surviving())
-    assert "was not known to the journal" in caplog.text
+    assert "was not registered in the journal" in caplog.text
     branch = [item for item in written.items[30:60] if is_of_a_branch(item)]
     assert {*exact(written.history.superseded(270))} <= {*exact(branch)}
     assert len(written.journal.segments()) == 3
@@ -228,4 +228,4 @@ def test_a_file_that_says_nothing_of_itself_is_left_alone(written, caplog):
     written.reopen()
     assert drain(written.history) == points(0, 10)
     assert written.files() == ["points-0-10.parquet", "points-10-20.parquet"]
-    assert "points-10-20.parquet cannot be read, and is left alone" in caplog.text
+    assert "points-10-20.parquet, which cannot be read" in caplog.text

@@ -1,12 +1,12 @@
 """What is said of the nodes of a cluster."""
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
+from tests.json_schemas import validated
 from trieye.cli import main
 from trieye.config import RuntimeConfig
 from trieye.exceptions import ConfigurationError
@@ -93,7 +93,7 @@ def test_the_command_asks_the_nodes_of_a_real_cluster(ray_cluster, tmp_path):
     command = [sys.executable, "-m", "trieye.cli", "cluster", "check", address, "--json", "--root", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = validated(done.stdout)
     (node,) = told["nodes"]
     assert node["node_id"] == ray.get_runtime_context().get_node_id()
     assert node["versions"] == told["versions"]

@@ -40,16 +40,16 @@ def project(tmp_path):
 def staged(tmp_path):
     """Return a function that stages a project and returns the names of the files in the copy."""
 
-    def names(source):
+    def stage_copy(source):
         copy = tmp_path / "copy"
         copy.mkdir()
-        said = stage(source, copy)
-        found = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
-        size = sum((copy / name).stat().st_size for name in found)
-        assert said == f"{source} ({len(found)} files, {size / 1024:.0f} KiB)"
-        return found
+        description = stage(source, copy)
+        names = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
+        size = sum((copy / name).stat().st_size for name in names)
+        assert description == f"{source} ({len(names)} files, {size / 1024:.0f} KiB)"
+        return names
 
-    return names
+    return stage_copy
 
 
 CODE = {"pyproject.toml", "my_agent/__init__.py", "my_agent/train.py", "conf/train.yaml"}

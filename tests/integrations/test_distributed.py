@@ -29,7 +29,7 @@ with run_of_rank_zero(config) as run:
         optimizer.step()
         run.step = step
         run.log({"loss": loss.item()})
-    os.write(1, f"{rank()} {type(run).__name__} {run.name}\\n".encode())  # in one piece, beside the other process
+    os.write(1, f"{rank()} {type(run).__name__} {run.name}\\n".encode())  # atomic: the other process writes, too
 dist.barrier()
 os._exit(0)  # threads of gloo abort now and then while an interpreter ends
 """

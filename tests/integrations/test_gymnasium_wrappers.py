@@ -22,15 +22,15 @@ def test_episodes_are_those_that_gymnasium_counts(make_config):
         env = LogEpisodes(gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make("CartPole-v1")), run)
         env.reset(seed=0)
         env.action_space.seed(0)
-        told = []
+        expected = []
         for step in range(1, 301):
             *_, terminated, truncated, info = env.step(env.action_space.sample())
             if terminated or truncated:
-                told.append((step, float(info["episode"]["r"])))
+                expected.append((step, float(info["episode"]["r"])))
                 env.reset()
-    assert points(run, "episode/return") == told
-    assert points(run, "episode/length") == told
-    assert len(points(run, "episode/seconds")) == len(told) > 5
+    assert points(run, "episode/return") == expected
+    assert points(run, "episode/length") == expected
+    assert len(points(run, "episode/seconds")) == len(expected) > 5
 
 
 @pytest.mark.parametrize("mode", list(gymnasium.vector.AutoresetMode)[:2])
@@ -41,20 +41,20 @@ def test_episodes_of_a_vector_are_those_that_gymnasium_counts(make_config, mode)
         env = LogVectorEpisodes(gymnasium.wrappers.vector.RecordEpisodeStatistics(envs), run)
         env.reset(seed=0)
         env.action_space.seed(0)
-        told = []
+        expected = []
         for _ in range(200):
             *_, info = env.step(env.action_space.sample())
             if "episode" in info:
-                told += info["episode"]["r"][info["_episode"]].tolist()
-    held = read_history(run.dir)
+                expected += info["episode"]["r"][info["_episode"]].tolist()
+    history = read_history(run.dir)
     counts = [
         count
-        for metric, count in zip(held["metric"].to_pylist(), held["count"].to_pylist(), strict=True)
+        for metric, count in zip(history["metric"].to_pylist(), history["count"].to_pylist(), strict=True)
         if metric == "episode/return"
     ]
-    assert sum(counts) == len(told) > 5
+    assert sum(counts) == len(expected) > 5
     total = sum(value * count for (_, value), count in zip(points(run, "episode/return"), counts, strict=True))
-    assert total == pytest.approx(sum(told))
+    assert total == pytest.approx(sum(expected))
 
 
 class Square(gymnasium.Env):
@@ -66,16 +66,16 @@ class Square(gymnasium.Env):
     render_mode = "rgb_array"
 
     def reset(self, *, seed=None, options=None):
-        self._place = 0
+        self._position = 0
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
-        self._place += 1
-        return np.zeros(1, np.float32), 1.0, self._place == 10, False, {}
+        self._position += 1
+        return np.zeros(1, np.float32), 1.0, self._position == 10, False, {}
 
     def render(self):
         picture = np.zeros((16, 16, 3), np.uint8)
-        picture[self._place, self._place] = 255
+        picture[self._position, self._position] = 255
         return picture
 
 

@@ -1,4 +1,4 @@
-"""The logger for Lightning: what Lightning's documentation asks of a logger, and trainings that go on."""
+"""The Lightning logger: the interface that Lightning's documentation requires, and resumed trainings."""
 
 import pickle
 import sqlite3
@@ -38,9 +38,9 @@ def _own_place(tmp_path, monkeypatch):
 
 
 def end_program():
-    """Close what the end of a program closes, so that the next lines are those of its next start."""
-    for held in list(opening.AdoptedRun._open.values()):
-        held.close()
+    """Close the runs like a program exit, so that the next lines act as its next start."""
+    for adopted in list(opening.AdoptedRun._open.values()):
+        adopted.close()
 
 
 class Line(LightningModule):
@@ -79,10 +79,10 @@ def data():
     return DataLoader(torch.randn(40, 2, generator=torch.Generator().manual_seed(0)), batch_size=4)
 
 
-def trainer(logger, *callbacks, epochs=3, **given):
+def trainer(logger, *callbacks, epochs=3, **options):
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu", "log_every_n_steps": 1}
-    given = {"enable_checkpointing": bool(callbacks), **quiet, **given}
-    return Trainer(logger=logger, callbacks=list(callbacks), max_epochs=epochs, **given)
+    options = {"enable_checkpointing": bool(callbacks), **quiet, **options}
+    return Trainer(logger=logger, callbacks=list(callbacks), max_epochs=epochs, **options)
 
 
 def points(name="run"):
@@ -90,9 +90,9 @@ def points(name="run"):
     return list(zip(table["metric"].to_pylist(), table["step"].to_pylist(), table["value"].to_pylist(), strict=True))
 
 
-def in_mlflow(what):
+def in_mlflow(table):
     with sqlite3.connect(".trieye_data/app/mlruns/mlflow.db") as store:
-        return dict(store.execute(f"SELECT key, value FROM {what}"))  # noqa: S608 - a name of a table
+        return dict(store.execute(f"SELECT key, value FROM {table}"))  # noqa: S608 - a name of a table
 
 
 def told(name="run"):
@@ -102,9 +102,9 @@ def told(name="run"):
 def test_a_fit_and_a_test_are_one_run_with_what_lightning_s_own_logger_writes(tmp_path):
     own = CSVLogger(tmp_path / "csv")
     model = Line()
-    found = trainer([RunLogger("run"), own])
-    found.fit(model, data(), data())
-    found.test(model, data(), verbose=False)
+    fitted = trainer([RunLogger("run"), own])
+    fitted.fit(model, data(), data())
+    fitted.test(model, data(), verbose=False)
     end_program()
     lines = (tmp_path / "csv/lightning_logs/version_0/metrics.csv").read_text().splitlines()
     columns = lines[0].split(",")
@@ -120,22 +120,22 @@ def test_a_fit_and_a_test_are_one_run_with_what_lightning_s_own_logger_writes(tm
     assert (record.attempt, record.status) == (1, "FINISHED")
 
 
-@pytest.mark.parametrize("given", [{"a": 1, "b": {"c": [1, 2]}, "d": torch.nn.ReLU()}, Namespace(a=1)], ids=str)
-def test_parameters_of_any_kind_are_recorded(given):
+@pytest.mark.parametrize("params", [{"a": 1, "b": {"c": [1, 2]}, "d": torch.nn.ReLU()}, Namespace(a=1)], ids=str)
+def test_parameters_of_any_kind_are_recorded(params):
     logger = RunLogger("run")
-    logger.log_hyperparams(given)
+    logger.log_hyperparams(params)
     logger.log_hyperparams(None)
     end_program()
-    held = in_mlflow("params")
-    assert held["a"] == "1"
-    assert isinstance(given, Namespace) or (held["b.c"], held["d"]) == ("[1, 2]", "ReLU()")
+    params = in_mlflow("params")
+    assert params["a"] == "1"
+    assert isinstance(params, Namespace) or (params["b.c"], params["d"]) == ("[1, 2]", "ReLU()")
 
 
 def test_the_hyperparameters_of_a_module_are_recorded():
     trainer(RunLogger("run"), epochs=1).fit(Line(rate=0.25), data())
     end_program()
-    held = in_mlflow("params")
-    assert (held["rate"], held["hidden"]) == ("0.25", "4")
+    params = in_mlflow("params")
+    assert (params["rate"], params["hidden"]) == ("0.25", "4")
 
 
 def test_names_and_directories():
@@ -212,17 +212,17 @@ def test_the_best_checkpoint_is_noted():
     logger, best = RunLogger("run", tags={"mine": "1"}), ModelCheckpoint(monitor="val/loss")
     trainer(logger, best, epochs=2).fit(Line(), data(), data())
     end_program()
-    held = in_mlflow("tags")
-    assert held["lightning/best_checkpoint"] == best.best_model_path
-    assert float(held["lightning/best_score"]) == pytest.approx(float(best.best_model_score), rel=1e-4)
-    assert held["mine"] == "1"
+    tags = in_mlflow("tags")
+    assert tags["lightning/best_checkpoint"] == best.best_model_path
+    assert float(tags["lightning/best_score"]) == pytest.approx(float(best.best_model_score), rel=1e-4)
+    assert tags["mine"] == "1"
 
 
 @pytest.mark.parametrize("every", [{"every_n_train_steps": 7}, {"every_n_epochs": 1}], ids=str)
 def test_a_fit_from_a_checkpoint_goes_on_in_the_run(every):
     def program(*others, epochs=4):
-        kept = ModelCheckpoint(save_last=True, **every)
-        made = trainer(RunLogger("run"), ResumeRun(), kept, *others, epochs=epochs)
+        checkpoints = ModelCheckpoint(save_last=True, **every)
+        made = trainer(RunLogger("run"), ResumeRun(), checkpoints, *others, epochs=epochs)
         torch.manual_seed(0)
         made.fit(Line(), data(), data(), ckpt_path="last")
         end_program()

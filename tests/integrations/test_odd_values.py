@@ -22,21 +22,21 @@ on_gpu = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_availab
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def store_dir(tmp_path_factory):
     return tmp_path_factory.mktemp("place")
 
 
 @pytest.fixture(autouse=True)
-def ours(place, monkeypatch, request):
+def ours(store_dir, monkeypatch, request):
     """Return the name of a run of the test's own; all share a store, which is made once."""
-    monkeypatch.chdir(place)
+    monkeypatch.chdir(store_dir)
     monkeypatch.setenv(opening.APP, "p")
     for name in (opening.ROOT, "WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     yield opening.safe_name(request.node.name)
     wandb.finish()
-    for held in list(opening.AdoptedRun._open.values()):
-        held.close()
+    for adopted in list(opening.AdoptedRun._open.values()):
+        adopted.close()
 
 
 def tensors(device):
@@ -80,9 +80,9 @@ def in_artifacts(end):
 
 
 def shown(directory):
-    found = EventAccumulator(directory, size_guidance={"scalars": 0, "tensors": 0})
-    found.Reload()
-    return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    events = EventAccumulator(directory, size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def scalars_of_both(ours, values):
@@ -96,22 +96,22 @@ def scalars_of_both(ours, values):
 
 @pytest.mark.parametrize("device", ["cpu", on_gpu])
 def test_the_writer_takes_tensors(ours, device):
-    theirs, found = scalars_of_both(ours, tensors(device))
-    assert found == theirs
-    assert len(found) == 6
+    theirs, ours_scalars = scalars_of_both(ours, tensors(device))
+    assert ours_scalars == theirs
+    assert len(ours_scalars) == 6
 
 
 def test_the_writer_takes_scalars_of_numpy(ours):
-    theirs, found = scalars_of_both(ours, SCALARS)
-    assert found == theirs
-    assert len(found) == 7
+    theirs, ours_scalars = scalars_of_both(ours, SCALARS)
+    assert ours_scalars == theirs
+    assert len(ours_scalars) == 7
 
 
 def test_the_writer_counts_what_is_not_finite_and_shows_the_rest(ours):
-    theirs, found = scalars_of_both(ours, {**NOT_FINITE, "whole": 1.0})
-    assert theirs["whole"] == found["whole"] == [(1, 1.0)]
+    theirs, ours_scalars = scalars_of_both(ours, {**NOT_FINITE, "whole": 1.0})
+    assert theirs["whole"] == ours_scalars["whole"] == [(1, 1.0)]
     assert len(theirs) == 6
-    assert found["trieye/dropped/non_finite"][-1][1] == 5.0
+    assert ours_scalars["trieye/dropped/non_finite"][-1][1] == 5.0
 
 
 def test_the_writer_takes_steps_of_any_order_and_kind(ours):
@@ -121,7 +121,7 @@ def test_the_writer_takes_steps_of_any_order_and_kind(ours):
             for number, step in enumerate(steps):
                 writer.add_scalar("a", number, step)
     assert sorted(shown(f"runs/{ours}")["a"]) == sorted(shown(f"theirs/{ours}")["a"])
-    assert sorted(points(ours)) == sorted(("a", *found) for found in shown(f"theirs/{ours}")["a"])
+    assert sorted(points(ours)) == sorted(("a", *point) for point in shown(f"theirs/{ours}")["a"])
 
 
 def test_the_writer_refuses_nested_dicts_of_numbers_and_flattens_those_of_parameters(ours):
@@ -137,9 +137,9 @@ def test_the_writer_refuses_nested_dicts_of_numbers_and_flattens_those_of_parame
 
 
 def test_the_writer_takes_unicode(ours):
-    theirs, found = scalars_of_both(ours, UNICODE)
-    assert found == theirs
-    assert len(found) == 4
+    theirs, ours_points = scalars_of_both(ours, UNICODE)
+    assert ours_points == theirs
+    assert len(ours_points) == 4
     with SummaryWriter(f"runs/{ours}") as writer:
         writer.add_text("t", "half of a pair: \ud83d", 2)  # the original raises an error
         writer.flush()
@@ -150,13 +150,13 @@ def test_the_writer_takes_texts_of_more_than_a_megabyte(ours):
         writer.add_text("t", LONG, 3)
         writer.add_text("exact", "x" * 2**20, 3)
     assert in_artifacts("media/text/t/text_summary/3.txt") == LONG
-    found = EventAccumulator(f"runs/{ours}", size_guidance={"tensors": 0})
-    found.Reload()
-    (text,) = found.Tensors("t/text_summary")
+    events = EventAccumulator(f"runs/{ours}", size_guidance={"tensors": 0})
+    events.Reload()
+    (text,) = events.Tensors("t/text_summary")
     text = text.tensor_proto.string_val[0].decode()
     assert text.startswith("grüße grüße")
     assert "1,200,000 characters" in text
-    (exact,) = found.Tensors("exact/text_summary")
+    (exact,) = events.Tensors("exact/text_summary")
     assert len(exact.tensor_proto.string_val[0]) == 2**20
 
 
@@ -174,11 +174,11 @@ def test_the_writer_takes_histograms_that_the_original_refuses(ours):
 
 @pytest.fixture(scope="module")
 def rows_of_theirs(tmp_path_factory):
-    """Return what the real library stores of all that the tests log, by the key of each row."""
+    """Return the values that wandb itself stores for all logged rows, by key."""
     real = pytest.importorskip("wandb")
-    place = tmp_path_factory.mktemp("theirs")
+    store_dir = tmp_path_factory.mktemp("theirs")
     quiet = real.Settings(silent=True)
-    with real.init(project="p", id="theirs", mode="offline", dir=str(place), settings=quiet) as run:
+    with real.init(project="p", id="theirs", mode="offline", dir=str(store_dir), settings=quiet) as run:
         for key, row in {
             "tensors": tensors("cpu"),
             "scalars": SCALARS,
@@ -189,7 +189,7 @@ def rows_of_theirs(tmp_path_factory):
             "other": OTHER,
         }.items():
             run.log({"key": key, **row})
-    (path,) = place.glob("wandb/offline-run-*/*.wandb")
+    (path,) = store_dir.glob("wandb/offline-run-*/*.wandb")
     wait_until(lambda: any(record.HasField("exit") for record in records_in(path)))
     rows = [values_of(record.history.item) for record in records_in(path) if record.HasField("history")]
     return {row.pop("key"): {name: value for name, value in row.items() if name[0] != "_"} for row in rows}

@@ -1,4 +1,4 @@
-"""Stable-baselines3's trainings as runs: they go on where they were, and log what its own loggers do."""
+"""Stable-Baselines3 trainings as runs: they resume exactly, and log the same values as its own loggers."""
 
 import json
 import os
@@ -44,9 +44,9 @@ def small():
     return {"policy_kwargs": {"net_arch": [16]}, "seed": 3, "device": "cpu"}
 
 
-def dqn(**given):
-    given = {"learning_starts": 100, "buffer_size": 700, "train_freq": 4, **small(), **given}
-    return DQN("MlpPolicy", "CartPole-v1", **given)
+def dqn(**options):
+    options = {"learning_starts": 100, "buffer_size": 700, "train_freq": 4, **small(), **options}
+    return DQN("MlpPolicy", "CartPole-v1", **options)
 
 
 def sac():
@@ -75,7 +75,7 @@ class FallsOver(BaseCallback):
 def config(make_config):
     stats = {"undeclared": "each"}
     persistence = {"checkpoint_save_freq_steps": 200}
-    return lambda **given: make_config(**{"stats": stats, "persistence": persistence, **given})
+    return lambda **options: make_config(**{"stats": stats, "persistence": persistence, **options})
 
 
 def points(run_dir):
@@ -86,8 +86,8 @@ def points(run_dir):
 def rows_of(model):
     buffer = model.replay_buffer
     first = buffer.buffer_size if buffer.full else buffer.pos
-    held = {name: value[:first] for name, value in vars(buffer).items() if isinstance(value, np.ndarray)}
-    return (buffer.pos, buffer.full), held
+    stored = {name: value[:first] for name, value in vars(buffer).items() if isinstance(value, np.ndarray)}
+    return (buffer.pos, buffer.full), stored
 
 
 def normalizer_of(model):
@@ -96,11 +96,11 @@ def normalizer_of(model):
 
 
 def same(one, other):
-    return all(torch.equal(held, other[name]) for name, held in one.items())
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 class Remembers(BaseCallback):
-    """Keeps what a model was when it was saved."""
+    """Stores the state of a model at the time of a checkpoint."""
 
     def __init__(self, run):
         super().__init__()
@@ -112,17 +112,17 @@ class Remembers(BaseCallback):
     def _on_rollout_start(self):
         if self.run.saved_step == self.model.num_timesteps:
             model = self.model
-            self.weights = {name: held.clone() for name, held in model.policy.state_dict().items()}
+            self.weights = {name: tensor.clone() for name, tensor in model.policy.state_dict().items()}
             self.moments = (
-                [held["exp_avg"].clone() for held in model.policy.optimizer.state.values()]
+                [tensor["exp_avg"].clone() for tensor in model.policy.optimizer.state.values()]
                 if hasattr(model.policy, "optimizer")
                 else []
             )
             self.rng = capture_all()
             self.counters = model.num_timesteps, model._n_updates, model._episode_num, len(model.ep_info_buffer)
             if hasattr(model, "replay_buffer"):
-                place, held = rows_of(model)
-                self.rows = place, {name: array.copy() for name, array in held.items()}
+                position, rows = rows_of(model)
+                self.rows = position, {name: array.copy() for name, array in rows.items()}
             else:
                 self.normalizer = normalizer_of(model)
 
@@ -139,23 +139,30 @@ def test_a_training_goes_on_with_all_that_it_had(config, make):
         assert run.step == model.num_timesteps == remembered.counters[0] >= 640
         assert same(remembered.weights, model.policy.state_dict())
         if remembered.moments:
-            held = [state["exp_avg"] for state in model.policy.optimizer.state.values()]
-            assert all(torch.equal(*pair) for pair in zip(held, remembered.moments, strict=True))
+            moments = [state["exp_avg"] for state in model.policy.optimizer.state.values()]
+            assert all(torch.equal(*pair) for pair in zip(moments, remembered.moments, strict=True))
         assert repr(capture_all()) == repr(remembered.rng)
         counters = model.num_timesteps, model._n_updates, model._episode_num, len(model.ep_info_buffer)
         assert counters == remembered.counters
         if make is ppo:
             assert normalizer_of(model) == remembered.normalizer
         else:
-            place, rows = rows_of(model)
-            assert place == remembered.rows[0]
-            assert all((rows[name] == held).all() for name, held in remembered.rows[1].items())
+            position, rows = rows_of(model)
+            assert position == remembered.rows[0]
+            assert all((rows[name] == expected).all() for name, expected in remembered.rows[1].items())
         model.learn(2000, callback=RunCallback(run))
         assert 2000 <= model.num_timesteps < 2000 + 128
         assert run.step == run.saved_step == model.num_timesteps
     counts = Counter((name, step) for name, step, _ in points(run.dir))
     assert max(counts.values()) == 1
     assert max(step for _, step in counts) > 1500
+
+
+def test_a_model_of_stable_baselines_has_the_attributes_that_a_resume_sets():
+    model = ppo()
+    model.learn(1)
+    names = ("_last_obs", "_last_original_obs", "_num_timesteps_at_start", "_stats_window_size", "_total_timesteps")
+    assert set(names) <= set(vars(model))
 
 
 def test_what_is_logged_is_what_the_logger_of_sb3_writes(config, tmp_path):
@@ -165,17 +172,17 @@ def test_what_is_logged_is_what_the_logger_of_sb3_writes(config, tmp_path):
         model.learn(600, callback=RunCallback(run))
         model.logger.close()
     lines = [json.loads(line) for line in (tmp_path / "own/progress.json").read_text().splitlines()]
-    told = {(name, line["time/total_timesteps"]): value for line in lines for name, value in line.items()}
-    found = {(name, step): value for name, step, value in points(run.dir)}
-    missing = [key for key, value in told.items() if value is not None and key not in found]
-    assert len(told) > 50
+    csv_points = {(name, line["time/total_timesteps"]): value for line in lines for name, value in line.items()}
+    logged = {(name, step): value for name, step, value in points(run.dir)}
+    missing = [key for key, value in csv_points.items() if value is not None and key not in logged]
+    assert len(csv_points) > 50
     assert not missing
-    assert all(found[key] == pytest.approx(value) for key, value in told.items() if value is not None)
+    assert all(logged[key] == pytest.approx(value) for key, value in csv_points.items() if value is not None)
 
 
-def evaluation(**given):
+def evaluation(**options):
     env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")])
-    return EvalCallback(env, eval_freq=150, n_eval_episodes=3, verbose=0, warn=False, **given)
+    return EvalCallback(env, eval_freq=150, n_eval_episodes=3, verbose=0, warn=False, **options)
 
 
 def test_the_best_model_of_the_evaluations_is_that_of_the_run(config):
@@ -230,9 +237,9 @@ class Drawn(gymnasium.Env):
 
 def test_a_video_of_the_best_model(config):
     with trieye.Run(config()) as run:
-        found = EvalCallback(DummyVecEnv([Drawn]), eval_freq=50, n_eval_episodes=1, verbose=0, warn=False)
+        callback = EvalCallback(DummyVecEnv([Drawn]), eval_freq=50, n_eval_episodes=1, verbose=0, warn=False)
         model = DQN("MlpPolicy", DummyVecEnv([Drawn]), learning_starts=10, buffer_size=100, **small())
-        model.learn(100, callback=RunCallback(run, evaluation=found, video=True))
+        model.learn(100, callback=RunCallback(run, evaluation=callback, video=True))
         run.flush()
         items, _ = run._attempt.hub._logic.files.history.read(0, 1000)
     (video,) = [item for item in items if isinstance(item, LogVideo)]  # of the first one, as it gets no better
@@ -288,11 +295,11 @@ def test_a_training_from_zero_in_a_run_that_is_further_is_refused(config):
 def test_a_model_that_does_not_fit_is_refused_and_left_as_it_is(config):
     with trieye.Run(config()) as run:
         dqn().learn(250, callback=RunCallback(run))
-    for given in ({"buffer_size": 300}, {"policy_kwargs": {"net_arch": [8]}}):
+    for options in ({"buffer_size": 300}, {"policy_kwargs": {"net_arch": [8]}}):
         with trieye.Run(config()) as run:
-            made = dqn(**given)
-            before = {name: held.clone() for name, held in made.policy.state_dict().items()}
-            with pytest.raises(CheckpointError, match="buffer_size" if "buffer_size" in given else "shape"):
+            made = dqn(**options)
+            before = {name: tensor.clone() for name, tensor in made.policy.state_dict().items()}
+            with pytest.raises(CheckpointError, match="buffer_size" if "buffer_size" in options else "shape"):
                 restore_or_new(lambda made=made: made, run)
             assert same(before, made.policy.state_dict())
 
@@ -318,8 +325,8 @@ def test_a_signal_lets_the_rollout_end_and_be_saved(tmp_path):
             wait_until(lambda: len(read_history(run_dir)) > 20, pause_s=0.1)
         finally:
             process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 143, said
+        _, output = process.communicate(timeout=60)
+    assert process.returncode == 143, output
     record = RunRecord.read(run_dir / "run.json")
     assert record is not None
     assert record.status == "KILLED"
@@ -395,8 +402,8 @@ def test_environments_in_processes():
 OBS, ACTIONS = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4)
 
 
-def plain(**given):
-    return ReplayBuffer(50, OBS, ACTIONS, n_envs=2, **given)
+def plain(**options):
+    return ReplayBuffer(50, OBS, ACTIONS, n_envs=2, **options)
 
 
 def sparing():
@@ -435,12 +442,12 @@ def test_only_new_rows_are_saved_and_all_of_them_come_back(make):
         ReplayRows(other).load_state_dict(decode(back)["rows"])
         assert (other.pos, other.full) == (buffer.pos, buffer.full)
         last = (buffer.pos - 1) % buffer.buffer_size
-        for name, held in arrays(buffer).items():
-            found, expected = arrays(other)[name], held.copy()
+        for name, array in arrays(buffer).items():
+            restored, expected = arrays(other)[name], array.copy()
             if name == {"sparing": "dones", "nstep": "timeouts"}.get(make.__name__) and rows.total:
-                assert found[last].all() or (buffer.dones[last] == 1 - found[last]).all()
-                expected[last] = found[last]
-            assert (found == expected).all(), name
+                assert restored[last].all() or (buffer.dones[last] == 1 - restored[last]).all()
+                expected[last] = restored[last]
+            assert (restored == expected).all(), name
 
 
 def test_many_small_parts_become_few():
@@ -477,7 +484,7 @@ def test_hindsight_replay_goes_on():
     while rows.total < 130 or done[0]:  # it ends in the middle of an episode
         action = rng.integers(4, size=1)
         new, reward, done, infos = envs.step(action)
-        made[0].add({key: held.copy() for key, held in obs.items()}, new, action, reward, done, infos)
+        made[0].add({key: value.copy() for key, value in obs.items()}, new, action, reward, done, infos)
         obs, rows.total = new, rows.total + 1
     other = ReplayRows(made[1])
     saved = decode(encode({"rows": rows}))["rows"]
@@ -485,10 +492,10 @@ def test_hindsight_replay_goes_on():
         other.load_state_dict(saved)
     with pytest.warns(UserWarning, match="last trajectory"):
         made[0].truncate_last_trajectory()
-    for name, held in arrays(made[0]).items():
-        if held.dtype != object:
-            assert (arrays(made[1])[name] == held).all(), name
-    assert all((made[1].observations[key] == held).all() for key, held in made[0].observations.items())
+    for name, value in arrays(made[0]).items():
+        if value.dtype != object:
+            assert (arrays(made[1])[name] == value).all(), name
+    assert all((made[1].observations[key] == value).all() for key, value in made[0].observations.items())
     assert len(made[1].sample(32).rewards) == 32
 
 

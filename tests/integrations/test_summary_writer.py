@@ -1,4 +1,4 @@
-"""`SummaryWriter` beside torch's own: the same calls, read back from event files, MLflow and the history."""
+"""`SummaryWriter` compared with torch's: the same calls, read back from event files, MLflow and the history."""
 
 import math
 import sqlite3
@@ -26,8 +26,8 @@ def _own_place(tmp_path, monkeypatch):
     for name in (opening.ROOT, opening.APP):
         monkeypatch.delenv(name, raising=False)
     yield
-    for held in list(opening.AdoptedRun._open.values()):
-        held.close()
+    for adopted in list(opening.AdoptedRun._open.values()):
+        adopted.close()
 
 
 def run_dir(name="first"):
@@ -81,9 +81,9 @@ def test_scalars_are_those_of_torch(tmp_path):
 
     both(calls)
     assert scalars("runs/first") == scalars("theirs")
-    told = sorted((tag, step, value) for tag, held in scalars("theirs").items() for step, value in held)
-    for found in (in_mlflow(), sorted(points())):
-        assert [(tag, step, float(np.float32(value))) for tag, step, value in found] == told
+    expected = sorted((tag, step, value) for tag, values in scalars("theirs").items() for step, value in values)
+    for actual in (in_mlflow(), sorted(points())):
+        assert [(tag, step, float(np.float32(value))) for tag, step, value in actual] == expected
 
 
 def test_wall_times_are_kept():
@@ -104,12 +104,12 @@ def test_histograms_hold_what_torch_s_hold(bins):
     values = torch.randn(5000)
     theirs, ours = both(lambda writer: writer.add_histogram("weights", values, 3, bins=bins))
     (wanted,) = theirs.Histograms("weights")
-    (found,) = ours.Tensors("weights")
+    (actual,) = ours.Tensors("weights")
     rows = torch.tensor(
-        found.tensor_proto.float_val or np.frombuffer(found.tensor_proto.tensor_content, "<f8").tolist()
+        actual.tensor_proto.float_val or np.frombuffer(actual.tensor_proto.tensor_content, "<f8").tolist()
     )
     rows = rows.reshape(-1, 3)
-    assert found.step == wanted.step == 3
+    assert actual.step == wanted.step == 3
     assert float(rows[:, 2].sum()) == wanted.histogram_value.num == 5000
     theirs_at_zero = sum(
         c
@@ -141,9 +141,9 @@ def pixels(shown, tag):
 def test_pictures_are_those_of_torch(shape, form, kind):
     picture = torch.rand(shape) * 1.2 if kind == "float" else torch.randint(0, 255, shape, dtype=torch.uint8)
     theirs, ours = both(lambda writer: writer.add_image("picture", picture, 4, dataformats=form))
-    (step, wanted), (at, found) = pixels(theirs, "picture"), pixels(ours, "picture")
+    (step, wanted), (at, actual) = pixels(theirs, "picture"), pixels(ours, "picture")
     assert step == at == 4
-    assert np.abs(wanted - found).max() <= 1
+    assert np.abs(wanted - actual).max() <= 1
 
 
 def test_a_batch_of_pictures_is_one_picture_as_torch_s():
@@ -180,8 +180,8 @@ def test_texts_are_those_of_torch_and_a_table_of_parameters_is_one():
 
     theirs, ours = both(calls)
     for tag in ("hyperparameters/text_summary", "note/text_summary"):
-        (wanted,), (found,) = theirs.Tensors(tag), ours.Tensors(tag)
-        assert (wanted.step, wanted.tensor_proto.string_val) == (found.step, found.tensor_proto.string_val)
+        (wanted,), (actual,) = theirs.Tensors(tag), ours.Tensors(tag)
+        assert (wanted.step, wanted.tensor_proto.string_val) == (actual.step, actual.tensor_proto.string_val)
     with sqlite3.connect(".trieye_data/project/mlruns/mlflow.db") as store:
         params = dict(store.execute("SELECT key, value FROM params"))
     assert params == {"learning_rate": "0.00025", "seed": "1"}
@@ -204,9 +204,9 @@ def test_what_only_tensorboard_shows_is_shown_and_said(capsys):
     assert theirs.Tags()["graph"]
     assert ours.Tags()["graph"]
     assert "pr" in ours.Tags()["tensors"]
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     for name in ("add_graph", "add_pr_curve", "add_embedding"):
-        assert said.count(f"{name} is shown by TensorBoard only") == 1
+        assert output.count(f"{name} is shown by TensorBoard only") == 1
 
 
 def test_an_unknown_method_is_named_with_the_nearest_one():
@@ -260,7 +260,7 @@ def test_names_never_leave_the_root():
 
 
 def started_again():
-    """Let what comes next be another process."""
+    """Simulate that the next lines run in another process."""
 
 
 def test_a_program_that_starts_again_shows_each_step_once():
@@ -273,7 +273,7 @@ def test_a_program_that_starts_again_shows_each_step_once():
     shown = [(step, float(step)) for step in range(100)]
     assert [(step, value) for _, step, value in points()] == shown
     assert scalars("runs/first") == {"a": shown}
-    assert len(in_mlflow()) == 100, "equal points are shown once, and MLflow cannot delete those of before"
+    assert len(in_mlflow()) == 100, "equal points are shown once, since MLflow cannot delete earlier points"
     record = RunRecord.read(run_dir() / "run.json")
     assert (record.attempt, record.status) == (3, "FINISHED")
     assert len(read("runs/first").Tensors("hyperparameters/text_summary")) == 3, "texts supersede nothing"

@@ -1,4 +1,4 @@
-"""The callback for Hugging Face's `Trainer`: what it logs, and trainings that go on from its checkpoints."""
+"""The callback for Hugging Face's `Trainer`: logged values, and resuming from checkpoints."""
 
 import sqlite3
 from collections import Counter
@@ -35,9 +35,9 @@ def _own_place(tmp_path, root, monkeypatch):
 
 
 def end_program():
-    """Close what the end of a program closes, so that the next lines are those of its next start."""
-    for held in list(opening.AdoptedRun._open.values()):
-        held.close()
+    """Close the runs like a program exit, so that the next lines act as its next start."""
+    for adopted in list(opening.AdoptedRun._open.values()):
+        adopted.close()
 
 
 class Line(torch.nn.Module):
@@ -46,8 +46,8 @@ class Line(torch.nn.Module):
         self.layer = torch.nn.Linear(2, 1)
 
     def forward(self, x, labels=None):
-        found = self.layer(x).squeeze(-1)
-        return {"loss": (found - labels).square().mean(), "logits": found}
+        predicted = self.layer(x).squeeze(-1)
+        return {"loss": (predicted - labels).square().mean(), "logits": predicted}
 
 
 class FallsOver(transformers.TrainerCallback):
@@ -61,12 +61,12 @@ class FallsOver(transformers.TrainerCallback):
             raise ZeroDivisionError("it fell over")
 
 
-def trainer(name, *callbacks, **given):
+def trainer(name, *callbacks, **options):
     values = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
     data = [{"x": value, "labels": value.sum()} for value in values]
     args = transformers.TrainingArguments(
         "out",
-        **{"max_steps": 30, "per_device_train_batch_size": 4, "logging_steps": 1, "save_steps": 10, **given},
+        **{"max_steps": 30, "per_device_train_batch_size": 4, "logging_steps": 1, "save_steps": 10, **options},
         eval_strategy="steps",
         eval_steps=5,
         metric_for_best_model="loss",
@@ -86,9 +86,9 @@ def points(name):
     return list(zip(table["metric"].to_pylist(), table["step"].to_pylist(), table["value"].to_pylist(), strict=True))
 
 
-def in_mlflow(name, what):
+def in_mlflow(name, table):
     with sqlite3.connect(opening.run_dir_of(name).parents[1] / "mlruns/mlflow.db") as store:
-        return dict(store.execute(f"SELECT key, value FROM {what} JOIN runs USING (run_uuid) WHERE name = ?", [name]))  # noqa: S608 - a table
+        return dict(store.execute(f"SELECT key, value FROM {table} JOIN runs USING (run_uuid) WHERE name = ?", [name]))  # noqa: S608 - a table
 
 
 def test_a_training_that_falls_over_goes_on_from_its_checkpoint_with_one_curve():
@@ -102,13 +102,13 @@ def test_a_training_that_falls_over_goes_on_from_its_checkpoint_with_one_curve()
     end_program()
     counts = Counter((name, step) for name, step, _ in points("goes-on") if step < 30)
     assert max(counts.values()) == 1
-    told = {(name, step): value for name, step, value in points("goes-on")}
+    logged = {(name, step): value for name, step, value in points("goes-on")}
     wanted = {}
     for row in made.state.log_history:  # which Trainer saves with its checkpoints
         for name in ("loss", "grad_norm", "learning_rate", "epoch"):
             wanted |= {(f"train/{name}", row["step"]): row[name]} if name in row else {}
         wanted |= {("eval/loss", row["step"]): row["eval_loss"]} if "eval_loss" in row else {}
-    assert {key: told[key] for key in wanted} == pytest.approx(wanted)
+    assert {key: logged[key] for key in wanted} == pytest.approx(wanted)
     assert sorted(step for name, step, _ in points("goes-on") if name == "train/loss") == list(range(1, 31))
     assert sorted(step for name, step, _ in points("goes-on") if name == "eval/loss") == [5, 10, 15, 20, 25, 30]
     assert "train/train_runtime" in {name for name, *_ in points("goes-on")}
@@ -139,7 +139,10 @@ def test_another_process_than_the_first_one_opens_nothing():
 
 def test_a_trial_of_a_search_is_a_run_of_its_own():
     made = trainer("search", max_steps=2)
-    state, (callback,) = made.state, [held for held in made.callback_handler.callbacks if type(held) is RunCallback]
+    state, (callback,) = (
+        made.state,
+        [callback for callback in made.callback_handler.callbacks if type(callback) is RunCallback],
+    )
     for number in range(2):
         state.trial_name = f"trial {number}"
         callback.on_train_begin(made.args, state, made.control)

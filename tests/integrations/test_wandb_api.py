@@ -23,8 +23,8 @@ def _working_directory(tmp_path, monkeypatch):
         monkeypatch.delenv(name)
     yield
     wandb.finish()
-    for held in list(opening.AdoptedRun._open.values()):
-        held.close()
+    for adopted in list(opening.AdoptedRun._open.values()):
+        adopted.close()
 
 
 def points(name, project="p"):
@@ -141,10 +141,10 @@ def test_calls_without_an_effect_here_do_no_harm(capsys):
     wandb.finish()
     assert "media/audio/sound/1.wav" in kept_files()
     assert ("acc", 3, 0.5) in points("one")
-    told = capsys.readouterr().err
-    assert told.count("low: accuracy") == 1
-    assert "entity, monitor_gym has no effect" in told
-    assert "summary='mean') is not available" in told
+    output = capsys.readouterr().err
+    assert output.count("low: accuracy") == 1
+    assert "entity, monitor_gym has no effect" in output
+    assert "summary='mean') is not available" in output
 
 
 def test_masks_boxes_and_images_in_tables_are_kept():
@@ -238,6 +238,6 @@ def test_a_fork_of_the_process_is_told_where_to_log():
     run = wandb.init(project="p", id="one")
     writer = SummaryWriter("runs/other")
     calls = (lambda: run.log({"a": 1.0}, step=5), lambda: writer.add_scalar("a", 1.0, 1), writer.flush)
-    told = [in_a_fork(call) for call in calls]
-    assert all("fork" in text and str(os.getpid()) in text for text in told), told
+    outcomes = [in_a_fork(call) for call in calls]
+    assert all("fork" in text and str(os.getpid()) in text for text in outcomes), outcomes
     writer.close()

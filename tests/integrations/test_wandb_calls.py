@@ -1,4 +1,4 @@
-"""Programs written for wandb: what they log, and how a run begins, goes on and ends."""
+"""Programs written for wandb: logged values, and the start, resume and end of runs."""
 
 import json
 import math
@@ -30,8 +30,8 @@ def _own_place(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     yield
     wandb.finish()
-    for held in list(opening.AdoptedRun._open.values()):
-        held.close()
+    for adopted in list(opening.AdoptedRun._open.values()):
+        adopted.close()
 
 
 def run_dir(name, project="p"):
@@ -88,7 +88,7 @@ def test_rows_have_steps_as_in_wandb():
 
 
 def program(*lines):
-    """Run a program in a process of its own, and return its exit code."""
+    """Run a program in another process, and return its exit code."""
     head = "import sys\nimport trieye.integrations.wandb as wandb\n"
     return subprocess.run([sys.executable, "-c", head + "\n".join(lines)], check=False, timeout=300).returncode
 
@@ -197,13 +197,13 @@ def test_a_step_that_is_over_is_refused(capsys):
 
 
 @pytest.mark.parametrize(
-    ("value", "kept"),
+    ("value", "expected"),
     [(None, []), (math.nan, []), (math.inf, []), ([], []), ([7.0], [7.0]), (np.array(8), [8.0]), (False, [0.0])],
 )
-def test_odd_values(value, kept):
+def test_odd_values(value, expected):
     with wandb.init(project="p", id="one"):
         wandb.log({"ünï/code x": value, "b": 1})
-    assert [value for name, _, value in points() if name == "ünï/code x"] == kept
+    assert [value for name, _, value in points() if name == "ünï/code x"] == expected
     assert ("b", 0, 1.0) in points()
 
 
@@ -227,8 +227,8 @@ def test_media_are_kept():
                 "page": wandb.Html("<b>hello</b>"),
             }
         )
-        found = media()
-    kinds = {item.name: type(item).__name__ for item in found}
+        logged = media()
+    kinds = {item.name: type(item).__name__ for item in logged}
     assert kinds == {
         "image": "LogImage",
         "image/caption": "LogText",
@@ -242,9 +242,9 @@ def test_media_are_kept():
         "array": "LogHistogram",
         "figure": "LogImage",
     }
-    counted = next(item for item in found if item.name == "counted")
+    counted = next(item for item in logged if item.name == "counted")
     assert counted.counts == [1.0, 2.0, 1.0]
-    (rows,) = [item.rows() for item in found if item.name == "table"]
+    (rows,) = [item.rows() for item in logged if item.name == "table"]
     assert rows == (["x", "y"], [[1, "a"], [2, "b"], [3, 0.5]])
 
 
@@ -275,8 +275,8 @@ def test_metrics_have_axes_and_summaries_of_their_own():
         ("train/return", 100, 2.0),
         ("train/return", 200, 1.0),
     ]
-    told = json.loads((run_dir("one") / "wandb-summary.json").read_text())
-    assert told == {"env_step": 200.0, "train/return": 3.0, "loss": 0.0, "note": "done", "best": 7}
+    summary = json.loads((run_dir("one") / "wandb-summary.json").read_text())
+    assert summary == {"env_step": 200.0, "train/return": 3.0, "loss": 0.0, "note": "done", "best": 7}
 
 
 def test_gradients_are_watched():
@@ -286,8 +286,8 @@ def test_gradients_are_watched():
         for _ in range(4):
             model(torch.ones(1, 3)).sum().backward()
             wandb.log({"loss": 1.0})
-        found = [(item.name, item.step) for item in media()]
-    assert sorted(found) == sorted(
+        logged = [(item.name, item.step) for item in media()]
+    assert sorted(logged) == sorted(
         (f"{kind}/{name}", step)
         for kind in ("gradients", "parameters")
         for name in ("weight", "bias")
@@ -330,7 +330,7 @@ def test_a_run_that_was_killed_goes_on(resume):
 
 
 def test_a_summary_is_that_of_all_attempts():
-    told = []
+    messages = []
     for number, values in enumerate([[3.0, 9.0], [5.0, 1.0], [4.0]]):
         with wandb.init(project="p", id="one", resume="allow") as run:
             run.define_metric("a", summary="max")
@@ -342,8 +342,8 @@ def test_a_summary_is_that_of_all_attempts():
             if number == 1:  # it leaves no summary
                 killed()
                 run._adopted = None
-        told.append(json.loads((run_dir("one") / "wandb-summary.json").read_text()))
-    assert told[-1] == {
+        messages.append(json.loads((run_dir("one") / "wandb-summary.json").read_text()))
+    assert messages[-1] == {
         "a": 9.0,
         "text": "x",
         "nan": "nan",
@@ -425,7 +425,7 @@ def test_an_error_is_the_end_of_the_run():
 
 
 @pytest.mark.parametrize(
-    ("do", "said"),
+    ("do", "message"),
     [
         (lambda: wandb.log({"a": 1}), r"wandb.log: call wandb.init\(\) first"),
         (lambda: wandb.config, r"call wandb.init\(\) first"),
@@ -434,8 +434,8 @@ def test_an_error_is_the_end_of_the_run():
         (lambda: wandb.init(resume="yes"), "choose from allow, must, never, auto"),
     ],
 )
-def test_mistakes_are_named(do, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_mistakes_are_named(do, message):
+    with pytest.raises(ConfigurationError, match=message):
         do()
 
 
@@ -448,12 +448,12 @@ def test_an_unsupported_name_says_what_to_use():
 
 
 def test_the_same_rows_as_wandb_s_own_offline_run(monkeypatch):
-    """What the real library stores for the same calls, read back from its file."""
+    """The same calls through wandb itself, read back from its offline file, give equal rows."""
     real = pytest.importorskip("wandb")
 
     def calls(module):
-        place = str(Path.cwd())  # the process that writes for wandb may have been started elsewhere, by another test
-        with module.init(project="p", id="one", mode="offline", dir=place, config={"lr": 0.1}):
+        working_dir = str(Path.cwd())  # wandb's service process may run elsewhere
+        with module.init(project="p", id="one", mode="offline", dir=working_dir, config={"lr": 0.1}):
             module.log({"a": 1.0, "nested": {"b": 2}})
             module.log({"a": 2.0}, commit=False)
             module.log({"c": np.float32(0.5)})

@@ -194,14 +194,14 @@ def check(directory: Path, truth: Truth, *, is_cut_log: bool) -> list[str]:
     wrong = [f"wrong {what}" for what in _wrong_values(found, truth)]
     damage, num_lost = journal.damage, journal.num_lost
     journal.forget_repair()
-    needed, kept = (_not_in_snapshot(held["records"], found["snapshot"]) for held in (truth.contents, found))
-    missing = len(needed) - len(kept)
+    needed, present = (_not_in_snapshot(one["records"], found["snapshot"]) for one in (truth.contents, found))
+    missing = len(needed) - len(present)
     if not num_lost and not is_cut_log:
         # the older snapshot stands in for the newer one, and each for the records before it
         same = [what for what in found if what not in {"snapshot", "records"} or not damage]
         wrong += [f"{what} changed, not reported" for what in same if found[what] != truth.contents[what]]
-        wrong += ["records changed, not reported"] if kept != needed else []
-    if kept and found["snapshot"] and kept[-1].pos != found["snapshot"].pos + len(kept):
+        wrong += ["records changed, not reported"] if present != needed else []
+    if present and found["snapshot"] and present[-1].pos != found["snapshot"].pos + len(present):
         wrong.append("records behind a gap")
     if is_cut_log and not damage and found not in truth.latest:
         wrong.append("not as it was before the last transactions")

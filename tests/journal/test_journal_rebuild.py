@@ -30,17 +30,17 @@ def change(path, statement, *values):
 
 
 def opened(path):
-    """Open a journal that is damaged; what it lost is reported until it is counted, and then no more."""
+    """Open a damaged journal; its losses are reported until they are counted."""
     journal = Journal(path)
-    found, last_pos = (journal.damage, journal.num_lost), journal.last_pos
+    report, last_pos = (journal.damage, journal.num_lost), journal.last_pos
     journal.close()
     journal = Journal(path)
-    assert (journal.damage, journal.num_lost, journal.last_pos) == (*found, last_pos)
+    assert (journal.damage, journal.num_lost, journal.last_pos) == (*report, last_pos)
     journal.forget_repair()
     journal.close()
     journal = Journal(path)
     assert (journal.damage, journal.num_lost, journal.last_pos) == ([], 0, last_pos)
-    journal.damage, journal.num_lost = found
+    journal.damage, journal.num_lost = report
     assert len(journal.damage) == 1
     return journal
 
@@ -180,7 +180,7 @@ def test_other_damaged_rows_are_dropped_and_reported(path, has_watermark):
     assert journal.cursor("tensorboard") == (5, None)
     assert (journal.meta("key"), journal.superseded(), journal.segments()) == (None, [(3, 4)] * has_watermark, [])
     assert journal.num_lost == 1
-    assert "items 0-9, 20-29 of the history" in journal.damage[0]
+    assert "points of the history that no file contains yet" in journal.damage[0]
     for text in ("which points were superseded", "how far the sinks are"):
         assert (text in journal.damage[0]) is not has_watermark
     assert len(list(journal.records(0))) == 30
@@ -241,20 +241,20 @@ def killed(tmp_path, path):
 def test_what_stands_behind_a_damaged_frame_of_the_log_is_lost_and_counted(killed):
     before = killed.read_bytes(), wal_path(killed).read_bytes()
     journal = opened(killed)
-    kept = [record.pos for record in journal.records(0)]
-    assert 1 <= len(kept) < 30
-    assert kept == list(range(1, len(kept) + 1)), "SQLite takes what is before it"
-    assert (journal.num_lost, journal.last_pos) == (30 - len(kept), 30), "as the watermark says"
-    assert f"(positions {len(kept) + 1}-30); perhaps records after these" in journal.damage[0]
+    positions = [record.pos for record in journal.records(0)]
+    assert 1 <= len(positions) < 30
+    assert positions == list(range(1, len(positions) + 1)), "SQLite takes what is before it"
+    assert (journal.num_lost, journal.last_pos) == (30 - len(positions), 30), "as the watermark says"
+    assert f"(positions {len(positions) + 1}-30); perhaps records after these" in journal.damage[0]
     assert journal.cursor("sink") == (3, None), "as the watermark says"
     journal.close()
     aside = killed.with_name("journal.db.damaged-1")
     assert (aside.read_bytes(), wal_path(aside).read_bytes()) == before
 
 
-def test_what_was_copied_from_a_damaged_log_into_the_file_is_not_lost(killed):
+def test_pages_that_were_copied_from_a_damaged_log_into_the_file_are_intact(killed):
     frames = wal_path(killed).read_bytes()
-    flip(wal_path(killed), 12 * (PAGE + 24))  # as it was
+    flip(wal_path(killed), 12 * (PAGE + 24))  # restored
     change(killed, "PRAGMA wal_checkpoint")  # and closed: there is no log any more
     wal_path(killed).write_bytes(frames)
     journal = opened(killed)
@@ -308,10 +308,10 @@ def test_what_is_no_journal_or_one_of_a_newer_version_is_refused_and_not_touched
     assert {file: file.read_bytes() for file in path.parent.iterdir()} == before
 
 
-@pytest.mark.parametrize("place", [0, 16, 18, 19, 21, 47, 55, 59, 60, 62, 63, 68, 71])
-def test_a_damaged_header_costs_nothing(path, place):
+@pytest.mark.parametrize("offset", [0, 16, 18, 19, 21, 47, 55, 59, 60, 62, 63, 68, 71])
+def test_a_damaged_header_costs_nothing(path, offset):
     write(path).close()
-    flip(path, place)
+    flip(path, offset)
     journal = opened(path)
     assert journal.num_lost == 0
     assert "lost: nothing" in journal.damage[0]
@@ -327,9 +327,9 @@ def test_a_page_that_is_gone_is_reported_and_the_run_restarts_from_the_snapshot(
     data = path.read_bytes()
     path.write_bytes(data[: page * PAGE] + os.urandom(PAGE) + data[(page + 1) * PAGE :])
     journal = opened(path)
-    kept = [record.pos for record in journal.records(0)]
-    assert kept == ([] if page in {1, 10, 11} else list(range(1, 31)))
-    if not kept:  # the pages of `records`: the snapshot stands for them
+    positions = [record.pos for record in journal.records(0)]
+    assert positions == ([] if page in {1, 10, 11} else list(range(1, 31)))
+    if not positions:  # the pages of `records`: the snapshot includes them
         assert journal.num_lost == 1
         assert "perhaps the newest records" in journal.damage[0]
     assert journal.last_pos == 30
@@ -343,7 +343,7 @@ def test_a_rebuild_that_is_killed_at_any_step_is_repeated_or_completed(tmp_path,
         return shutil.copytree(killed.parent, tmp_path / f"{number}")
 
     steps = {"open", "os.rename", "os.remove", "os.link", "sqlite3.connect"}
-    opened(prepare(0) / killed.name).close()  # imports what there is to import
+    opened(prepare(0) / killed.name).close()  # imports modules
     for number, directory, _ in killed_at_each(steps, prepare, lambda copy: Journal(copy / killed.name)):
         lost = 0
         for is_first in (True, False):

@@ -37,12 +37,12 @@ def killed(tmp_path):
 def test_it_says_what_is_there_and_changes_nothing(killed):
     before = contents(killed.parent)
     for _ in range(2):
-        found = inspect(killed)
-        assert (found.damage, found.num_records, found.last_pos) == ([], 15, 21)
-        assert found.snapshots == [(6, 12), (8, 16)]
-        assert found.chunks == [(6, 8), (8, 10)]
-        assert found.segments == [Segment(4, 6, "points-4-6.parquet", 100, 7)]
-        assert found.cursors == {"mlflow": 9}
+        scanned = inspect(killed)
+        assert (scanned.damage, scanned.num_records, scanned.last_pos) == ([], 15, 21)
+        assert scanned.snapshots == [(6, 12), (8, 16)]
+        assert scanned.chunks == [(6, 8), (8, 10)]
+        assert scanned.segments == [Segment(4, 6, "points-4-6.parquet", 100, 7)]
+        assert scanned.cursors == {"mlflow": 9}
     assert contents(killed.parent) == before
 
 
@@ -51,10 +51,10 @@ def test_it_says_what_is_damaged_and_changes_nothing(killed):
     data[9 * 4120] ^= 1
     wal_path(killed).write_bytes(data)
     before = contents(killed.parent)
-    found = inspect(killed)
-    assert "stand after damaged bytes" in found.damage[0]
-    assert "had reached 21" in found.damage[-1]
-    assert 0 < found.last_pos < 21, "SQLite takes what is before the damage"
+    scanned = inspect(killed)
+    assert "stand after damaged bytes" in scanned.damage[0]
+    assert "had reached 21" in scanned.damage[-1]
+    assert 0 < scanned.last_pos < 21, "SQLite takes what is before the damage"
     assert contents(killed.parent) == before
 
 
@@ -117,8 +117,8 @@ def test_a_journal_that_nobody_has_open_stays_the_only_file(path):
 
 def test_an_empty_journal_is_whole_and_nothing_can_be_changed(path):
     Journal(path).close()
-    found = inspect(path)
-    assert (found.num_records, found.last_pos, found.damage) == (0, 0, [])
+    scanned = inspect(path)
+    assert (scanned.num_records, scanned.last_pos, scanned.damage) == (0, 0, [])
     with contextlib.closing(connect_read_only(path)) as connection, pytest.raises(sqlite3.OperationalError):
         connection.execute("DELETE FROM meta")
 

@@ -44,28 +44,28 @@ def payloads(journal):
 
 
 def opened(path, expected=None):
-    """Open a journal that something is wrong with; opened again when that is counted, it is whole."""
+    """Open a damaged journal; opened again when its losses are counted, it is intact."""
     assert inspect(path, expected).damage if path.exists() else True
     journal = Journal(path, expected=expected)
-    found, held, last_pos = (list(journal.damage), journal.num_lost), payloads(journal), journal.last_pos
+    report, records, last_pos = (list(journal.damage), journal.num_lost), payloads(journal), journal.last_pos
     journal.forget_repair()
     journal.close()
     assert inspect(path).damage == []
     journal = Journal(path)
-    assert (journal.damage, journal.num_lost, payloads(journal), journal.last_pos) == ([], 0, held, last_pos)
-    journal.damage, journal.num_lost = found
+    assert (journal.damage, journal.num_lost, payloads(journal), journal.last_pos) == ([], 0, records, last_pos)
+    journal.damage, journal.num_lost = report
     return journal
 
 
 @pytest.mark.parametrize("gone", [("-wal",), ("-wal", "-shm"), ("", "-wal", "-shm")])
-def test_a_journal_that_lost_what_was_in_its_log_says_which_records_and_goes_on_behind_them(killed, gone):
+def test_a_journal_that_lost_its_log_names_the_records_and_continues_behind_them(killed, gone):
     path = killed("mine")
     for suffix in gone:
         path.with_name(path.name + suffix).unlink()
     with contextlib.closing(opened(path)) as journal:
         assert journal.num_lost == 30
         assert "30 records (positions 1-30)" in journal.damage[0]
-        assert journal.cursor("tensorboard") == (10, None), "a sink goes on behind what it has shown"
+        assert journal.cursor("tensorboard") == (10, None), "a sink continues behind the points that it has"
         assert journal.append("events", b"new", at=2.0) == 31
 
 
@@ -81,7 +81,7 @@ def test_nothing_of_another_runs_journal_is_taken_for_ones_own(killed, names, at
         assert all(payload.startswith("mine") for payload in payloads(journal))
         assert bool(journal.damage) is not is_whole
         assert journal.last_pos == 30 * attempts
-        if names == ("journal.db-wal",):  # what is in the file itself is kept
+        if names == ("journal.db-wal",):  # the file itself is intact
             assert len(payloads(journal)) == 30 * (attempts - 1)
         if journal.damage:
             assert list(path.parent.glob("journal.db.damaged-1*")), "set aside"
@@ -96,13 +96,13 @@ def test_a_journal_that_came_with_its_watermark_is_known_by_its_run(killed):
         assert (payloads(journal), journal.meta("attempt")) == ([], None)
 
 
-def test_a_run_that_began_has_a_journal_that_knows_it_also_without_a_watermark(killed, tmp_path):
+def test_a_run_that_has_begun_recognizes_a_foreign_journal_without_a_watermark(killed, tmp_path):
     path = killed("mine")
     watermark_path(path).unlink()
     wal_path(path).unlink()
     with contextlib.closing(opened(path, BEGUN)) as journal:
         assert journal.num_lost == 1
-        assert "it knows of no attempt of this run" in journal.damage[0]
+        assert "it has no attempt of this run" in journal.damage[0]
     for file in path.parent.glob("journal*"):
         file.unlink()
     with contextlib.closing(Journal(path, expected=BEGUN)) as journal:
@@ -210,7 +210,7 @@ def test_a_rewind_that_was_lost_with_the_log_still_leaves_out_what_is_stored(tmp
             shutil.copyfile(path.with_name(name), copy.with_name(name))
     with contextlib.closing(opened(copy)) as journal:
         assert journal.chunks() == [(0, 10)]
-        assert journal.superseded() == [(4, 10)], "the indices after what is stored go to other items"
+        assert journal.superseded() == [(4, 10)], "later indices go to other items"
         assert "a rewind" not in journal.damage[0]
 
 

@@ -56,9 +56,9 @@ class MirroredRun:
         upload = MirrorUpload(store or self.store(), LocalRun(self.paths), no_check)
         upload.connect()
         while pending := upload.pending():
-            upload.bring(pending[0])
+            upload.upload_save(pending[0])
             upload.clean()
-        upload.bring_state()
+        upload.upload_state()
         upload.clean()
         return upload
 

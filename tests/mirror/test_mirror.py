@@ -90,7 +90,7 @@ def test_an_outage_is_told_once_and_what_waited_is_uploaded_after_it(
     assert mirror.close(LONG_S)
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(told) == 2, told
-    assert "the run goes on, and it is tried again" in told[0]
+    assert "the run continues, and the upload is retried" in told[0]
     assert "works again" in told[1]
     assert restored_step(tmp_path, url) == 2
 
@@ -102,7 +102,7 @@ def test_a_mirror_that_lost_everything_is_filled_again(run, url, tmp_path, caplo
     wait_until(lambda: mirror.health()["committed"] == "checkpoint_step_1")
     (tmp_path / "mirror").rename(tmp_path / "lost")
     run.journal.append("e", b"", at=5.0)
-    wait_until(lambda: "has lost what was there" in caplog.text)
+    wait_until(lambda: "has lost its states" in caplog.text)
     wait_until(lambda: mirror.health()["committed"] == "checkpoint_step_1" and mirror.health()["error"] is None)
     assert mirror.close(LONG_S)
     assert restored_step(tmp_path, url) == 1
@@ -118,8 +118,8 @@ def test_the_end_of_a_run_does_not_wait_for_a_mirror_that_is_away_and_the_next_a
     began = time.monotonic()
     assert not mirror.close(LONG_S)
     assert time.monotonic() - began < LONG_S / 2
-    assert "did not get the end of run" in caplog.text
-    assert "is uploaded when the run is started again" in caplog.text
+    assert "did not receive the end of run" in caplog.text
+    assert "is uploaded when the run is restarted" in caplog.text
     break_mirror(broken=False)
     again = Mirror(url, run.paths, every_s=3600)
     assert again.close(LONG_S)
@@ -137,7 +137,7 @@ def test_a_mirror_that_hangs_is_left_behind_at_the_end_and_writes_no_more(run, u
     mirror.wake()
     wait_until(lambda: asked)
     assert not mirror.close(0.05)
-    assert "0.05 s were not enough" in caplog.text
+    assert "timeout of 0.05 s" in caplog.text
     go_on.set()
     thread.join(LONG_S)
     assert not thread.is_alive()
@@ -162,10 +162,10 @@ def test_another_run_of_that_name_ends_the_mirror_and_not_the_training(run, url,
     other = MirroredRun(tmp_path / "second", url)
     mirror = Mirror(url, other.paths, every_s=0.01)
     wait_until(lambda: mirror.health()["error"])
-    assert "holds another run of the name" in mirror.health()["error"]
+    assert "has another run with the name" in mirror.health()["error"]
     assert not mirror.close(LONG_S)
     assert (
-        sum("holds another run" in record.getMessage() for record in caplog.records if record.levelname == "ERROR") == 1
+        sum("has another run" in record.getMessage() for record in caplog.records if record.levelname == "ERROR") == 1
     )
     other.journal.close()
 

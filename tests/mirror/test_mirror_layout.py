@@ -40,7 +40,7 @@ def test_a_mark_that_was_cut_or_changed_anywhere_is_found_out():
 
 
 def test_a_mark_of_a_later_version_is_not_taken_for_one_of_this():
-    with pytest.raises(SerializationError, match="format 2, and this trieye reads 1"):
+    with pytest.raises(SerializationError, match="format 2, but this trieye reads format 1"):
         StateMark.from_bytes(planted(format=2))
 
 

@@ -41,12 +41,12 @@ def test_a_checkpoint_that_is_held_outlives_its_deletion(run, tmp_path):
     run.save(1)
     local = LocalRun(run.paths)
     (save,) = local.saves()
-    assert local.hold(save, tmp_path / "held")
+    assert local.link_files(save, tmp_path / "held")
     run.save(2)
     run.prune(1)
     assert {path.name for path in (tmp_path / "held").iterdir()} == {"MANIFEST.json", *save.manifest.files}
     assert [save.path.name for save in local.saves()] == ["checkpoint_step_2"]
-    assert not local.hold(save, tmp_path / "again")
+    assert not local.link_files(save, tmp_path / "again")
 
 
 def test_a_checkpoint_that_was_replaced_is_not_taken_for_the_one_that_was_seen(run, tmp_path):
@@ -54,17 +54,17 @@ def test_a_checkpoint_that_was_replaced_is_not_taken_for_the_one_that_was_seen(r
     local = LocalRun(run.paths)
     (before,) = local.saves()
     run.save(1)
-    assert not local.hold(before, tmp_path / "held")
+    assert not local.link_files(before, tmp_path / "held")
     (after,) = local.saves()
     assert after.key != before.key
 
 
 def test_what_is_known_of_a_mirror_is_kept_and_a_damaged_note_of_it_is_an_error(run):
     local = LocalRun(run.paths)
-    local.keep(MirrorRecord(note="words", generation=4))
+    local.store_record(MirrorRecord(note="words", generation=4))
     assert (local.record().note, local.record().generation) == ("words", 4)
     (local.directory / "known.json").write_bytes(b"{")
-    with pytest.raises(SerializationError, match=r"known.json, which says what this directory has mirrored"):
+    with pytest.raises(SerializationError, match=r"known.json, the record of what this directory has mirrored"):
         restore_run(run.paths, run.url)
     (local.directory / "known.json").unlink()
     assert local.record().generation == 0

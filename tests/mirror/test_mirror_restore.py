@@ -107,7 +107,7 @@ def test_a_damaged_file_of_the_history_is_named_where_the_mirror_lacks_it_too(ma
         stored.unlink()
     with trieye.Run(config):
         pass
-    assert "does not bring it back" in caplog.text
+    assert "it cannot be restored from the mirror" in caplog.text
     assert f"are lost: {path.name}: it has " in caplog.text
 
 
@@ -147,7 +147,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(run, other, url,
 def test_a_damaged_part_of_a_replay_is_left_out_and_the_rest_comes_back(run, other, url, damage, caplog):
     damage(objects(run, "parts/seg-10-20-*")[0])
     assert "checkpoint_step_2" in restore_run(other.paths, url)
-    assert "all but what is in it is restored" in caplog.text
+    assert "everything except its rows is restored" in caplog.text
     held = other.checkpoints.load(other.checkpoints.latest().path)
     assert held["a"].tolist() == [2] * 100
     assert [held["growing"].whole(name) is None for name in held["growing"].names] == [False, True]
@@ -171,7 +171,7 @@ def test_a_run_of_which_nothing_is_whole_is_never_begun_afresh(run, other, url):
     for path in objects(run, "checkpoints/*/state.json"):
         flip(path)
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"nothing of it is whole .*none of its 2 checkpoint\(s\) is whole"):
+        with pytest.raises(CheckpointError, match=r"no intact state of it .*none of its 2 checkpoint\(s\) is intact"):
             restore_run(other.paths, url)
     assert not other.paths.run_record_path.exists()
 
@@ -179,7 +179,8 @@ def test_a_run_of_which_nothing_is_whole_is_never_begun_afresh(run, other, url):
 def test_a_mirror_that_does_not_answer_stops_a_run_that_may_be_there(run, other, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(
-        ConfigurationError, match=r"nothing of run .* cannot be brought here: .*persistence.mirror=null"
+        ConfigurationError,
+        match=r"run .* is missing on this machine and cannot be restored from the mirror: .*persistence.mirror=null",
     ):
         restore_run(other.paths, f"file://{tmp_path}/file/below")
 
@@ -195,7 +196,7 @@ def test_a_planted_name_that_leads_out_of_the_run_is_not_followed(run, other, ur
         for state in objects(run, "states/*/COMMIT"):
             text = json.loads(state.read_bytes())["mark"].replace(path.parent.name, renamed.name)
             state.write_text(json.dumps({"mark": text, "crc32": zlib.crc32(text.encode())}))
-    with pytest.raises(CheckpointError, match="nothing of it is whole"):
+    with pytest.raises(CheckpointError, match="no intact state of it"):
         restore_run(other.paths, url)
     assert not list(tmp_path.rglob("second/**/planted"))
 

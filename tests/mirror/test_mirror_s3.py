@@ -243,7 +243,7 @@ def test_a_store_that_does_not_answer_is_told_before_a_new_run_begins(s3, url, t
     run = MirroredRun(tmp_path / "first", url, begin=False)
     s3.cut()
     try:
-        with pytest.raises(ConfigurationError, match=r"cannot be brought here: .*Could not connect"):
+        with pytest.raises(ConfigurationError, match=r"cannot be restored from the mirror: .*Could not connect"):
             restore_run(run.paths, url)
     finally:
         s3.mend()

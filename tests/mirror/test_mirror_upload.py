@@ -60,7 +60,7 @@ def test_nothing_is_uploaded_twice(run):
     again = run.upload()
     assert again.sent_bytes < 60_000  # the journal, as the one of another attempt
     once_more = again.sent_bytes
-    again.bring_state()
+    again.upload_state()
     assert again.sent_bytes == once_more
     log.extend(1)
     run.save(2, growing=log)
@@ -184,7 +184,7 @@ def test_another_run_of_the_same_name_is_left_alone(run, tmp_path, url):
     run.upload()
     before = run.store().list()
     other = MirroredRun(tmp_path / "second", url)
-    with pytest.raises(ConfigurationError, match="holds another run of the name"):
+    with pytest.raises(ConfigurationError, match="has another run with the name"):
         other.upload()
     other.journal.close()
     assert run.store().list() == before
@@ -199,10 +199,10 @@ def test_a_directory_that_the_run_has_left_writes_no_more(run, tmp_path, url):
     other.journal.close()
     before = run.store().list()
     run.save(2)
-    with pytest.raises(RunLockedError, match=r"went on in another directory: .* has its attempt 2"):
+    with pytest.raises(RunLockedError, match=r"was continued in another directory: .* has its attempt 2"):
         run.upload()
-    with pytest.raises(RunLockedError, match="went on in another directory"):
-        upload.bring_state()
+    with pytest.raises(RunLockedError, match="was continued in another directory"):
+        upload.upload_state()
     committed = {key for key in run.store().list() if key.endswith("/COMMIT")}
     assert committed == {key for key in before if key.endswith("/COMMIT")}
 

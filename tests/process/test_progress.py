@@ -1,3 +1,4 @@
+import contextlib
 import io
 import os
 import pty
@@ -94,23 +95,51 @@ def read_until(terminal, wanted, within_s=30.0):
     return seen
 
 
-@pytest.mark.parametrize("chosen", ["", "ray.util.rpdb._driver_set_trace"])  # which Ray sets in a driver
-def test_breakpoint_has_the_terminal_for_itself_and_stops_where_it_was_called(chosen):
+@contextlib.contextmanager
+def on_a_terminal(code, **variables):
+    """Run a program on a terminal of its own; yield the terminal and the process."""
     terminal, other_end = pty.openpty()
-    command = [sys.executable, "-c", DEBUGGED]
-    places = os.environ | {"TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONBREAKPOINT": chosen}
-    process = subprocess.Popen(command, stdin=other_end, stdout=other_end, stderr=other_end, env=places)
+    environment = os.environ | {"TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, stdin=other_end, stdout=other_end, stderr=other_end, env=environment)
     os.close(other_end)
     try:
-        assert "<string>(8)<module>()" in read_until(terminal, r"\(Pdb\) $")
-        time.sleep(0.5)  # a bar would draw itself twice
-        assert not select.select([terminal], [], [], 0)[0]
-        os.write(terminal, b"p x * 100\n")
-        assert re.search(r"^4200\r$", read_until(terminal, r"4200\s+\(Pdb\) $"), re.MULTILINE)
-        os.write(terminal, b"c\n")
-        read_until(terminal, "10/10")
-        assert process.wait(20) == 0
+        yield terminal, process
     finally:
         process.kill()
         process.wait()
         os.close(terminal)
+
+
+@pytest.mark.parametrize("chosen", ["", "ray.util.rpdb._driver_set_trace"])  # which Ray sets in a driver
+def test_breakpoint_has_the_terminal_until_the_debugger_is_left(chosen):
+    with on_a_terminal(DEBUGGED, PYTHONBREAKPOINT=chosen) as (terminal, process):
+        assert "<string>(8)<module>()" in read_until(terminal, r"\(Pdb\) $")
+        for _ in range(3):  # over an update of the bar, and into the next step
+            time.sleep(0.3)  # a bar would draw itself
+            assert not select.select([terminal], [], [], 0)[0]
+            os.write(terminal, b"n\n")
+            assert "/10" not in read_until(terminal, r"\(Pdb\) $")
+        os.write(terminal, b"p x * 100\n")
+        assert re.search(r"^4[23]00\r$", read_until(terminal, r"4[23]00\s+\(Pdb\) $"), re.MULTILINE)
+        os.write(terminal, b"c\n")
+        read_until(terminal, "10/10")
+        assert process.wait(20) == 0
+
+
+WITHOUT_BAR = """
+import trieye
+places = {"runtime": {"kind": "local"}, "sinks": {}, "persistence": {"root_data_dir": ROOT}}
+config = trieye.TrieyeConfig(run_name="plain", progress_bar=False, **places)
+with trieye.Run(config) as run:
+    for step in run.steps(3):
+        pass
+"""
+
+
+def test_a_key_turns_the_bar_off(tmp_path):
+    code = WITHOUT_BAR.replace("ROOT", repr(str(tmp_path)))
+    with on_a_terminal(code) as (terminal, process):
+        shown = read_until(terminal, r"plain: step 3/3 \(100 %\)")
+        assert "\x1b" not in shown
+        assert process.wait(30) == 0

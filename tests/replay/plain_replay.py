@@ -1,4 +1,4 @@
-"""A replay buffer as plainly as it can be written, rows that tell their numbers, and how two buffers are compared."""
+"""A plain reference replay buffer, rows that encode their ids, and comparisons of two buffers."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ NARROW, WIDE = (2, 3), (2, 300)
 
 
 class Stream:
-    """Environments that make rows; `next_obs` is the next row's `obs`, unless the stream breaks."""
+    """Environments that produce rows; `next_obs` is the next row's `obs`, unless the stream breaks."""
 
     def __init__(self, seed, shape=NARROW, num_envs=3):
         self._rng, self._shape = np.random.default_rng(seed), shape
@@ -36,7 +36,7 @@ class Stream:
         }
 
     def rows(self, count):
-        """Return the environments of some rows, and the rows as arrays."""
+        """Return the environments of `count` rows, and the rows as arrays."""
         made = [self.row() for _ in range(count)]
         return np.array([env for env, _ in made]), {key: np.stack([row[key] for _, row in made]) for key in made[0][1]}
 
@@ -68,7 +68,7 @@ class Reference:
             self.add(env, {key: array[index] for key, array in rows.items()})
 
     def clear(self):
-        """Forget all rows."""
+        """Remove all rows."""
         self.low = self.total
         self._newest.clear()
 
@@ -80,19 +80,19 @@ class Reference:
         return ids
 
     def stack(self, row_id, frames, padding):
-        """Return the newest frames of an episode, oldest first; None if one was overwritten."""
-        found, current = [], row_id
-        while len(found) < frames and current is not None:
+        """Return the newest frames of an episode, oldest first; None if a frame was overwritten."""
+        frames_found, current = [], row_id
+        while len(frames_found) < frames and current is not None:
             if current < self.low:
                 return None
-            found.append(self.rows[current]["obs"])
+            frames_found.append(self.rows[current]["obs"])
             current = self.before[current]
-        first = found[-1] if padding == "reset" else np.zeros_like(found[-1])
-        return np.stack([*[first] * (frames - len(found)), *reversed(found)])
+        first = frames_found[-1] if padding == "reset" else np.zeros_like(frames_found[-1])
+        return np.stack([*[first] * (frames - len(frames_found)), *reversed(frames_found)])
 
 
 class PlainLinks:
-    """What the links are, row by row in plain Python."""
+    """The expected links, row by row in plain Python."""
 
     def __init__(self, rows):
         self.next, self.previous, self.step, self.start = {}, {}, {}, {}
@@ -113,7 +113,7 @@ class PlainLinks:
 
 
 def numbered(start, count, width=4, **more):
-    """Rows all of whose values tell their number; an episode ends with each third one."""
+    """Rows whose values all encode their id; every third row ends an episode."""
     numbers = np.arange(start, start + count)
     return {
         "obs": np.repeat(numbers[:, None], width, axis=1).astype(np.float32),
@@ -125,12 +125,12 @@ def numbered(start, count, width=4, **more):
 
 
 def one_of(rows, index=0):
-    """Return one row of several, as `ReplayBuffer.add` takes it."""
+    """Return a single row in the form that `ReplayBuffer.add` accepts."""
     return {key: array[index] for key, array in rows.items()}
 
 
 def saved(buffer):
-    """Return what a checkpoint gives back of a buffer."""
+    """Return the state of a buffer as restored from a checkpoint."""
     return decode(encode(buffer))
 
 
@@ -152,18 +152,18 @@ def assert_same(one, other):
 
 
 def assert_fit_for_torch(batch):
-    """Check that torch takes each array of a batch as it is; what it warns of is an error in the tests."""
+    """Check that torch accepts each array of a batch; its warnings are errors in the tests."""
     torch = pytest.importorskip("torch")
     arrays = {**batch.data, "ids": batch.ids, "weights": batch.weights, "mask": batch.mask}
     for key, array in arrays.items():
         if array is not None:
             assert array.flags.writeable, key
             assert torch.from_numpy(array).data_ptr() == torch.as_tensor(array).data_ptr() == array.ctypes.data, key
-            assert array.flags.c_contiguous or key in batch.data, key  # which may view records
+            assert array.flags.c_contiguous or key in batch.data, key  # they may view records
 
 
 def assert_goes_on_alike(one, other, count=10):
-    """Check that two buffers draw the same from now on."""
+    """Check that two buffers make the same draws from now on."""
     for _ in range(count):
         assert_same(one.sample(16), other.sample(16))
 
@@ -174,14 +174,14 @@ def by_id(batch, key):
 
 
 def links_of(stream, capacity=100, *, count_steps=True):
-    """Return the links of rows, of each of which the environment is given and whether its episode ends."""
+    """Return the links of rows, given as pairs of environment and whether the episode ends."""
     links = EpisodeLinks(capacity, count_steps=count_steps)
     links.add(np.arange(len(stream)), np.array([env for env, _ in stream]), np.array([bool(end) for _, end in stream]))
     return links
 
 
 def assert_drawn_by(chances, counts):
-    """Check counts against chances; a difference that comes once in a thousand times fails (Wilson and Hilferty)."""
+    """Check counts against probabilities; a deviation with p < 0.001 fails (Wilson and Hilferty)."""
     chances = np.asarray(chances, float)
     expected = counts.sum() * chances / chances.sum()
     possible = expected > 0

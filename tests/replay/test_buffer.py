@@ -105,7 +105,7 @@ def test_batches_are_those_of_as_many_single_draws(prefetch):
     buffer, twin = twins(90, seed=5)
     iterated = buffer.iter_batches(16, prefetch=prefetch)
     batches = (next(iterated) for _ in range(6))
-    for batch in batches if prefetch else list(batches):  # those made ahead are valid until the next one
+    for batch in batches if prefetch else list(batches):  # prefetched batches are valid until the next one
         assert_same(batch, twin.sample(16))
 
 
@@ -154,16 +154,16 @@ def test_the_schema_comes_from_the_first_row():
 BAD_ROWS = {
     "missing": ({"reward": 1.0}, r"row without 'obs', 'action', 'done'; every row needs: obs, action, reward, done"),
     "unknown": ({**row(1), "rewrd": 1}, r"'rewrd' is unknown; did you mean 'reward'\? \(known: obs, action"),
-    "shape": ({**row(1), "obs": np.zeros(3, np.float32)}, r"'obs': shape \(4,\) is expected, found \(3,\)"),
-    "scalar for an array": ({**row(1), "obs": 1.0}, r"'obs': shape \(4,\) is expected, found \(\)"),
-    "array for a scalar": ({**row(1), "reward": np.zeros(1)}, r"'reward': shape \(\) is expected, found \(1,\)"),
-    "kind": ({**row(1), "action": 1.5}, "'action': int64 is expected, found float64; the first row or the schema"),
-    "number for a bool": ({**row(1), "done": 1}, "'done': bool is expected, found int64"),
-    "text": ({**row(1), "action": "left"}, "'action': int64 is expected, found <U4"),
+    "shape": ({**row(1), "obs": np.zeros(3, np.float32)}, r"'obs': expected shape \(4,\), got \(3,\)"),
+    "scalar for an array": ({**row(1), "obs": 1.0}, r"'obs': expected shape \(4,\), got \(\)"),
+    "array for a scalar": ({**row(1), "reward": np.zeros(1)}, r"'reward': expected shape \(\), got \(1,\)"),
+    "kind": ({**row(1), "action": 1.5}, "'action': expected int64, got float64; the first row or the schema"),
+    "number for a bool": ({**row(1), "done": 1}, "'done': expected bool, got int64"),
+    "text": ({**row(1), "action": "left"}, "'action': expected int64, got <U4"),
     "range": ({**row(1), "action": np.uint64(2**63)}, "'action': a value of 9223372036854775808 is out of range of"),
-    "huge": ({**row(1), "action": 2**80}, "'action': int64 is expected, found object"),
-    "ragged": ({**row(1), "obs": [[1], [2, 3]]}, "'obs': no array can be made of the value: .*inhomogeneous"),
-    "none": ({**row(1), "obs": None}, r"'obs': shape \(4,\) is expected, found \(\)"),
+    "huge": ({**row(1), "action": 2**80}, "'action': expected int64, got object"),
+    "ragged": ({**row(1), "obs": [[1], [2, 3]]}, "'obs': cannot convert the value to an array: .*inhomogeneous"),
+    "none": ({**row(1), "obs": None}, r"'obs': expected shape \(4,\), got \(\)"),
 }
 
 
@@ -226,14 +226,14 @@ def extended(**arguments):
         (lambda: ReplayBuffer(1.5), "capacity is 1.5"),
         (lambda: ReplayBuffer(9, sampler="unifrom"), r"'unifrom' is unknown; did you mean 'uniform'\?"),
         (lambda: ReplayBuffer(9, {}), "schema is empty"),
-        (lambda: ReplayBuffer(9, {"a": "flot32"}), "'a': 'flot32' is no dtype"),
+        (lambda: ReplayBuffer(9, {"a": "flot32"}), "'a': 'flot32' is not a dtype"),
         (lambda: ReplayBuffer(9, {"a": object}), "dtype object cannot be stored"),
-        (lambda: ReplayBuffer(1 << 45, SCHEMA), r"needs \d+\.\d GiB, and .* are free; lower replay.capacity"),
+        (lambda: ReplayBuffer(1 << 45, SCHEMA), r"needs \d+\.\d GiB, but .* are free; lower replay.capacity"),
         (lambda: ReplayBuffer(9).sample(4), "the replay buffer is empty"),
         (lambda: filled(9).sample(0), "must be at least 1"),
         (lambda: filled(9).sample(8, keys=["rewards"]), r"'rewards' is unknown; did you mean 'reward'\?"),
         (lambda: filled(9).iter_batches(4, prefetch=-1), "prefetch is -1"),
-        (lambda: with_obs(n_step=2), "need to know where an episode ends: add a key terminated, truncated or done"),
+        (lambda: with_obs(n_step=2), "require episode ends: add a key terminated, truncated or done"),
         (lambda: with_obs(dedup_next=True), "dedup_next needs keys <key> and next_<key>"),
         (
             lambda: with_obs(frame_stack={"ob": 2}),
@@ -241,8 +241,8 @@ def extended(**arguments):
         ),
         (lambda: with_obs(frame_stack={"obs": 0}), "frame_stack of 'obs' is 0"),
         (lambda: with_obs(padding="zeros"), r"padding 'zeros' is unknown; did you mean 'zero'\?"),
-        (lambda: ReplayBuffer(9).add(env_id=3, obs=1.0), r"'env_id' is no key of a row.*add\(env_id, obs"),
-        (lambda: ReplayBuffer(9).extend({"env_id": np.zeros(3), "obs": np.zeros(3)}), "'env_id' is no key of a row"),
+        (lambda: ReplayBuffer(9).add(env_id=3, obs=1.0), r"'env_id' is reserved.*add\(env_id, obs"),
+        (lambda: ReplayBuffer(9).extend({"env_id": np.zeros(3), "obs": np.zeros(3)}), "'env_id' is reserved"),
         (lambda: Hindsight(abs, k=float("inf")), "k is inf"),
         (lambda: with_obs(n_step=0), "n_step is 0"),
         (lambda: with_obs(gamma=1.5), "gamma is 1.5"),
@@ -251,11 +251,11 @@ def extended(**arguments):
         (lambda: ReplayBuffer.from_config(ReplayConfig(kind="fragment")), "use trieye.replay.fragments.FragmentBuf"),
         (lambda: extended(versions=[0, 1]), r"versions are .* expected an integer for each of 3 rows"),
         (lambda: extended(versions=[0.0, 1.0, 2.0]), r"versions are .* expected an integer for each of 3 rows"),
-        (lambda: extended(env_ids=[0, 1]), r"a whole number for each of the 3 rows is needed"),
-        (lambda: extended(env_ids=[0.0, 1.0, 2.0]), r"a whole number for each of the 3 rows is needed"),
+        (lambda: extended(env_ids=[0, 1]), r"expected an integer for each of the 3 rows"),
+        (lambda: extended(env_ids=[0.0, 1.0, 2.0]), r"expected an integer for each of the 3 rows"),
         (
             lambda: extended(batch={**numbered(5, 5), "reward": np.zeros(4)}),
-            r"same number of rows, found obs \[5\], action \[5\], reward \[4\]",
+            r"same number of rows, got obs \[5\], action \[5\], reward \[4\]",
         ),
     ],
 )
@@ -285,7 +285,7 @@ def test_a_restored_buffer_goes_on_with_the_same_draws(tmp_path, width, count):
         original.sample(5)
     original.save(tmp_path / "replay")
     original.save(str(tmp_path / "replay"))
-    assert [path.name for path in tmp_path.iterdir()] == ["replay"]  # and nothing partial
+    assert [path.name for path in tmp_path.iterdir()] == ["replay"]  # no partial files
     other.load(tmp_path / "replay")
     for buffer in (original, other):
         buffer.extend(numbered(count, 4, width))
@@ -344,10 +344,10 @@ def walked(count, buffer=None, **options):
 
 
 def row_values(buffer):
-    """Return {id: values} of all rows as they are drawn."""
+    """Return {id: values} of all rows in drawn form."""
     batch = buffer.sample(3000)
     return {
-        row: {name: batch[name][place].tolist() for name in batch.data} for place, row in enumerate(batch.ids.tolist())
+        row: {name: batch[name][index].tolist() for name in batch.data} for index, row in enumerate(batch.ids.tolist())
     }
 
 
@@ -365,7 +365,7 @@ def row_values(buffer):
 def test_options_that_apply_to_draws_alone_may_change_on_a_resume(before, after, sampler, lazy):
     buffer = restored(walked(7, sampler=sampler, **before), seed=1, lazy=lazy, sampler=sampler, **after)
     assert row_values(buffer) == row_values(walked(7, sampler=sampler, **after))
-    if not lazy:  # the rows that follow are tied to them
+    if not lazy:  # the following rows are linked to them
         buffer.interrupt()
         other = walked(7, sampler=sampler, **after)
         other.interrupt()
@@ -378,7 +378,7 @@ def test_rows_without_links_are_one_step_rows_of_a_buffer_with_n_step_returns(la
     one_step = row_values(walked(7, gamma=0.5))
     assert row_values(buffer) == {row: {**values, "n": 1} for row, values in one_step.items()}
     values = row_values(walked(7, buffer))
-    assert {row: found["n"] for row, found in values.items()} == {
+    assert {row: fields["n"] for row, fields in values.items()} == {
         **dict.fromkeys(range(14), 1),
         **dict(zip(range(14, 28), [3, 3, 3, 3, 3, 3, 2, 2, 1, 1, 2, 2, 1, 1], strict=True)),
     }
@@ -473,7 +473,7 @@ def test_metrics_have_no_value_for_what_is_not_known():
 @pytest.mark.parametrize("extra", ["terminated", "truncated"])
 def test_done_at_a_truncation_does_not_end_the_value(extra, n_step, discounts):
     buffer = ReplayBuffer(10, n_step=n_step, gamma=0.5)
-    done = np.array([False, True, False, True])  # the first episode is cut off, the second one ends
+    done = np.array([False, True, False, True])  # the first episode is interrupted, the second one ends
     flags = done & (np.arange(4) > 1 if extra == "terminated" else np.arange(4) < 2)
     buffer.extend({"reward": np.ones(4), "done": done, extra: flags})
     assert by_id(buffer.sample(200), "discount") == dict(enumerate(discounts))
@@ -533,7 +533,7 @@ def test_rows_with_a_discount_of_their_own_keep_it_and_n_step_returns_need_its_n
     buffer = ReplayBuffer(10)
     buffer.extend(rows)
     assert by_id(buffer.sample(100), "discount") == {0: 0, 1: 1, 2: 2, 3: 3}
-    with pytest.raises(ConfigurationError, match="'discount' is what n_step=2 makes; give the column"):
+    with pytest.raises(ConfigurationError, match="'discount' is reserved for the result of n_step=2"):
         ReplayBuffer(10, n_step=2).extend(rows)
 
 
@@ -574,14 +574,14 @@ def test_prioritized_rows_are_drawn_by_what_was_set_and_never_by_what_came_too_l
 @pytest.mark.parametrize("pad", [False, True])
 def test_sequences_stay_in_their_episode_and_keep_their_order(pad):
     batch = linked(sampler="sequence", sampler_options={"length": 5, "pad": pad}).sample(200)
-    there = batch.ids >= 0
+    is_row = batch.ids >= 0
     assert batch["obs"].shape == (200, 5, 4)
-    assert there.all() != pad
-    assert np.array_equal(batch["action"][there], batch.ids[there])
-    assert (np.diff(batch.ids, axis=1) == 1)[there[:, 1:]].all()
-    assert not (batch["done"][:, :-1] & there[:, 1:]).any()
-    assert not batch["obs"][~there].any()
-    assert np.array_equal(batch.mask, there) if pad else batch.mask is None
+    assert is_row.all() != pad
+    assert np.array_equal(batch["action"][is_row], batch.ids[is_row])
+    assert (np.diff(batch.ids, axis=1) == 1)[is_row[:, 1:]].all()
+    assert not (batch["done"][:, :-1] & is_row[:, 1:]).any()
+    assert not batch["obs"][~is_row].any()
+    assert np.array_equal(batch.mask, is_row) if pad else batch.mask is None
 
 
 def test_a_row_is_drawn_no_more_often_than_it_may():
@@ -594,7 +594,7 @@ def test_a_row_is_drawn_no_more_often_than_it_may():
 
 
 def stacked(**options):
-    """Return the last 20 rows of an episode of 30, of which 3 lack frames of their stack and are drawn in vain."""
+    """Return the last 20 rows of an episode of 30; 3 of them lack stack frames and are discarded when drawn."""
     buffer = ReplayBuffer(20, frame_stack={"obs": 4}, **options)
     buffer.extend(numbered(0, 30, done=np.zeros(30, bool)))
     return buffer

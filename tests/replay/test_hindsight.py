@@ -13,13 +13,13 @@ STREAMS = st.lists(
 
 
 def reward_of(achieved, desired, info):
-    """0 where the goal is reached, as in gymnasium-robotics; also a look at what else is known of the row."""
+    """Return 0 where the goal is reached, as in gymnasium-robotics; also checks `info`."""
     assert len(info["action"]) == len(achieved)
     return -np.any(achieved != desired, axis=-1).astype(np.float32)
 
 
 def rows(stream):
-    """Rows whose achieved goal tells which row they are, and links to them."""
+    """Rows whose achieved goal encodes their id, and their links."""
     numbers = np.arange(len(stream))
     data = {
         "action": numbers * 10,
@@ -47,11 +47,11 @@ def test_new_goals_were_achieved_in_the_same_episode(stream, strategy, low, seed
     drawn, is_new = relabelled(stream, ids, strategy, low=ids[0], seed=seed)
     assert is_new.sum() == round(len(ids) * 0.8)
     start = PlainLinks(stream).start
-    for place, row in enumerate(ids.tolist()):
-        goal, episode = int(drawn["desired_goal"][place, 0]), [other for other in start if start[other] == start[row]]
-        if not is_new[place]:
+    for index, row in enumerate(ids.tolist()):
+        goal, episode = int(drawn["desired_goal"][index, 0]), [other for other in start if start[other] == start[row]]
+        if not is_new[index]:
             assert goal == -5
-            assert drawn["reward"][place] == -7
+            assert drawn["reward"][index] == -7
             continue
         allowed = {
             "future": [other for other in episode if other >= row],
@@ -59,7 +59,7 @@ def test_new_goals_were_achieved_in_the_same_episode(stream, strategy, low, seed
             "episode": [other for other in episode if other >= ids[0]],
         }
         assert goal in allowed[strategy]
-        assert drawn["reward"][place] == (0 if goal == row else -1)
+        assert drawn["reward"][index] == (0 if goal == row else -1)
 
 
 @pytest.mark.parametrize("strategy", ["future", "episode"])

@@ -17,7 +17,7 @@ RECORD = np.dtype([("obs", np.float32, (2, 2)), ("n", np.int64), ("done", np.boo
 
 
 class Rows:
-    """Some rows, whose copying can be held up; packed or not."""
+    """Rows whose copying can be blocked; packed or not."""
 
     def __init__(self, size=100, *, packed=True):
         self.records = np.zeros(size, RECORD)
@@ -77,18 +77,18 @@ def test_batches_are_copied_while_one_is_used_and_settle_waits_for_them():
     with closing(Prefetcher(rows.draw, rows.fill)) as batches:
         batch = next(batches)
         values = batch["n"].copy()
-        batches.settle()  # the two that are ahead have their own memory
+        batches.settle()  # the two prefetched batches have their own memory
         assert np.array_equal(batch["n"], values)
         assert len(rows.memory) == 3
         rows.go_on.clear()
-        next(batches)  # made already; one more is being made from now on
+        next(batches)  # already made; the thread starts another one now
         settling = threading.Thread(target=batches.settle)
         settling.start()
         assert settling.is_alive()
         rows.go_on.set()
         settling.join(20)
         assert not settling.is_alive()
-        rows.records["n"] = -1  # so nothing that was drawn before has seen this
+        rows.records["n"] = -1  # so no earlier draw has seen this
         assert next(batches)["n"].min() >= 0
         assert next(batches)["n"].min() >= 0
         assert next(batches)["n"].max() == -1
@@ -137,7 +137,7 @@ def test_no_thread_is_left_behind(how):
     next(batches)
     if how == "close while copying":
         rows.go_on.clear()
-        threading.Timer(0.1, rows.go_on.set).start()  # before `next`, which may have to wait for a copy
+        threading.Timer(0.1, rows.go_on.set).start()  # before `next`, which may wait for a copy
         next(batches)
     if how == "forget":
         del batches
@@ -216,7 +216,7 @@ def test_mistakes_are_named():
 
 
 class OtherMemory(TorchBatches):
-    """Goes the way of CUDA on a machine without: page-locked memory is ordinary memory, and copies are at once."""
+    """Takes the CUDA code path without CUDA: page-locked memory is ordinary memory, and copies are synchronous."""
 
     def __init__(self):
         super().__init__("meta")
@@ -227,7 +227,7 @@ class OtherMemory(TorchBatches):
 
 
 class Copying(TorchBatches):
-    """Copies in place of a device that has memory of its own, and counts how often that was waited for."""
+    """Simulates a device with separate memory by copies, and counts the waits for it."""
 
     waited = 0
 
@@ -257,7 +257,7 @@ def test_batches_that_are_drawn_one_by_one_use_the_memory_they_are_copied_from_a
 def test_what_lies_in_records_is_told_from_what_was_made_beside_them():
     rows = Rows()
     batch = rows.fill(rows.draw(), None)
-    batch.data["small"] = np.full(8, 7, np.int16)  # as the sums of n-step returns, which have the name of a field
+    batch.data["small"] = np.full(8, 7, np.int16)  # like n-step returns, which have the name of a field
     batch.data["extra"] = np.arange(8.0)
     staged = OtherMemory().staged(batch)
     assert staged.records is not batch.records
@@ -281,7 +281,7 @@ def test_a_forked_child_which_has_no_thread_that_copies_is_told_so_and_never_wai
     next(prefetcher)
     prefetcher.settle()
     rows.go_on.clear()
-    next(prefetcher)  # and the thread is about to copy another batch
+    next(prefetcher)  # the thread is about to copy another batch
 
     def ask():
         prefetcher.settle()

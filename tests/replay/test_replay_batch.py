@@ -1,4 +1,4 @@
-"""Batches in the memory of those that nobody holds any more."""
+"""Batches reuse the memory of released batches."""
 
 import threading
 
@@ -29,20 +29,20 @@ def images():
     return buffer
 
 
-def place(batch):
+def address(batch):
     return batch["obs"].ctypes.data
 
 
 def test_a_batch_that_nobody_holds_any_more_gives_its_memory_to_the_next_one(images):
-    images.sample(ROWS)  # the first one tells the size
-    places = {place(images.sample(ROWS)) for _ in range(10)}
-    assert len(places) == 1
+    images.sample(ROWS)  # the first batch determines the size
+    addresses = {address(images.sample(ROWS)) for _ in range(10)}
+    assert len(addresses) == 1
 
 
 def test_a_batch_that_is_held_keeps_its_rows(images):
-    held = [images.sample(ROWS) for _ in range(3 * MAX_POOLED)]
-    assert len({place(batch) for batch in held}) == len(held)
-    for batch in held:
+    batches = [images.sample(ROWS) for _ in range(3 * MAX_POOLED)]
+    assert len({address(batch) for batch in batches}) == len(batches)
+    for batch in batches:
         assert np.array_equal(batch["obs"][:, 3, 5], batch["number"])
         assert np.array_equal(batch["number"], batch.ids)
 
@@ -60,11 +60,11 @@ def test_a_batch_that_is_held_keeps_its_rows(images):
 )
 def test_a_part_of_a_batch_keeps_its_rows(images, part):
     images.sample(ROWS)
-    held = part(images.sample(ROWS))
-    before = np.asarray(held).copy()
+    array = part(images.sample(ROWS))
+    before = np.asarray(array).copy()
     for _ in range(2 * MAX_POOLED):
         images.sample(ROWS)
-    assert np.array_equal(held, before)
+    assert np.array_equal(array, before)
 
 
 def test_draws_are_the_same_in_new_and_in_used_memory():
@@ -74,15 +74,15 @@ def test_draws_are_the_same_in_new_and_in_used_memory():
         obs = rng.integers(0, 255, (50, *SHAPE), np.uint8)
         done = rng.random(50) < 0.1
         buffer.extend({"obs": obs, "next_obs": obs, "reward": np.ones(50, np.float32), "done": done})
-        held = []
+        batches = []
         for _ in range(6):
             batch = buffer.sample(40)
             yield {key: batch[key].copy() for key in batch}
-            held.append(batch if keep else None)
+            batches.append(batch if keep else None)
 
-    for kept, dropped in zip(draws(keep=True), draws(keep=False), strict=True):
-        assert kept.keys() == dropped.keys()
-        assert all(np.array_equal(kept[key], dropped[key]) for key in kept)
+    for kept_batch, dropped in zip(draws(keep=True), draws(keep=False), strict=True):
+        assert kept_batch.keys() == dropped.keys()
+        assert all(np.array_equal(kept_batch[key], dropped[key]) for key in kept_batch)
 
 
 def test_batches_of_another_size_have_other_memory(memory, images):

@@ -1,4 +1,4 @@
-"""Ragged curves on one grid: what is between their steps, what is beyond them, and how many runs each point has."""
+"""Ragged curves on one grid: interpolation, missing ranges, and run counts per point."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ LONG, SHORT, LATE = ([0, 10, 20], [1.0, 3.0, 2.0]), ([0, 5], [5.0, 6.0]), ([10, 
 
 
 def gridded(curves, grid, between="linear"):
-    """Return the values of curves on a grid; where there are some has to be said rightly."""
+    """Return the values of curves on a grid, and check the mask."""
     xs, ys = ([np.array(curve[part], np.float64) for curve in curves] for part in (0, 1))
     grid = grid if isinstance(grid, int) else np.array(grid, np.float64)
     _, values, mask = on_grid(xs, ys, grid, between)
@@ -38,7 +38,7 @@ def test_lines_between_steps_end_with_the_curve():
     grid=st.lists(st.integers(-5, 35), min_size=1, max_size=10).map(sorted),
 )
 def test_a_curve_on_a_grid_is_what_one_reads_off_it(steps, grid):
-    values = [float(100 * place + step) for place, step in enumerate(steps)]
+    values = [float(100 * index + step) for index, step in enumerate(steps)]
     read = [NAN] * len(grid)
     for column, at in enumerate(grid):
         if steps and steps[0] <= at <= steps[-1]:
@@ -63,8 +63,10 @@ def test_of_values_at_the_same_step_the_last_counts_and_steps_may_come_in_any_or
 
 
 def test_a_common_grid_spans_all_curves_even_if_one_has_no_point():
-    places, values, _ = on_grid([np.array([0.0, 20]), np.zeros(0), None, np.array([10.0, 30])], [np.zeros(2)] * 4, 4)
-    np.testing.assert_array_equal(places, [0, 10, 20, 30])
+    coordinates, values, _ = on_grid(
+        [np.array([0.0, 20]), np.zeros(0), None, np.array([10.0, 30])], [np.zeros(2)] * 4, 4
+    )
+    np.testing.assert_array_equal(coordinates, [0, 10, 20, 30])
     assert values.shape == (4, 4)
     assert [part.shape for part in on_grid([np.zeros(0)], [np.zeros(0)], 4)] == [(0,), (1, 0), (1, 0)]
 

@@ -34,65 +34,65 @@ def root(tmp_path_factory):
 
 
 @pytest.fixture
-def found(root):
+def results(root):
     return load(root)
 
 
 def shown(groups, scoring=RETURN):
-    return {label: held[:, 0].tolist() for label, held in zip(groups.labels, groups.scores(scoring), strict=True)}
+    return {label: table[:, 0].tolist() for label, table in zip(groups.labels, groups.scores(scoring), strict=True)}
 
 
-def test_without_a_word_all_that_differs_is_compared(found):
-    groups = Groups.of(found)
+def test_without_a_word_all_that_differs_is_compared(results):
+    groups = Groups.of(results)
     assert groups.labels == ["algo=dqn lr=0.001", "algo=ppo lr=0.0001", "algo=ppo lr=0.001"]
     (lonely, *others) = shown(groups).values()
     assert others == [[4.0, 5.0], [14.0, 18.0]]
     np.testing.assert_array_equal(lonely, [9.0, np.nan])  # the others have a seed 1
 
 
-def test_a_group_of_several_configs_is_an_error_that_says_in_what_they_differ(found):
+def test_a_group_of_several_configs_is_an_error_that_says_in_what_they_differ(results):
     with pytest.raises(ConfigurationError, match=r"^ppo is 2 configs, which differ in agent\.lr; .*--by.*--best"):
-        Groups.of(found, ["algo"]).scores(RETURN)
-    assert shown(Groups.of(found.where(lr=1e-3), ["algo"])).keys() == {"dqn", "ppo"}
+        Groups.of(results, ["algo"]).scores(RETURN)
+    assert shown(Groups.of(results.where(lr=1e-3), ["algo"])).keys() == {"dqn", "ppo"}
 
 
 @pytest.mark.parametrize(("mode", "best"), [("max", [14.0, 18.0]), ("min", [4.0, 5.0])])
-def test_of_several_configs_the_best_one_can_be_taken(found, mode, best):
-    groups = Groups.of(found, ["algo"]).best(RETURN, mode)
+def test_of_several_configs_the_best_one_can_be_taken(results, mode, best):
+    groups = Groups.of(results, ["algo"]).best(RETURN, mode)
     assert shown(groups)["ppo"] == best
 
 
-def test_tasks_are_columns_and_can_be_brought_to_one_range(found):
-    groups = Groups.of(found, ["algo"], task="lr")
+def test_tasks_are_columns_and_can_be_brought_to_one_range(results):
+    groups = Groups.of(results, ["algo"], task="lr")
     scoring = Scoring("eval/return", steps=1, ranges={"0.0001": (0.0, 10.0), "0.001": (4.0, 14.0)})
     assert groups.tasks == ["0.001", "0.0001"]
     dqn, ppo = groups.scores(scoring)
     np.testing.assert_allclose(ppo, [[1.0, 0.4], [1.4, 0.5]])
     np.testing.assert_allclose(dqn, [[0.5, np.nan], [np.nan, np.nan]])
-    for ranges, told in (({"0.01": (0, 1)}, r"0\.01: unknown task"), ({"0.001": (1, 1)}, "1 is not below 1")):
-        with pytest.raises(ConfigurationError, match=told):
+    for ranges, message in (({"0.01": (0, 1)}, r"0\.01: unknown task"), ({"0.001": (1, 1)}, "1 is not below 1")):
+        with pytest.raises(ConfigurationError, match=message):
             groups.scores(Scoring("eval/return", ranges=ranges))
 
 
-def test_curves_of_groups_lie_on_one_grid(found):
-    grid, curves = Groups.of(found.where(lr=1e-3), ["algo"]).curves(RETURN, grid=5)
+def test_curves_of_groups_lie_on_one_grid(results):
+    grid, curves = Groups.of(results.where(lr=1e-3), ["algo"]).curves(RETURN, grid=5)
     assert grid.tolist() == [0, 1, 2, 3, 4]
-    assert [held.shape for held in curves] == [(2, 1, 5), (2, 1, 5)]
+    assert [curve.shape for curve in curves] == [(2, 1, 5), (2, 1, 5)]
     np.testing.assert_array_equal(curves[1][:, 0], [[10, 11, 12, 13, 14], [14, 15, 16, 17, 18]])
     with pytest.raises(ConfigurationError, match="no run has it on the axis updates"):
-        Groups.of(found).curves(RETURN, x="updates")
+        Groups.of(results).curves(RETURN, x="updates")
 
 
 def test_runs_that_did_not_end_have_no_value_unless_they_are_to_count(tmp_path):
     for seed, status in enumerate(("FINISHED", "FAILED", "KILLED")):
         path = make_run(tmp_path, f"r{seed}", [1.0, 2.0 + seed], seed=seed) / "run.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "status": status}))
-    found = load(tmp_path)
-    np.testing.assert_array_equal(shown(Groups.of(found))["all runs"], [2, np.nan, np.nan])
-    assert [text.split(": ")[1] for text in found.problems] == ["FAILED at step 1", "KILLED at step 1"]
+    results = load(tmp_path)
+    np.testing.assert_array_equal(shown(Groups.of(results))["all runs"], [2, np.nan, np.nan])
+    assert [text.split(": ")[1] for text in results.problems] == ["FAILED at step 1", "KILLED at step 1"]
     counting = Scoring("eval/return", steps=1, partial=True)
     assert shown(Groups.of(load(tmp_path)), counting)["all runs"] == [2, 3, 4]
-    assert found.values("eval/return", partial=True).shape == (1, 3)
+    assert results.values("eval/return", partial=True).shape == (1, 3)
 
 
 def test_a_run_that_diverged_is_missing_where_its_values_are_infinite_and_is_named(tmp_path):
@@ -102,36 +102,38 @@ def test_a_run_that_diverged_is_missing_where_its_values_are_infinite_and_is_nam
         with SummaryWriter(tmp_path / f"SAC_{number}") as writer:
             for step, value in enumerate((1.0, end, end)):
                 writer.add_scalar("eval/return", value, step)
-    found = load(tmp_path)
-    (scores,) = Groups.of(found).scores(RETURN)
+    results = load(tmp_path)
+    (scores,) = Groups.of(results).scores(RETURN)
     np.testing.assert_array_equal(scores, [[2], [np.nan]])
-    _, (curves,) = Groups.of(found).curves(RETURN, grid=3)
+    _, (curves,) = Groups.of(results).curves(RETURN, grid=3)
     np.testing.assert_array_equal(curves[:, 0], [[1, 2, 2], [1, np.nan, np.nan]])
-    diverged, infinite = found.problems
+    diverged, infinite = results.problems
     assert "SAC_2: diverged: eval/return is NaN or infinite from step 1 on" in diverged
     assert "SAC_2: infinite values count as missing" in infinite
 
 
 def test_the_same_config_at_two_places_can_be_compared(tmp_path):
-    for place, level in (("before", 1.0), ("after", 2.0)):
-        make_run(tmp_path / place, "run", [level], seed=0)
-    found = load([tmp_path / "before", tmp_path / "after"])
-    assert shown(Groups.of(found, ["place"])) == {str(tmp_path / "before"): [1.0], str(tmp_path / "after"): [2.0]}
+    for folder, level in (("before", 1.0), ("after", 2.0)):
+        make_run(tmp_path / folder, "run", [level], seed=0)
+    results = load([tmp_path / "before", tmp_path / "after"])
+    assert shown(Groups.of(results, ["place"])) == {str(tmp_path / "before"): [1.0], str(tmp_path / "after"): [2.0]}
 
 
-def test_figures_come_in_one_call(found):
-    figures = Groups.of(found, ["lr", "algo"]).aggregate(RETURN, "mean")
+def test_figures_come_in_one_call(results):
+    figures = Groups.of(results, ["lr", "algo"]).aggregate(RETURN, "mean")
     ppo = figures["lr=0.001 algo=ppo"]
     assert (ppo.value, ppo.n, ppo.n_missing) == (16.0, 2, 0)
     lonely = figures["lr=0.001 algo=dqn"]
     assert (lonely.value, lonely.low, lonely.n, lonely.n_missing) == (9.0, None, 1, 1)
 
 
-def test_a_metric_may_have_another_name_in_other_runs(found):
-    either = found.series(["eval/mean_reward", "eval/return"])
-    assert [held.values.tolist() for held in either] == [held.values.tolist() for held in found.series("eval/return")]
+def test_a_metric_may_have_another_name_in_other_runs(results):
+    either = results.series(["eval/mean_reward", "eval/return"])
+    assert [series.values.tolist() for series in either] == [
+        series.values.tolist() for series in results.series("eval/return")
+    ]
     with pytest.raises(ConfigurationError, match=r"^los or return: no run has it; did you mean 'loss'"):
-        found.series(["los", "return"])
+        results.series(["los", "return"])
 
 
 # sweeps
@@ -139,7 +141,7 @@ def test_a_metric_may_have_another_name_in_other_runs(found):
 
 @pytest.fixture
 def sweep(root, tmp_path):
-    """Return a sweep of two algorithms, called a and b there, and three seeds, of which job 2 and 5 never began."""
+    """Return a sweep of two algorithms, a and b, and three seeds; jobs 2 and 5 never started."""
     grid = Grid((Axis(("choice",), (("a",), ("b",))), Axis(("seed",), (("0",), ("1",), ("2",)))))
     record = SweepRecord(spec=["choice=a,b", "seed=0,1,2"], varying=["choice", "seed"])
     record.set_grid(grid)
@@ -159,8 +161,8 @@ def test_what_varies_in_a_sweep_is_compared_and_jobs_that_never_began_are_missin
 
 
 def test_what_varies_in_a_search_is_known_from_its_jobs(sweep):
-    held = json.loads((sweep / "sweep.json").read_text())
-    (sweep / "sweep.json").write_text(json.dumps({**held, "grid": None}))
+    record = json.loads((sweep / "sweep.json").read_text())
+    (sweep / "sweep.json").write_text(json.dumps({**record, "grid": None}))
     assert Groups.of(load(sweep), ["choice"]).labels == ["a", "b"]
 
 

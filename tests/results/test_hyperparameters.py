@@ -1,4 +1,4 @@
-"""The best config and those like it, and what came of each value of a parameter."""
+"""Selection of the best config and its indistinguishable configs, and sensitivity to a parameter."""
 
 import numpy as np
 import pytest

@@ -18,7 +18,7 @@ AT = np.linspace(0.0, 1000.0, 101)
 
 def scores_of(values, param="key"):
     """Return the settings of a parameter, each with three runs."""
-    scores = [[place + 0.1 * run for run in range(3)] for place in range(len(values))]
+    scores = [[index + 0.1 * run for run in range(3)] for index in range(len(values))]
     return sensitivity(np.array(scores), [{param: value} for value in values], param)
 
 

@@ -1,4 +1,4 @@
-"""The page of a report: its figures, what it says of runs, that it needs nothing else, and how a browser shows it."""
+"""The report page: figures, tables of runs, self-containment, and rendering in a browser."""
 
 import json
 import os
@@ -83,11 +83,11 @@ def near(cell, estimate):
     assert (cell["data-low"], cell["data-high"]) == (str(estimate.low), str(estimate.high))
 
 
-def page_of(found, by=(), *, scoring=LAST, beside=Path("/"), **options):
+def page_of(results, by=(), *, scoring=LAST, beside=Path("/"), **options):
     made = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
     about = {"title": "a title", "places": ["here"], "command": "trieye results report here"}
     question = Question(**about, made=made, here=beside, beside=beside, by=by, **options)
-    return Report(Groups.of(found, by, options.get("task")), scoring, question).html()
+    return Report(Groups.of(results, by, options.get("task")), scoring, question).html()
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +130,8 @@ def written(root, tmp_path, monkeypatch, capfd):
     out = tmp_path / "out/report.html"
     words = ["results", "report", "sweep", "--by", "algo", "--last", "1", "-o", str(out), "--title", NASTY]
     code = main(words)
-    said = capfd.readouterr()
-    assert (code, said.out) == (0, f"written to {out}\n"), said.err
+    output = capfd.readouterr()
+    assert (code, output.out) == (0, f"written to {out}\n"), output.err
     assert list(out.parent.iterdir()) == [out]
     return out
 
@@ -188,11 +188,11 @@ def test_several_tasks_have_a_table_each(tmp_path):
 def test_what_a_parameter_matters_is_drawn_where_several_vary(tmp_path):
     for algo, lr in (("ppo", 0.1), ("ppo", 0.2), ("dqn", 0.1), ("dqn", 0.2)):
         make_run(tmp_path, f"{algo}{lr}", [lr + len(algo)], agent={"algo": algo, "lr": lr})
-    found = load(tmp_path)
-    drawn = [attrs["aria-label"] for tag, attrs in Page(page_of(found)).tags if attrs.get("role") == "img"]
+    results = load(tmp_path)
+    drawn = [attrs["aria-label"] for tag, attrs in Page(page_of(results)).tags if attrs.get("role") == "img"]
     assert "eval/return for each value of agent.lr: 0.1, 0.2" in drawn
     assert "eval/return for each value of agent.algo: dqn, ppo" in drawn
-    assert "Sensitivity" not in page_of(found.where(lr=0.1))  # one parameter of two values is what the groups are
+    assert "Sensitivity" not in page_of(results.where(lr=0.1))  # a parameter with two values equals the groups
 
 
 # runs
@@ -387,10 +387,10 @@ def test_three_hundred_runs_make_a_page_below_a_megabyte_in_seconds(root, tmp_pa
 
 
 def test_a_page_that_would_be_larger_has_fewer_lines_and_says_so(root, monkeypatch):
-    found = load(root / "sweep")
+    results = load(root / "sweep")
     for number in range(2_000):
-        found._cache.problems.note(f"/place/{number}", "x" * 1_000)
-    page = Page(page_of(found, ["algo"]))
+        results._cache.problems.note(f"/place/{number}", "x" * 1_000)
+    page = Page(page_of(results, ["algo"]))
     assert page.size < MAX_BYTES
     assert re.search(r"and 1,?7\d\d more, omitted from this page", page.text)
 
@@ -406,14 +406,14 @@ def test_a_report_that_cannot_be_written_is_an_error_and_leaves_the_old_one(root
 
 
 def browser():
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
     own = sorted(Path.home().glob(".cache/ms-playwright/chromium*/chrome-*/*chrom*"))
-    return found or next((str(path) for path in own if path.is_file() and os.access(path, os.X_OK)), None)
+    return browser or next((str(path) for path in own if path.is_file() and os.access(path, os.X_OK)), None)
 
 
 @pytest.fixture
 def chromium(tmp_path):
-    """Return a function that shows a page in Chromium, and gives what that writes; the page may not complain."""
+    """Return a function that renders a page in Chromium without console errors, and returns its output."""
     program = browser()
     if program is None:
         pytest.skip("no Chromium is found: install chromium, google-chrome or playwright's to see the page in it")
@@ -437,8 +437,8 @@ def chromium(tmp_path):
 
 @pytest.mark.parametrize(("theme", "flags"), [("light", []), ("dark", ["--force-dark-mode"])])
 def test_a_browser_shows_the_page_in_both_themes(theme, flags, chromium, written, tmp_path):
-    _, said = chromium(*flags, f"--screenshot={tmp_path / 'page.png'}", written.as_uri())
-    assert said == []
+    _, output = chromium(*flags, f"--screenshot={tmp_path / 'page.png'}", written.as_uri())
+    assert output == []
     colors = themes(written.read_text())[theme == "dark"]
     seen = np.asarray(Image.open(tmp_path / "page.png").convert("RGB"), np.int16)
 
@@ -466,11 +466,11 @@ def test_a_click_sorts_a_table_and_another_one_turns_it_round(chromium, written,
     </script></body>"""
     copy = tmp_path / "copy.html"
     copy.write_text(text.replace("</body>", clicks))
-    dom, said = chromium("--dump-dom", copy.as_uri())
-    assert said == []
-    found = json.loads(re.search(r"<title>(.*?)</title>", dom, re.DOTALL)[1].replace("&amp;", "&"))
-    assert found == {
-        "up": ["5", "8", "9", "10", "11", "14", "-"],  # by number; what has no value is last, whichever way
+    dom, output = chromium("--dump-dom", copy.as_uri())
+    assert output == []
+    state = json.loads(re.search(r"<title>(.*?)</title>", dom, re.DOTALL)[1].replace("&amp;", "&"))
+    assert state == {
+        "up": ["5", "8", "9", "10", "11", "14", "-"],  # numeric order; missing values are last in both directions
         "down": ["14", "11", "10", "9", "8", "5", "-"],
         "says": "descending",
         "names": ["dqn0", "dqn1", "dqn2", "ppo0", "ppo1", "ppo2", "ppo3"],
@@ -480,7 +480,7 @@ def test_a_click_sorts_a_table_and_another_one_turns_it_round(chromium, written,
 def test_a_browser_runs_no_script_but_that_of_the_page(chromium, written, tmp_path):
     copy = tmp_path / "copy.html"
     copy.write_text(written.read_text().replace("</body>", "<script>document.title = 'bad'</script></body>"))
-    dom, said = chromium("--dump-dom", copy.as_uri())
+    dom, output = chromium("--dump-dom", copy.as_uri())
     assert "<title>bad</title>" not in dom
     assert dom.count('<button type="button">') > 10
-    assert any("Content Security Policy" in line for line in said)
+    assert any("Content Security Policy" in line for line in output)

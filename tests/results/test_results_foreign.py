@@ -40,31 +40,31 @@ def store(tmp_path_factory):
 
 def test_a_store_of_mlflow_is_read_by_its_address_or_path(store, tmp_path, monkeypatch):
     monkeypatch.setattr("mlflow.MlflowClient", None)
-    found = load(f"sqlite:///{store}")
-    assert [run.name for run in found.runs] == ["ppo0", "ppo1", "sac0", "sac1", "odd"]
-    one = found.runs[1]
+    results = load(f"sqlite:///{store}")
+    assert [run.name for run in results.runs] == ["ppo0", "ppo1", "sac0", "sac1", "odd"]
+    one = results.runs[1]
     assert (one.app, one.status, one.seed, one.step) == ("cartpole", "FINISHED", 1, 100)
     assert dict(one.params) == {"algo": "ppo", "flag": True, "lr": 3e-4, "seed": 1}
-    assert found.metrics() == ["eval/return", "gone", "loss"]
-    chosen = found.where(algo__in=["ppo", "sac"])
+    assert results.metrics() == ["eval/return", "gone", "loss"]
+    chosen = results.where(algo__in=["ppo", "sac"])
     np.testing.assert_array_equal(chosen.values("eval/return", steps=1), [[10, 11], [60, 61]])
     curve = load(store).where(algo="ppo").curve("eval/return", grid=3)
     np.testing.assert_array_equal(curve.y, [[[0, 5, 10], [1, 6, 11]]])
 
 
 def test_what_mlflow_stores_for_infinity_and_nan_comes_back(store):
-    found = load(store).where(algo="odd")
-    np.testing.assert_array_equal(found.series("loss")[0].values, [np.nan, np.inf, -np.inf, 1.0])
-    assert found.series("loss")[0].times[0] == 1.0
+    results = load(store).where(algo="odd")
+    np.testing.assert_array_equal(results.series("loss")[0].values, [np.nan, np.inf, -np.inf, 1.0])
+    assert results.series("loss")[0].times[0] == 1.0
 
 
 def test_a_metric_of_mlflow_that_ends_with_nan_has_no_value_and_one_that_recovers_counts_its_finite_points(store):
-    found = load(store).where(algo="odd", strict=True)
-    assert found.values("loss", last=1.0, partial=True).tolist() == [[1.0]]
-    assert np.isnan(found.values("gone", partial=True)).all()
-    assert any("#" in text and "gone is NaN or infinite from step 2 on" in text for text in found.problems)
-    assert list(found.diverged("gone").values()) == [2]
-    assert found.values("gone", last=1.0, partial=True, finite=True).tolist() == [[1.0]]
+    results = load(store).where(algo="odd", strict=True)
+    assert results.values("loss", last=1.0, partial=True).tolist() == [[1.0]]
+    assert np.isnan(results.values("gone", partial=True)).all()
+    assert any("#" in text and "gone is NaN or infinite from step 2 on" in text for text in results.problems)
+    assert list(results.diverged("gone").values()) == [2]
+    assert results.values("gone", last=1.0, partial=True, finite=True).tolist() == [[1.0]]
 
 
 def test_few_runs_and_many_are_read_alike(store, monkeypatch):
@@ -81,11 +81,11 @@ def test_reading_a_store_leaves_nothing_beside_it_and_changes_nothing(store, tmp
         source.backup(target)
     source.close()
     target.close()
-    held = copy.read_bytes()
+    content = copy.read_bytes()
     copy.chmod(0o400)
     load(copy).values("eval/return")
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
-    assert copy.read_bytes() == held
+    assert copy.read_bytes() == content
 
 
 def test_a_database_that_is_not_mlflows_is_refused(tmp_path):
@@ -132,22 +132,22 @@ def logs(tmp_path):
 
 
 def test_numbered_runs_are_seeds_of_what_their_name_begins_with(logs):
-    found = load(logs)
-    assert found.configs == [{"tb_log_name": "DQN"}, {"tb_log_name": "PPO"}]
-    assert found.seeds == [1, 2]
-    assert found.metrics() == ["rollout/ep_rew_mean"]
-    curve = found.curve("rollout/ep_rew_mean", x="env_steps", grid=3)
+    results = load(logs)
+    assert results.configs == [{"tb_log_name": "DQN"}, {"tb_log_name": "PPO"}]
+    assert results.seeds == [1, 2]
+    assert results.metrics() == ["rollout/ep_rew_mean"]
+    curve = results.curve("rollout/ep_rew_mean", x="env_steps", grid=3)
     np.testing.assert_array_equal(curve.x, [0, 500, 1000])
     np.testing.assert_array_equal(curve.y, [[[11, 16, 21], [12, 17, 22]], [[1, 6, 11], [2, 7, 12]]])
-    assert found.curve("rollout/ep_rew_mean", x="wall_time").x[-1] == pytest.approx(10)
+    assert results.curve("rollout/ep_rew_mean", x="wall_time").x[-1] == pytest.approx(10)
 
 
 def test_own_runs_and_those_of_others_lie_in_one_curve(logs, tmp_path):
     make_run(tmp_path, "mine", np.arange(11.0), every=100, seed=1, loop={"axis": "env_steps"})
-    found = load([tmp_path / "app", logs])
-    assert len(found) == 5
-    own = found.where(app="app").curve("eval/return", x="env_steps", grid=np.array([500.0]))
-    theirs = found.where(name="PPO_1").curve("rollout/ep_rew_mean", x="env_steps", grid=np.array([500.0]))
+    results = load([tmp_path / "app", logs])
+    assert len(results) == 5
+    own = results.where(app="app").curve("eval/return", x="env_steps", grid=np.array([500.0]))
+    theirs = results.where(name="PPO_1").curve("rollout/ep_rew_mean", x="env_steps", grid=np.array([500.0]))
     assert (own.y.item(), theirs.y.item()) == (5, 6)
 
 
@@ -185,9 +185,9 @@ def test_event_files_of_trieye_alone_show_the_same_run(tmp_path):
     shown.mkdir()
     for path in run_dir.rglob("*tfevents*"):
         shutil.copy(path, shown)
-    found = load(shown)
-    assert found.runs[0].params["agent.lr"] == 0.25
-    assert found.series("eval/return")[0].values.tolist() == [1.0, 2.0, 4.0]
+    results = load(shown)
+    assert results.runs[0].params["agent.lr"] == 0.25
+    assert results.series("eval/return")[0].values.tolist() == [1.0, 2.0, 4.0]
 
 
 def test_a_cut_or_damaged_event_file_is_named_and_gives_no_wrong_value(tmp_path):
@@ -195,16 +195,16 @@ def test_a_cut_or_damaged_event_file_is_named_and_gives_no_wrong_value(tmp_path)
     (path,) = (tmp_path / "run").iterdir()
     whole = path.read_bytes()
     right = np.arange(20.0).tolist()
-    for place in range(len(whole) - 1, 60, -37):
-        path.write_bytes(whole[:place])
-        found = load(tmp_path / "run")
-        values = found.to_numpy()["value"].tolist()
+    for size in range(len(whole) - 1, 60, -37):
+        path.write_bytes(whole[:size])
+        results = load(tmp_path / "run")
+        values = results.to_numpy()["value"].tolist()
         assert values == right[: len(values)]
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        found = load(tmp_path / "run")
-        values = found.to_numpy()["value"].tolist()
+        path.write_bytes(whole[:size] + bytes([whole[size] ^ 1]) + whole[size + 1 :])
+        results = load(tmp_path / "run")
+        values = results.to_numpy()["value"].tolist()
         assert values == right[: len(values)]
-        assert any("byte" in text and path.name in text for text in found.problems)
+        assert any("byte" in text and path.name in text for text in results.problems)
 
 
 def test_an_empty_event_file_and_one_of_something_else_are_runs_without_points(tmp_path):
@@ -212,10 +212,10 @@ def test_an_empty_event_file_and_one_of_something_else_are_runs_without_points(t
     for name, content in (("empty", b""), ("text", b"this is no event file at all")):
         (tmp_path / "logs" / name).mkdir()
         (tmp_path / "logs" / name / "events.out.tfevents.1.x").write_bytes(content)
-    found = load(tmp_path / "logs")
-    assert len(found) == 3
-    np.testing.assert_array_equal(found.values("rollout/ep_rew_mean", steps=1).ravel(), [np.nan, 2.0, np.nan])
-    assert ["text" in text for text in found.problems] == [True]
+    results = load(tmp_path / "logs")
+    assert len(results) == 3
+    np.testing.assert_array_equal(results.values("rollout/ep_rew_mean", steps=1).ravel(), [np.nan, 2.0, np.nan])
+    assert ["text" in text for text in results.problems] == [True]
 
 
 def test_pictures_and_texts_are_no_scalars(tmp_path):

@@ -51,11 +51,11 @@ print(*sys.modules)
     assert not {"ray", "torch", "mlflow", "hydra", "tensorboard"} & set(done.stdout.split())
 
 
-@pytest.mark.parametrize("place", ["", "app", "app/runs"])
-def test_all_apps_an_app_and_its_runs_are_places_of_runs(root, place):
-    found = load(root / place)
-    assert sorted(run.name for run in found.runs) == ["dqn0", "dqn1", "ppo0", "ppo1"]
-    assert found.problems == []
+@pytest.mark.parametrize("location", ["", "app", "app/runs"])
+def test_all_apps_an_app_and_its_runs_are_places_of_runs(root, location):
+    results = load(root / location)
+    assert sorted(run.name for run in results.runs) == ["dqn0", "dqn1", "ppo0", "ppo1"]
+    assert results.problems == []
     assert not list(root.rglob(compacted.FILE)), "four runs are not worth a file"
 
 
@@ -106,12 +106,12 @@ def test_damaged_and_foreign_directories_are_named_and_left_out(root):
     for name, damaged in (("ppo0", "run.json"), ("ppo1", "configs.json")):
         path = runs / name / damaged
         path.write_bytes(path.read_bytes()[:50])
-    found = load(root)
-    assert sorted(run.name for run in found.runs) == ["dqn0", "dqn1"]
-    assert len(found.problems) == 4
+    results = load(root)
+    assert sorted(run.name for run in results.runs) == ["dqn0", "dqn1"]
+    assert len(results.problems) == 4
     for name in ("empty", "foreign", "ppo0", "ppo1"):
-        assert any(f"runs/{name}: left out" in text for text in found.problems), name
-    np.testing.assert_array_equal(found.values("eval/return", steps=1), [[119, 120]])
+        assert any(f"runs/{name}: left out" in text for text in results.problems), name
+    np.testing.assert_array_equal(results.values("eval/return", steps=1), [[119, 120]])
 
 
 def test_a_run_of_a_later_version_is_read_as_far_as_it_is_known(root):
@@ -119,9 +119,9 @@ def test_a_run_of_a_later_version_is_read_as_far_as_it_is_known(root):
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 9, "mood": "good"}))
     assert len(load(root)) == 4
     path.write_text(json.dumps({**json.loads(path.read_text()), "status": "DREAMING"}))
-    found = load(root)
-    assert len(found) == 3
-    assert "ppo0" in found.problems[0]
+    results = load(root)
+    assert len(results) == 3
+    assert "ppo0" in results.problems[0]
 
 
 def test_a_damaged_byte_in_a_history_never_gives_a_wrong_value(made, tmp_path):
@@ -130,12 +130,12 @@ def test_a_damaged_byte_in_a_history_never_gives_a_wrong_value(made, tmp_path):
     whole = segment.read_bytes()
     right = dict(enumerate(1.0 + np.arange(20)))
     num_missing = 0
-    for place in range(0, len(whole), len(whole) // 30):
-        segment.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
-        found = load(run_dir)
-        points = found.to_numpy(["eval/return"])
+    for offset in range(0, len(whole), len(whole) // 30):
+        segment.write_bytes(whole[:offset] + bytes([whole[offset] ^ 255]) + whole[offset + 1 :])
+        results = load(run_dir)
+        points = results.to_numpy(["eval/return"])
         is_whole = dict(zip(points["step"].tolist(), points["value"].tolist(), strict=True)) == right
-        assert is_whole or (len(points["step"]) == 0 and "lost or damaged" in found.problems[0]), place
+        assert is_whole or (len(points["step"]) == 0 and "lost or damaged" in results.problems[0]), offset
         num_missing += not is_whole
     assert num_missing > 5
 
@@ -143,9 +143,9 @@ def test_a_damaged_byte_in_a_history_never_gives_a_wrong_value(made, tmp_path):
 def test_a_history_that_is_gone_is_named(root):
     shutil.rmtree(root / "app/runs/dqn1/history")
     (root / "app/runs/dqn1/journal.db").unlink()
-    found = load(root)
-    np.testing.assert_array_equal(found.values("eval/return", steps=1), [[119, np.nan], [19, 20]])
-    (problem,) = found.problems
+    results = load(root)
+    np.testing.assert_array_equal(results.values("eval/return", steps=1), [[119, np.nan], [19, 20]])
+    (problem,) = results.problems
     assert "dqn1: it has no points that can be read" in problem
 
 
@@ -153,12 +153,12 @@ def test_a_history_that_is_gone_is_named(root):
 def test_a_history_file_that_is_cut_is_named_and_its_points_are_missing(root, part):
     (segment,) = (root / "app/runs/dqn0/history").iterdir()
     segment.write_bytes(segment.read_bytes()[: int(segment.stat().st_size * part)])
-    found = load(root)
-    table = found.values("eval/return", steps=1)
+    results = load(root)
+    table = results.values("eval/return", steps=1)
     assert np.isnan(table[0, 0])
     np.testing.assert_array_equal(table[1], [19, 20])
     assert table[0, 1] == 120
-    assert any("dqn0" in text and "lost or damaged" in text for text in found.problems)
+    assert any("dqn0" in text and "lost or damaged" in text for text in results.problems)
 
 
 def test_a_rewind_leaves_one_curve(root):
@@ -204,14 +204,14 @@ with trieye.Run(config(sys.argv[1], "killed", seed=3)) as run:
 def test_a_killed_run_is_read_from_its_journal(tmp_path):
     here = str(tmp_path.joinpath(__file__).parent)
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), here, "kill"], check=False, timeout=60)
-    found = load(tmp_path)
-    assert [run.status for run in found.runs] == ["KILLED"]
-    assert found.status().counts == {"incomplete": 1}
-    steps = found.series("loss")[0].steps.tolist()
+    results = load(tmp_path)
+    assert [run.status for run in results.runs] == ["KILLED"]
+    assert results.status().counts == {"incomplete": 1}
+    steps = results.series("loss")[0].steps.tolist()
     assert len(steps) >= 20
     assert steps == list(range(len(steps)))
-    found.values("loss")
-    assert any("KILLED at step" in text for text in found.problems)
+    results.values("loss")
+    assert any("KILLED at step" in text for text in results.problems)
 
 
 def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path):
@@ -220,9 +220,9 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_is(tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "ready\n"
-            found = load(tmp_path)
-            assert [run.status for run in found.runs] == ["RUNNING"]
-            steps = found.series("loss")[0].steps.tolist()
+            results = load(tmp_path)
+            assert [run.status for run in results.runs] == ["RUNNING"]
+            steps = results.series("loss")[0].steps.tolist()
             assert len(steps) >= 20
             assert steps == list(range(len(steps)))
         finally:
@@ -257,15 +257,15 @@ def sweep(root, tmp_path):
 
 
 def test_a_sweep_has_the_runs_of_its_jobs_and_says_which_are_missing(sweep):
-    found = load(sweep)
-    assert [(run.job, run.name) for run in found.runs] == [(0, "ppo0"), (1, "ppo1"), (3, "dqn0")]
-    status = found.status()
+    results = load(sweep)
+    assert [(run.job, run.name) for run in results.runs] == [(0, "ppo0"), (1, "ppo1"), (3, "dqn0")]
+    status = results.status()
     assert status.missing == [2, 5]
     assert status.numbers("failed") == [1]
     assert not status.is_complete
-    assert any("run of job 4" in text for text in found.problems)
-    assert found.configs == [{"agent.algo": "ppo"}, {"agent.algo": "dqn"}]
-    values = found.values("eval/return", steps=1)
+    assert any("run of job 4" in text for text in results.problems)
+    assert results.configs == [{"agent.algo": "ppo"}, {"agent.algo": "dqn"}]
+    values = results.values("eval/return", steps=1)
     np.testing.assert_array_equal(values, [[19, 20], [119, np.nan]])
 
 
@@ -275,9 +275,9 @@ def test_runs_of_a_sweep_and_its_app_count_once(sweep, root):
 
 def test_a_damaged_sweep_is_an_error_that_names_the_file(sweep):
     (sweep / "sweep.json").write_text("{")
-    found = load(sweep)
+    results = load(sweep)
     with pytest.raises(trieye.SerializationError, match=r"sweep\.json is damaged"):
-        found.status()
+        results.status()
 
 
 # many runs
@@ -285,7 +285,7 @@ def test_a_damaged_sweep_is_an_error_that_names_the_file(sweep):
 
 @pytest.fixture
 def many(made, tmp_path):
-    """Return an app with 24 runs, which are copies with seeds of their own."""
+    """Return an app with 24 copies of a run, each with another seed."""
     app = tmp_path / "root/app"
     for number in range(24):
         copy = shutil.copytree(made / "app/runs/ppo0", app / f"runs/r{number:02}")
@@ -293,8 +293,8 @@ def many(made, tmp_path):
             ("run.json", {"run_id": f"id{number}", "run_name": copy.name, "owner": None}),
             ("configs.json", {"seed": number}),
         ):
-            held = json.loads((copy / name).read_text())
-            (copy / name).write_text(json.dumps({**held, **changes}))
+            record = json.loads((copy / name).read_text())
+            (copy / name).write_text(json.dumps({**record, **changes}))
     return app
 
 
@@ -313,11 +313,11 @@ def counted(monkeypatch):
 def test_many_runs_are_read_once_and_then_from_one_file(many, monkeypatch):
     first = load(many).curve("loss", grid=7)
     read = counted(monkeypatch)
-    found = load(many)
-    again = found.curve("loss", grid=7)
+    results = load(many)
+    again = results.curve("loss", grid=7)
     np.testing.assert_array_equal(first.y, again.y)
     assert first.y.shape == (1, 24, 7)
-    assert found.series("eval/return")[3].values.tolist() == list(range(20))
+    assert results.series("eval/return")[3].values.tolist() == list(range(20))
     assert read == []
     assert [path.name for path in many.iterdir() if path.name.startswith(".")] == [compacted.FILE]
 
@@ -327,8 +327,8 @@ def test_a_run_that_went_on_since_is_read_anew(many, monkeypatch):
     with trieye.Run(config(many.parent, "r05", seed=5)) as run:
         run.log("loss", 1e6, step=100)
     read = counted(monkeypatch)
-    found = load(many)
-    assert found.values("loss", steps=1)[0, 5] == 1e6
+    results = load(many)
+    assert results.values("loss", steps=1)[0, 5] == 1e6
     assert read == ["r05"]
 
 
@@ -336,10 +336,10 @@ def test_a_file_of_many_runs_that_is_damaged_is_written_anew(many, monkeypatch):
     whole = load(many).series("loss")
     path = many / compacted.FILE
     size = path.stat().st_size
-    for place in (4, size // 2, size - 100, size - 6):
-        held = bytearray(path.read_bytes())
-        held[place] ^= 255
-        path.write_bytes(held)
+    for offset in (4, size // 2, size - 100, size - 6):
+        content = bytearray(path.read_bytes())
+        content[offset] ^= 255
+        path.write_bytes(content)
         for one, other in zip(whole, load(many).series("loss"), strict=True):
             np.testing.assert_array_equal(one.values, other.values)
     path.write_bytes(b"")
@@ -353,9 +353,9 @@ def test_a_run_with_lost_points_is_named_each_time(many):
     (segment,) = (many / "runs/r03/history").iterdir()
     segment.write_bytes(segment.read_bytes()[:-10])
     for _ in range(2):
-        found = load(many)
-        assert np.isnan(found.values("loss")[0, 3])
-        assert [text for text in found.problems if "r03" in text and "lost or damaged" in text]
+        results = load(many)
+        assert np.isnan(results.values("loss")[0, 3])
+        assert [text for text in results.problems if "r03" in text and "lost or damaged" in text]
 
 
 def test_where_no_file_can_be_written_runs_are_read_all_the_same(many, monkeypatch):
@@ -385,8 +385,8 @@ def test_parts_of_many_runs_that_are_read_one_after_the_other_are_in_one_file(ma
     half = load(many).where(seed__ge=8)
     half.values("loss")
     monkeypatch.setattr(run_directories, "MIN_COMPACTED", 8)
-    found = load(many)
-    assert found.where(seed__lt=8).values("loss").shape == (1, 8)
+    results = load(many)
+    assert results.where(seed__lt=8).values("loss").shape == (1, 8)
     read = counted(monkeypatch)
-    np.testing.assert_array_equal(load(many).values("loss")[0], found.values("loss")[0])
+    np.testing.assert_array_equal(load(many).values("loss")[0], results.values("loss")[0])
     assert read == []

@@ -1,4 +1,4 @@
-"""Selection, curves and numbers of results, on small real runs whose values are known."""
+"""Selection, curves and scores of results, on small real runs with predetermined values."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def root(tmp_path_factory):
 
 
 @pytest.fixture
-def found(root):
+def results(root):
     return load(root)
 
 
@@ -42,32 +42,32 @@ def names(results):
     return sorted(run.name for run in results)
 
 
-def test_conditions_compare_what_runs_have(found):
-    assert names(found.where(algo="ppo", lr__ge=1e-3)) == ["ppo-b0", "ppo-b2"]
-    assert names(found.where({"agent.lr__lt": 1e-3})) == ["ppo-a0", "ppo-a1"]
-    assert names(found.where(lr__in=[1e-3], seed__ne=0)) == ["ppo-b2"]
-    assert names(found.where(lr__le=1e-3, seed__gt=1)) == ["ppo-b2"]
-    assert names(found.where(name="dqn-0", status="FINISHED")) == ["dqn-0"]
+def test_conditions_compare_what_runs_have(results):
+    assert names(results.where(algo="ppo", lr__ge=1e-3)) == ["ppo-b0", "ppo-b2"]
+    assert names(results.where({"agent.lr__lt": 1e-3})) == ["ppo-a0", "ppo-a1"]
+    assert names(results.where(lr__in=[1e-3], seed__ne=0)) == ["ppo-b2"]
+    assert names(results.where(lr__le=1e-3, seed__gt=1)) == ["ppo-b2"]
+    assert names(results.where(name="dqn-0", status="FINISHED")) == ["dqn-0"]
 
 
-def test_a_run_that_lacks_a_parameter_fits_unless_that_is_strict(found):
-    assert names(found.where(clip=0.1)) == ["dqn-0", "ppo-a0", "ppo-a1", "ppo-b0", "ppo-b2"]
-    assert names(found.where(clip__ge=0.2)) == ["dqn-0"]
-    assert names(found.where(clip=0.1, strict=True)) == ["ppo-a0", "ppo-a1", "ppo-b0", "ppo-b2"]
-    assert len(found.where(clip__ge=0.2, strict=True)) == 0
+def test_a_run_that_lacks_a_parameter_fits_unless_that_is_strict(results):
+    assert names(results.where(clip=0.1)) == ["dqn-0", "ppo-a0", "ppo-a1", "ppo-b0", "ppo-b2"]
+    assert names(results.where(clip__ge=0.2)) == ["dqn-0"]
+    assert names(results.where(clip=0.1, strict=True)) == ["ppo-a0", "ppo-a1", "ppo-b0", "ppo-b2"]
+    assert len(results.where(clip__ge=0.2, strict=True)) == 0
 
 
-def test_a_value_that_cannot_be_compared_does_not_fit(found):
-    assert len(found.where(algo__ge=3)) == 0
+def test_a_value_that_cannot_be_compared_does_not_fit(results):
+    assert len(results.where(algo__ge=3)) == 0
 
 
-def test_a_key_that_nobody_has_or_that_may_be_several_is_an_error_with_candidates(found):
+def test_a_key_that_nobody_has_or_that_may_be_several_is_an_error_with_candidates(results):
     with pytest.raises(ConfigurationError, match=r"alg: no run has.*did you mean 'algo'.*agent\.algo"):
-        found.where(alg="ppo")
+        results.where(alg="ppo")
     with pytest.raises(ConfigurationError, match=r"'gte' is no operator.*ge"):
-        found.where(lr__gte=1)
+        results.where(lr__gte=1)
     with pytest.raises(ConfigurationError, match=r"lr__in=0\.001: expected a list"):
-        found.where(lr__in=1e-3)
+        results.where(lr__in=1e-3)
 
 
 def test_an_ambiguous_key_names_what_it_may_be(tmp_path):
@@ -83,21 +83,23 @@ def test_an_ambiguous_key_names_what_it_may_be(tmp_path):
     assert len(load(tmp_path).where({"critic.rate": 2})) == 1
 
 
-def test_arrays_have_a_place_for_each_config_and_seed(found):
-    assert found.seeds == [0, 1, 2]
+def test_arrays_have_a_place_for_each_config_and_seed(results):
+    assert results.seeds == [0, 1, 2]
     keys = ("agent.algo", "agent.lr", "ppo")
-    assert [tuple(one.get(key) for key in keys[:2]) for one in found.configs] == [
+    assert [tuple(one.get(key) for key in keys[:2]) for one in results.configs] == [
         ("dqn", 1e-3),
         ("ppo", 1e-4),
         ("ppo", 1e-3),
     ]
     nan = np.nan
-    np.testing.assert_array_equal(found.values("eval/return", steps=1), [[15, nan, nan], [10, 11, nan], [20, nan, 19]])
-    assert [[run and run.name for run in row] for row in found.table][1] == ["ppo-a0", "ppo-a1", None]
+    np.testing.assert_array_equal(
+        results.values("eval/return", steps=1), [[15, nan, nan], [10, 11, nan], [20, nan, 19]]
+    )
+    assert [[run and run.name for run in row] for row in results.table][1] == ["ppo-a0", "ppo-a1", None]
 
 
-def test_the_end_of_a_curve_is_a_part_of_its_points_or_its_last_steps(found):
-    one = found.where(name="ppo-a0")
+def test_the_end_of_a_curve_is_a_part_of_its_points_or_its_last_steps(results):
+    one = results.where(name="ppo-a0")
     assert one.values("eval/return").item() == 9.5  # a tenth of 11 points is 2 of them
     assert one.values("eval/return", last=1.0).item() == 5
     assert one.values("eval/return", last=0.01).item() == 10
@@ -108,19 +110,19 @@ def test_the_end_of_a_curve_is_a_part_of_its_points_or_its_last_steps(found):
             one.values("eval/return", **wrong)
 
 
-def test_curves_lie_on_one_grid_and_are_missing_where_a_run_has_ended(found):
-    x, y, mask = found.where(algo="ppo", lr=1e-3).curve("eval/return", grid=5)
+def test_curves_lie_on_one_grid_and_are_missing_where_a_run_has_ended(results):
+    x, y, mask = results.where(algo="ppo", lr=1e-3).curve("eval/return", grid=5)
     np.testing.assert_array_equal(x, [0, 25, 50, 75, 100])
     np.testing.assert_array_equal(y[0, 0], [10, 12.5, 15, 17.5, 20])
     np.testing.assert_array_equal(y[0, 1], [14, 16.5, 19, np.nan, np.nan])
     np.testing.assert_array_equal(mask[0, 1], [True, True, True, False, False])
-    places = found.curve("eval/return", grid=np.array([-5.0, 100.0]))
-    assert places.y.shape == (3, 3, 2)
-    assert np.isnan(places.y[..., 0]).all()
+    curve = results.curve("eval/return", grid=np.array([-5.0, 100.0]))
+    assert curve.y.shape == (3, 3, 2)
+    assert np.isnan(curve.y[..., 0]).all()
 
 
-def test_wall_time_counts_from_the_beginning_of_a_run(found):
-    curve = found.curve("eval/return", x="wall_time", grid=50)
+def test_wall_time_counts_from_the_beginning_of_a_run(results):
+    curve = results.curve("eval/return", x="wall_time", grid=50)
     assert 0 <= curve.x[0] < curve.x[-1] < 300
     assert curve.mask.any()
 
@@ -134,15 +136,15 @@ def test_runs_that_count_something_else_come_on_the_axis_by_what_they_log(tmp_pa
             run.log("loss", step / 100, step=step)
     with trieye.Run(config(tmp_path, "mute", loop={"axis": "updates"}, agent={"lr": 1.0})) as run:
         run.log("loss", 1.0, step=1)
-    found = load(tmp_path)
-    curve = found.where(name__in=["updates", "env"]).curve("loss", x="env_steps", grid=3)
+    results = load(tmp_path)
+    curve = results.where(name__in=["updates", "env"]).curve("loss", x="env_steps", grid=3)
     np.testing.assert_array_equal(curve.x, [100, 300, 500])
     np.testing.assert_array_equal(curve.y[:, 0], [[1, 3, 5]] * 2)
-    assert found.problems == []
-    found.curve("loss", x="env_steps")
-    assert "mute: not on the axis env_steps" in found.problems[0]
-    found.curve("loss")
-    assert "x=step: the runs count env_steps, updates" in found.problems[1]
+    assert results.problems == []
+    results.curve("loss", x="env_steps")
+    assert "mute: not on the axis env_steps" in results.problems[0]
+    results.curve("loss")
+    assert "x=step: the runs count env_steps, updates" in results.problems[1]
 
 
 def test_the_last_of_several_points_at_a_step_counts(tmp_path):
@@ -150,63 +152,63 @@ def test_the_last_of_several_points_at_a_step_counts(tmp_path):
         for value in (1.0, 2.0, 3.0):
             run.log("eval/return", value, step=5)
             run.flush()
-    found = load(tmp_path)
-    series = found.series("eval/return")[0]
-    assert found.values("eval/return").item() == series.values[-1]
-    assert found.curve("eval/return").y.item() == series.values[-1]
+    results = load(tmp_path)
+    series = results.series("eval/return")[0]
+    assert results.values("eval/return").item() == series.values[-1]
+    assert results.curve("eval/return").y.item() == series.values[-1]
 
 
-def test_the_best_config_is_that_of_the_best_mean_over_its_seeds(found):
-    assert names(found.best("eval/return", steps=1)) == ["ppo-b0", "ppo-b2"]
-    assert names(found.best("eval/return", "min", steps=1)) == ["ppo-a0", "ppo-a1"]
-    assert names(found.best("eval/return", lambda one, other: abs(one - 15) < abs(other - 15), steps=1)) == ["dqn-0"]
+def test_the_best_config_is_that_of_the_best_mean_over_its_seeds(results):
+    assert names(results.best("eval/return", steps=1)) == ["ppo-b0", "ppo-b2"]
+    assert names(results.best("eval/return", "min", steps=1)) == ["ppo-a0", "ppo-a1"]
+    assert names(results.best("eval/return", lambda one, other: abs(one - 15) < abs(other - 15), steps=1)) == ["dqn-0"]
     with pytest.raises(ConfigurationError, match="mode='most'"):
-        found.best("eval/return", "most")
+        results.best("eval/return", "most")
 
 
-def test_splitting_gives_the_runs_by_value(found):
-    assert {key: names(part) for key, part in found.split("lr").items()} == {
+def test_splitting_gives_the_runs_by_value(results):
+    assert {key: names(part) for key, part in results.split("lr").items()} == {
         1e-3: ["dqn-0", "ppo-b0", "ppo-b2"],
         1e-4: ["ppo-a0", "ppo-a1"],
     }
-    assert list(found.split("clip")) == [None, 0.1]
-    assert len(found.split("seed")) == 3
+    assert list(results.split("clip")) == [None, 0.1]
+    assert len(results.split("seed")) == 3
 
 
-def test_a_slice_varies_one_parameter_around_a_run(found):
-    at = next(run for run in found if run.name == "ppo-a1")
-    assert {key: names(part) for key, part in found.slice("lr", at=at).items()} == {
+def test_a_slice_varies_one_parameter_around_a_run(results):
+    at = next(run for run in results if run.name == "ppo-a1")
+    assert {key: names(part) for key, part in results.slice("lr", at=at).items()} == {
         1e-4: ["ppo-a0", "ppo-a1"],
         1e-3: ["ppo-b0", "ppo-b2"],
     }
 
 
-def test_a_run_is_found_by_what_is_not_ignored(found):
-    by_name = {run.name: run for run in found}
-    others = found.where(lr=1e-3)
+def test_a_run_is_found_by_what_is_not_ignored(results):
+    by_name = {run.name: run for run in results}
+    others = results.where(lr=1e-3)
     assert others.find(by_name["ppo-a0"], ignore=["lr"]).name == "ppo-b0"
     assert others.find(by_name["ppo-a1"], ignore=["lr"]) is None
     assert others.find(by_name["ppo-a1"], ignore=["lr", "seed"]).name == "ppo-b0"
-    assert found.find(by_name["dqn-0"]) is by_name["dqn-0"]
+    assert results.find(by_name["dqn-0"]) is by_name["dqn-0"]
 
 
 def test_of_two_runs_of_one_config_and_seed_the_newer_counts_and_the_other_is_named(tmp_path):
     for name, value in (("first", 1.0), ("second", 2.0)):
         make_run(tmp_path, name, [value])
-    found = load(tmp_path)
-    assert found.values("eval/return").tolist() == [[2.0]]
-    (problem,) = found.problems
+    results = load(tmp_path)
+    assert results.values("eval/return").tolist() == [[2.0]]
+    (problem,) = results.problems
     assert "first: not counted" in problem
     assert "second" in problem
 
 
-def test_a_metric_that_nobody_has_is_an_error_with_the_nearest(found):
+def test_a_metric_that_nobody_has_is_an_error_with_the_nearest(results):
     with pytest.raises(ConfigurationError, match=r"eval/retrun: no run has it.*did you mean 'eval/return'"):
-        found.values("eval/retrun")
+        results.values("eval/retrun")
 
 
-def test_an_empty_selection_gives_empty_arrays(found):
-    none = found.where(name="nobody")
+def test_an_empty_selection_gives_empty_arrays(results):
+    none = results.where(name="nobody")
     assert none.curve("eval/return").y.shape == (0, 0, 0)
     assert none.values("eval/return").shape == (0, 0)
     assert none.to_arrow().num_rows == 0
@@ -216,8 +218,8 @@ def test_an_empty_selection_gives_empty_arrays(found):
 # other packages
 
 
-def test_tables_have_a_row_for_each_point_and_a_column_for_what_varies(found):
-    table = found.to_arrow(["loss"])
+def test_tables_have_a_row_for_each_point_and_a_column_for_what_varies(results):
+    table = results.to_arrow(["loss"])
     assert table.num_rows == 4 * 11 + 6
     assert table.column_names == [
         "run",
@@ -230,45 +232,45 @@ def test_tables_have_a_row_for_each_point_and_a_column_for_what_varies(found):
         "value",
         "wall_time",
     ]
-    frame = found.to_pandas()
+    frame = results.to_pandas()
     assert len(frame) == 2 * table.num_rows
     mine = frame[(frame["run"] == "ppo-b2") & (frame["metric"] == "eval/return")]
     assert mine["value"].tolist() == [14, 15, 16, 17, 18, 19]
     assert set(mine["agent.lr"]) == {1e-3}
-    arrays = found.to_numpy(["loss"])
+    arrays = results.to_numpy(["loss"])
     assert arrays["value"].dtype == np.float64
-    assert set(arrays["run"]) == set(names(found))
+    assert set(arrays["run"]) == set(names(results))
 
 
-def test_scores_for_rliable_are_runs_by_tasks(found):
-    scores = found.where(lr=1e-3).to_rliable("eval/return", "algo", steps=1)
+def test_scores_for_rliable_are_runs_by_tasks(results):
+    scores = results.where(lr=1e-3).to_rliable("eval/return", "algo", steps=1)
     assert {name: array.tolist() for name, array in scores.items()} == {"dqn": [[15.0]], "ppo": [[20.0], [19.0]]}
     with pytest.raises(ConfigurationError, match=r"algo=ppo: its 2 configs differ in agent\.lr"):
-        found.to_rliable("eval/return", "algo")
-    by_task = found.where(algo="ppo").to_rliable("eval/return", "algo", task="lr", steps=1)
+        results.to_rliable("eval/return", "algo")
+    by_task = results.where(algo="ppo").to_rliable("eval/return", "algo", task="lr", steps=1)
     assert by_task["ppo"].tolist() == [[10.0, 20.0]]
-    assert any("seed 1 is left out" in text for text in found.problems)
+    assert any("seed 1 is left out" in text for text in results.problems)
 
 
 @pytest.mark.parametrize(("name", "call"), [("polars", "to_polars"), ("xarray", "to_xarray"), ("pandas", "to_pandas")])
-def test_a_package_that_is_missing_is_named_with_what_to_install(found, monkeypatch, name, call):
+def test_a_package_that_is_missing_is_named_with_what_to_install(results, monkeypatch, name, call):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigurationError, match=rf"{call}\(\) needs {name}: pip install {name}"):
-        getattr(found, call)(*(["loss"] if name == "xarray" else []))
+        getattr(results, call)(*(["loss"] if name == "xarray" else []))
 
 
-def test_polars_gets_the_same_table(found):
+def test_polars_gets_the_same_table(results):
     polars = pytest.importorskip("polars")
-    frame = found.to_polars(["loss"])
+    frame = results.to_polars(["loss"])
     assert isinstance(frame, polars.DataFrame)
-    assert frame["value"].sum() == found.to_pandas(["loss"])["value"].sum()
+    assert frame["value"].sum() == results.to_pandas(["loss"])["value"].sum()
 
 
-def test_xarray_gets_curves_with_names(found):
+def test_xarray_gets_curves_with_names(results):
     pytest.importorskip("xarray")
-    array = found.to_xarray("eval/return", grid=5)
+    array = results.to_xarray("eval/return", grid=5)
     assert array.dims == ("config", "seed", "step")
-    np.testing.assert_array_equal(array.values, found.curve("eval/return", grid=5).y)
+    np.testing.assert_array_equal(array.values, results.curve("eval/return", grid=5).y)
     assert list(array["agent.algo"].values) == ["dqn", "ppo", "ppo"]
 
 
@@ -331,8 +333,8 @@ def test_trials_of_a_study_that_end_with_equal_values_stay_apart(tmp_path):
         run_dir = make_run(tmp_path, f"pbt_{index}", [float(index)], agent={"lr": rate})
         JobRecord(index=index, overrides=[f"agent.lr={rate}"], state="completed").write(study / str(index))
         (study / str(index) / "run").symlink_to(edit(run_dir, group=str(study)))
-    for place in (study, tmp_path / "app"):
-        results = load(place)
+    for directory in (study, tmp_path / "app"):
+        results = load(directory)
         values = Groups.of(results).aggregate(Scoring("eval/return"))
         assert sorted(figure.value for figure in values.values()) == [0.0, 1.0, 2.0]
         assert {"lr=0.2 name=pbt_1", "lr=0.2 name=pbt_2"} < values.keys()

@@ -1,4 +1,4 @@
-"""Aggregates, intervals, profiles and comparisons, beside values worked out by hand and beside their definitions."""
+"""Aggregates, intervals, profiles and comparisons, checked against hand-computed values and their definitions."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from trieye.results.statistics import aggregate, difference, performance_profile
 NAN = np.nan
 STATS = ["mean", "median", "iqm", "optimality_gap", "run_median"]
 TABLE = np.array([[1.0, 10.0], [2.0, 20.0], [3.0, NAN], [6.0, 60.0]])
-"""Four seeds of two tasks, of which one is missing."""
+"""Four seeds of two tasks, with one missing score."""
 
 scores = st.integers(-50, 50).map(float)
 tables = arrays.arrays(np.float64, st.tuples(st.integers(2, 6), st.integers(1, 4)), elements=scores)

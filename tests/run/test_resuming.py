@@ -57,7 +57,7 @@ def test_a_run_goes_back_to_its_best_state_once_and_then_goes_on(make_config, ca
     assert (record_of(run_dir_of(config)).went_back_to, record_of(run_dir_of(config)).went_back_in) == ("best", 4)
     # the same command again, as a scheduler repeats it
     assert train(back, 25, objective=0.0) == (22, 22.0)
-    assert "its attempt 4 went back already" in "".join(capsys.readouterr())
+    assert "attempt 4 already went back" in "".join(capsys.readouterr())
     # started once without, the words mean what they say again
     assert train(config, 26, objective=0.0) == (25, 25.0)
     assert record_of(run_dir_of(config)).went_back_to is None

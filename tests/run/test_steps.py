@@ -1,9 +1,11 @@
+from trieye.config import TrieyeConfig
 from trieye.run.steps import key_metrics, steps
 
 
 class Run:
-    """As much of a run as the loop needs."""
+    """The part of a run that the loop uses."""
 
+    config = TrieyeConfig()
     name, step, saved_step, stop_requested, exit_code = "run", 0, -1, False, 130
 
     def key_metrics(self):

@@ -95,14 +95,14 @@ def test_an_outage_is_told_once_and_its_end_once(run, source, caplog):
     thread = SinkThread(sink, run, source, first_delay_s=0.01)
     add(thread, source, points(0, 3))
     wait_until(lambda: sink.num_calls > 4)
-    assert thread.error == "ConnectionError: the other side is away"
+    assert thread.error == "ConnectionError: the server is unavailable"
     assert not thread.when_ready(0)
     sink.repair()
     assert thread.flush(SOON_S)
     assert thread.when_ready(0)
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 2
-    assert "'flaky' does not work: the other side is away" in warnings[0]
+    assert "'flaky' does not work: the server is unavailable" in warnings[0]
     assert "points are buffered" in warnings[0]
     assert "'flaky' works again" in warnings[1]
     thread.close("FINISHED", SOON_S)
@@ -299,7 +299,7 @@ def test_health_tells_all_of_it(run, source):
     wait_until(lambda: thread.health.lag_s > 0.05)
     health = thread.health
     assert (health.name, health.backlog, health.refused) == ("flaky", 3, 0)
-    assert "away" in health.error
+    assert "unavailable" in health.error
     sink.repair()
     assert thread.flush(SOON_S)
     assert (thread.health.backlog, thread.health.lag_s, thread.health.error) == (0, 0.0, None)

@@ -215,7 +215,7 @@ def in_a_circle():
             lambda: [torch.ones(2)] * 2 + [torch.ones(2, requires_grad=True)],
             r"Holding.hidden\[2\] is a torch.Tensor .*grad",
         ),
-        (Engine, "Holding.hidden is a .*Engine with a __reduce__ or __getstate__ of its own"),
+        (Engine, "Holding.hidden is a .*Engine with a custom __reduce__ or __getstate__"),
         (lambda: [Enemy(1, [])], r"Holding.hidden\[0\] is a .*Enemy in a container"),
         (lambda: {"phase": Phase.DAY}, r"Holding.hidden\['phase'\] is a .*Phase in a container"),
         (lambda: types.MappingProxyType({}), "Holding.hidden is a builtins.mappingproxy"),
@@ -225,12 +225,12 @@ def in_a_circle():
         (lambda: iter(range(3)).__next__, "Holding.hidden is a builtins.method-wrapper"),
         (lambda: Point(1), "Holding.hidden is a .*Point"),
         (lambda: functools.partial(max, 1), "Holding.hidden is a functools.partial"),
-        (in_a_circle, "Holding.hidden is a builtins.list .*in a circle"),
-        (lambda: functools.reduce(lambda inner, _: [inner], range(300), 0), "Holding.* too deep"),
+        (in_a_circle, "Holding.hidden is a builtins.list .*contains itself"),
+        (lambda: functools.reduce(lambda inner, _: [inner], range(300), 0), "Holding.* too deeply"),
     ],
 )
 def test_what_is_not_plain_data_makes_it_inexact_and_is_named(make_attribute, named, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(environments, "_said", set())
+    monkeypatch.setattr(environments, "_reported", set())
     env, twin = Holding(make_attribute), Holding(make_attribute)
     env.reset(seed=1)
     state, other = EnvState(env), EnvState(twin)
@@ -242,7 +242,7 @@ def test_what_is_not_plain_data_makes_it_inexact_and_is_named(make_attribute, na
         assert [record.message[:32] for record in caplog.records] == ["Holding cannot be saved in the m"]
         other.load_state_dict(held)
     assert other.between_episodes
-    assert "a new episode has to begin, the resume is not exact" in caplog.text
+    assert "a new episode starts, and the resume is not exact" in caplog.text
     assert are_same(env.reset(), twin.reset())  # the random generator goes on
 
 
@@ -284,7 +284,7 @@ def test_ezpickle_is_exact_between_episodes_with_what_its_wrappers_learned(tmp_p
     for _ in range(9):
         env.step(0)
     state, other = EnvState(env), EnvState(twin)
-    assert re.fullmatch("Pickled is a .*Pickled with a __reduce__ or __getstate__ of its own", state.reason)
+    assert re.fullmatch("Pickled is a .*Pickled with a custom __reduce__ or __getstate__", state.reason)
     state.between_episodes = True
     other.load_state_dict(through_disk(state.state_dict(), tmp_path))
     assert other.between_episodes
@@ -381,7 +381,7 @@ def test_another_environment_than_the_saved_one_is_an_error(changed, said):
 
 @pytest.mark.parametrize("state", [{}, {"between_episodes": False}, {"between_episodes": False, "reason": None}, [], 3])
 def test_what_is_no_state_of_an_environment_is_an_error(state):
-    with pytest.raises(SerializationError, match=r"state of CartPole-v1 is not that of an environment"):
+    with pytest.raises(SerializationError, match=r"state of CartPole-v1 is not the state of an environment"):
         EnvState(gym.make(CARTPOLE)).load_state_dict(state)
 
 
@@ -403,7 +403,7 @@ def test_an_environment_whose_module_uses_a_compiled_engine_is_not_trusted(monke
     env = wrappers.TimeLimit(Holding(), 5)
     env.reset()
     place = f"{__name__}.engine"
-    assert EnvState(env).reason.startswith(f"{place} is a builtins.module that is no Python")
+    assert EnvState(env).reason.startswith(f"{place} is a builtins.module that is compiled")
     assert EnvState(env, ignored=[place]).is_exact
 
 
@@ -518,7 +518,7 @@ def test_an_object_in_two_places_is_named_and_so_are_tensors_with_the_memory_of_
     env.reset()
     assert EnvState(env).is_exact
     env.target = env.boss
-    assert re.fullmatch("Game.target is a .*Enemy that lies in another place, too", EnvState(env).reason)
+    assert re.fullmatch("Game.target is a .*Enemy with a second reference", EnvState(env).reason)
     env.target = env.position[:2]
     assert re.match(r"Game.target is a torch.Tensor that shares memory", EnvState(env).reason)
 
@@ -650,11 +650,11 @@ def test_a_planted_state_makes_and_calls_nothing_and_a_new_episode_begins(state,
     try:
         held.load_state_dict(decode(encode(state)))
     except SerializationError as error:
-        reasons = ("is not that of an environment", "does not fit this environment: its layers")
+        reasons = ("is not the state of an environment", "does not fit this environment: its layers")
         assert any(f"state of Closing {reason}" in str(error) for reason in reasons)  # noqa: PT017 - or it is refused
     else:
         assert held.between_episodes
-        assert "a new episode has to begin" in caplog.text
+        assert "a new episode starts" in caplog.text
     assert type(env.hidden) is Enemy
     assert ran == []
     env.reset()

@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_named_with_its_nearest_key_and_nothing_is_changed(
 def test_a_dict_that_was_something_else_is_refused_before_anything_is_changed():
     model = net()
     before = values(model)
-    with pytest.raises(CheckpointError, match=r"'counts'.*a dict was expected, and the checkpoint has a list"):
+    with pytest.raises(CheckpointError, match=r"'counts'.*expected a dict, but the checkpoint has a list"):
         restore_objects(saved(model=net(), counts=[1]), {"model": model, "counts": {}}, source="it")
     assert same(model, before)
 
@@ -102,10 +102,10 @@ def test_without_strict_what_fits_is_restored_and_the_rest_is_said():
     old = net()
     model = net(actions=3)
     before = values(model)
-    misfit = restore_objects(saved(model=old), {"model": model, "absent": {}}, source="it", strict=False)
+    mismatch = restore_objects(saved(model=old), {"model": model, "absent": {}}, source="it", strict=False)
     assert torch.equal(model["encoder"].weight, old["encoder"].weight)
     assert torch.equal(model["head"].weight, before["head.weight"])
-    assert str(misfit) == (
+    assert str(mismatch) == (
         "missing: absent; of another shape: model.head.weight is (3, 8) and was (2, 8), "
         "model.head.bias is (3,) and was (2,)"
     )
@@ -138,12 +138,12 @@ def test_an_optimizer_is_restored_as_a_whole_or_not_at_all(changes, reason):
     held = saved(model=old, optimizer=trained(old))
     model = net(**changes)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
-    misfit = restore_objects(held, {"model": model, "optimizer": optimizer}, source="it", strict=False)
+    mismatch = restore_objects(held, {"model": model, "optimizer": optimizer}, source="it", strict=False)
     assert len(optimizer.state) == (0 if reason else 4)
     assert optimizer.param_groups[0]["lr"] == (0.5 if reason else 0.1)
-    assert [reason in said for said in misfit.optimizers] == ([True] if reason else [])
+    assert [reason in said for said in mismatch.optimizers] == ([True] if reason else [])
     if reason is None:
-        assert not misfit
+        assert not mismatch
 
 
 def test_an_optimizer_with_another_number_of_parameters_is_refused_or_skipped_by_name():
@@ -151,8 +151,8 @@ def test_an_optimizer_with_another_number_of_parameters_is_refused_or_skipped_by
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))], lr=0.5)
     with pytest.raises(CheckpointError, match=r"optimizer \(has groups of 1 parameters and had 4"):
         restore_objects(held, {"optimizer": optimizer}, source="it")
-    misfit = restore_objects(held, {"optimizer": optimizer}, source="it", strict=False)
-    assert misfit.optimizers == ["optimizer (has groups of 1 parameters and had 4)"]
+    mismatch = restore_objects(held, {"optimizer": optimizer}, source="it", strict=False)
+    assert mismatch.optimizers == ["optimizer (has groups of 1 parameters and had 4)"]
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
@@ -160,11 +160,11 @@ def test_an_object_of_ones_own_is_restored_in_part_too():
     old = Agent()
     old.seen, old.scale = {"won": 9}, np.ones(2)
     agent = Agent(actions=3)
-    misfit = restore_objects(saved(agent=old), {"agent": agent}, source="it", strict=False)
+    mismatch = restore_objects(saved(agent=old), {"agent": agent}, source="it", strict=False)
     assert torch.equal(agent.q["encoder"].weight, old.q["encoder"].weight)
     assert agent.q["head"].weight.shape == (3, 8)
     assert (agent.seen, agent.scale.tolist()) == ({"won": 9}, [1.0, 1.0])
-    assert misfit.optimizers == ["agent.optimizer (the parameters beside it do not all fit)"]
+    assert mismatch.optimizers == ["agent.optimizer (not all parameters of the same object fit)"]
     agent.optimizer.step()  # its moments still fit the parameters
     assert not restore_objects(saved(agent=old), {"agent": Agent()}, source="it", strict=False)
 
@@ -197,7 +197,9 @@ def test_a_checkpoint_that_was_loaded_restores_objects_in_the_same_way(make_conf
     old, model = net(), net(actions=5)
     with trieye.Run(make_config()) as run:
         run.save(model=old)
-    with pytest.raises(CheckpointError, match=f"there is no directory {re.escape(str(run.dir))}s; give that of a run"):
+    with pytest.raises(
+        CheckpointError, match=f"there is no directory {re.escape(str(run.dir))}s; pass a run directory"
+    ):
         trieye.load_checkpoint(f"{run.dir}s")
     loaded = trieye.load_checkpoint(run.dir)
     with pytest.raises(CheckpointError, match=r"model\.head\.bias is \(5,\) and was \(2,\)"):

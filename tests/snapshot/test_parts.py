@@ -102,7 +102,7 @@ def test_a_part_that_is_gone_is_an_error_and_leaves_nothing(store):
     known = save(store, 1, log, ())
     files_of(store, 1)[0].unlink()
     log.extend(10)
-    with pytest.raises(CheckpointError, match=r"part 'seg-0-10-\w+' was saved earlier and is gone"):
+    with pytest.raises(CheckpointError, match=r"part 'seg-0-10-\w+' of an earlier save is missing"):
         save(store, 2, log, known)
     assert [path.name for path in store.directory.iterdir()] == ["checkpoint_step_1"]
 
@@ -164,7 +164,7 @@ def test_without_a_disk_in_between_parts_come_back_as_well():
     other.load_state_dict(held)
     assert other.rows.tolist() == log.rows.tolist()
     assert not held.map(held.names[0])["row"].flags.writeable
-    with pytest.raises(SerializationError, match="part 'seg-9' is not here"):
+    with pytest.raises(SerializationError, match="part 'seg-9' does not exist"):
         held.read("seg-9")
 
 
@@ -175,10 +175,10 @@ def part_b(row):
 @pytest.mark.parametrize(
     ("found", "complaint"),
     [
-        (StateParts({}, (), {"../escape": {}}), "a part is called '../escape'"),
-        (StateParts({}, ("a",), {"a": {}}), "a part is called 'a'"),
-        (StateParts({}, ("unknown",)), "keeps part 'unknown', which no finished checkpoint holds"),
-        (part_b(np.zeros(3, complex)), "part '/log/b/row' is an array of complex128; safetensors knows float64"),
+        (StateParts({}, (), {"../escape": {}}), "part name '../escape'"),
+        (StateParts({}, ("a",), {"a": {}}), "part name 'a'"),
+        (StateParts({}, ("unknown",)), "refers to part 'unknown', which no complete checkpoint has"),
+        (part_b(np.zeros(3, complex)), "part '/log/b/row' is an array of complex128; safetensors supports float64"),
         (part_b(np.zeros(3, ">f4")), "part '/log/b/row' is an array of >f4"),
         (part_b(np.array([None])), "part '/log/b/row' is an array of object"),
     ],
@@ -201,7 +201,7 @@ def test_an_empty_directory_has_no_parts(tmp_path):
 
 def test_a_directory_that_holds_something_else_is_no_buffer(store):
     store.save(1, encode({"a": 1}))
-    with pytest.raises(SerializationError, match="holds a dict and not what"):
+    with pytest.raises(SerializationError, match="contains a dict, not the output"):
         load_parts(store.path(1))
     with pytest.raises(CheckpointError, match="missing"):
         load_parts(store.path(2))
@@ -216,7 +216,7 @@ def test_two_objects_with_parts_of_one_name_are_refused_and_one_object_may_be_th
             return StateParts({}, (), {"part-0": {"row": self.row}})
 
     one = Named(1)
-    with pytest.raises(SerializationError, match="a part is called 'part-0', and so is one of another object"):
+    with pytest.raises(SerializationError, match="part name 'part-0' is used by another object"):
         encode([one, Named(2)])
     store.save(1, encode([one, one]))
     assert [held.read("part-0")["row"].tolist() for held in store.load(store.path(1))] == [[1], [1]]

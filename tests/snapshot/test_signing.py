@@ -45,7 +45,7 @@ def test_the_key_itself_in_the_environment_comes_first(monkeypatch, tmp_path, ow
     assert key_source() == "$TRIEYE_KEY"
     assert not list(own_key_home.iterdir())
     monkeypatch.setenv("TRIEYE_KEY", "0123456789")
-    with pytest.raises(ConfigurationError, match=r"\$TRIEYE_KEY, has 10 bytes and needs 16") as caught:
+    with pytest.raises(ConfigurationError, match=r"\$TRIEYE_KEY, has 10 bytes, but needs 16") as caught:
         load_key()
     assert "0123456789" not in str(caught.value)
     monkeypatch.setenv("TRIEYE_KEY", "")  # as an unset secret of a CI job arrives
@@ -66,7 +66,7 @@ def test_the_own_key_must_not_be_open_to_others(mode, is_open):
     if not is_open:
         assert load_key()
         return
-    with pytest.raises(ConfigurationError, match=rf"open to others \(mode {mode:o}\)") as caught:
+    with pytest.raises(ConfigurationError, match=rf"accessible to others \(mode {mode:o}\)") as caught:
         load_key()
     assert f"chmod 600 {key_path()}" in str(caught.value)
 

@@ -24,7 +24,7 @@ class Sweep:
         self.directory = directory
 
     def launch(self, task: Any, jobs: Sequence[str], *options: str) -> list[JobReturn]:
-        """Run jobs, each of one override, and return what became of them."""
+        """Run jobs with one override each, and return their outcomes."""
         with self._composed("hydra.launcher.isolate=worker", *options) as (config, context):
             launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
             return list(launcher.launch([[job] for job in jobs], initial_job_idx=0))
@@ -55,9 +55,9 @@ class Sweep:
 
     def record(self, index: int) -> JobRecord:
         """Return the record of a job."""
-        found = JobRecord.read(self.directory / str(index))
-        assert found is not None
-        return found
+        record = JobRecord.read(self.directory / str(index))
+        assert record is not None
+        return record
 
     def states(self, num: int) -> list[str | None]:
         """Return the state of each job; None if it never began."""

@@ -25,7 +25,7 @@ def _as_in_a_fresh_process(hydra_restore_singletons):
 )
 class TestProgramsInThisProcess(IntegrationTestSuite):
     def generate_custom_cmd(self):
-        """Begin anew where a test starts two programs in one directory: the second one would have nothing to do."""
+        """Delete the sweep if a test starts two programs in one directory; the second would have nothing to do."""
 
         def command(words, filename):
             del filename

@@ -26,10 +26,10 @@ def described(tmp_path, monkeypatch):
     """Return a function that writes a description below a project's directory, and reads it."""
     monkeypatch.chdir(tmp_path)
 
-    def read(held, name="experiments/MountainCar-v0/sarsa.json", **options):
+    def read(description, name="experiments/MountainCar-v0/sarsa.json", **options):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(held if isinstance(held, str) else json.dumps(held))
+        path.write_text(description if isinstance(description, str) else json.dumps(description))
         return Description.read(path.relative_to(tmp_path), **options)
 
     return read
@@ -50,7 +50,7 @@ def test_the_last_key_varies_fastest_and_runs_are_slowest(described):
     assert jobs[1] == ("seed=0", "alpha=1.0", "lambda=0.99")
     assert jobs[16] == ("seed=1", "alpha=1.0", "lambda=1.0")
     for index in (-1, 32):
-        with pytest.raises(IndexError, match=f"job {index}: .*sarsa.json has the jobs 0 to 31"):
+        with pytest.raises(IndexError, match=f"job {index}: .*sarsa.json has jobs 0 to 31"):
             description.values(index)
 
 
@@ -95,8 +95,8 @@ def test_every_value_reaches_a_job_as_it_was_written(tmp_path_factory, listed):
     path = tmp_path_factory.getbasetemp() / "one.json"
     path.write_text(json.dumps({"metaParameters": {"x": listed}}))
     jobs = grid(Description.read(path))
-    (held,) = zip(*(OverridesParser.create().parse_overrides(list(jobs[index])) for index in jobs), strict=True)
-    got = [override.value() for override in held]
+    (description,) = zip(*(OverridesParser.create().parse_overrides(list(jobs[index])) for index in jobs), strict=True)
+    got = [override.value() for override in description]
     assert [(type(one), one) for one in got] == [(type(one), one) for one in listed]
 
 
@@ -107,28 +107,28 @@ def test_several_blocks_vary_together(described):
 
 
 @pytest.mark.parametrize(
-    ("held", "said"),
+    ("description", "message"),
     [
         ({"metaParameters": {"a": {"b": []}}}, "metaParameters.a.b is an empty list"),
-        ({"metaParameters": {"a": [1, {"b": 2}]}}, "metaParameters.a holds objects and values"),
-        ({"metaParameters": {"step size": [1, 2]}}, "metaParameters.step size cannot be the key of a config"),
-        ({"metaParameters": {"a": [0.1, 0.5, 0.1]}}, "metaParameters.a has 0.1 twice"),
-        ({"metaParameters": {"a.b": 1, "a": {"b": 2}}}, "a.b is described twice"),
-        ('{"metaParameters": {"a": 1, "a": 2}}', "a is described twice"),
+        ({"metaParameters": {"a": [1, {"b": 2}]}}, "metaParameters.a mixes objects and values"),
+        ({"metaParameters": {"step size": [1, 2]}}, "metaParameters.step size is no valid config key"),
+        ({"metaParameters": {"a": [0.1, 0.5, 0.1]}}, "metaParameters.a contains 0.1 twice"),
+        ({"metaParameters": {"a.b": 1, "a": {"b": 2}}}, "duplicate key a.b"),
+        ('{"metaParameters": {"a": 1, "a": 2}}', "duplicate key a"),
         ({"metaparameters": {"a": [1]}}, "metaParameters, an object .* is missing; did you mean 'metaparameters'?"),
         ({"metaParameters": [1]}, "metaParameters, an object with the values of each key, is missing"),
-        ("[1, 2]", "an object was expected"),
-        ('{"metaParameters": {', "this is no JSON: .*line 1"),
+        ("[1, 2]", "expected an object"),
+        ('{"metaParameters": {', "not valid JSON: .*line 1"),
     ],
 )
-def test_an_error_names_the_file_and_the_key(described, held, said):
-    with pytest.raises(ConfigurationError, match=f"^experiments/MountainCar-v0/sarsa.json: {said}"):
-        described(held)
+def test_an_error_names_the_file_and_the_key(described, description, message):
+    with pytest.raises(ConfigurationError, match=f"^experiments/MountainCar-v0/sarsa.json: {message}"):
+        described(description)
 
 
 def test_a_file_that_is_not_there_is_said_with_the_nearest(described):
     described(SARSA)
-    with pytest.raises(ConfigurationError, match=r"srsa.json: there is no such file; did you mean 'sarsa.json'\?"):
+    with pytest.raises(ConfigurationError, match=r"srsa.json does not exist; did you mean 'sarsa.json'\?"):
         Description.read(described(SARSA).path.with_name("srsa.json"))
 
 
@@ -166,23 +166,23 @@ def test_no_two_jobs_share_a_path(described):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "runs", "said"),
+    ("pattern", "runs", "message"),
     [
         ("{name}/{params}", 2, r"would share a path; it lacks \{run\}$"),
         ("{name}/{alpha}", 1, r"would share a path; it lacks \{lambda\}, or \{params\} for all keys"),
         ("{name}", 2, r"it lacks \{run\}, \{alpha\}, \{lambda\}, or"),
-        ("{param}/{run}", 1, r"\{param\} stands for nothing in .*; did you mean 'params'\?"),
+        ("{param}/{run}", 1, r"\{param\} is undefined in .*; did you mean 'params'\?"),
     ],
 )
-def test_a_path_that_jobs_would_share_is_refused(described, pattern, runs, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_a_path_that_jobs_would_share_is_refused(described, pattern, runs, message):
+    with pytest.raises(ConfigurationError, match=message):
         described({**SARSA, "save_path": pattern}, runs=runs).save_path(0)
 
 
 def test_without_a_path_nothing_is_saved(described):
     description = described(SARSA)
     assert description.save_pattern is None
-    with pytest.raises(ConfigurationError, match="save_path is missing; write it there"):
+    with pytest.raises(ConfigurationError, match="save_path is missing; set it there"):
         description.save_context(0)
 
 

@@ -1,4 +1,4 @@
-"""The jobs of a grid and their numbers, beside those of Hydra's own sweeper."""
+"""The jobs of a grid and their indices, compared with Hydra's basic sweeper."""
 
 import json
 import timeit
@@ -80,9 +80,9 @@ def test_jobs_have_the_numbers_that_hydra_gives_them(spec):
     assert (ours.size, list(ours)) == (len(jobs), list(range(len(jobs))))
     assert Grid.of_plain(json.loads(json.dumps(ours.plain()))) == ours
     for index in {0, len(jobs) // 2, len(jobs) - 1}:
-        places = ours.places_of(index)
+        positions = ours.places_of(index)
         assert (
-            tuple(word for axis, at in zip(ours.axes, places, strict=True) for word in axis.overrides(at))
+            tuple(word for axis, at in zip(ours.axes, positions, strict=True) for word in axis.overrides(at))
             == jobs[index]
         )
         wanted = ours.values(index)
@@ -107,7 +107,7 @@ def test_a_glob_has_the_options_that_the_program_has(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("lr=interval(0,1)", r"lr=interval\(0,1\): an interval has no steps.*lr=1,2,3.*hydra.sweeper.kind=random"),
         (
@@ -121,17 +121,17 @@ def test_a_glob_has_the_options_that_the_program_has(tmp_path):
         ("db.password=[hunter2", r"^db\.password=\*\*\*(?!.*hunter2)"),
     ],
 )
-def test_what_makes_no_grid_is_refused(word, said):
-    with pytest.raises(ConfigurationError, match=f"(?s){said}"):
+def test_what_makes_no_grid_is_refused(word, message):
+    with pytest.raises(ConfigurationError, match=f"(?s){message}"):
         grid("x=1", word)
 
 
 def test_a_number_beyond_the_grid_is_no_job():
     ours = grid("lr=1,2", "seed=range(0,3)")
     for index in (-1, 6):
-        with pytest.raises(IndexError, match=f"job {index}: the sweep has the jobs 0 to 5"):
+        with pytest.raises(IndexError, match=f"job {index}: the sweep has jobs 0 to 5"):
             ours[index]
-        with pytest.raises(IndexError, match="the jobs 0 to 5"):
+        with pytest.raises(IndexError, match="has jobs 0 to 5"):
             ours.places_of(index)
 
 
@@ -160,7 +160,7 @@ def test_seeds_are_the_slowest_axis():
     ours = grid("lr=1,2", seeds=3)
     assert [ours[index] for index in ours][:3] == [("seed=0", "lr=1"), ("seed=0", "lr=2"), ("seed=1", "lr=1")]
     assert ours.values(5) == {"seed": "2", "lr": "2"}
-    with pytest.raises(ConfigurationError, match="seed is an axis of the sweep already"):
+    with pytest.raises(ConfigurationError, match="seed is already an axis of the sweep"):
         grid("++seed=1", seeds=3)
     with pytest.raises(ConfigurationError, match="seeds=0"):
         with_seeds([], 0)
@@ -187,7 +187,7 @@ def test_a_key_that_is_zipped_with_itself_stays_as_it_is(group):
 
 
 def test_keys_of_other_lengths_cannot_be_zipped():
-    with pytest.raises(ConfigurationError, match=r"zip=a,b: .*as many values each; a has 2, b has 3"):
+    with pytest.raises(ConfigurationError, match=r"zip=a,b: .*equal numbers of values; a has 2, b has 3"):
         grid("a=1,2", "b=range(0,3)", zip=[["a", "b"]])
     with pytest.raises(ConfigurationError, match=r"zip=a,agnt: the sweep has no axis agnt; did you mean 'agent'\?"):
         grid("a=1,2", "agent=x,y", zip=[["a", "agnt"]])
@@ -198,8 +198,8 @@ def test_a_job_that_is_left_out_leaves_its_number_free():
     assert list(ours) == [0, 3, 4]
     assert ours[3] == ("agent=dqn", "lr=1")
     assert list(ours.find({"agent": "ppo"})) == [0]
-    for combination, said in (({"agnt": "ppo"}, "did you mean 'agent'"), ({"lr": 9}, "lr=9: .*no such value")):
-        with pytest.raises(ConfigurationError, match=said):
+    for combination, message in (({"agnt": "ppo"}, "did you mean 'agent'"), ({"lr": 9}, "lr=9: .*no such value")):
+        with pytest.raises(ConfigurationError, match=message):
             grid("agent=ppo,dqn", "lr=1,2,3", without=[combination])
 
 
@@ -255,7 +255,7 @@ def test_leaving_a_job_out_renumbers_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("now", "said"),
+    ("now", "message"),
     [
         (["lr=0,1,2", "b=3,4"], "its job 0 is 'lr=1 b=3' and would be 'lr=0 b=3'"),
         (["lr=1,3", "b=3,4"], "its job 2 is 'lr=2 b=3' and would be 'lr=3 b=3'"),
@@ -266,13 +266,13 @@ def test_leaving_a_job_out_renumbers_nothing(tmp_path):
         (["lr=1,2"], "its job 0 is 'lr=1 b=3' and would be 'lr=1'"),
     ],
 )
-def test_a_sweep_is_never_numbered_anew(tmp_path, now, said):
+def test_a_sweep_is_never_numbered_anew(tmp_path, now, message):
     record = recorded(grid("lr=1,2", "b=3,4"))
     with pytest.raises(ConfigurationError) as error:
         record.going_on(grid(*now), now, tmp_path)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert str(tmp_path) in str(error.value)
-    assert "added at the end of its first key" in str(error.value)
+    assert "appended to its first key" in str(error.value)
 
 
 def test_a_shuffled_axis_keeps_its_order(tmp_path):
@@ -295,18 +295,16 @@ def test_secrets_are_kept_out_of_the_record_and_change_nothing(tmp_path):
     spec = ["db.password=hunter2,swordfish", "seed=0,1"]
     then = grid(*spec, without=[{"db.password": "hunter2", "seed": 1}])
     recorded(then).write(tmp_path)
-    held = (tmp_path / SWEEP).read_text()
-    assert "hunter2" not in held
-    assert "swordfish" not in held
+    content = (tmp_path / SWEEP).read_text()
+    assert "hunter2" not in content
+    assert "swordfish" not in content
     assert SweepRecord.of(tmp_path).going_on(then, spec, tmp_path) == then
 
 
 def test_a_directory_without_a_sweep_is_said_to_have_none(tmp_path):
     (tmp_path / "first").mkdir()
     recorded(grid("a=1,2")).write(tmp_path / "first")
-    with pytest.raises(
-        ConfigurationError, match=r"holds no sweep, which would have a sweep\.json; there is one in first"
-    ):
+    with pytest.raises(ConfigurationError, match=r"contains no sweep \(no sweep\.json\); there is one in first"):
         SweepRecord.of(tmp_path)
     (tmp_path / SWEEP).write_text('{"spec": [')
     with pytest.raises(SerializationError, match=r"sweep\.json is damaged"):

@@ -1,4 +1,4 @@
-"""Ctrl-C in a sweep, as a terminal sends it: once to finish what runs, twice to save and stop it."""
+"""Ctrl-C in a sweep, as sent by a terminal: once to finish running jobs, twice to save and stop them."""
 
 import os
 import re
@@ -63,7 +63,7 @@ OPTIONS = [
 
 
 class Driver:
-    """A program that sweeps, in a session of its own, as a shell gives it one."""
+    """A program that runs a sweep in a separate session, like a program started from a shell."""
 
     def __init__(self, directory, *options):
         self.directory = directory
@@ -99,14 +99,14 @@ class Driver:
 
     def left_behind(self):
         """Return the processes of its session that are still there."""
-        found = []
+        workers = []
         for process in psutil.process_iter():
             try:
                 if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    workers.append(process)
             except (OSError, psutil.Error):
                 continue
-        return found
+        return workers
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save_and_non
         driver = start("seed=0,1")
         driver.await_step(MIDDLE, 0)
         driver.ctrl_c()
-        wait_until(lambda: "SIGINT: no other job begins" in driver.said())
+        wait_until(lambda: "SIGINT: no further jobs start" in driver.said())
         driver.go_on(0)
         assert driver.ended() == 130
         first = driver.record(0)
@@ -146,13 +146,13 @@ def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save_and_non
     driver.go_on(0)
     driver.await_step(MIDDLE, 1)
     driver.ctrl_c()
-    wait_until(lambda: driver.said().count("SIGINT: no other job begins") == 1 + whole)
+    wait_until(lambda: driver.said().count("SIGINT: no further jobs start") == 1 + whole)
     assert "a second Ctrl-C" in driver.said()
     driver.ctrl_c()
     wait_until(lambda: "stopping after this step" in driver.printed(1))
     driver.go_on(1, MIDDLE)
     assert driver.ended() == 130
-    assert "1 job saves and stops" in driver.said()
+    assert "1 job saving and stopping" in driver.said()
     assert re.search(r"trieye sweep relaunch \S+/sweep\n", driver.said())
     stopped = driver.record(1)
     assert stopped.state == "interrupted"
@@ -165,7 +165,7 @@ def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save_and_non
     driver = start("seed=0,1")
     driver.await_step(LATE, 1)
     driver.ctrl_c()  # while the last job runs: it stops nothing
-    wait_until(lambda: "SIGINT: no other job begins" in driver.said()[num_said:])
+    wait_until(lambda: "SIGINT: no further jobs start" in driver.said()[num_said:])
     driver.go_on(1)
     assert driver.ended() == 0
     assert "relaunch" not in driver.said()[num_said:]
@@ -181,7 +181,7 @@ def test_sigterm_after_ctrl_c_lets_jobs_save_and_stop(start):
     driver = start("seed=0,1")
     driver.await_step(MIDDLE, 0)
     driver.ctrl_c()
-    wait_until(lambda: "SIGINT: no other job begins" in driver.said())
+    wait_until(lambda: "SIGINT: no further jobs start" in driver.said())
     driver.process.terminate()
     wait_until(lambda: "stopping after this step" in driver.printed(0))
     driver.go_on(0, MIDDLE)

@@ -1,4 +1,4 @@
-"""The launcher: what becomes of jobs that fail, are killed, or ran before, and what each gets of the machine."""
+"""The launcher: failed, killed and earlier jobs, and the resources of each job."""
 
 import os
 import signal
@@ -48,19 +48,19 @@ def test_jobs_that_fail_stop_no_other_and_leave_what_they_printed(sweep, ray_clu
         return threading.Lock() if cfg.what == "lock" else 7
 
     whats = ["raise", "fine", "stubborn", "leave", "lock", "well"]
-    returned = sweep.launch(task, [f"what={what}" for what in whats])
-    found = values(returned)
-    assert found[1] == found[5] == 7
-    assert found[0] == "that is no number"
-    assert "StubbornError: cannot be unpickled" in found[2]
-    assert "3" in found[3]
-    assert found[4] is None
+    returned = sweep.launch(task, [f"what={word}" for word in whats])
+    returned_values = values(returned)
+    assert returned_values[1] == returned_values[5] == 7
+    assert returned_values[0] == "that is no number"
+    assert "StubbornError: cannot be unpickled" in returned_values[2]
+    assert "3" in returned_values[3]
+    assert returned_values[4] is None
     assert sweep.states(6) == ["failed", "completed", "failed", "failed", "completed", "completed"]
     assert sweep.record(0).error == "ValueError: that is no number"
     assert sweep.record(5).objective == 7.0
     logs = [(sweep.directory / str(index) / "output.log").read_text() for index in range(6)]
-    for what, log in zip(whats, logs, strict=True):
-        assert f"printed by {what}" in log
+    for word, log in zip(whats, logs, strict=True):
+        assert f"printed by {word}" in log
         assert "to stderr" in log
         assert "a child speaks" in log
     assert "Traceback" in logs[0]
@@ -155,14 +155,14 @@ def test_what_a_job_does_to_hydra_reaches_no_other_job_of_its_process(sweep, ray
         from hydra.core.config_store import ConfigStore
         from omegaconf import OmegaConf
 
-        found = (OmegaConf.has_resolver("mine"), "mine.yaml" in ConfigStore.instance().repo, os.getpid())
+        outcomes = (OmegaConf.has_resolver("mine"), "mine.yaml" in ConfigStore.instance().repo, os.getpid())
         OmegaConf.register_new_resolver("mine", lambda: cfg.what)
         ConfigStore.instance().store("mine", {"a": 1})
-        return found
+        return outcomes
 
-    found = values(sweep.launch(task, ["what=a", "what=b"], "hydra.launcher.num_jobs=1"))
-    assert [held[:2] for held in found] == [(False, False)] * 2
-    assert found[0][2] == found[1][2]
+    outcomes = values(sweep.launch(task, ["what=a", "what=b"], "hydra.launcher.num_jobs=1"))
+    assert [outcome[:2] for outcome in outcomes] == [(False, False)] * 2
+    assert outcomes[0][2] == outcomes[1][2]
 
 
 def test_a_sweep_that_is_started_again_runs_what_is_not_completed(sweep):

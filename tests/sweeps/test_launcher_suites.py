@@ -1,4 +1,4 @@
-"""Hydra's own tests of launchers, for that of trieye: on Ray, in this process, and in batches."""
+"""Hydra's launcher test suites applied to trieye's launcher: on Ray, in this process, and in batches."""
 
 import pytest
 from hydra.core.singleton import Singleton

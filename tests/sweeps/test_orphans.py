@@ -36,13 +36,13 @@ def test_a_heartbeat_is_compared_with_earlier_ones_of_the_same_machine_only(tmp_
     jobs, beats = Orphans(tmp_path), count(-1000.0)  # a clock that was never set
     jobs.add(JOB, JobRecord.read(tmp_path / "0"))
     jobs.wait()
-    assert jobs.given_up() == []
+    assert jobs.timed_out() == []
     for record.heartbeat in (next(beats), next(beats)):
         record.write(tmp_path / "0")
         assert jobs.ended() == []
-    ((job, error),) = jobs.given_up()
+    ((job, error),) = jobs.timed_out()
     assert job == JOB
-    assert f"process {record.pid} on elsewhere still runs it" in str(error)
+    assert f"process {record.pid} on elsewhere is still running it" in str(error)
 
 
 def test_a_job_of_this_machine_starts_again_as_soon_as_its_process_has_ended(tmp_path):

@@ -1,4 +1,4 @@
-"""Searches: what is drawn, what Optuna hears, and sweeps of a real program that it steers."""
+"""Searches: drawn values, results reported to Optuna, and sweeps of a real program."""
 
 import math
 import sys
@@ -13,7 +13,7 @@ from trieye.config.hydra.axes import Dimension, dimensions_of
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.jobs import Done, Job, JobRecord
-from trieye.sweeps.search import OptunaSearch, RandomSearch, Searching
+from trieye.sweeps.search import OptunaSearch, RandomSearch, SearchQueue
 from trieye.sweeps.status import status_of
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
@@ -36,7 +36,7 @@ def test_what_may_vary_is_read_by_hydras_grammar():
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("x=interval(1,1)", "interval\\(a,b\\) needs a < b"),
         ("x=tag(log,interval(0,1))", "needs 0 < a < b"),
@@ -44,8 +44,8 @@ def test_what_may_vary_is_read_by_hydras_grammar():
         ("x=tag(lgo,interval(1,2))", "unknown tag 'lgo'"),
     ],
 )
-def test_an_interval_that_is_none_is_refused(word, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_an_interval_that_is_none_is_refused(word, message):
+    with pytest.raises(ConfigurationError, match=message):
         dimensions_of([word])
 
 
@@ -56,14 +56,14 @@ def test_all_that_is_drawn_is_within_bounds_and_spread_over_them(kind):
     if kind == "optuna":
         search = OptunaSearch(dimensions, SweeperConfig(kind="optuna", sampler="random", seed=3), "max")
     drawn = [values(search.ask(index)) for index in range(400)]
-    assert all(-1 <= float(held["x"]) <= 1 for held in drawn)
-    assert all(1e-5 <= float(held["lr"]) <= 1e-1 for held in drawn)
-    assert {held["k"] for held in drawn} == {"2", "3", "4"}
-    assert {held["a"] for held in drawn} == {"b", "c"}
-    assert {1, 64} <= {int(held["n"]) for held in drawn} <= set(range(1, 65))
-    small = sum(float(held["lr"]) < 1e-3 for held in drawn)
+    assert all(-1 <= float(values["x"]) <= 1 for values in drawn)
+    assert all(1e-5 <= float(values["lr"]) <= 1e-1 for values in drawn)
+    assert {values["k"] for values in drawn} == {"2", "3", "4"}
+    assert {values["a"] for values in drawn} == {"b", "c"}
+    assert {1, 64} <= {int(values["n"]) for values in drawn} <= set(range(1, 65))
+    small = sum(float(values["lr"]) < 1e-3 for values in drawn)
     assert 150 < small < 250  # half of the orders of magnitude
-    assert sum(int(held["n"]) <= 8 for held in drawn) > 150
+    assert sum(int(values["n"]) <= 8 for values in drawn) > 150
 
 
 def test_a_job_of_a_random_search_tries_the_same_whenever_it_is_begun():
@@ -88,8 +88,8 @@ def test_tpe_comes_near_the_optimum_and_knows_what_earlier_starts_reached():
     for trial in begun._study.trials:  # its own
         later.tell(trial.number, [f"x={trial.params['x']!r}"], trial.value, is_pruned=False)
     trained(later, range(40, 50), reach)
-    asked = [trial.params["x"] for trial in later._study.trials[40:]]
-    assert sum(abs(x - 3) < 2 for x in asked) >= 5  # of ten; chance would give two
+    proposed = [trial.params["x"] for trial in later._study.trials[40:]]
+    assert sum(abs(x - 3) < 2 for x in proposed) >= 5  # of ten; chance would give two
     fresh = [float(values(OptunaSearch(dimensions, options, "max").ask(0))["x"])]
     assert abs(fresh[0] - 3) > 2
 
@@ -108,13 +108,13 @@ def test_a_search_that_is_started_again_hears_once_and_first_of_what_is_known(tm
         number: JobRecord(index=number, overrides=[f"x=0.{number}"], state=state, objective=float(number))
         for number, state in enumerate(states)
     }
-    source = Searching(search, 5, begun, tmp_path, None)
-    known = [(0, ("x=0.0",), 0.0, False), (2, ("x=0.2",), 2.0, True)]
-    assert search.heard == known  # also where a relaunch asks for the others alone
+    source = SearchQueue(search, 5, begun, tmp_path, None)
+    reported = [(0, ("x=0.0",), 0.0, False), (2, ("x=0.2",), 2.0, True)]
+    assert search.heard == reported  # also where a relaunch asks for the others alone
     assert [source.next().index for _ in range(5)] == list(range(5))
     for index in range(4):
         source.ended(Job(index, (f"x=0.{index}",)), Done(index, 7.0))
-    assert search.heard == [*known, (1, ("x=0.1",), 7.0, False), (3, ("x=0.3",), 7.0, False)]
+    assert search.heard == [*reported, (1, ("x=0.1",), 7.0, False), (3, ("x=0.3",), 7.0, False)]
 
 
 def test_what_failed_or_lies_outside_of_the_new_bounds_teaches_nothing_and_stops_nothing():
@@ -156,16 +156,16 @@ def test_a_sampler_whose_package_is_missing_is_refused_before_a_job_begins(sweep
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         ({"kind": "random", "seeds": 3}, "seeds is only for kind=grid"),
         ({"kind": "random", "pruner": "median"}, "pruner is only for kind=optuna"),
         ({"kind": "optuna", "sampler": "tpee"}, "sampler"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(given, said):
-    with pytest.raises(ValueError, match=said):
-        SweeperConfig.model_validate(given)
+def test_options_that_do_not_go_together_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        SweeperConfig.model_validate(options)
 
 
 def negative_square(cfg):
@@ -173,11 +173,13 @@ def negative_square(cfg):
 
 
 def proposals(search, indices):
-    asked = []
+    proposed = []
     for index in indices:
-        asked.append(search.ask(index))
-        search.tell(index, asked[-1], -sum(float(value) ** 2 for value in values(asked[-1]).values()), is_pruned=False)
-    return asked
+        proposed.append(search.ask(index))
+        search.tell(
+            index, proposed[-1], -sum(float(value) ** 2 for value in values(proposed[-1]).values()), is_pruned=False
+        )
+    return proposed
 
 
 @pytest.mark.parametrize(("sampler", "num"), [("tpe", 16), ("random", 8), ("gp", 8)])
@@ -205,15 +207,15 @@ def test_values_of_a_discrete_space_repeat_only_after_an_identical_job_was_compl
 def test_a_search_whose_jobs_tie_or_repeat_says_so(sweep, capsys):
     words = ["hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=4"]
     sweep.search(lambda _: 90.4, "+x=interval(0,1)", *words)
-    told = " ".join(capsys.readouterr().err.split())
-    assert "4 of 4 trials with different values have the objective 90.4" in told
-    assert "loop.objective" in told
-    assert "repeat" not in told
+    output = " ".join(capsys.readouterr().err.split())
+    assert "4 of 4 trials with different values have the objective 90.4" in output
+    assert "loop.objective" in output
+    assert "repeat" not in output
     sweep.directory = sweep.directory.with_name("discrete")
     sweep.search(lambda _: 90.4, "+x=0,1", *words)
-    told = capsys.readouterr().err
-    assert "2 of 4 trials repeat the values of an earlier one" in told
-    assert "different values" not in told
+    output = capsys.readouterr().err
+    assert "2 of 4 trials repeat the values of an earlier one" in output
+    assert "different values" not in output
 
 
 def test_a_search_that_is_extended_and_interrupted_proposes_the_points_of_an_uninterrupted_one(sweep):

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.json_schemas import validated
 from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.exceptions import ConfigurationError
-from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.jobs import JobRecord, RunningJob
 from trieye.sweeps.slurm import Asked, memory_text, numbers, ranges, script_of, time_text
 from trieye.sweeps.status import status_of
 
@@ -60,14 +61,14 @@ SCONTROL = '#!/bin/bash\necho "$@" >> "$(dirname "$0")/requeued"\n'
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
     """Return a directory with an sbatch and a scontrol, which are on the path."""
-    there = tmp_path / "bin"
-    there.mkdir()
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir()
     for name, text in (("sbatch", SBATCH.replace("{python}", sys.executable)), ("scontrol", SCONTROL)):
-        (there / name).write_text(text)
-        (there / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{there}:{os.environ['PATH']}")
+        (bin_dir / name).write_text(text)
+        (bin_dir / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_dir}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
-    return there
+    return bin_dir
 
 
 def plan(*words):
@@ -78,9 +79,9 @@ def plan(*words):
 
 def task(number):
     """Start a task of the array that was written, as Slurm does."""
-    known = os.environ | {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_JOB_ID": f"4711{number}"}
+    environment = os.environ | {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_JOB_ID": f"4711{number}"}
     with Path("said").open("a") as file:
-        return subprocess.Popen(["bash", "sweep/slurm.sh"], env=known, stdout=file, stderr=file)
+        return subprocess.Popen(["bash", "sweep/slurm.sh"], env=environment, stdout=file, stderr=file)
 
 
 @pytest.mark.parametrize(
@@ -101,19 +102,19 @@ def test_numbers_are_told_in_ranges(indices):
 
 @pytest.mark.parametrize("text", ["", "a", "3-", "1,,2", "-1"])
 def test_what_names_no_jobs_is_refused(text):
-    with pytest.raises(ConfigurationError, match="named by their numbers, as in 7, or 0-9,12"):
+    with pytest.raises(ConfigurationError, match="expected indices of jobs, such as 7 or 0-9,12"):
         numbers(text)
 
 
 def test_the_script_asks_for_what_its_jobs_need(tmp_path):
-    asked = Asked(
+    request = Asked(
         hours=3, gigs=2, cpus=2, gpus=0.25, per_task=8, at_once=4, most_tasks=5, name="it's one", options=["qos=long"]
     )
-    script = script_of(tmp_path / "a sweep", [0, 1, 2, 5, *range(7, 20)], asked, working_dir="/some where")
-    found = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE))
-    assert found["array"] == "0-2%5"
-    assert (found["time"], found["mem"], found["cpus-per-task"], found["gres"]) == ("2:59:59", "8G", "8", "gpu:1")
-    assert (found["signal"], found["requeue"], found["qos"]) == ("B:USR1@120", "", "long")
+    script = script_of(tmp_path / "a sweep", [0, 1, 2, 5, *range(7, 20)], request, working_dir="/some where")
+    header = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE))
+    assert header["array"] == "0-2%5"
+    assert (header["time"], header["mem"], header["cpus-per-task"], header["gres"]) == ("2:59:59", "8G", "8", "gpu:1")
+    assert (header["signal"], header["requeue"], header["qos"]) == ("B:USR1@120", "", "long")
     assert "jobs=(0-2,5,7-10 11-18 19)\n" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
@@ -121,11 +122,11 @@ def test_the_script_asks_for_what_its_jobs_need(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--hours", "0"], r"--hours 0: it has to be between a minute"),
-        (["--hours", "1", "--per-task", "0"], r"--per-task 0: it has to be 1 or more"),
-        (["--hours", "1", "--at-once", "2"], r"--at-once 2: a task has --per-task 1"),
-        (["--hours", "1", "--gigs", "-1"], r"--gigs -1: it has to be above 0"),
-        (["--hours", "0.02", "--signal", "120"], r"--signal 120: it has to be below the 0.02 h"),
+        (["--hours", "0"], r"--hours 0: expected between a minute"),
+        (["--hours", "1", "--per-task", "0"], r"--per-task 0: expected 1 or more"),
+        (["--hours", "1", "--at-once", "2"], r"--at-once 2: expected at most --per-task 1"),
+        (["--hours", "1", "--gigs", "-1"], r"--gigs -1: expected a value above 0"),
+        (["--hours", "0.02", "--signal", "120"], r"--signal 120: expected less than the 0.02 h"),
         (["--hours", "1", "--option=--qos=x"], r"--option '--qos=x': it is KEY=VALUE or KEY"),
         (["--hours", "1", "--only", "failled"], r"did you mean 'failed'"),
     ],
@@ -137,7 +138,7 @@ def test_mistakes_are_named(slurm, capfd, words, message):
 
 
 @pytest.mark.parametrize(
-    ("said", "hint"),
+    ("message", "hint"),
     [
         ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination", "--account"),
         ("sbatch: error: invalid partition specified: gpus\n", "`sinfo -s` lists"),
@@ -151,20 +152,30 @@ def test_mistakes_are_named(slurm, capfd, words, message):
         ("something new", "refused the script: something new"),
     ],
 )
-def test_what_sbatch_refuses_is_told_with_a_way_out(slurm, capfd, said, hint):
+def test_what_sbatch_refuses_is_told_with_a_way_out(slurm, capfd, message, hint):
     plan("seed=1,2")
-    (slurm / "refusal").write_text(said)
+    (slurm / "refusal").write_text(message)
     assert main(["sweep", "slurm", "sweep", "--hours", "1", "--submit"]) == 2
-    told = capfd.readouterr().err
-    assert hint in told
-    assert said.removeprefix("sbatch: error: ").strip() in told
+    output = capfd.readouterr().err
+    assert hint in output
+    assert message.removeprefix("sbatch: error: ").strip() in output
 
 
 def test_where_there_is_no_sbatch_it_is_said(slurm, capfd):
     plan("seed=1,2")
     (slurm / "sbatch").unlink()
     assert main(["sweep", "slurm", "sweep", "--hours", "1", "--submit"]) == 2
-    assert "there is no sbatch on this machine; submit it where there is one: sbatch " in capfd.readouterr().err
+    assert "sbatch is not installed on this machine; submit the script elsewhere: sbatch " in capfd.readouterr().err
+
+
+def test_jobs_that_are_running_are_left_out_of_the_array(slurm, capfd):
+    plan("seed=0,1,2")
+    with RunningJob(Path("sweep/1"), 1, ["seed=1"]).running():
+        assert main(["sweep", "slurm", "sweep", "--hours", "1", "--json"]) == 0
+    said = capfd.readouterr()
+    assert "left out, since they are running: 1" in said.err
+    document = validated(said.out.splitlines()[-1])
+    assert (document["jobs"], document["num_tasks"], document["submitted"]) == ([0, 2], 2, None)
 
 
 @pytest.mark.long
@@ -172,9 +183,9 @@ def test_the_tasks_of_an_array_run_what_is_missing(slurm, capfd):
     plan("seed=0,1,2,3")
     assert main(["sweep", "run", "-d", "sweep", "-i", "1"]) == 0
     assert main(["sweep", "slurm", "sweep", "--hours", "1", "--per-task", "2", "--submit"]) == 0
-    said = capfd.readouterr().out
-    assert "3 jobs in 2 tasks, 2 core-hours at most" in said
-    assert "submitted as 4711: squeue -j 4711" in said
+    message = capfd.readouterr().out
+    assert "3 jobs in 2 tasks, 2 core-hours at most" in message
+    assert "submitted as 4711: squeue -j 4711" in message
     assert (slurm / "submitted").read_text() == str(Path("sweep/slurm.sh"))
     tasks = [task(0), task(1)]
     assert [one.wait(120) for one in tasks] == [0, 0], Path("said").read_text()
@@ -215,9 +226,9 @@ def test_what_a_directory_is_called_reaches_sbatch_as_a_name(slurm, tmp_path, ca
 @pytest.mark.parametrize("words", [[], ["--account", "me\n#SBATCH --time=9"], ["--option", "qos=a\rb"]])
 def test_a_line_break_reaches_no_script(slurm, tmp_path, capsys, words):
     plan("seed=0,1")
-    place = tmp_path / ("sweep" if words else "one\ntouch two")
+    sweep_dir = tmp_path / ("sweep" if words else "one\ntouch two")
     if not words:
-        (tmp_path / "sweep").rename(place)
-    assert main(["sweep", "slurm", str(place), "--hours", "1", *words]) == 2
+        (tmp_path / "sweep").rename(sweep_dir)
+    assert main(["sweep", "slurm", str(sweep_dir), "--hours", "1", *words]) == 2
     assert "control characters" in capsys.readouterr().err
-    assert not (place / "slurm.sh").exists()
+    assert not (sweep_dir / "slurm.sh").exists()

@@ -1,4 +1,4 @@
-"""A sweep on a cluster of nodes, one of which is killed while jobs run on all; prints what became of it."""
+"""Run a sweep on a cluster, kill one node while jobs run on all nodes, and print the outcome."""
 
 import json
 import subprocess
@@ -43,7 +43,7 @@ TOTAL = 60
 
 
 def is_over(job: Path) -> bool:
-    """Tell whether a job has ended."""
+    """Return whether a job has ended."""
     return '"completed"' in (job / "status.json").read_text()
 
 
@@ -81,8 +81,8 @@ def main(directory: Path, nodes: int = 2, jobs: int = 3) -> None:
     records = {path.parent.name: json.loads(path.read_text()) for path in (directory / "s").glob("*/status.json")}
     run = json.loads((directory / "s" / str(victim) / "run/run.json").read_text()) if victim is not None else {}
     cluster.shutdown()
-    told = {"nodes": len(nodes), "victim": victim, "code": sweep.returncode, "jobs": records, "run": run}
-    sys.stdout.write(json.dumps(told | {"printed": printed[-3000:]}) + "\n")
+    report = {"nodes": len(nodes), "victim": victim, "code": sweep.returncode, "jobs": records, "run": run}
+    sys.stdout.write(json.dumps(report | {"printed": printed[-3000:]}) + "\n")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def test_an_experiment_that_forgets_something_does_not_pass(tmp_path):
 
     contract = TestWalk()
     contract.experiment_class = Forgetful
-    with pytest.raises(AssertionError, match="something was not saved"):
+    with pytest.raises(AssertionError, match="the saved state is incomplete"):
         contract.test_a_save_changes_nothing_and_another_process_goes_on_bit_for_bit(tmp_path / "one")
     contract.experiment_class = Lazy
     with pytest.raises(AssertionError):

@@ -22,7 +22,7 @@ class TestMemorySink(Kept, SinkContract):
 
 
 class StoreSink(MemorySink):
-    """Drops what it has, and leaves out what it is told to."""
+    """Stores each point once, and ignores superseded points that are logged again."""
 
     def __init__(self, points):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The contracts of training hold for what is ours and for what a user writes, and notice what is broken."""
+"""The training contracts pass for built-in and user-defined classes, and fail for broken ones."""
 
 import copy
 
@@ -18,9 +18,9 @@ from trieye.training.sampling import FromData, FromReplay
 ENV = {"id": "CartPole-v1", "num": 2, "eval_episodes": 2, "max_episode_steps": 40}
 
 
-def dqn_config(**given):
+def dqn_config(**options):
     agent = DQNConfig(rollout_steps=4, batch_size=8, learning_starts=8, device="cpu")
-    return TrainConfig(**{"agent": agent, "env": ENV, "loop": {"axis": "env_steps", "steps": 80}} | given)
+    return TrainConfig(**{"agent": agent, "env": ENV, "loop": {"axis": "env_steps", "steps": 80}} | options)
 
 
 class TestQPolicy(PolicyContract):
@@ -38,7 +38,7 @@ class TestNormalizedActorCritic(PolicyContract):
 
 
 class Remembering(trieye.Policy):
-    """As a user writes it: recurrent, with metrics of its own."""
+    """A user-defined recurrent policy with additional metrics."""
 
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
@@ -175,7 +175,7 @@ class TestNewest(SamplingContract):
 
 
 def broken(contract, test, tmp_path=None):
-    """Tell whether a contract notices."""
+    """Return whether a contract test fails."""
     try:
         getattr(contract, test)(*([] if tmp_path is None else [tmp_path]))
     except (AssertionError, ConfigurationError, RuntimeError, TypeError):
@@ -229,7 +229,7 @@ def test_a_broken_policy_is_noticed(policy, test):
 
 
 class Forgetful(DQN):
-    """Has a state that nobody saves."""
+    """Has state that is not saved."""
 
     def setup(self, config):
         super().setup(config)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import trieye
-from tests.training.algorithms import DQN, PPO, PPOConfig, TrainConfig
+from tests.training.algorithms import DQN, PPO, DQNConfig, PPOConfig, QPolicy, TrainConfig
 from tests.training.elsewhere import AsTensor, Elsewhere
 from tests.training.worlds import Count, Remembers
 from trieye.config.env import EnvConfig
@@ -185,6 +185,20 @@ def test_an_engine_that_names_no_policy_is_told_how_to(config):
 def test_an_engine_refuses_the_config_of_another_agent(train_config):
     with pytest.raises(trieye.ConfigurationError, match=r"agent.engine: DQN trains a DQNConfig, not a PPOConfig"):
         DQN(train_config(agent={"kind": "ppo", "engine": "tests.training.algorithms:DQN"}))
+
+
+def test_a_subclass_keeps_the_classes_of_its_parent():
+    class Policy(DQN.policy_class):
+        pass
+
+    class Other(DQN, policy=Policy):
+        pass
+
+    class Same(Other):
+        pass
+
+    assert (Same.policy_class, Same.config_class, Same.agent_class) == (Policy, TrainConfig, DQNConfig)
+    assert DQN.policy_class is QPolicy
 
 
 class Declared(trieye.Minibatch):

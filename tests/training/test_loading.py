@@ -66,7 +66,7 @@ def test_the_best_the_latest_and_that_of_a_step_are_three_policies(trained):
     assert torch.equal(weights["latest"], weights[92])
     assert not torch.equal(weights["best"], weights["latest"])
     assert not torch.equal(weights[32], weights[60])
-    with pytest.raises(CheckpointError, match=r"holds no checkpoint 31 \(steps: 32, 60, 92\)"):
+    with pytest.raises(CheckpointError, match=r"has no checkpoint 31 \(steps: 32, 60, 92\)"):
         trieye.load_policy(trained.run_dir, 31)
 
 
@@ -94,7 +94,7 @@ def test_a_run_of_something_else_is_said_in_one_sentence(tmp_path):
     with pytest.raises(ConfigurationError, match="there is neither such a directory"):
         trieye.load_policy(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="holds no checkpoint 'best'"):
+    with pytest.raises(CheckpointError, match="has no checkpoint 'best'"):
         trieye.load_policy(tmp_path / "empty")
 
 

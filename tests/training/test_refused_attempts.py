@@ -207,7 +207,7 @@ def test_damaged_checkpoints_stay_where_they_are_when_none_is_whole(root):
     for path in run_dir_of(root).glob("checkpoints/*/state.safetensors"):
         path.write_bytes(b"damaged")
     files = files_of(run_dir_of(root))
-    with pytest.raises(CheckpointError, match="none is whole"):
+    with pytest.raises(CheckpointError, match="none is intact"):
         run_alone(Small, make_config(root, **more()))
     assert files_of(run_dir_of(root)) == files
 

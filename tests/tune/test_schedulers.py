@@ -1,4 +1,4 @@
-"""What a scheduler knows of the trials of a study that goes on."""
+"""Schedulers of a resumed study receive the earlier results of its trials."""
 
 from types import SimpleNamespace
 
@@ -9,23 +9,23 @@ from ray.tune.schedulers import TrialScheduler
 
 from trieye.tune.schedulers import scheduler_of
 from trieye.tune.space import Space
-from trieye.tune.watching import Watch, Watching
+from trieye.tune.watching import StudyMonitor, Watching
 
 OBJECTIVES = (4.0, 5.0, 1.0)
-"""What the three trials of a study report, each at its first and second evaluation."""
+"""Objectives of the three trials of a study at their first and second evaluation."""
 
 NOBODY_WAITS = SimpleNamespace(get_live_trials=list)
 
 
 @pytest.fixture
 def begun(walks_config, tmp_path, monkeypatch):
-    """Return a function that begins a study, or goes on with it: its trials, what it hears, and its scheduler."""
+    """Return a function that starts or resumes a study, and returns its trials, monitor and scheduler."""
 
     def begin(scheduler):
-        asked = {"enabled": True, "scheduler": scheduler, "grace": 2, "reduction": 2, "space": {"walk.pace": "1,2,3"}}
-        config = walks_config("herd", tune=asked, steps=100)
+        tune = {"enabled": True, "scheduler": scheduler, "grace": 2, "reduction": 2, "space": {"walk.pace": "1,2,3"}}
+        config = walks_config("herd", tune=tune, steps=100)
         space = Space(config)
-        watch = Watch(config, tmp_path, space.keys, len(OBJECTIVES))
+        watch = StudyMonitor(config, tmp_path, space.keys, len(OBJECTIVES))
         monkeypatch.setattr(Watching, "watch", watch)
         made = scheduler_of(config, space)
         assert made.set_search_properties(config.loop.objective, "max")
@@ -39,10 +39,10 @@ def begun(walks_config, tmp_path, monkeypatch):
 
 
 def report(trial, watch, scheduler, iteration, objective):
-    """Do what Tune does with a result; return what the scheduler decides."""
+    """Process a result like Tune; return the scheduler's decision."""
     result = {TRAINING_ITERATION: iteration, "step": 5 * iteration, "eval/return": objective}
     decided = scheduler.on_trial_result(NOBODY_WAITS, trial, result)
-    watch.told(trial, result)
+    watch.record_result(trial, result)
     return decided
 
 

@@ -141,8 +141,8 @@ def test_a_study_that_is_interrupted_goes_on_stops_what_is_behind_and_its_best_c
 
     assert "is finished" in project.run(*words, "sinks=[mlflow]")
     refused = project.run(*words, "tune.num_trials=5", code=2)
-    assert "was begun with tune.num_trials=4, and now it is 5" in refused
-    assert "leave one of them out" in project.run(*words, "-m", code=2)
+    assert "was started with tune.num_trials=4 and cannot resume with 5" in refused
+    assert "remove either" in project.run(*words, "-m", code=2)
     project.cli("sweep", "status", "multirun/first")
     assert "pace" in project.cli("results", "table", "multirun/first", "--by", "walk.pace")
     assert "has no grid: it is a search or a study" in project.cli("sweep", "show", "1", "-d", "multirun/first", code=2)

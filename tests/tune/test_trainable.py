@@ -104,7 +104,7 @@ def test_a_state_that_cannot_be_read_leaves_the_counters_as_they_were(walks_conf
     made = as_trainable(Walk, walks_config("walk"))({})
     made.train()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match="contains no checkpoint"):
         made.restore(str(tmp_path / "empty"))
     assert made.training_iteration == 1
     assert made.train()["step"] == 10
@@ -163,11 +163,11 @@ def test_a_trial_that_raises_is_tried_again_and_the_others_are_untouched(walks_c
 
 @pytest.mark.long
 def test_states_travel_through_a_storage_that_is_no_directory(walks_config, place, tmp_path):
-    kept = DirFileSystem(path=str(tmp_path / "bucket"), fs=LocalFileSystem(auto_mkdir=True))
+    bucket = DirFileSystem(path=str(tmp_path / "bucket"), fs=LocalFileSystem(auto_mkdir=True))
     config = walks_config("stored")
     results = fit(
         as_trainable(Walk, config, place), place, [1.0, 2.0], scheduler=Pausing(), reuse_actors=False,
-        storage_path="studies", storage_filesystem=PyFileSystem(FSSpecHandler(kept)),
+        storage_path="studies", storage_filesystem=PyFileSystem(FSSpecHandler(bucket)),
     )  # fmt: skip
     assert [result.metrics["eval/return"] for result in results] == [40.0, 80.0]
     assert len(list((tmp_path / "bucket/studies").rglob("checkpoint_step_*/MANIFEST.json"))) == 4
@@ -176,9 +176,9 @@ def test_states_travel_through_a_storage_that_is_no_directory(walks_config, plac
 
 
 def test_a_process_where_the_directory_of_the_study_is_not_says_so(walks_config, tmp_path):
-    there = StudyPlace(tmp_path / "study", tmp_path / "elsewhere")
-    with pytest.raises(ConfigurationError, match=r"elsewhere, which is not on this machine"):
-        as_trainable(Walk, walks_config("away"), there)({})
+    elsewhere = StudyPlace(tmp_path / "study", tmp_path / "elsewhere")
+    with pytest.raises(ConfigurationError, match=r"elsewhere, which does not exist on this machine"):
+        as_trainable(Walk, walks_config("away"), elsewhere)({})
 
 
 @pytest.mark.long
@@ -206,8 +206,8 @@ def test_trials_that_raise_die_or_find_their_checkpoint_damaged_go_on_and_the_ta
 @pytest.mark.long
 def test_a_sampler_chooses_what_a_scheduler_compares(walks_config, place, monkeypatch):
     monkeypatch.chdir(place.working_dir)
-    asked = {"enabled": True, "search": "optuna", "scheduler": "asha", "reduction": 2, "num_trials": 4}
-    config = walks_config("asked", tune=asked | {"space": {"walk.pace": "interval(1,10)"}})
+    tune_options = {"enabled": True, "search": "optuna", "scheduler": "asha", "reduction": 2, "num_trials": 4}
+    config = walks_config("asked", tune=tune_options | {"space": {"walk.pace": "interval(1,10)"}})
     result = trieye.run_experiment(Walk, config)
     jobs = status_of(place.working_dir / "multirun/asked")
     assert {job.how for job in jobs} <= {"completed", "pruned"}
@@ -217,17 +217,23 @@ def test_a_sampler_chooses_what_a_scheduler_compares(walks_config, place, monkey
 @pytest.mark.long
 def test_a_population_goes_on_without_a_trial_that_failed(walks_config, place, monkeypatch):
     monkeypatch.chdir(place.working_dir)
-    asked = {"enabled": True, "scheduler": "pbt", "space": {"walk.pace": "1,2,3"}, "num_trials": 3, "retries": 0}
+    tune_options = {"enabled": True, "scheduler": "pbt", "space": {"walk.pace": "1,2,3"}, "num_trials": 3, "retries": 0}
     with pytest.raises(StudyError, match="the last one fell over"):
-        trieye.run_experiment(FallsOver, walks_config("herd", tune=asked))
+        trieye.run_experiment(FallsOver, walks_config("herd", tune=tune_options))
     assert [job.how for job in status_of(place.working_dir / "multirun/herd")] == ["completed", "failed", "completed"]
 
 
 @pytest.mark.long
 def test_a_trial_whose_process_dies_as_it_takes_over_from_another_one_is_tried_again(walks_config, place, monkeypatch):
     monkeypatch.chdir(place.working_dir)
-    asked = {"enabled": True, "scheduler": "pbt", "space": {"walk.pace": "1,2,3"}, "num_trials": 3, "num_cpus": 2}
-    config = walks_config("stumbles", tune=asked)
+    tune_options = {
+        "enabled": True,
+        "scheduler": "pbt",
+        "space": {"walk.pace": "1,2,3"},
+        "num_trials": 3,
+        "num_cpus": 2,
+    }
+    config = walks_config("stumbles", tune=tune_options)
     trieye.run_experiment(Stumbles, config)
     jobs = status_of(place.working_dir / "multirun/stumbles")
     assert [job.how for job in jobs] == ["completed"] * 3
@@ -275,8 +281,8 @@ def test_explorers_of_a_trial_run_on_what_its_placement_group_reserves(tmp_path)
 
 def test_a_study_whose_trials_find_no_room_is_refused(walks_config, place, monkeypatch):
     monkeypatch.chdir(place.working_dir)
-    asked = {"enabled": True, "scheduler": "none", "space": {"walk.pace": "1,2"}, "num_cpus": 3, "time_s": 20}
+    tune_options = {"enabled": True, "scheduler": "none", "space": {"walk.pace": "1,2"}, "num_cpus": 3, "time_s": 20}
     with pytest.raises(
-        ConfigurationError, match=r"a trial .* needs more than this Ray has \(CPU 3 of 2\); lower tune.num_cpus"
+        ConfigurationError, match=r"a trial .* needs more than Ray has \(CPU 3 of 2\); lower tune.num_cpus"
     ):
-        trieye.run_experiment(Walk, walks_config("large", tune=asked))
+        trieye.run_experiment(Walk, walks_config("large", tune=tune_options))

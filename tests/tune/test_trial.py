@@ -26,13 +26,13 @@ def status(trial):
 
 def test_an_iteration_is_an_evaluation_and_the_last_one_says_that_it_is_done(walks_config):
     trial = Trial(Walk, walks_config(), {"walk.pace": 1.0, "walk.gait": "slow"})
-    told = [trial.iterate() for _ in range(4)]
-    assert [each["training_iteration"] for each in told] == [1, 2, 3, 4]
-    assert [each["step"] for each in told] == [5, 10, 15, 20]
-    assert [each["eval/return"] for each in told] == [10.0, 20.0, 30.0, 40.0]
-    assert [each["done"] for each in told] == [False, False, False, True]
-    assert told[-1]["stop_reason"] == "loop.steps=20 done"
-    assert trial.iterate() == told[-1]
+    results = [trial.iterate() for _ in range(4)]
+    assert [each["training_iteration"] for each in results] == [1, 2, 3, 4]
+    assert [each["step"] for each in results] == [5, 10, 15, 20]
+    assert [each["eval/return"] for each in results] == [10.0, 20.0, 30.0, 40.0]
+    assert [each["done"] for each in results] == [False, False, False, True]
+    assert results[-1]["stop_reason"] == "loop.steps=20 done"
+    assert trial.iterate() == results[-1]
     assert status(trial) == "FINISHED"
     assert curve(trial) == [(step, 2.0 * step) for step in range(1, 21)]
     assert {value for _, value in curve(trial, "tune/walk.pace")} == {1.0}
@@ -67,13 +67,13 @@ def test_what_was_saved_is_gone_on_from_with_its_counters_and_generators(walks_c
     again = Trial(Walk, walks_config())
     again.restore(tmp_path / "saved")
     assert again.evaluations == 1
-    told = [again.iterate() for _ in range(2)]
+    results = [again.iterate() for _ in range(2)]
     skipped = {"time_train_s", "attempt"}
-    assert [{k: v for k, v in each.items() if k not in skipped} for each in told] == [
+    assert [{k: v for k, v in each.items() if k not in skipped} for each in results] == [
         {k: v for k, v in each.items() if k not in skipped} for each in whole
     ]
     again.close()
-    assert curve(again, "noise") == before, "what came after the checkpoint is superseded, and the same again"
+    assert curve(again, "noise") == before, "points after the checkpoint are superseded and equal when logged again"
 
 
 def test_a_trial_that_nobody_saved_goes_on_from_what_its_run_has(walks_config):
@@ -82,9 +82,9 @@ def test_a_trial_that_nobody_saved_goes_on_from_what_its_run_has(walks_config):
     trial.close()  # an evaluation that is the best so far is saved by the run
     assert status(trial) == "KILLED"
     again = Trial(Walk, walks_config())
-    told = again.iterate()
+    results = again.iterate()
     again.close()
-    assert (told["training_iteration"], told["step"], told["attempt"]) == (2, 10, 2)
+    assert (results["training_iteration"], results["step"], results["attempt"]) == (2, 10, 2)
 
 
 def test_the_state_of_another_trial_is_taken_over_and_the_curve_stays(walks_config, tmp_path):
@@ -95,8 +95,8 @@ def test_the_state_of_another_trial_is_taken_over_and_the_curve_stays(walks_conf
     poor.close()
     taking = Trial(Walk, walks_config("poor", 8.0))
     taking.restore(tmp_path / "good")
-    told = taking.iterate()
-    assert (told["training_iteration"], told["eval/return"]) == (2, 9.0 * 10 + 8.0 * 10)
+    results = taking.iterate()
+    assert (results["training_iteration"], results["eval/return"]) == (2, 9.0 * 10 + 8.0 * 10)
     taking.close()
     assert curve(taking) == [
         *((step, 2.0 * step) for step in range(1, 6)),
@@ -148,8 +148,8 @@ def test_an_experiment_is_made_anew_for_another_trial_unless_it_agrees_and_a_sta
     trial.iterate()
     trial.save(tmp_path / "first")
     trial.reset(walks_config("second", 3.0), {})
-    told = trial.iterate()
-    assert (told["eval/return"], told["training_iteration"]) == (30.0, 1), "nothing is left of the first one"
+    results = trial.iterate()
+    assert (results["eval/return"], results["training_iteration"]) == (30.0, 1), "nothing is left of the first one"
     second = trial.run_dir
     trial.reset(walks_config("third", 5.0), {})
     assert {value for _, value in curve_in(second, "reused")} == {0.0}
@@ -190,16 +190,16 @@ def test_in_place_of_a_damaged_state_a_trial_goes_on_from_its_own_and_its_result
     again = Trial(Walk, walks_config())
     again.restore(tmp_path / "saved")
     assert again.evaluations == 1
-    told = again.iterate()
-    assert (told["step"], largest.name in told["damage"]) == (10, True)
+    results = again.iterate()
+    assert (results["step"], largest.name in results["damage"]) == (10, True)
     assert "damage" not in again.iterate()
     again.close()
     assert curve(again) == [(step, 2.0 * step) for step in range(1, 16)]
-    with pytest.raises(CheckpointError, match="holds no checkpoint of a trial"):
+    with pytest.raises(CheckpointError, match="contains no checkpoint of a trial"):
         again.restore(tmp_path)
     other = Trial(Walk, walks_config("other"))
     with pytest.raises(CheckpointError, match=largest.name):
-        other.restore(tmp_path / "saved")  # it has nothing of its own: it never begins anew in silence
+        other.restore(tmp_path / "saved")  # no own checkpoint: it must not silently start from scratch
     assert (other.evaluations, status(other)) == (0, "FAILED")
 
 
@@ -233,14 +233,14 @@ def test_a_kept_state_whose_branch_the_run_has_replaced_is_gone_on_from_and_save
         trial.save(tmp_path / f"kept{number}")
     trial.reset(with_values(config, {"seed": 1, "agent.lr": 0.1}), {})
     trial.restore(tmp_path / "kept1")
-    trial.iterate()  # its rows and its checkpoint take the place of those of the first branch
+    trial.iterate()  # its rows and checkpoint replace those of the first branch
     trial.reset(config, {})
     trial.restore(tmp_path / "kept2")
     step = trial.iterate()["step"]
     trial.close()
-    held = load_checkpoint(trial.run_dir, "latest")
-    assert held.step == step
-    verify(held.path)  # all rows included
+    checkpoint = load_checkpoint(trial.run_dir, "latest")
+    assert checkpoint.step == step
+    verify(checkpoint.path)  # all rows included
 
 
 def test_no_identity_is_taken_over(walks_config, tmp_path):

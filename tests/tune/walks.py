@@ -1,4 +1,4 @@
-"""Walks: small experiments with hyperparameters, whose curves tell whether anything was lost or done twice."""
+"""Walks: small experiments with hyperparameters, whose curves reveal lost or repeated steps."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ class WalksConfig(trieye.TrieyeConfig):
 
 
 class Walk(trieye.Experiment[WalksConfig]):
-    """Goes on by `pace * legs` in each step; the objective is how far it came, plus some noise."""
+    """Moves by `pace * legs` in each step; the objective is the distance plus noise."""
 
     def setup(self, config):
         self.position = 0.0
@@ -76,7 +76,7 @@ class Raising(Walk):
 
 class Unlucky(Walk):
     """The same; what befalls a trial, once, depends on its pace: 2 it raises, 3 its process is killed, 4 that too, and
-    the checkpoint that it goes on from is damaged.
+    the checkpoint that it resumes from is damaged.
     """
 
     def step(self):
@@ -85,8 +85,8 @@ class Unlucky(Walk):
         if len(self.path) == 12 and pace > 1 and not mark.exists():
             mark.touch()
             if pace == 4:
-                for kept in Path("multirun").glob(f"*/tune/*_0000{self.run.name[-1]}/*/checkpoint_step_10"):
-                    damage(kept)
+                for checkpoint in Path("multirun").glob(f"*/tune/*_0000{self.run.name[-1]}/*/checkpoint_step_10"):
+                    damage(checkpoint)
             if pace > 2:
                 os.kill(os.getpid(), 9)
             raise RuntimeError("bad luck")
@@ -105,7 +105,7 @@ class FallsOver(Walk):
 
 
 class Stumbles(Walk):
-    """The same; a process is killed once, while it becomes that of another trial."""
+    """The same; a process is killed once, while it restores another trial's state."""
 
     def reset_config(self, new_config):
         mark = Path(new_config.persistence.root_data_dir) / "stumbled"

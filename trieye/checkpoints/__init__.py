@@ -1,1 +1,1 @@
-"""Checkpoints: written, verified, kept or deleted, and chosen when a run goes on."""
+"""Checkpoints: writing, verification, retention, and the choice of a resume point."""

@@ -1,4 +1,4 @@
-"""From which checkpoint a run resumes: its own or that of another run (`load_checkpoint_path`)."""
+"""Chooses the checkpoint that a run resumes from, its own or another run's (`load_checkpoint_path`)."""
 
 import logging
 import os
@@ -24,12 +24,12 @@ MAX_SHOWN = 10
 
 
 class ResumeCandidate(NamedTuple):
-    """A checkpoint that can be loaded.
+    """A loadable checkpoint.
 
     Attributes:
         path: Its directory, or a pickle file of trieye 0.1.5.
-        step: Its global step; None where only the content of a 0.1.5 file knows it.
-        state: What is in it, if it was read to find out whether it is whole.
+        step: Its global step; None if only the content of a 0.1.5 file contains it.
+        state: Its content, if the integrity check read it.
     """
 
     path: Path
@@ -38,20 +38,24 @@ class ResumeCandidate(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name for a log line, with the step where the name of the file lacks that."""
-        is_named = self.step is None or str(self.step) in self.path.name
-        return self.path.name if is_named else f"{self.path.name} of step {self.step}"
+        """File name for log messages, with the step if the file name lacks it."""
+        has_step = self.step is None or str(self.step) in self.path.name
+        return self.path.name if has_step else f"{self.path.name} of step {self.step}"
+
+
+Newest = Callable[[RunFiles], ResumeCandidate | None]
+"""Returns the newest intact checkpoint of a run."""
 
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The state from which a run goes on.
+    """The state that a run resumes from.
 
     Attributes:
         checkpoint: The chosen checkpoint.
         run_name: The run that saved the checkpoint.
         reason: A sentence for the log.
-        went_back_to: What the user called the checkpoint, if the run goes back to an earlier one of its own.
+        went_back_to: The user's reference, if the run goes back to one of its earlier checkpoints.
     """
 
     checkpoint: ResumeCandidate
@@ -69,33 +73,34 @@ def choose(
     read: Read = check,
     changes_nothing: bool = False,
 ) -> ResumePoint | None:
-    """Return the state from which the run goes on, or None for a fresh start.
+    """Return the state that the run resumes from, or None for a fresh start.
 
-    The run's own newest whole checkpoint; else `load_checkpoint_path`; else, with `auto_resume_latest`, that of the
-    newest earlier run of the app with the same `config_hash`, also of those below `resume_dirs`.
+    The order is: the run's own newest intact checkpoint; `load_checkpoint_path`; with `auto_resume_latest`, the newest
+    checkpoint of the newest earlier run of the app, including runs below `resume_dirs`, with the same `config_hash`.
 
-    A `load_checkpoint_path` of `best`, `latest` or `step:<N>` means a checkpoint of the run itself and comes first: the
-    run goes back to that checkpoint, once. An attempt with the same words, as a job that was preempted makes, goes on
-    from what was saved since. `<run>:best` and the like count as a path to a checkpoint of another run of the app.
+    A `load_checkpoint_path` of `best`, `latest` or `step:<N>` refers to a checkpoint of the run itself and takes
+    precedence: the run goes back to that checkpoint, once. A later attempt with the same value, such as the restart of
+    a preempted job, resumes from the newest checkpoint saved since. `<run>:best` and similar references count as a path
+    to a checkpoint of another run of the app.
 
     Args:
         files: File names of the run.
-        config: What may be loaded.
-        config_hash: Hash of what must not differ for a checkpoint to fit; None accepts every run.
-        group: The sweep that the run belongs to; its members are never resumed.
-        read: Finds out whether a saved directory is whole; the point has what it returns: nothing is read twice.
-        changes_nothing: Leave damaged checkpoints where they are, for an attempt that is not counted yet.
+        config: Settings that select the checkpoint.
+        config_hash: Hash of the settings that an earlier run must share; None accepts every run.
+        group: The sweep that the run belongs to; other members of the sweep are not candidates.
+        read: Verifies a saved directory; its return value becomes the candidate's state, so nothing is read twice.
+        changes_nothing: Do not quarantine damaged checkpoints, for an attempt that is not counted yet.
 
     Raises:
         ConfigurationError: `load_checkpoint_path` or one of `resume_dirs` does not exist.
-        CheckpointError: The chosen run has checkpoints and none of them is whole.
+        CheckpointError: The chosen run has checkpoints and none of them is intact.
     """
     choice = Choice(files, config, read=read, changes_nothing=changes_nothing)
-    typed = config.load_checkpoint_path
-    if _means_own(checkpoint_reference(typed or ""), config):
+    setting = config.load_checkpoint_path
+    if _refers_to_own(checkpoint_reference(setting or ""), config):
         point = choice.typed() or choice.own()
     else:
-        remark = f" (load_checkpoint_path={typed} is for its first start)" if typed else ""
+        remark = f" (load_checkpoint_path={setting} applies to its first start)" if setting else ""
         point = choice.own(remark) or choice.typed()
     if point is None and config.auto_resume_latest:
         return choice.earlier(config_hash, group)
@@ -103,33 +108,33 @@ def choose(
 
 
 def point_at(path: Path, files: RunFiles, config: PersistenceConfig, *, read: Read = check) -> ResumePoint:
-    """Return the state in the directory of a checkpoint, which this run or another one saved, and perhaps was copied.
+    """Return the state in a checkpoint directory, possibly a copy or a checkpoint of another run.
 
     Raises:
-        CheckpointError: It is not whole, or is not there.
+        CheckpointError: The directory does not exist, or the checkpoint is damaged.
     """
     manifest, state = read_manifest(path), read(path)
-    run_name = _saved_by(path) or files.run_base_dir.name
-    whose = "its own" if run_name == config.run_name else f"that of {run_name!r},"
-    reason = f"run {config.run_name!r} goes on from {whose} {path.name}, which was given"
+    run_name = _run_name_of(path) or files.run_base_dir.name
+    owner = "its own" if run_name == config.run_name else f"{run_name!r}'s"
+    reason = f"run {config.run_name!r} resumes from the selected checkpoint, {owner} {path.name}"
     return ResumePoint(ResumeCandidate(path, manifest.step, state), run_name, reason)
 
 
 def check_reference(files: RunFiles, config: PersistenceConfig) -> None:
-    """Make sure, before anything is started, that there is what `load_checkpoint_path` calls `best` or `first:best`.
+    """Check before the start of the run that a reference such as `best` or `first:best` can be resolved.
 
-    Only names and manifests are looked at, and nothing is changed. Nothing is checked where the mirror may have what is
-    not here.
+    The check reads only names and manifests and changes nothing. It is skipped with a mirror, which may have
+    checkpoints that are missing here.
 
     Raises:
-        ConfigurationError: No such run, or none of its checkpoints is of that kind.
-        CheckpointError: Those that there are are damaged.
+        ConfigurationError: The run does not exist, or has no such checkpoint.
+        CheckpointError: All its checkpoints are damaged.
     """
     reference = checkpoint_reference(config.load_checkpoint_path or "")
     if reference is None or config.mirror is not None:
         return
     choice = Choice(files, config, read=lambda _: None, changes_nothing=True)
-    if _means_own(reference, config):
+    if _refers_to_own(reference, config):
         record = RunRecord.read(files.run_record_path)
         if record is None or record.went_back_to != config.load_checkpoint_path:
             choice.called(files, reference)
@@ -138,16 +143,16 @@ def check_reference(files: RunFiles, config: PersistenceConfig) -> None:
 
 
 def named_checkpoint(files: RunFiles, which: str, *, asked: str) -> CheckpointEntry:
-    """Return the checkpoint of a run that is called `best`, `latest` (or `last`) or `step:1200`; nothing is changed.
+    """Resolve `best`, `latest` (or `last`) or `step:1200` to a checkpoint of a run, without changing anything.
 
     Args:
         files: File names of the run.
-        which: What it is called.
-        asked: What asks for it, for the message.
+        which: The reference.
+        asked: The option or argument, for the message.
 
     Raises:
-        ConfigurationError: It is called by something else, or there is none of that kind.
-        CheckpointError: Those that there are are damaged.
+        ConfigurationError: The reference is invalid, or the run has no such checkpoint.
+        CheckpointError: All such checkpoints are damaged.
     """
     reference = reference_of(which, asked=asked)
     choice = Choice(files, files.persist_config, read=lambda _: None, changes_nothing=True)
@@ -155,40 +160,40 @@ def named_checkpoint(files: RunFiles, which: str, *, asked: str) -> CheckpointEn
 
 
 def reference_of(which: str, *, asked: str) -> CheckpointReference:
-    """Return what `best`, `latest` (or `last`) or `step:1200` means, for a run that is known already.
+    """Parse `best`, `latest` (or `last`) or `step:1200` without a run name.
 
     Args:
-        which: What was typed.
-        asked: What asks for it, for the message.
+        which: The text.
+        asked: The option or argument, for the message.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The text is no such reference.
     """
     reference = checkpoint_reference("latest" if which == "last" else which)
     if reference is None or reference.run_name is not None:
         hint = did_you_mean(which, ("best", "last", "step"))
-        raise ConfigurationError(f"{asked}: {which!r} is no checkpoint{hint}; say best, last or step:N")
+        raise ConfigurationError(f"{asked}: {which!r} is no checkpoint{hint}; use best, last or step:N")
     return reference
 
 
 class Choice:
-    """The checkpoints from which a run may resume.
+    """The candidates for the resume point of a run.
 
     Args:
         files: File names of the run.
-        config: What may be loaded.
-        read: Finds out whether a saved directory is whole.
-        changes_nothing: Set nothing aside; what other runs have is never changed.
+        config: Settings that select the checkpoint.
+        read: Verifies a saved directory.
+        changes_nothing: Do not quarantine damaged checkpoints; other runs are never changed.
     """
 
     def __init__(
         self, files: RunFiles, config: PersistenceConfig, *, read: Read = check, changes_nothing: bool = False
     ) -> None:
         self._files, self._config, self._read, self._changes_nothing = files, config, read, changes_nothing
-        self._asked = f"load_checkpoint_path={config.load_checkpoint_path}"
+        self._setting = f"load_checkpoint_path={config.load_checkpoint_path}"
         self._subject = f"run {config.run_name!r}"
 
-    # points, each with its reason
+    # resume points, each with its reason
 
     def own(self, remark: str = "") -> ResumePoint | None:
         """Return the newest checkpoint of the run itself."""
@@ -196,48 +201,48 @@ class Choice:
         if newest is None:
             return None
         record = RunRecord.read(self._files.run_record_path)
-        # before the attempt is counted, the record is still that of the previous one
+        # until the attempt is counted, the record describes the previous one
         status = record and (record.status if self._changes_nothing else record.status_before)
         finished = ", which had finished," if status == "FINISHED" else ""
-        reason = f"{self._subject}{finished} goes on from its own newest checkpoint, {newest.name}{remark}"
+        reason = f"{self._subject}{finished} resumes from its own newest checkpoint, {newest.name}{remark}"
         return ResumePoint(newest, self._config.run_name, reason)
 
     def typed(self) -> ResumePoint | None:
-        """Return what `load_checkpoint_path` stands for: a checkpoint that it calls by name, or a path."""
+        """Return the checkpoint of `load_checkpoint_path`, a reference or a path."""
         reference = checkpoint_reference(self._config.load_checkpoint_path or "")
-        if _means_own(reference, self._config):
+        if _refers_to_own(reference, self._config):
             return self._back(reference)
         if reference is not None:
             other = self.other_run(reference)
             entry, name = self.called(other, reference), other.run_base_dir.name
-            reason = f"{self._subject} starts from {entry.path.name} of {name!r} ({self._asked})"
+            reason = f"{self._subject} starts from {entry.path.name} of {name!r} ({self._setting})"
             return ResumePoint(_candidate(entry), name, reason)
-        saved = self.given()
-        if saved is None:
+        candidate = self.given()
+        if candidate is None:
             return None
-        directory = saved.path.parent.parent
-        reason = f"{self._subject} starts from {self._asked}, {saved.name}"
-        return ResumePoint(saved, _saved_by(saved.path) or directory.name, reason)
+        run_dir = candidate.path.parent.parent
+        reason = f"{self._subject} starts from {self._setting}, {candidate.name}"
+        return ResumePoint(candidate, _run_name_of(candidate.path) or run_dir.name, reason)
 
     def _back(self, reference: CheckpointReference) -> ResumePoint:
-        """Return the checkpoint of the run itself that the user called, or its newest one if that happened already."""
-        files, name, typed = self._files, self._config.run_name, self._config.load_checkpoint_path
+        """Return the run's own referenced checkpoint, or its newest one if an attempt has gone back already."""
+        files, name, setting = self._files, self._config.run_name, self._config.load_checkpoint_path
         record = RunRecord.read(files.run_record_path)
-        if record is not None and record.went_back_to == typed:
+        if record is not None and record.went_back_to == setting:
             newest = self.called(files, reference._replace(which="latest"))
             if int(newest.metadata.get("attempt") or 0) >= (record.went_back_in or 0):
                 reason = (
-                    f"{self._subject} goes on from its own newest checkpoint, {newest.path.name}: its attempt "
-                    f"{record.went_back_in} went back already ({self._asked}); to go back again, start it once without "
-                    "that"
+                    f"{self._subject} resumes from its own newest checkpoint, {newest.path.name}: attempt "
+                    f"{record.went_back_in} already went back ({self._setting}); to go back again, start it once "
+                    "without that setting"
                 )
                 return ResumePoint(_candidate(newest), name, reason)
         entry = self.called(files, reference)
-        reason = f"{self._subject} goes back to its own checkpoint {entry.path.name} ({self._asked})"
-        return ResumePoint(_candidate(entry), name, reason, went_back_to=typed)
+        reason = f"{self._subject} goes back to its own checkpoint {entry.path.name} ({self._setting})"
+        return ResumePoint(_candidate(entry), name, reason, went_back_to=setting)
 
     def earlier(self, config_hash: str | None, group: str | None) -> ResumePoint | None:
-        """Return the newest checkpoint of the newest earlier run that fits; damage in one of them is said."""
+        """Return the newest checkpoint of the newest matching earlier run; warn about and skip damaged runs."""
         own, same = self._config.run_name, "" if config_hash is None else " with the same config"
         for directory, _, record in earlier_runs(self._files, own):
             name, root = directory.name, directory.parent
@@ -248,23 +253,23 @@ class Choice:
                 other = self._files.at(directory)
                 if (newest := self.newest(other)) is None:
                     continue
-                place = "" if root == self._files.runs_root_dir else f" in {root}"
+                location = "" if root == self._files.runs_root_dir else f" in {root}"
                 reason = (
-                    f"{self._subject} starts from {newest.name} of {name!r}{place}, the newest earlier run of app "
+                    f"{self._subject} starts from {newest.name} of {name!r}{location}, the newest earlier run of app "
                     f"{self._config.app_name!r}{same} (auto_resume_latest)"
                 )
                 return ResumePoint(newest, name, reason)
             except CheckpointError as error:
-                logger.warning("run %r is not resumed from: %s", name, error)
+                logger.warning("skipping run %r for auto_resume_latest: %s", name, error)
         return None
 
-    # what a run offers
+    # candidates of a run
 
     def newest(self, files: RunFiles) -> ResumeCandidate | None:
-        """Return the newest whole checkpoint of a run.
+        """Return the newest intact checkpoint of a run.
 
         Raises:
-            CheckpointError: There are some, and none is whole, or they are links.
+            CheckpointError: Checkpoints exist, and none is intact, or they are links.
         """
         return self._newest_in(files, files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path)
 
@@ -276,59 +281,59 @@ class Choice:
         path, step = newest_pickle(directory, prefix, link.name, max_step=max_step) or (None, None)
         if entry is None:
             return None if path is None else ResumeCandidate(path, step)
-        # 0.1.5 went on after this version, or `trieye convert`, had saved something
+        # trieye 0.1.5 continued the run after this version, or `trieye convert`, had saved a checkpoint
         if path is not None and step is not None and step > entry.step and not path.with_suffix("").exists():
             logger.warning(
-                "%s of trieye 0.1.5 has a higher step than %s and is not used; `trieye convert` makes it a checkpoint",
+                "%s of trieye 0.1.5 has a higher step than %s and is ignored; `trieye convert` makes it a checkpoint",
                 path,
                 entry.path.name,
             )
         return _candidate(entry)
 
     def called(self, files: RunFiles, reference: CheckpointReference, *, asked: str | None = None) -> CheckpointEntry:
-        """Return the best or newest whole checkpoint of a run, or that of a step, as the reference says.
+        """Return the checkpoint of a run that a reference denotes: the best, the newest, or a step.
 
         Raises:
-            ConfigurationError: There is none of that kind.
-            CheckpointError: Those that there are are damaged.
+            ConfigurationError: The run has no such checkpoint.
+            CheckpointError: All such checkpoints are damaged.
         """
-        which, asked = reference.which, f"{asked or f'persistence.{self._asked}'}: run {files.run_base_dir.name!r}"
+        which, subject = reference.which, f"{asked or f'persistence.{self._setting}'}: run {files.run_base_dir.name!r}"
         store = self._store(files, files.checkpoint_dir, CHECKPOINT_PREFIX)
         entries = store.entries()
-        if not entries and store.latest() is None:  # which raises if there are only damaged ones
+        if not entries and store.latest() is None:  # `latest` raises if all are damaged
             pickled = newest_pickle(files.checkpoint_dir, CHECKPOINT_PREFIX, files.latest_checkpoint_path.name)
             convert = f"`trieye convert {files.run_base_dir}` makes one of {pickled[0].name}" if pickled else ""
-            raise ConfigurationError(f"{asked} has no checkpoint{convert and f' of this version; {convert}'}")
+            raise ConfigurationError(f"{subject} has no checkpoint{convert and f' of this version; {convert}'}")
         ranked = store.ranked()
-        if (found := store.find(which, read=self._read)) is not None:
-            return found
+        if (entry := store.find(which, read=self._read)) is not None:
+            return entry
         if isinstance(which, int):
             near = sorted((entry.step for entry in entries), key=lambda step: abs(step - which))
             shown = ", ".join(map(str, sorted(near[:MAX_SHOWN]))) + (", ..." if len(near) > MAX_SHOWN else "")
             hint = f"; the nearest is step:{near[0]}" if near else ""
-            raise ConfigurationError(f"{asked} has no checkpoint of step {which}{hint} (steps: {shown or 'none'})")
+            raise ConfigurationError(f"{subject} has no checkpoint of step {which}{hint} (steps: {shown or 'none'})")
         if ranked:
             names = ", ".join(entry.path.name for entry in ranked[:MAX_SHOWN])
-            raise CheckpointError(f"{asked} has no whole checkpoint that says how good it is: {names} are damaged")
+            raise CheckpointError(f"{subject} has no intact checkpoint with an objective: {names} are damaged")
         raise ConfigurationError(
-            f"{asked} has no best checkpoint, since none says how good it is; give `objective` or `is_best` to the "
-            f"save, or choose one: latest, step:{entries[-1].step}"
+            f"{subject} has no best checkpoint, because none has an objective; pass `objective` or `is_best` to the "
+            f"save, or choose another one: latest, step:{entries[-1].step}"
         )
 
     def _store(self, files: RunFiles, directory: Path, prefix: str) -> CheckpointStore:
-        """Return the saved states in a directory of a run; only in that of the run itself is anything set aside."""
+        """Return the saved states in a directory of a run; only the run itself quarantines damaged ones."""
         if directory.is_symlink() and not directory.resolve().is_relative_to(directory.parent.resolve()):
             raise CheckpointError(
-                f"{directory} is a link to {directory.resolve()}, outside of {directory.parent}, and nothing is read "
-                "there; let root_data_dir be a directory, or a link to one, that has room for all of the run"
+                f"{directory} is a link to {directory.resolve()}, outside of {directory.parent}, and is not followed; "
+                "set root_data_dir to a directory, or a link to one, with enough space for the whole run"
             )
         read_only = self._changes_nothing or files.run_base_dir != self._files.run_base_dir
         return CheckpointStore(directory, prefix=prefix, read_only=read_only)
 
-    # what the user typed
+    # candidates that the user requested
 
     def other_run(self, reference: CheckpointReference) -> RunFiles:
-        """Return the files of the run that a reference such as `first_try:best` names.
+        """Return the files of the run in a reference such as `first_try:best`.
 
         Raises:
             ConfigurationError: The app has no such run.
@@ -337,31 +342,31 @@ class Choice:
         directory = next((path for path in self._files.directories_of(name) if path.is_dir()), None)
         if directory is None:
             roots = self._files.run_roots()
-            known = sorted({path.name for root in roots if root.is_dir() for path in root.iterdir() if path.is_dir()})
+            runs = sorted({path.name for root in roots if root.is_dir() for path in root.iterdir() if path.is_dir()})
             raise ConfigurationError(
-                f"persistence.{self._asked}: app {self._config.app_name!r} has no run {name!r}"
-                f"{did_you_mean(name, known)} (looked in {', '.join(map(str, roots))})"
+                f"persistence.{self._setting}: app {self._config.app_name!r} has no run {name!r}"
+                f"{did_you_mean(name, runs)} (looked in {', '.join(map(str, roots))})"
             )
         return self._files.at(directory)
 
     def given(self) -> ResumeCandidate | None:
-        """Return what the path in `load_checkpoint_path` stands for; None if that is null.
+        """Resolve the path in `load_checkpoint_path`; None if it is null.
 
-        The path may be a checkpoint or a link to one, a 0.1.5 file, a run's directory, or that of its checkpoints.
-        A relative one belongs to where the config was made.
+        The path may be a checkpoint or a link to one, a 0.1.5 file, a run directory, or its checkpoint directory.
+        A relative path is resolved against the directory where the config was created.
 
         Raises:
-            ConfigurationError: Nothing is there.
-            CheckpointError: Something is there, and it is nothing whole of that kind.
+            ConfigurationError: The path does not exist.
+            CheckpointError: The path exists, but contains no intact checkpoint.
         """
-        if not (value := self._config.load_checkpoint_path):
-            return None
-        path = self._absolute(value)
-        return self._at(path, CHECKPOINT_PREFIX, self.newest) or self._missing("load_checkpoint_path", value, path)
+        return self._given("load_checkpoint_path", CHECKPOINT_PREFIX, self.newest)
 
-    def _absolute(self, value: str) -> Path:
+    def _given(self, key: str, prefix: str, newest: Newest) -> ResumeCandidate | None:
+        if not (value := getattr(self._config, key)):
+            return None
         made_in = self._config._made_in  # noqa: SLF001 - as root_data_dir is resolved
-        return Path(os.path.abspath(made_in / Path(value).expanduser()))  # noqa: PTH100 - links stay
+        path = Path(os.path.abspath(made_in / Path(value).expanduser()))  # noqa: PTH100 - links stay
+        return self._at(path, prefix, newest) or self._missing(key, value, path)
 
     def _missing(self, key: str, value: str, path: Path) -> ResumeCandidate | None:
         raise ConfigurationError(
@@ -369,28 +374,24 @@ class Choice:
             f"of {REFERENCE_FORMS}, or a file of trieye 0.1.5, or leave it null"
         )
 
-    def _at(
-        self, path: Path, prefix: str, newest: Callable[[RunFiles], ResumeCandidate | None]
-    ) -> ResumeCandidate | None:
+    def _at(self, path: Path, prefix: str, newest: Newest) -> ResumeCandidate | None:
         real = path.resolve()
         if (real / MANIFEST_NAME).exists():
             return ResumeCandidate(real, read_manifest(real).step, self._read(real))
         if real.is_file():
             if not is_whole_pickle(real):
-                raise CheckpointError(f"{path} is neither a saved directory nor a whole file of trieye 0.1.5")
+                raise CheckpointError(f"{path} is neither a saved directory nor an intact file of trieye 0.1.5")
             return ResumeCandidate(real, step_in(real.name))
         if not real.is_dir():
             return None
         is_inside = real.name in {self._files.checkpoint_dir.name, self._files.buffer_dir.name}
-        found = newest(self._files.at(real.parent if is_inside else real))
-        if found is None:
-            raise CheckpointError(
-                f"{path} holds nothing to load: neither {MANIFEST_NAME} nor a directory {prefix}<step>"
-            )
-        return found
+        candidate = newest(self._files.at(real.parent if is_inside else real))
+        if candidate is None:
+            raise CheckpointError(f"{path} has nothing to load: neither {MANIFEST_NAME} nor a directory {prefix}<step>")
+        return candidate
 
 
-def _means_own(reference: CheckpointReference | None, config: PersistenceConfig) -> TypeGuard[CheckpointReference]:
+def _refers_to_own(reference: CheckpointReference | None, config: PersistenceConfig) -> TypeGuard[CheckpointReference]:
     return reference is not None and reference.run_name in {None, config.run_name}
 
 
@@ -398,6 +399,6 @@ def _candidate(entry: CheckpointEntry) -> ResumeCandidate:
     return ResumeCandidate(entry.path, entry.step, entry.state)
 
 
-def _saved_by(path: Path) -> str | None:
+def _run_name_of(path: Path) -> str | None:
     name = read_manifest(path).metadata.get("run_name") if path.is_dir() else None
     return name if isinstance(name, str) else None

@@ -1,4 +1,4 @@
-"""An encoded state as a directory: state.json, state.safetensors, objects.bin, hub.bin, parts/, and MANIFEST.json."""
+"""Encoded states as directories: state.json, state.safetensors, objects.bin, hub.bin, parts/, and MANIFEST.json."""
 
 import errno
 import json
@@ -29,7 +29,7 @@ from trieye.snapshot.arrays import read_tensors, write_tensors
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.snapshot.nodes import EncodedState, Part, PartFile
-from trieye.snapshot.parts import Growing, SavedParts
+from trieye.snapshot.parts import IncrementalState, SavedParts
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ TENSORS_NAME = "state.safetensors"
 OBJECTS_NAME = "objects.bin"
 HUB_NAME = "hub.bin"
 VERIFIED_EVERY = 16
-"""Saves after which each part that is linked from save to save has been read once: a sixteenth of them at each save."""
+"""Number of saves within which each linked part is verified once: a sixteenth of the parts at each save."""
 
 _MAX_NAMED = 5
 _MAGIC = b"trieye-1"
@@ -46,10 +46,10 @@ _LENGTH_BYTES = 8
 _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
 
 FindPart = Callable[[str], tuple[Path, FileEntry] | None]
-"""Where a part that was saved earlier lies now, and what its manifest says about it."""
+"""Returns the path of a previously saved part and its manifest entry, or None."""
 
 
-def save_state(  # noqa: PLR0913 - all of them are written
+def save_state(  # noqa: PLR0913 - each argument is part of the written state
     path: Path,
     encoded: EncodedState,
     *,
@@ -61,27 +61,27 @@ def save_state(  # noqa: PLR0913 - all of them are written
     checksum: Checksum = "crc32",
     find_part: FindPart | None = None,
 ) -> Path:
-    """Write a state as the directory `path`, whole or not at all; what was at `path` is replaced.
+    """Write a state atomically as the directory `path`, replacing an existing one.
 
-    Parts that were saved earlier are linked, not written: files that share their bytes on the disk.
+    Parts from an earlier save are hard-linked instead of written.
 
     Args:
         path: The directory.
         encoded: The state.
-        step: Its global step.
-        sequence: Its number among the saves into the same parent directory.
-        metadata: Plain values to keep in the manifest.
-        hub_state: Bytes for `read_hub_state`, kept in a file of their own: only who goes on from here reads them.
-        key: Signs pickled parts; the user's own key if None.
-        checksum: What is kept to find damage.
-        find_part: Finds parts that were saved earlier; None: in what is at `path` now.
+        step: Global step of the state.
+        sequence: Number of the save within the parent directory.
+        metadata: Plain values to store in the manifest.
+        hub_state: Bytes for `read_hub_state`, in a separate file that only a resuming hub reads.
+        key: Key that signs pickled parts; None: the user's key.
+        checksum: Checksums to store for damage detection.
+        find_part: Finds parts of earlier saves; None searches the present content of `path`.
 
     Raises:
-        CheckpointError: A part that was saved earlier is gone.
+        CheckpointError: A part of an earlier save is missing.
         ConfigurationError: There are pickled parts, no key that can sign them, and TRIEYE_ALLOW_PICKLE is not set.
         SerializationError: The disk is full, or the directory cannot be written; the message names it.
     """
-    kept = plain_metadata(metadata or {})
+    plain = plain_metadata(metadata or {})
     try:
         with new_directory(path) as scratch:
             files = _write_own_files(scratch, encoded, key, checksum)
@@ -90,32 +90,32 @@ def save_state(  # noqa: PLR0913 - all of them are written
                     file.write(hub_state)
                 files[HUB_NAME] = FileEntry.of(file)
             files |= _write_parts(scratch, encoded, checksum, find_part or parts_in([path]))
-            write_manifest(scratch, Manifest(step=step, sequence=sequence, files=files, metadata=kept))
+            write_manifest(scratch, Manifest(step=step, sequence=sequence, files=files, metadata=plain))
     except OSError as error:
         raise SerializationError(
             f"{path} could not be saved ({encoded.size_bytes} bytes): {error.strerror or error}; "
-            "earlier saves are untouched"
+            "earlier saves are unchanged"
         ) from error
     return path
 
 
 def load_state(path: Path, *, key: bytes | None = None, allow_pickle: bool | None = None) -> EncodedState:
-    """Return the state of the directory `path`; each file is verified while it is read, parts when they are used.
+    """Return the state in the directory `path`; files are verified during the read, parts on first use.
 
     Raises:
         CheckpointError: A file is missing or damaged.
-        UntrustedPickleError: It has pickled parts that this user did not sign, and they were not allowed.
-        SerializationError: It cannot be read for another reason.
+        UntrustedPickleError: Pickled parts are not signed by this user, and `allow_pickle` is off.
+        SerializationError: The directory cannot be read for another reason.
     """
     check_no_link(path)
     return _read_state(path, read_manifest(path), key=key, allow_pickle=allow_pickle)
 
 
 def read_hub_state(path: Path) -> bytes:
-    """Return the `hub_state` of the directory `path`; empty if it has none.
+    """Return the `hub_state` in the directory `path`; empty if none was saved.
 
     Raises:
-        CheckpointError: It is missing or damaged.
+        CheckpointError: The file is missing or damaged.
     """
     entry = read_manifest(path).files.get(HUB_NAME)
     if entry is None:
@@ -125,104 +125,104 @@ def read_hub_state(path: Path) -> bytes:
 
 
 def damaged_parts(path: Path) -> set[str]:
-    """Return which of the parts are damaged whose turn it is to be read; says so in the log.
+    """Verify the parts that are due in this save, and return and log the damaged ones.
 
-    Parts are linked from save to save, all names of the same bytes, so that nothing else would notice. Which ones are
-    read depends on the number of the save alone: a sixteenth of them at each, each of them at one of 16.
+    Successive saves link the same part files, so nothing else would detect damage. The sequence number of the save
+    selects a sixteenth of the parts; each part is verified in one of 16 saves.
     """
     try:
         manifest = read_manifest(path)
-    except SerializationError:  # deleted by now, or none yet: there is nothing to be linked
+    except SerializationError:  # deleted or not yet written: no parts to link
         return set()
-    found = set()
+    damaged = set()
     for name in manifest.part_names:
         if zlib.crc32(name.encode()) % VERIFIED_EVERY == manifest.sequence % VERIFIED_EVERY:
             try:
                 verify_file(path / part_file(name), manifest.files[part_file(name)])
             except CheckpointError as error:
-                logger.warning("%s; the next save writes anew what is in it", error)
-                found.add(name)
-            except SerializationError as error:  # its turn comes again
-                logger.warning("%s; it is not known whether it is whole", error)
-    return found
+                logger.warning("%s; the next save writes its content again", error)
+                damaged.add(name)
+            except SerializationError as error:  # a later save verifies the part again
+                logger.warning("%s; its integrity is unknown", error)
+    return damaged
 
 
-def save_parts(path: Path, growing: Growing) -> Path:
-    """Write an object as the directory `path`, whole or not at all; of what is there already only the new is written.
+def save_parts(path: Path, state: IncrementalState) -> Path:
+    """Write an object atomically as the directory `path`; parts that exist there are linked instead of written.
 
     Raises:
-        SerializationError: The disk is full, or the directory cannot be written; what was there is untouched.
+        SerializationError: The disk is full, or the directory cannot be written; the previous content is unchanged.
     """
     recover(path.parent, path.name)
-    known, sequence = _known(path)
-    return save_state(path, encode(growing, copy=False, known=known), sequence=sequence + 1)
+    linkable, sequence = _linkable_parts(path)
+    return save_state(path, encode(state, copy=False, known=linkable), sequence=sequence + 1)
 
 
 def load_parts(path: Path) -> SavedParts:
-    """Verify the directory `path` and return what `save_parts` wrote, for the object's `load_state_dict`.
+    """Verify the directory `path` and return the output of `save_parts`, for the object's `load_state_dict`.
 
-    Where a kill ended `save_parts` while it replaced the directory, that is what was there before.
+    If a crash interrupted `save_parts` while it replaced the directory, this is the previous content.
 
     Raises:
-        CheckpointError: There is no such directory, or a file of it is missing or damaged.
-        SerializationError: It holds something else.
+        CheckpointError: The directory does not exist, or one of its files is missing or damaged.
+        SerializationError: The directory contains another kind of state.
     """
-    place = replaced(path.parent).get(path.name, path)
-    manifest = verify(place)  # all of it, before anything is taken over
-    encoded = load_state(place)
-    encoded.parts.update({name: PartFile(place / part_file(name), None) for name in manifest.part_names})
-    held: Any = decode(encoded, copy=False)
-    if not isinstance(held, SavedParts):
-        raise SerializationError(f"{path} holds a {type(held).__name__} and not what save() of a buffer wrote")
-    return held
+    directory = replaced(path.parent).get(path.name, path)
+    manifest = verify(directory)  # everything, before the object changes
+    encoded = load_state(directory)
+    encoded.parts.update({name: PartFile(directory / part_file(name), None) for name in manifest.part_names})
+    state: Any = decode(encoded, copy=False)
+    if not isinstance(state, SavedParts):
+        raise SerializationError(f"{path} contains a {type(state).__name__}, not the output of a buffer's save()")
+    return state
 
 
 def has_parts(path: Path) -> bool:
-    """Tell whether something is at `path`, or was when a kill ended `save_parts`; `load_parts` finds out what."""
+    """Return whether `path` has content for `load_parts`, possibly moved by an interrupted `save_parts`."""
     if path.name in replaced(path.parent):
         return True
     return path.exists() and not (path.is_dir() and next(path.iterdir(), None) is None)
 
 
-def _known(path: Path) -> tuple[set[str], int]:
-    """Return the parts in a directory that can be linked, and the number of the save that is there."""
+def _linkable_parts(path: Path) -> tuple[set[str], int]:
+    """Return the names of the intact parts in a directory, and the sequence number of its save."""
     try:
         manifest = read_manifest(path)
-    except CheckpointError:  # none yet, or not whole: everything is written
+    except CheckpointError:  # no save yet, or a damaged one: everything is written
         return set(), 0
     find = parts_in([path])
-    # what somebody has deleted or cut is written again
-    there = {name for name in manifest.part_names if find(name) is not None}
-    return there - damaged_parts(path), manifest.sequence
+    # deleted or truncated parts are written again
+    existing = {name for name in manifest.part_names if find(name) is not None}
+    return existing - damaged_parts(path), manifest.sequence
 
 
 def peek(path: Path, *names: str) -> Any:
-    """Return plain data from inside the state in a directory, without its arrays; nothing is verified.
+    """Return plain data from within the state in a directory, without verification and without arrays.
 
     Args:
         path: The directory.
-        *names: Keys that lead there.
+        *names: Path of keys.
 
     Raises:
-        SerializationError: There is no such thing, or it is no plain data.
+        SerializationError: The value does not exist, or is not plain data.
     """
     try:
         node = json.loads((path / TREE_NAME).read_bytes())
         for name in names:
             node = node[name]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise SerializationError(f"{path} does not hold {'/'.join(names)}: {error}") from error
+        raise SerializationError(f"{path} does not contain {'/'.join(names)}: {error}") from error
     return decode(EncodedState(node))
 
 
 def part_file(name: str) -> str:
-    """Return the name of the file that holds a part, relative to the directory of the state."""
+    """Return the file name of a part, relative to the directory of the state."""
     return f"{PARTS_DIRECTORY}/{name}.safetensors"
 
 
 def parts_in(directories: list[Path]) -> FindPart:
-    """Return what finds parts in saved directories, the first ones first; those without whole manifest are left out."""
-    files: dict[Path, Mapping[str, FileEntry]] = {}  # there may be thousands of directories, and the first will do
+    """Return a function that searches directories in order for a part; it skips damaged manifests."""
+    files: dict[Path, Mapping[str, FileEntry]] = {}  # read lazily: the first of thousands may have the part
 
     def find(name: str) -> tuple[Path, FileEntry] | None:
         file_name = part_file(name)
@@ -277,11 +277,11 @@ def _write_parts(
                 write_tensors(file, dict(part), {})
             entries[part_file(name)] = FileEntry.of(file)
             continue
-        found = find_part(name)
-        if found is None:
-            raise CheckpointError(f"part {name!r} was saved earlier and is gone; the next save writes everything anew")
-        _link(found[0], target)
-        entries[part_file(name)] = _with_sums(target, found[1], checksum)
+        existing = find_part(name)
+        if existing is None:
+            raise CheckpointError(f"part {name!r} of an earlier save is missing; the next save writes everything again")
+        _link(existing[0], target)
+        entries[part_file(name)] = _with_sums(target, existing[1], checksum)
     fsync_directory(directory / PARTS_DIRECTORY)
     return entries
 
@@ -318,14 +318,14 @@ def _read_state(directory: Path, manifest: Manifest, *, key: bytes | None, allow
             with verified(directory / OBJECTS_NAME, files[OBJECTS_NAME]) as file:
                 content = file.read(files[OBJECTS_NAME].size_bytes)
             objects = _checked_objects(content, directory / OBJECTS_NAME, key, allow_pickle=allow_pickle)
-        if HUB_NAME in files:  # without it the run could not go on from here
+        if HUB_NAME in files:  # resuming needs it
             verify_file(directory / HUB_NAME, files[HUB_NAME])
-    except ConfigurationError:  # a key that cannot be used; it is a ValueError, too
+    except ConfigurationError:  # an unusable key; it is a ValueError, too
         raise
     except (ValueError, LookupError, RecursionError) as error:
-        raise SerializationError(f"{directory / TREE_NAME} does not hold a state: {error}") from error
-    places = {name: part_file(name) for name in manifest.part_names}
-    parts: dict[str, Part] = {name: PartFile(directory / place, files[place]) for name, place in places.items()}
+        raise SerializationError(f"{directory / TREE_NAME} does not contain a state: {error}") from error
+    file_names = {name: part_file(name) for name in manifest.part_names}
+    parts: dict[str, Part] = {name: PartFile(directory / file, files[file]) for name, file in file_names.items()}
     return EncodedState(tree, arrays, objects, formats, parts)
 
 
@@ -335,11 +335,11 @@ def _write_objects(file: ChecksumFile, objects: dict[str, bytes], key: bytes | N
     try:
         signature = signing.sign(payload, key or signing.load_key())
     except ConfigurationError as error:
-        if not signing.pickles_allowed(None):  # nobody could go on from it
-            named = ", ".join(sorted(objects)[:_MAX_NAMED])
+        if not signing.pickles_allowed(None):  # no run could resume from an unsigned pickle
+            names = ", ".join(sorted(objects)[:_MAX_NAMED])
             raise ConfigurationError(
-                f"{named}: saved as pickle, which cannot be signed: {error}; or set "
-                f"{signing.ALLOW_PICKLE_VARIABLE}=1, now and when it is read"
+                f"{names}: saved as pickle, which cannot be signed: {error}; or set "
+                f"{signing.ALLOW_PICKLE_VARIABLE}=1 both for saving and for loading"
             ) from error
         signature = bytes(signing.SIGNATURE_BYTES)
     file.write(_MAGIC + signature + payload)
@@ -350,17 +350,17 @@ def _checked_objects(content: bytes, path: Path, key: bytes | None, *, allow_pic
     signature, payload = content[len(_MAGIC) : start], content[start:]
     if not signing.pickles_allowed(allow_pickle) and not _is_trusted(payload, signature, key):
         raise UntrustedPickleError(
-            f"{path} holds pickled objects that are not signed with this user's key ({signing.key_source()}), and "
-            "reading them could run any code; if you trust where it comes from, pass allow_pickle=True or set "
-            f"{signing.ALLOW_PICKLE_VARIABLE}=1, or give {signing.KEY_VARIABLE} or {signing.KEY_FILE_VARIABLE} the key "
-            "that signed it"
+            f"{path} contains pickled objects that are not signed with this user's key ({signing.key_source()}), and "
+            "loading them could execute arbitrary code; if you trust the source, pass allow_pickle=True, set "
+            f"{signing.ALLOW_PICKLE_VARIABLE}=1, or set {signing.KEY_VARIABLE} or {signing.KEY_FILE_VARIABLE} to the "
+            "key that signed them"
         )
     return _split(payload)
 
 
 def _is_trusted(payload: bytes, signature: bytes, key: bytes | None) -> bool:
-    known = key or signing.existing_key()
-    return known is not None and signing.is_signed(payload, signature, known)
+    user_key = key or signing.existing_key()
+    return user_key is not None and signing.is_signed(payload, signature, user_key)
 
 
 def _split(payload: bytes) -> dict[str, bytes]:

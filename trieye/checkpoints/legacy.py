@@ -12,17 +12,17 @@ _END_MARK = ord(".")
 
 
 def unreadable(path: Path) -> SerializationError:
-    """Return why `Run.restore` does not go on from a file of 0.1.5: a fresh start instead would lose what it holds."""
+    """Return why `Run.restore` refuses a file of 0.1.5; starting from scratch would lose its content."""
     return UntrustedPickleError(
         f"{path} is a pickle of trieye 0.1.5, and reading it could run any code; Run.restore reads none. If you trust "
-        f"it, go on with TrieyeActor and {ALLOW_PICKLE_VARIABLE}=1, or read its weights: make it a checkpoint with "
+        f"it, continue with TrieyeActor and {ALLOW_PICKLE_VARIABLE}=1, or read its weights: make it a checkpoint with "
         f"`trieye convert {path} --allow-pickle`, or call trieye.Serializer(allow_pickle=True).load_checkpoint(path). "
         "To start afresh, choose another run_name"
     )
 
 
 def is_whole_pickle(path: Path) -> bool:
-    """Tell whether a file begins and ends like a pickle; 0.1.5 wrote in place, so a kill left it cut short."""
+    """Return whether a file begins and ends like a pickle; 0.1.5 wrote in place, so a kill left it cut short."""
     try:
         with path.open("rb") as file:
             first = file.read(1)
@@ -44,7 +44,7 @@ def newest_pickle(
 ) -> tuple[Path, int | None] | None:
     """Return the whole file `<prefix><step>.pkl` of the highest step and that step.
 
-    Where no file has a step in its name, it is the file `link_name`, of which only its content knows the step.
+    Where no file has a step in its name, it is the file `link_name`, whose step only its content knows.
     """
     numbered = numbered_pickles(directory, prefix)
     for step, path in reversed(numbered):

@@ -1,4 +1,4 @@
-"""MANIFEST.json: what a saved directory holds, and how one sees that it is whole."""
+"""MANIFEST.json: the files, checksums and metadata of a saved directory."""
 
 import json
 import math
@@ -21,20 +21,20 @@ from trieye.files.checksum import NOT_NOW, ChecksumFile, FileEntry, verify_file
 MANIFEST_NAME = "MANIFEST.json"
 PARTS_DIRECTORY = "parts"
 FORMAT_VERSION = 3
-"""2: the state of the hub was a mapping in the metadata, named `hub`, and not a file of its own."""
+"""In version 2 the hub state was a mapping `hub` in the metadata instead of a separate file."""
 
 _FILE_NAME = re.compile(rf"(?:{PARTS_DIRECTORY}/)?[A-Za-z0-9][A-Za-z0-9_.-]*")
 _THREADS = 4
 
 
 class Manifest(BaseModel):
-    """What a saved directory holds.
+    """The contents of a saved directory.
 
     Attributes:
-        step: Global step of the state; None for a state that has none.
+        step: Global step of the state, or None.
         created: Unix time in seconds.
-        sequence: Counts the saves into the same parent directory, so that their order does not depend on a clock.
-        files: The files that belong to the state, in the directory itself or in `parts/`; others are never read.
+        sequence: Number of the save within the parent directory; gives an order that is independent of clocks.
+        files: The files of the state, in the directory itself or in `parts/`; other files are never read.
         metadata: Plain JSON values of the caller: objective, config hash, attempt.
     """
 
@@ -52,40 +52,40 @@ class Manifest(BaseModel):
     def _files_are_inside(cls, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
         for name in files:
             if not _FILE_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of a file in this directory")
+                raise ValueError(f"{name!r} is not a valid file name within this directory")
         return files
 
     @property
     def part_names(self) -> set[str]:
-        """Names of the parts that are here; see `trieye.snapshot.nodes.StateParts`."""
+        """Names of the parts in this directory; see `trieye.snapshot.nodes.StateParts`."""
         return {Path(name).stem for name in self.files if name.startswith(f"{PARTS_DIRECTORY}/")}
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write the manifest, with a checksum of itself, as the last file of a directory."""
+    """Write the manifest, which includes its own checksum, as the last file of a directory."""
     with ChecksumFile(directory / MANIFEST_NAME) as file:
         file.write(_sealed(manifest.model_dump(mode="json")))
 
 
 def rewrite_manifest(directory: Path, manifest: Manifest) -> None:
-    """Replace the manifest of a directory whose files stay as they are; a reader sees the old or the new one.
+    """Replace the manifest of a directory atomically, leaving all other files unchanged.
 
     Raises:
-        OSError: The directory is not writable, or the disk is full; the manifest is then as it was.
+        OSError: The directory is not writable, or the disk is full; the manifest is unchanged.
     """
     write_atomic(directory / MANIFEST_NAME, _sealed(manifest.model_dump(mode="json")))
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Return the manifest of a directory, without looking at its files.
+    """Return the manifest of a directory without checking its files.
 
     Raises:
-        CheckpointError: It is missing or damaged.
-        SerializationError: A newer version of trieye wrote it, or it cannot be read now.
+        CheckpointError: The manifest is missing or damaged.
+        SerializationError: A newer version of trieye wrote it, or it is temporarily unreadable.
     """
     path = directory / MANIFEST_NAME
     if path.is_symlink():
-        raise CheckpointError(f"{path} is a link; only what was written here is read")
+        raise CheckpointError(f"{path} is a link; links are not followed")
     try:
         content = _unsealed(path.read_bytes())
         _check_version(path, content["format"])
@@ -99,41 +99,41 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def verify(directory: Path, *, parts: bool = True) -> Manifest:
-    """Return the manifest of a directory after comparing its files with it.
+    """Verify the files of a directory against its manifest, and return the manifest.
 
     Args:
         directory: The directory.
-        parts: Also what lies in `parts/`; without it the state can be read, although perhaps not all of a replay.
+        parts: Verify `parts/` too; if skipped, the state is readable, but rows of a replay may be damaged.
 
     Raises:
-        CheckpointError: A file is missing, cut or changed; the message names the first one.
-        SerializationError: A newer version of trieye wrote it, or a file cannot be read now.
+        CheckpointError: A file is missing, truncated or changed; the message names the first one.
+        SerializationError: A newer version of trieye wrote it, or a file is temporarily unreadable.
     """
     manifest = read_manifest(directory)
     check_no_link(directory)
     chosen = [item for item in manifest.files.items() if parts or not item[0].startswith(f"{PARTS_DIRECTORY}/")]
     files = sorted(chosen, key=lambda item: -item[1].size_bytes)
-    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:  # checksums are computed outside of the GIL
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:  # checksums release the GIL
         for _ in pool.map(lambda item: verify_file(directory / item[0], item[1]), files):
             pass
     return manifest
 
 
 def check_no_link(directory: Path) -> None:
-    """Make sure that the parts of a directory are its own.
+    """Check that `parts/` of a directory is not a symbolic link.
 
     Raises:
-        CheckpointError: They lie behind a link.
+        CheckpointError: It is a link.
     """
     if (directory / PARTS_DIRECTORY).is_symlink():
-        raise CheckpointError(f"{directory / PARTS_DIRECTORY} is a link; only what was written here is read")
+        raise CheckpointError(f"{directory / PARTS_DIRECTORY} is a link; links are not followed")
 
 
 def plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metadata as JSON values; NumPy scalars become numbers, and numbers that are not finite become None.
+    """Convert metadata to JSON values: NumPy scalars become numbers, and non-finite numbers become None.
 
     Raises:
-        SerializationError: A value is not plain; the message names it.
+        SerializationError: A value is not plain; the message contains its key.
     """
     return {str(key): _plain(value, str(key)) for key, value in metadata.items()}
 
@@ -142,7 +142,7 @@ def _plain(value: Any, path: str) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
-        # an objective that diverged must not cost the checkpoint
+        # a non-finite objective must not prevent the checkpoint
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -151,14 +151,14 @@ def _plain(value: Any, path: str) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
     raise SerializationError(
-        f"metadata {path!r} is a {type(value).__name__}; only numbers, strings, lists and mappings can be kept there"
+        f"metadata {path!r} is a {type(value).__name__}; only numbers, strings, lists and mappings are supported"
     )
 
 
 def _check_version(path: Path, version: int) -> None:
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise SerializationError(
-            f"{path} has format {version}, and this trieye reads up to {FORMAT_VERSION}; read it with a newer trieye"
+            f"{path} has format {version}, but this trieye reads formats up to {FORMAT_VERSION}; use a newer trieye"
         )
 
 
@@ -168,9 +168,9 @@ def _sealed(content: dict[str, Any]) -> bytes:
 
 
 def _unsealed(text: bytes) -> dict[str, Any]:
-    held = json.loads(text)
-    content: dict[str, Any] = held["manifest"]
-    if _seal(content) != held["crc32"] or not text.endswith(b"\n"):
+    sealed = json.loads(text)
+    content: dict[str, Any] = sealed["manifest"]
+    if _seal(content) != sealed["crc32"] or not text.endswith(b"\n"):
         raise ValueError("its checksum does not match")
     return content
 

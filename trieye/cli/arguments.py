@@ -106,6 +106,20 @@ def age(text: str) -> float:
     return timedelta(**{_UNITS[match[2]]: float(match[1])}).total_seconds()
 
 
+def pair(text: str, option: str = "") -> tuple[str, str]:
+    """Return key and value of KEY=VALUE.
+
+    Raises:
+        ConfigurationError: It is none; the message names the option.
+    """
+    from trieye.exceptions import ConfigurationError
+
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigurationError(f"{option}{text}: this is not KEY=VALUE")
+    return key, value
+
+
 def add_confirmed(parser: argparse.ArgumentParser) -> None:
     """Add --yes to a command that starts a program named by a file."""
     parser.add_argument("-y", "--yes", action="store_true", help="run a stored command that your key does not sign")

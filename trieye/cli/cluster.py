@@ -15,11 +15,11 @@ Examples:
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trieye.cli.arguments import AnyOrder
+from trieye.cli.output import print_json
 
 if TYPE_CHECKING:
     from trieye.hub.cluster import Node
@@ -63,7 +63,7 @@ def _files(options: argparse.Namespace) -> int:
     directory = project_around(Path.cwd()) if options.directory is None else options.directory.expanduser()
     names = [file.as_posix() for file in files_of(directory.resolve())]
     if options.json:
-        print(json.dumps({"directory": str(directory.resolve()), "files": names}))
+        print_json("cluster.files", {"directory": directory.resolve(), "files": names})
     else:
         print(*names, sep="\n")
     return 0
@@ -71,7 +71,7 @@ def _files(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     """Ask the nodes, print their answers, and return 1 if a training cannot run on all of them."""
-    from trieye.hub.cluster import as_plain, compare
+    from trieye.hub.cluster import compare
     from trieye.hub.ray_cluster import ask_cluster, this_process
     from trieye.process.terminal import Terminal, Text
 
@@ -81,8 +81,8 @@ def _check(options: argparse.Namespace) -> int:
     here = this_process(root)
     found = compare(nodes, here, str(root))
     if options.json:
-        told = {"nodes": [as_plain(node) for node in nodes], "problems": found.problems, "notes": found.notes}
-        print(json.dumps({**told, "python": here.python, "versions": here.versions}, indent=2))
+        told = {"nodes": nodes, "problems": found.problems, "notes": found.notes}
+        print_json("cluster.check", {**told, "python": here.python, "versions": here.versions})
         return EXIT_UNFIT if found.problems else 0
     console = Terminal()
     console.print(_table(nodes))

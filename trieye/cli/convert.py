@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Convert a file or what a run has, say what came of it, and return whether something was left out."""
+    from trieye.cli.output import print_json
     from trieye.compat.convert import convert
     from trieye.files.run_files import RUN_RECORD
     from trieye.runs.checkpoint_rows import SAVED_DIRECTORIES
@@ -37,12 +38,19 @@ def run(options: argparse.Namespace) -> int:
     path = Path(options.run_name)
     if not path.is_file():
         path = run_directory(options.run_name, root=options.root, marks=(RUN_RECORD, *SAVED_DIRECTORIES))
-    left_out = []
+    converted, left_out = [], []
     for file in convert(path, allow_pickle=options.allow_pickle or None, output=options.output):
         if file.target is None:
             left_out.append(file)
         else:
-            print(f"{file.path} -> {file.target}")
+            converted.append(file)
+            if not options.json:
+                print(f"{file.path} -> {file.target}")
+    if options.json:
+        done = [{"path": file.path, "checkpoint": file.target} for file in converted]
+        failed = [{"path": file.path, "reason": file.reason} for file in left_out]
+        print_json("convert", {"converted": done, "left_out": failed})
+        return EXIT_FAILED if left_out else 0
     for file in left_out:
         print(f"left out: {file.path}: {file.reason}", file=sys.stderr)
     return EXIT_FAILED if left_out else 0

@@ -31,11 +31,6 @@ def show_delivery(options: argparse.Namespace, schema: str, deliver: Callable[..
             timeout_s=options.timeout,
             progress=lambda done, total: status.update(Text(f"{title}: {done:,} of {total:,}")),
         )
-    return show_result(delivery, schema if options.json else None)
-
-
-def show_result(delivery: Delivery, schema: str | None = None) -> int:
-    """Print the result of a delivery, as JSON if a schema is given, and return the exit code."""
     for warning in delivery.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     for sink, lacks in delivery.missing.items():
@@ -43,7 +38,7 @@ def show_result(delivery: Delivery, schema: str | None = None) -> int:
     if delivery.missing:
         print("`trieye close` continues the delivery", file=sys.stderr)
     name = delivery.run_dir.name
-    if schema is not None:
+    if options.json:
         print_json(schema, delivery)
     elif not delivery.missing and not delivery.took_s:
         # by name: sinks that a program gives to `Run(sinks=...)` are not known here

@@ -5,7 +5,7 @@ Play whole episodes with the policy of a run, without exploring, and print the r
 Without RUN, the run of the newest checkpoint below --root is evaluated. The environment has the wrappers of
 the run; the seeds of the episodes differ from the seeds of the training and of the run's own evaluations. `best` is the
 newest checkpoint where none was rated. Nothing of the run changes, and it may be alive.
-The Python call is trieye.evaluate(run_dir, ...); its docstring lists the keys that --json prints.
+The Python call is trieye.evaluate(run, ...); docs/json.md describes the output of --json.
 
 Examples:
   trieye evaluate first
@@ -39,9 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Play the episodes, and print a table or one line of JSON."""
-    import json
-
     from trieye.checkpoints.choose import reference_of
+    from trieye.cli.output import print_json
     from trieye.process.terminal import Terminal
     from trieye.runs.finding import roots_of, run_directory
 
@@ -54,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
         report = evaluate(run_dir, which, episodes=options.episodes, video=options.video, device=options.device)
     if options.json:
-        print(json.dumps(report))
+        print_json("evaluate", report)
     else:
         _show(report)
     return 0

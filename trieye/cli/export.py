@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from trieye.cli.arguments import add_run, add_which, add_working_directory
 
 if TYPE_CHECKING:
-    from trieye.training.loading import LoadedPolicy
+    from trieye.training.run_export import Export
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,42 +32,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Export the policy, and say what was written and how it is loaded."""
-    from trieye.checkpoints.choose import reference_of
-    from trieye.checkpoints.store import load_checkpoint
+    """Export the policy, and print the files and how they are loaded."""
+    from trieye.cli.output import print_json
     from trieye.process.terminal import Terminal
-    from trieye.runs import run_directory
 
-    run_dir = run_directory(options.run_name, root=options.root)
-    which = reference_of(options.which, asked="--which").which
     add_working_directory()
-    with Terminal(stderr=True).status(f"loading {run_dir.name}"):
-        from trieye.training.exporting import export_policy
-        from trieye.training.loading import loaded_policy
+    with Terminal(stderr=True).status(f"exporting {Path(options.run_name).name}"):
+        from trieye.training.run_export import export_run
 
-        loaded = loaded_policy(run_dir, load_checkpoint(run_dir, which))
-    checkpoint = loaded.checkpoint
-    origin = {"run": run_dir.name, "step": checkpoint.step, "objective": checkpoint.objective}
-    with Terminal(stderr=True).status(f"exporting {run_dir.name}"):
-        output = (options.output or run_dir / "export").absolute()
-        files = export_policy(loaded.policy, output, env_steps=loaded.schedule_step, origin=origin)
-    _show(loaded, files, is_best=which == "best" and checkpoint.objective is not None)
+        export = export_run(options.run_name, options.output, which=options.which, root=options.root)
+    if options.json:
+        checkpoint, sizes = export.checkpoint, {file: file.stat().st_size for file in export.files}
+        document = {"checkpoint": checkpoint.path, "step": checkpoint.step, "objective": checkpoint.objective}
+        files = [{"path": file, "size_bytes": size} for file, size in sizes.items()]
+        print_json("export", {**document, "is_best": export.is_best, "files": files})
+    else:
+        _show(export)
     return 0
 
 
-def _show(loaded: "LoadedPolicy", files: list[Path], *, is_best: bool) -> None:
-    """Say which checkpoint was exported to which files, and how the program is called."""
+def _show(export: "Export") -> None:
     from rich.filesize import decimal
 
     from trieye.training.exporting import PROGRAM, example
 
-    checkpoint = loaded.checkpoint
+    checkpoint = export.checkpoint
     rated = "no objective" if checkpoint.objective is None else f"objective {checkpoint.objective:.6g}"
-    print(f"{checkpoint.path}{', the best one' if is_best else ''} ({rated}), is exported to")
-    for file in files:
+    print(f"{checkpoint.path}{', the best one' if export.is_best else ''} ({rated}), is exported to")
+    for file in export.files:
         print(f"  {file}  {decimal(file.stat().st_size)}")
-    for file in files:
+    for file in export.files:
         if file.name == PROGRAM:
             print("which Python runs with torch alone:")
             print(f"  import torch; act = torch.export.load({str(file)!r}).module()")
-            print(f"  actions = act({example(loaded.policy.spaces)})")
+            print(f"  actions = act({example(export.policy.spaces)})")

@@ -1,23 +1,21 @@
 """The pages that show runs: those of MLflow, TensorBoard and our own report, each with what serves it."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, Self
 
 from trieye.cli import report_server
-from trieye.config.fingerprint import json_of
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.run_files import CONFIGS, RUN_RECORD
-from trieye.files.run_record import RunRecord
 from trieye.process.local_servers import HOST
 from trieye.runs.config import tracking_uri_of
 from trieye.runs.finding import find_directories, is_sweep, resolve
+from trieye.runs.stored_run import StoredRun
 from trieye.sinks.mlflow import pages as mlflow_pages
 from trieye.sinks.mlflow.store import database_of
 
@@ -52,24 +50,19 @@ class Page:
     refresh: Callable[[], object] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ShownRun:
+class ShownRun(NamedTuple):
     """What pages show of a run.
 
     Attributes:
-        run_dir: Its directory, without links.
-        created: When it was begun, Unix seconds.
-        sweep: The sweep that it belongs to.
+        run: The run.
         mlflow_run_id: Its MLflow run.
         tracking_uri: Its MLflow store or server.
         is_in_mlflow: Whether MLflow has it, also by `trieye sweep merge`.
-        event_dir: Where its event files are.
+        event_dir: Directory of its event files.
         writes_events: Whether it writes event files; others may do so beside it.
     """
 
-    run_dir: Path
-    created: float
-    sweep: str | None
+    run: StoredRun
     mlflow_run_id: str | None
     tracking_uri: str
     is_in_mlflow: bool
@@ -77,76 +70,59 @@ class ShownRun:
     writes_events: bool
 
     @classmethod
-    def read(cls, run_dir: Path) -> "ShownRun":
-        """Return the run in a directory.
-
-        Raises:
-            ConfigurationError: It does not tell who it is, or what it was configured to do.
-        """
-        try:
-            record, config = RunRecord.read(run_dir / RUN_RECORD), json_of(run_dir / CONFIGS)
-            if record is None:
-                raise ConfigurationError(f"it has no {RUN_RECORD}")
-            persistence, sinks = config["persistence"], config["sinks"]
-            return cls(
-                run_dir=run_dir,
-                created=record.created,
-                sweep=record.group,
-                mlflow_run_id=record.mlflow_run_id,
-                tracking_uri=tracking_uri_of(persistence, run_dir),
-                is_in_mlflow=bool(sinks["mlflow"]["enabled"]) or record.mlflow_run_id is not None,
-                event_dir=run_dir / str(persistence["tensorboard_dir_name"]),
-                writes_events=bool(sinks["tensorboard"]["enabled"]),
-            )
-        except (SerializationError, OSError, ValueError, LookupError, TypeError) as error:
-            reason = f"{CONFIGS} has no {error}" if isinstance(error, LookupError) else error
-            raise ConfigurationError(f"{run_dir} is left out: {reason}") from error
-
-    @property
-    def app(self) -> str:
-        """Its app, where it is now."""
-        return self.run_dir.parents[1].name
+    def of(cls, run: StoredRun) -> Self:
+        """Return what pages show; raises LookupError, TypeError or ValueError for a config that is not of a run."""
+        persistence, sinks, mlflow_run_id = run.config["persistence"], run.config["sinks"], run.record.mlflow_run_id
+        return cls(
+            run=run,
+            mlflow_run_id=mlflow_run_id,
+            tracking_uri=tracking_uri_of(persistence, run.run_dir),
+            is_in_mlflow=bool(sinks["mlflow"]["enabled"]) or mlflow_run_id is not None,
+            event_dir=run.run_dir / str(persistence["tensorboard_dir_name"]),
+            writes_events=bool(sinks["tensorboard"]["enabled"]),
+        )
 
     @property
     def is_in_tensorboard(self) -> bool:
         """Whether there are event files, or will be."""
-        if self.writes_events:
-            return True
         with suppress(OSError):
-            return any("tfevents" in name for name in os.listdir(self.event_dir))  # noqa: PTH208 - of many runs
+            return self.writes_events or any("tfevents" in path.name for path in self.event_dir.iterdir())
         return False
 
 
-class Asked:
-    """The runs that were asked for.
+class PageSelection:
+    """The runs that pages show.
 
     Args:
-        given: A run, an app, a sweep or a directory; None: all apps.
+        reference: A run, an app, a sweep or a directory; None: all apps.
         roots: Directories of all apps.
 
     Attributes:
-        place: Where that is; None: all apps.
+        directory: Directory of the selection; None: all apps.
 
     Raises:
         ConfigurationError: There is nothing of that name.
     """
 
-    def __init__(self, given: str | None, roots: Sequence[Path]) -> None:
-        self.place = None if given is None else resolve(given, roots)
+    def __init__(self, reference: str | None, roots: Sequence[Path]) -> None:
+        self.directory = None if reference is None else resolve(reference, roots)
         self._roots = roots
         self._read: dict[Path, ShownRun | str] = {}
-        self.is_run = self.place is not None and (self.place / RUN_RECORD).exists()
-        self.is_sweep = not self.is_run and self.place is not None and is_sweep(self.place)
+        self.is_run = self.directory is not None and (self.directory / RUN_RECORD).exists()
+        self.is_sweep = not self.is_run and self.directory is not None and is_sweep(self.directory)
 
     def __str__(self) -> str:
-        """Return where they are."""
-        return str(self.place) if self.place is not None else ", ".join(map(str, self._roots)) or "this directory"
+        """Return the directories."""
+        return (
+            str(self.directory) if self.directory is not None else ", ".join(map(str, self._roots)) or "this directory"
+        )
 
     def runs(self) -> list[ShownRun]:
-        """Return those that there are now, the first that was begun first; each is read once."""
-        found, _ = find_directories([] if self.place is None else [str(self.place)], self._roots)
+        """Return the present runs, the oldest first; each is read once."""
+        found, _ = find_directories([] if self.directory is None else [str(self.directory)], self._roots)
         self._read = {path: self._read.get(path) or _read(path) for path in found}
-        return sorted((run for run in self._read.values() if isinstance(run, ShownRun)), key=lambda run: run.created)
+        shown = [run for run in self._read.values() if isinstance(run, ShownRun)]
+        return sorted(shown, key=lambda shown: shown.run.created)
 
     def left_out(self) -> list[str]:
         """Return why some of them are not shown."""
@@ -155,40 +131,41 @@ class Asked:
 
 def _read(run_dir: Path) -> ShownRun | str:
     try:
-        return ShownRun.read(run_dir)
-    except ConfigurationError as error:
-        return str(error)
+        return ShownRun.of(StoredRun.read(run_dir))
+    except (ConfigurationError, SerializationError, ValueError, LookupError, TypeError) as error:
+        reason = f"{CONFIGS} has no {error}" if isinstance(error, LookupError) else error
+        return f"{run_dir} is left out: {reason}"
 
 
-def pages_of(asked: Asked, directory: Path, *, only: Kind | None = None) -> tuple[list[Page], list[str]]:
-    """Return the pages of the runs that were asked for, and what is to be said of those that there are not.
+def pages_of(selection: PageSelection, directory: Path, *, only: Kind | None = None) -> tuple[list[Page], list[str]]:
+    """Return the pages of the selected runs, and notes on the runs and pages that are left out.
 
     Args:
-        asked: The runs.
+        selection: The runs.
         directory: For what the servers need.
         only: The kind of pages that is wanted; None: all.
 
     Raises:
         ConfigurationError: There is no page, or there are too many stores.
     """
-    runs, left_out = asked.runs(), asked.left_out()
+    runs, left_out = selection.runs(), selection.left_out()
     notes = left_out[:_SHOWN] + ([f"{len(left_out) - _SHOWN} more are left out"] if left_out[_SHOWN:] else [])
     if not runs:
         advice = "; ".join(notes) or "name a run, an app or a sweep, or with --root where all apps are"
-        raise ConfigurationError(f"no runs in {asked}; {advice}")
+        raise ConfigurationError(f"no runs in {selection}; {advice}")
     pages: list[Page] = []
     if only in {None, "mlflow"}:
-        pages += _mlflow_pages(asked, runs, notes)
+        pages += _mlflow_pages(selection, runs, notes)
     if only in {None, "tensorboard"}:
-        pages += _tensorboard_pages(asked, runs, directory / "tensorboard", notes)
+        pages += _tensorboard_pages(selection, runs, directory / "tensorboard", notes)
     if only in {None, "report"}:
-        pages += _report_pages(asked, notes)
+        pages += _report_pages(selection, notes)
     if not pages:
-        raise ConfigurationError(f"{asked}: there is no page to show: {'; '.join(notes)}")
+        raise ConfigurationError(f"{selection}: there is no page to show: {'; '.join(notes)}")
     return pages, notes
 
 
-def _mlflow_pages(asked: Asked, runs: Sequence[ShownRun], notes: list[str]) -> Iterator[Page]:
+def _mlflow_pages(selection: PageSelection, runs: Sequence[ShownRun], notes: list[str]) -> Iterator[Page]:
     """Yield a page for each store; what is wrong with a store hides no other one."""
     stores: dict[str, list[ShownRun]] = {}
     for run in runs:
@@ -196,22 +173,22 @@ def _mlflow_pages(asked: Asked, runs: Sequence[ShownRun], notes: list[str]) -> I
             path = database_of(run.tracking_uri)
             stores.setdefault(run.tracking_uri if path is None else f"sqlite:///{path}", []).append(run)
     if len(stores) > MAX_STORES:
-        shown = [redacted_text(uri) for uri in stores][:_SHOWN]
+        first = ", ".join(redacted_text(uri) for uri in list(stores)[:_SHOWN])
         raise ConfigurationError(
-            f"{asked}: its runs are in {len(stores)} MLflow stores, each of which needs a server; ask for less, "
-            f"such as an app, or type --only tensorboard ({', '.join(shown)}, ...)"
+            f"{selection}: its runs are in {len(stores)} MLflow stores, each of which needs a server; ask for less, "
+            f"such as an app, or type --only tensorboard ({first}, ...)"
         )
     if not stores:
         notes.append("no MLflow: it was not among the sinks")
     for uri, held in stores.items():
-        apps = ", ".join(sorted({run.app for run in held}))
+        apps = ", ".join(sorted({shown.run.app for shown in held}))
         try:
-            yield _mlflow_page(asked, uri, held, title="MLflow" if len(stores) == 1 else f"MLflow ({apps})")
+            yield _mlflow_page(selection, uri, held, title="MLflow" if len(stores) == 1 else f"MLflow ({apps})")
         except ConfigurationError as error:
             notes.append(f"no MLflow: {error}")
 
 
-def _mlflow_page(asked: Asked, uri: str, runs: Sequence[ShownRun], *, title: str) -> Page:
+def _mlflow_page(selection: PageSelection, uri: str, runs: Sequence[ShownRun], *, title: str) -> Page:
     database, is_server = database_of(uri), uri.startswith(("http:", "https:"))
     if database is None and not is_server:
         raise ConfigurationError(
@@ -224,13 +201,13 @@ def _mlflow_page(asked: Asked, uri: str, runs: Sequence[ShownRun], *, title: str
         )
     if database is not None:
         mlflow_pages.check_schema(database)
-    last_of_each_app = {run.app: run.mlflow_run_id for run in runs if run.mlflow_run_id is not None}
+    last_of_each_app = {shown.run.app: shown.mlflow_run_id for shown in runs if shown.mlflow_run_id}
     experiments = mlflow_pages.experiments_of(uri, list(last_of_each_app.values()))
-    groups = {run.sweep for run in runs}
+    groups = {shown.run.sweep for shown in runs}
     fragment = mlflow_pages.fragment_of(
         experiments,
-        run_id=runs[0].mlflow_run_id if asked.is_run else None,
-        sweep=groups.pop() if asked.is_sweep and len(groups) == 1 else None,
+        run_id=runs[0].mlflow_run_id if selection.is_run else None,
+        sweep=groups.pop() if selection.is_sweep and len(groups) == 1 else None,
     )
     if database is None:
         return Page(title, fragment, address=mlflow_pages.address_of(uri))
@@ -243,16 +220,18 @@ def _mlflow_page(asked: Asked, uri: str, runs: Sequence[ShownRun], *, title: str
     )
 
 
-def _tensorboard_pages(asked: Asked, runs: Sequence[ShownRun], logdir: Path, notes: list[str]) -> Iterator[Page]:
+def _tensorboard_pages(
+    selection: PageSelection, runs: Sequence[ShownRun], logdir: Path, notes: list[str]
+) -> Iterator[Page]:
     """Yield a page that shows the runs, and whichever come to be among them, by their names."""
     if not any(run.is_in_tensorboard for run in runs):
         notes.append("no TensorBoard: it was not among the sinks, and there are no event files")
         return
     # decided once: names that change are other runs to TensorBoard
-    has_one_app = len({run.app for run in runs}) == 1
+    has_one_app = len({shown.run.app for shown in runs}) == 1
 
     def refresh() -> None:
-        _link(asked.runs(), logdir, has_one_app=has_one_app)
+        _link(selection.runs(), logdir, has_one_app=has_one_app)
 
     refresh()
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--host", HOST, "--port"]
@@ -261,12 +240,12 @@ def _tensorboard_pages(asked: Asked, runs: Sequence[ShownRun], logdir: Path, not
     )
 
 
-def _report_pages(asked: Asked, notes: list[str]) -> Iterator[Page]:
+def _report_pages(selection: PageSelection, notes: list[str]) -> Iterator[Page]:
     """Yield the page of `trieye results report`."""
-    if asked.place is None:
+    if selection.directory is None:
         notes.append("no report: name an app, a sweep or a run")
         return
-    here, place = str(Path.cwd()), str(asked.place)
+    here, place = str(Path.cwd()), str(selection.directory)
     yield Page(
         "report", "/", command=lambda port: report_server.server_command(port, here, place), health=report_server.HEALTH
     )
@@ -275,12 +254,12 @@ def _report_pages(asked: Asked, notes: list[str]) -> Iterator[Page]:
 def _link(runs: Sequence[ShownRun], logdir: Path, *, has_one_app: bool) -> None:
     """Let a directory have a link to the event files of each run, and no others; TensorBoard looks again and again."""
     wanted: dict[Path, Path] = {}
-    for run in runs:
-        link = logdir / ("" if has_one_app else run.app) / run.run_dir.name
+    for shown in runs:
+        link = logdir / ("" if has_one_app else shown.run.app) / shown.run.name
         while link in wanted:  # of another root
             link = link.with_name(f"{link.name}+")
-        if run.is_in_tensorboard:
-            wanted[link] = run.event_dir
+        if shown.is_in_tensorboard:
+            wanted[link] = shown.event_dir
     for link in [path for path in logdir.glob("**/*") if path.is_symlink() and wanted.get(path) != path.readlink()]:
         link.unlink()
     for link, event_dir in wanted.items():

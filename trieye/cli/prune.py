@@ -40,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Delete the runs that are old enough, except those to keep."""
     from trieye.cli.removal import carry_out
-    from trieye.runs.removal import plan_pruning
+    from trieye.runs import prune
 
     keep = {which: max(n for name, n in options.keep if name == which) for which, _ in options.keep}
-    plan = plan_pruning(
+    plan = prune(
         options.app,
         older_than_s=options.older_than,
         keep_best=keep.get("best"),
@@ -51,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
         metric=options.metric,
         mode=options.mode,
         root=options.root,
+        dry_run=True,
     )
     notes = [f"skipping {link}: a symbolic link leads to {link.resolve()}" for link in plan.links]
     notes += [f"keeping {removal.name}: its objective is unknown" for removal in plan.unrated]

@@ -22,7 +22,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import AnyOrder, add_confirmed
+from trieye.cli.arguments import AnyOrder, add_confirmed, add_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument("--metric", metavar="NAME,...", help="only these metrics (default: all)")
         else:
             _add_scoring(action)
-        _ADD[name](action)
+        _add_specific(action, name)
+        add_json(action)
 
 
 def _add_choice(action: argparse.ArgumentParser) -> None:
@@ -91,52 +92,30 @@ def _add_scoring(action: argparse.ArgumentParser) -> None:
         help="score diverged runs by their last finite points (default: no score, and they rank last)",
     )
     group.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of the intervals (0.95)")
-    group.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
-def _add_out(action: argparse.ArgumentParser, text: str) -> None:
-    action.add_argument("-o", "--out", type=Path, metavar="FILE", help=text)
-
-
-def _add_curve(action: argparse.ArgumentParser) -> None:
-    _add_out(action, "picture: .png, .svg or .pdf (default: in the terminal)")
-    action.add_argument("--x", choices=AXES, default="step", help="what the axis counts (step)")
-    action.add_argument("--grid", type=int, default=200, metavar="N", help="points of a curve (200)")
-    action.add_argument("--runs", action="store_true", help="show each run, too")
-
-
-def _add_table(action: argparse.ArgumentParser) -> None:
-    _add_out(action, "picture of the intervals, too: .png, .svg or .pdf")
-
-
-def _add_compare(action: argparse.ArgumentParser) -> None:
-    _add_out(action, "picture of the performance profiles, too: .png, .svg or .pdf")
-
-
-def _add_sensitivity(action: argparse.ArgumentParser) -> None:
-    action.add_argument("--param", required=True, metavar="KEY", help="the parameter")
-    _add_out(action, "picture, too: .png, .svg or .pdf")
-
-
-def _add_select(action: argparse.ArgumentParser) -> None:
-    action.add_argument("--rerun", type=int, metavar="N", help="run the best config again, with N fresh seeds")
-    action.add_argument("--close", action="store_true", help="with --rerun: also those that are not told apart from it")
-    action.add_argument("--dry-run", action="store_true", help="with --rerun: show the jobs, and start nothing")
-    add_confirmed(action)
-    parser_text = "interrupted; the same command goes on with what is not completed"
-    action.set_defaults(when_interrupted=parser_text)
-
-
-def _add_report(action: argparse.ArgumentParser) -> None:
-    action.add_argument("-o", "--out", type=Path, default=Path("report.html"), metavar="FILE", help="(report.html)")
-    action.add_argument("--x", choices=AXES, default="step", help="what the axis of curves counts (step)")
-    action.add_argument("--title", metavar="TEXT", help="title of the page")
-
-
-def _add_export(action: argparse.ArgumentParser) -> None:
-    action.add_argument(
-        "-o", "--out", type=Path, required=True, metavar="FILE", help="points of all runs: .parquet, .csv or .feather"
-    )
+def _add_specific(action: argparse.ArgumentParser, name: str) -> None:
+    """Add the arguments of one action only."""
+    if name in _OUT:
+        default, text = _OUT[name]
+        action.add_argument(
+            "-o", "--out", type=Path, default=default, required=name == "export", metavar="FILE", help=text
+        )
+    if name in {"curve", "report"}:
+        action.add_argument("--x", choices=AXES, default="step", help="what the axis of curves counts (step)")
+    if name == "curve":
+        action.add_argument("--grid", type=int, default=200, metavar="N", help="points of a curve (200)")
+        action.add_argument("--runs", action="store_true", help="show each run, too")
+    elif name == "sensitivity":
+        action.add_argument("--param", required=True, metavar="KEY", help="the parameter")
+    elif name == "report":
+        action.add_argument("--title", metavar="TEXT", help="title of the page")
+    elif name == "select":
+        action.add_argument("--rerun", type=int, metavar="N", help="run the best config again, with N fresh seeds")
+        action.add_argument("--close", action="store_true", help="with --rerun: also those not told apart from it")
+        action.add_argument("--dry-run", action="store_true", help="with --rerun: show the jobs, and start nothing")
+        add_confirmed(action)
+        action.set_defaults(when_interrupted="interrupted; the same command resumes what is not completed")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -156,12 +135,12 @@ _TEXTS = {
     "report": "one page with all of it that needs no network",
     "export": "the points of all runs as one table",
 }
-_ADD = {
-    "table": _add_table,
-    "curve": _add_curve,
-    "compare": _add_compare,
-    "sensitivity": _add_sensitivity,
-    "select": _add_select,
-    "report": _add_report,
-    "export": _add_export,
+_OUT = {
+    "table": (None, "picture of the intervals, too: .png, .svg or .pdf"),
+    "curve": (None, "picture: .png, .svg or .pdf (default: in the terminal)"),
+    "compare": (None, "picture of the performance profiles, too: .png, .svg or .pdf"),
+    "sensitivity": (None, "picture, too: .png, .svg or .pdf"),
+    "report": (Path("report.html"), "(report.html)"),
+    "export": (None, "points of all runs: .parquet, .csv or .feather"),
 }
+"""The default of -o of each action, and its help."""

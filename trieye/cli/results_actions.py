@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from trieye.cli.output import print_json
 from trieye.cli.results_asked import Asked, chosen, places_of
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
@@ -41,7 +42,7 @@ def table(options: argparse.Namespace) -> int:
     )
     if options.json:
         diverged = groups.diverged(asked.scoring)
-        asked.plain(
+        asked.print_json(
             {
                 "groups": [
                     {
@@ -82,7 +83,9 @@ def curve(options: argparse.Namespace) -> int:
     x = counted.pop() if options.x == "step" and len(counted) == 1 else options.x
     if options.json:
         shown = zip(groups.labels, groups.diverged(asked.scoring), bands.values(), strict=True)
-        asked.plain({"x": x, "curves": [{"label": label, "diverged": num, "band": band} for label, num, band in shown]})
+        asked.print_json(
+            {"x": x, "curves": [{"label": label, "diverged": num, "band": band} for label, num, band in shown]}
+        )
         return 0
     if options.out is not None:
         from trieye.results import plots
@@ -118,7 +121,7 @@ def compare(options: argparse.Namespace) -> int:
         gap = statistics.difference(scores[x], scores[y], asked.stat, **asked.intervals)
         pairs.append((groups.labels[x], groups.labels[y], chance, gap))
     if options.json:
-        asked.plain(
+        asked.print_json(
             {"pairs": [dict(zip(("x", "y", "probability", "difference"), pair, strict=True)) for pair in pairs]}
         )
         return 0
@@ -160,7 +163,9 @@ def sensitivity(options: argparse.Namespace) -> int:
         if found := groups.sensitivity(key, asked.scoring, asked.stat, mode=asked.mode, **asked.intervals):
             lines[name], labels[name] = found, groups.marked(asked.scoring).labels
     if options.json:
-        asked.plain({"param": key, "lines": [{"label": name, "settings": list(held)} for name, held in lines.items()]})
+        asked.print_json(
+            {"param": key, "lines": [{"label": name, "settings": list(held)} for name, held in lines.items()]}
+        )
         return 0
     asked.console.print(tables.settings_table(lines, options.param, labels, title=asked.title))
     if options.out is not None:
@@ -182,8 +187,10 @@ def select(options: argparse.Namespace) -> int:
         diverged = groups.penalties(asked.scoring)
         chosen_ = hyperparameters.select(scores, asked.stat, mode=asked.mode, diverged=diverged, **asked.intervals)
         found[name] = groups, chosen_
-    if options.json and options.rerun is None:
-        asked.plain({"groups": [_plain_selection(asked.scoring, name, *held) for name, held in found.items()]})
+    if options.json and options.rerun is not None:
+        raise ConfigurationError("--json: not with --rerun, which starts runs; `trieye results table` has their scores")
+    if options.json:
+        asked.print_json({"groups": [_plain_selection(asked.scoring, name, *held) for name, held in found.items()]})
         return 0
     for name, (groups, chosen_) in found.items():
         title = f"{name}: {asked.title}" if name else asked.title
@@ -211,6 +218,9 @@ def report(options: argparse.Namespace) -> int:
         write_atomic(out, page.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise ConfigurationError(f"{options.out} cannot be written: {error.strerror or error}") from error
+    if options.json:
+        asked.print_json({"path": out})
+        return 0
     print(f"written to {options.out}")
     asked.tell()
     return 0
@@ -257,6 +267,10 @@ def export(options: argparse.Namespace) -> int:
                 raise ConfigurationError(f"{name}: no run has it{did_you_mean(name, known)}")
     points = results.to_arrow(metrics)
     write_table(points, options.out)
+    if options.json:
+        counts = {"num_points": points.num_rows, "num_runs": len(results)}
+        print_json("results.export", {"path": options.out.absolute(), **counts, "problems": results.problems})
+        return 0
     print(f"{points.num_rows:,} points of {len(results)} runs written to {options.out}")
     for text in results.problems:
         print(text, file=sys.stderr)

@@ -1,17 +1,14 @@
 """What was asked for on the command line of `trieye results`: runs, groups of them, and how they come to numbers."""
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from trieye.cli.arguments import DEFAULT_ROOT, sweep_directory
+from trieye.cli.output import print_json
 from trieye.exceptions import ConfigurationError
 from trieye.process.terminal import Terminal
 from trieye.results.aggregates import Aggregate
@@ -95,8 +92,8 @@ class Asked:
             raise ConfigurationError(f"which metric? name one by --metric (of: {shown or 'none'})")
         return held[0]
 
-    def plain(self, held: Any) -> None:
-        """Print what was found as JSON, with what was left out."""
+    def print_json(self, document: Mapping[str, Any]) -> None:
+        """Print the figures of an action as JSON, with what was left out of them."""
         jobs = {
             sweep: [
                 {"index": job.index, "state": job.how, "values": job.values}
@@ -107,7 +104,7 @@ class Asked:
         }
         diverged = self.results.diverged(self.scoring.metric)
         about = {"metric": self.scoring.name, "problems": self.results.problems, "jobs": jobs, "diverged": diverged}
-        print(json.dumps(plain_of({**about, **held}), allow_nan=False))
+        print_json(f"results.{self.options.action}", {**about, **document})
 
     def _jobs(self) -> Mapping[str, Sequence[Any]]:
         return self.all_runs.status().jobs
@@ -229,16 +226,3 @@ def range_of(text: str) -> tuple[str, tuple[float, float]]:
         return task, (float(low), float(high))
     except ValueError:
         raise ConfigurationError(f"--range {text}: this is not TASK=LOW:HIGH, such as CartPole-v1=0:500") from None
-
-
-def plain_of(held: Any) -> Any:
-    """Return what JSON can hold: null in the place of NaN."""
-    if is_dataclass(held) and not isinstance(held, type):
-        held = {field.name: getattr(held, field.name) for field in fields(held)}
-    if isinstance(held, np.ndarray | np.generic):
-        held = held.tolist()
-    if isinstance(held, Mapping):
-        return {str(key): plain_of(value) for key, value in held.items()}
-    if isinstance(held, list | tuple):
-        return [plain_of(value) for value in held]
-    return None if isinstance(held, float) and not np.isfinite(held) else held

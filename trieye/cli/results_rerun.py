@@ -13,7 +13,7 @@ from trieye.results import statistics, tables
 from trieye.results.groups import Groups, Scoring
 from trieye.results.hyperparameters import Selection
 from trieye.results.loading import load
-from trieye.results.runs import StoredRun, is_seed
+from trieye.results.runs import LoadedRun, is_seed
 from trieye.results.selection import differences
 from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.record import SweepRecord, lock_in
@@ -69,12 +69,12 @@ def rerun(asked: Asked, found: Mapping[str, tuple[Groups, Selection]]) -> int:
     return code
 
 
-def _first(groups: Groups, place: int) -> StoredRun:
+def _first(groups: Groups, place: int) -> LoadedRun:
     number = next(number for number in groups.rows[place] if number is not None)
     return next(run for run in groups.results.table[number] if run is not None)
 
 
-def _sweep_of(runs: Sequence[StoredRun]) -> Path:
+def _sweep_of(runs: Sequence[LoadedRun]) -> Path:
     places = {run.sweep for run in runs if run.job is not None}
     if len(places) != 1 or any(run.job is None for run in runs):
         shown = ", ".join(sorted(places)) or "no sweep"
@@ -118,7 +118,7 @@ def _record(record: SweepRecord, jobs: Sequence[Sequence[str]], seeds: Sequence[
 
 def _show(
     asked: Asked,
-    places: Mapping[tuple[str, int], StoredRun],
+    places: Mapping[tuple[str, int], LoadedRun],
     found: Mapping[str, tuple[Groups, Selection]],
     directory: Path,
 ) -> None:

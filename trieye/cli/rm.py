@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Delete the named runs, if all of them can be deleted."""
     from trieye.cli.removal import carry_out
-    from trieye.runs.removal import plan_removal
+    from trieye.runs import remove
 
-    removals = [plan_removal(name, root=options.root) for name in options.run_names]
+    removals = [remove(name, root=options.root, dry_run=True) for name in options.run_names]
     return carry_out(list({removal.run_dir: removal for removal in removals}.values()), options, "rm")

@@ -2,9 +2,9 @@
 
 List runs with their status, step, best objective, time and size, the newest first.
 
-WHERE is an app below --root, the directory of a sweep, or any directory with runs in it; without it, all apps of the
-project that you stand in are listed. `took` is the time of the last attempt. LOST is a run whose processes are gone
-without a word: start it again, or `trieye close` it. Directories that are no runs are named, and left out.
+WHERE is the name of a run or an app, the directory of a sweep, or any directory with runs in it; without it, all apps
+of the project are listed. `took` is the time of the last attempt. LOST is a run that is recorded as running and whose
+process no longer exists: start it again, or `trieye close` it. Directories that are no runs are named, and left out.
 
 Examples:
   trieye runs my_agent
@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import DEFAULT_ROOT, add_json, add_root, age
+from trieye.cli.arguments import DEFAULT_ROOT, add_json, add_root, age, pair
 
 if TYPE_CHECKING:
     from trieye.process.terminal import Text
@@ -39,7 +39,7 @@ RUN_COLORS: dict[str, str] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    parser.add_argument("places", nargs="*", metavar="WHERE", help="apps, or directories of sweeps, apps or runs")
+    parser.add_argument("places", nargs="*", metavar="WHERE", help="runs, apps, or directories of sweeps, apps or runs")
     parser.add_argument("--status", metavar="STATE,...", help=f"only those: {', '.join(STATUSES)}")
     parser.add_argument(
         "--where", action="append", default=[], metavar="KEY=VALUE", help="only those with that in their config"
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     from trieye.runs.finding import find, ordered, roots_of, select
 
     statuses = _statuses(options.status)
-    where = dict(_pair(text) for text in options.where)
+    where = dict(pair(text, "--where ") for text in options.where)
     if options.n is not None and options.n < 1:
         raise ConfigurationError(f"-n {options.n}: it has to be 1 or more")
     if options.root is not None and not options.root.is_dir():
@@ -95,15 +95,6 @@ def _statuses(text: str | None) -> set[str] | None:
                 f"--status {name}: no run is that{did_you_mean(name, STATUSES)} (of: {', '.join(STATUSES)})"
             )
     return {name.upper() for name in names}
-
-
-def _pair(text: str) -> tuple[str, str]:
-    from trieye.exceptions import ConfigurationError
-
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigurationError(f"--where {text}: this is not KEY=VALUE")
-    return key, value
 
 
 def _row(run: "StoredRun") -> dict[str, Any]:

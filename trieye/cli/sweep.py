@@ -29,8 +29,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import AnyOrder, add_confirmed, sweep_directory
+from trieye.cli.arguments import AnyOrder, add_confirmed, add_json, pair, sweep_directory
 from trieye.cli.confirmation import confirm
+from trieye.cli.output import print_json
 from trieye.cli.sweep_merge import add_merge, merge
 from trieye.cli.sweep_slurm import add_slurm, write_script
 from trieye.exceptions import ConfigurationError
@@ -85,7 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             add_confirmed(action)
     status = actions.add_parser("status", help="what became of the jobs; exit code 0 if all are completed")
     status.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="directory of the sweep")
-    status.add_argument("--json", action="store_true", help="as JSON, for scripts")
     again = actions.add_parser("relaunch", help="run what is not completed, from checkpoints where there are some")
     again.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="directory of the sweep")
     again.add_argument("--only", default=_DEFAULT, metavar="HOW,...", help=f"of {', '.join(_SELECTABLE)} ({_DEFAULT})")
@@ -93,6 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_confirmed(again)
     add_slurm(actions, _AGAIN)
     add_merge(actions)
+    for action in actions.choices.values():
+        add_json(action)
     parser.set_defaults(when_interrupted="interrupted; `trieye sweep relaunch` runs what is not completed")
 
 
@@ -115,7 +117,7 @@ def _plan(options: argparse.Namespace) -> int:
     given: dict[str, Any] = {
         "seeds": options.seeds,
         "zip": [group.split(",") for group in options.zip],
-        "without": [dict(_pair(pair) for pair in group.split(",")) for group in options.without],
+        "without": [dict(map(pair, group.split(","))) for group in options.without],
     }
     own = [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in given.items() if value]
     record = SweepRecord(
@@ -131,6 +133,13 @@ def _plan(options: argparse.Namespace) -> int:
         record.set_grid(grid)
         if options.out is not None:
             record.write(options.out)
+    if options.json:
+        experiments = [{"path": one.path, "name": one.name} for one in descriptions]
+        shown = grid.without_secrets()
+        axes = [{"keys": list(axis.keys), "values": [list(values) for values in axis.places]} for axis in shown.axes]
+        document = {"num_jobs": sum(1 for _ in grid) if grid.without else grid.size, "fingerprint": grid.fingerprint}
+        print_json("sweep.plan", {**document, "axes": axes, "experiments": experiments, "sweep": options.out})
+        return 0
     plan_table(grid)
     for description in descriptions:
         place = "" if description.save_pattern is None else f", job 0 saves in {description.save_path(0)}"
@@ -195,13 +204,6 @@ def _typed(words: Sequence[str], seeds: int | None) -> "tuple[list[str], list[st
     return spec, own, descriptions
 
 
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigurationError(f"{text}: this is not KEY=VALUE")
-    return key, value
-
-
 def _show(options: argparse.Namespace) -> int:
     from trieye.sweeps.record import SweepRecord
 
@@ -211,19 +213,27 @@ def _show(options: argparse.Namespace) -> int:
         words = grid[options.index]
     except IndexError as error:
         raise ConfigurationError(str(error)) from None
-    left_out = "   (left out)" if grid.is_left_out(options.index) else ""
-    print(shlex.join(words) + left_out)
+    is_left_out = grid.is_left_out(options.index)
+    if options.json:
+        document = {"sweep": directory, "index": options.index, "overrides": words, "is_left_out": is_left_out}
+        print_json("sweep.show", document)
+    else:
+        print(shlex.join(words) + ("   (left out)" if is_left_out else ""))
     return 0
 
 
 def _index(options: argparse.Namespace) -> int:
     from trieye.sweeps.record import SweepRecord
 
-    grid = SweepRecord.of(sweep_directory(options.dir)).the_grid()
-    found = list(grid.find(dict(map(_pair, options.values))))
+    directory = sweep_directory(options.dir)
+    grid = SweepRecord.of(directory).the_grid()
+    found = list(grid.find(dict(map(pair, options.values))))
     if not found:
         raise ConfigurationError(f"{' '.join(options.values)}: all jobs with these values are left out of the sweep")
-    print(*found, sep="\n")
+    if options.json:
+        print_json("sweep.index", {"sweep": directory, "indices": found})
+    else:
+        print(*found, sep="\n")
     return 0
 
 
@@ -243,7 +253,7 @@ def _run(options: argparse.Namespace) -> int:
         indices = [index for first in indices for index in range(first, grid.size, options.stride)]
     one_by_one = options.at_once == 1
     where = "hydra.launcher.isolate=none" if one_by_one else f"hydra.launcher.num_jobs={options.at_once}"
-    return _start(record, directory, where, "hydra.launcher.is_part=true", only=indices, is_confirmed=options.yes)
+    return _start(options, record, directory, where, "hydra.launcher.is_part=true", only=indices)
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -253,7 +263,7 @@ def _status(options: argparse.Namespace) -> int:
     jobs = status_of(directory)
     counts = Counter(job.how for job in jobs)
     if options.json:
-        print(json.dumps({"sweep": str(directory), "counts": counts, "jobs": [_plain(job) for job in jobs]}))
+        print_json("sweep.status", {"sweep": directory, "counts": counts, "jobs": [_row(job) for job in jobs]})
     else:
         from trieye.process.terminal import Terminal, Text
 
@@ -266,7 +276,7 @@ def _status(options: argparse.Namespace) -> int:
     return 0 if counts["completed"] + counts["pruned"] == len(jobs) else 1
 
 
-def _plain(job: "JobStatus") -> dict[str, Any]:
+def _row(job: "JobStatus") -> dict[str, Any]:
     record = job.record
     return {
         "index": job.index,
@@ -325,16 +335,19 @@ def _relaunch(options: argparse.Namespace) -> int:
     from trieye.sweeps.command import command_of
 
     directory, record, jobs = _unfinished(options)
-    if not jobs:
-        return 0
     only = [job.index for job in jobs]
-    if options.dry_run:
-        from trieye.process.terminal import Terminal
+    if not jobs or options.dry_run:
+        command = command_of(record, directory, only=only) if jobs else None
+        if options.json:
+            document = {"sweep": directory, "jobs": only, "command": command, "is_dry_run": options.dry_run}
+            print_json("sweep.relaunch", document)
+        elif command is not None:
+            from trieye.process.terminal import Terminal
 
-        Terminal().print(_table(jobs))
-        print(f"{len(jobs)} jobs; the command: {shlex.join(command_of(record, directory, only=only))}")
+            Terminal().print(_table(jobs))
+            print(f"{len(jobs)} jobs; the command: {shlex.join(command)}")
         return 0
-    return _start(record, directory, only=only, is_confirmed=options.yes)
+    return _start(options, record, directory, only=only)
 
 
 def _slurm(options: argparse.Namespace) -> int:
@@ -343,14 +356,14 @@ def _slurm(options: argparse.Namespace) -> int:
     directory, record, jobs = _unfinished(options)
     running = [job.index for job in jobs if job.how == "running"]
     if running:
-        print(f"left out, since they run now: {', '.join(map(str, running))}")
+        print(f"left out, since they are running: {', '.join(map(str, running))}", file=sys.stderr)
     only = [job.index for job in jobs if job.index not in running]
     if not only:
+        if options.json:
+            print_json("sweep.slurm", {"sweep": directory, "jobs": [], "num_tasks": 0})
         return 0
-    only = [job.index for job in jobs]
-    command = command_of(record, directory, only=only)  # which says now what would be wrong later
+    command = command_of(record, directory, only=only)  # which raises now, not when the tasks start
     confirm(command, record.working_dir, origin=str(directory), is_signed=record.is_signed, is_confirmed=options.yes)
-    command_of(record, directory, only=only)  # which says now what would be wrong later
     return write_script(options, directory, only, record.working_dir)
 
 
@@ -370,6 +383,7 @@ def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[J
     from trieye.config.base import did_you_mean
     from trieye.sweeps.status import status_of
 
+    out = sys.stderr if options.json else sys.stdout
     wanted = [name.strip() for name in options.only.split(",")]
     for name in wanted:
         if name not in _SELECTABLE:
@@ -381,10 +395,10 @@ def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[J
     every = status_of(directory)
     jobs = [job for job in every if job.how in wanted or (job.how in _BUSY and "incomplete" in wanted)]
     if not jobs:
-        print(f"nothing to do: no job of {directory} is {' or '.join(wanted)}")
+        print(f"nothing to do: no job of {directory} is {' or '.join(wanted)}", file=out)
     removed = [job.index for job in every if job.how == "removed" and job not in jobs]
     if removed:
-        print(f"the runs of {len(removed)} completed jobs were deleted; --only removed runs these jobs again")
+        print(f"the runs of {len(removed)} completed jobs were deleted; --only removed runs these jobs again", file=out)
     return directory, record, jobs
 
 
@@ -395,20 +409,24 @@ def _record_at(directory: Path) -> "SweepRecord":
     recorded = SweepRecord.of(directory)
     record = recorded.at(directory)
     if record.working_dir != recorded.working_dir:
-        print(f"this sweep came here from {recorded.directory}; its program runs in {record.working_dir}")
+        moved = f"this sweep came here from {recorded.directory}; its program runs in {record.working_dir}"
+        print(moved, file=sys.stderr)
     return record
 
 
-def _start(record: "SweepRecord", directory: Path, *more: str, only: Sequence[int], is_confirmed: bool) -> int:
-    """Run the program of a sweep where it was started, and return its exit code."""
+def _start(options: argparse.Namespace, record: "SweepRecord", directory: Path, *more: str, only: Sequence[int]) -> int:
+    """Run the program of a sweep in its working directory, and return its exit code."""
     from trieye.process.child import run_program
     from trieye.sweeps.command import command_of
 
     command = command_of(record, directory, *more, only=only)
     if not Path(record.working_dir).is_dir():
         raise ConfigurationError(f"{directory}: it was started in {record.working_dir}, which is gone")
-    confirm(command, record.working_dir, origin=str(directory), is_signed=record.is_signed, is_confirmed=is_confirmed)
-    return run_program(command, record.working_dir)
+    confirm(command, record.working_dir, origin=str(directory), is_signed=record.is_signed, is_confirmed=options.yes)
+    if options.json:
+        document = {"sweep": directory, "jobs": list(only), "command": command, "is_dry_run": False}
+        print_json(f"sweep.{options.action}", document)
+    return run_program(command, record.working_dir, stdout=sys.stderr if options.json else None)
 
 
 _ACTIONS = {

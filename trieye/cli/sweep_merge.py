@@ -1,10 +1,12 @@
 """`trieye sweep merge`: bring the runs of a sweep from their mirror, and show all of them in one MLflow store."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trieye.cli.arguments import DEFAULT_ROOT, add_root, add_timeout
+from trieye.cli.output import print_json
 from trieye.exceptions import ConfigurationError, TrieyeError
 
 if TYPE_CHECKING:
@@ -31,20 +33,24 @@ def merge(options: argparse.Namespace, directory: Path, record: "SweepRecord") -
     from trieye.sweeps.tracking import show_in_mlflow
 
     mirror = _mirror(options.mirror, record)
-    num_bad = 0
+    failed: dict[int, str] = {}
     with RunLock(directory / LOCK):
         begun = [job for job in status_of(directory) if (directory / str(job.index) / RUN).is_symlink()]
         for job in begun:
             try:
                 run_dir, is_new = _brought(directory / str(job.index) / RUN, mirror, options.root.resolve())
-                if is_new:
-                    num_bad += _deliver(run_dir, options.timeout) != 0
+                if is_new and (missing := _deliver(run_dir, options.timeout)):
+                    failed[job.index] = "; ".join(f"{sink}: {lacks}" for sink, lacks in missing.items())
             except (TrieyeError, OSError) as error:
-                num_bad += 1
-                print(f"job {job.index}: {error}")
+                failed[job.index] = str(error)
         show_in_mlflow(directory, record)
-    print(f"{len(begun) - num_bad} of {len(begun)} runs are in {options.root}")
-    return 1 if num_bad else 0
+    if options.json:
+        print_json("sweep.merge", {"sweep": directory, "num_runs": len(begun), "failed": failed})
+    else:
+        for index, reason in failed.items():
+            print(f"job {index}: {reason}")
+        print(f"{len(begun) - len(failed)} of {len(begun)} runs are in {options.root}")
+    return 1 if failed else 0
 
 
 def _mirror(given: str | None, record: "SweepRecord") -> str:
@@ -110,8 +116,8 @@ def _brought(link: Path, mirror: str, root: Path) -> tuple[Path, bool]:
     return here, True
 
 
-def _deliver(run_dir: Path, timeout_s: float) -> int:
-    from trieye.cli.delivering import show_result
+def _deliver(run_dir: Path, timeout_s: float) -> Mapping[str, str]:
+    """Deliver a run to MLflow, and return what is missing, by sink."""
     from trieye.runs.config import config_of
     from trieye.runs.delivery import deliver
 
@@ -120,4 +126,4 @@ def _deliver(run_dir: Path, timeout_s: float) -> int:
     sinks = config.sinks.model_copy(update={"mlflow": mlflow})
     persistence = config.persistence.model_copy(update={"mirror": None})  # which has it all
     config = config.model_copy(update={"sinks": sinks, "persistence": persistence})
-    return show_result(deliver(config, timeout_s, rewritten=["mlflow"]))  # MLflow drops what it has
+    return deliver(config, timeout_s, rewritten=["mlflow"]).missing  # MLflow drops what it has

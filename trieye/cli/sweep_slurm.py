@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trieye.cli.arguments import add_confirmed
+from trieye.cli.output import print_json
 from trieye.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ def write_script(options: argparse.Namespace, directory: Path, indices: Sequence
     write_atomic(path, script_of(directory, indices, asked, working_dir=working_dir).encode())
     tasks = -(-len(indices) // asked.per_task)
     core_h = tasks * asked.hours * asked.cpus * asked.at_once
+    if options.json:
+        number = submit(path) if options.submit else None
+        document = {"sweep": directory, "jobs": list(indices), "num_tasks": tasks, "core_hours": core_h}
+        print_json("sweep.slurm", {**document, "script": path, "submitted": number})
+        return 0
     print(f"{len(indices)} jobs in {tasks} task{'s' if tasks > 1 else ''}, {core_h:,.0f} core-hours at most", end="")
     print(f" ({core_h / 8766:,.1f} core-years)" if core_h >= _MUCH_H else "")
     if not options.submit:

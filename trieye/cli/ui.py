@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Start the servers, print the links, and wait for Ctrl-C."""
-    from trieye.cli.pages import Asked, pages_of
+    from trieye.cli.pages import PageSelection, pages_of
     from trieye.exceptions import ConfigurationError
     from trieye.process.local_servers import LocalServers
     from trieye.process.signals import LeaveOnSignal
@@ -59,12 +59,12 @@ def run(options: argparse.Namespace) -> int:
 
     if options.root is not None and not options.root.is_dir():
         raise ConfigurationError(f"--root {options.root}: there is no such directory")
-    asked = Asked(options.place, roots_of(options.root))
+    selection = PageSelection(options.place, roots_of(options.root))
     on_signal = LeaveOnSignal("the servers are ended")
     on_signal.take()
     try:
         with LocalServers() as servers:
-            pages, notes = pages_of(asked, servers.directory, only=options.only)
+            pages, notes = pages_of(selection, servers.directory, only=options.only)
             links = list(_links(pages, servers, options.port))
             if servers.names:
                 _wait(servers)

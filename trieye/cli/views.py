@@ -102,6 +102,15 @@ def _newest_of(directory: Path, _changed_ns: int) -> CheckpointEntry | None:
     return entries[-1] if entries else None
 
 
+def document_of(view: RunView) -> dict[str, Any]:
+    """Return a view for JSON."""
+    run, checkpoint = view.run, view.checkpoint
+    saved = None if checkpoint is None else {"step": checkpoint.step, "created": checkpoint.created}
+    state = {"status": run.status, "attempt": run.attempt, "is_alive": run.is_alive, "took_s": run.took_s}
+    document = {"run": str(run), "run_dir": run.run_dir, **state, "checkpoint": saved}
+    return {**document, "problem": view.problem, "hub": view.status or None}
+
+
 def render_run(view: RunView, console: Terminal | None = None) -> RenderableType:
     """Return a run for a terminal, which it has to fit if one is given."""
     parts = [_headline(view), *_facts(view), Text(), _sinks_of_run(view), Text()]

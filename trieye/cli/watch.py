@@ -23,22 +23,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
     parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="S", help="seconds between two looks (default: 1)"
+        "--interval", type=float, default=1.0, metavar="S", help="seconds between two updates (default: 1)"
     )
-    parser.add_argument("--once", action="store_true", help="one look; also what a pipe gets")
+    parser.add_argument("--once", action="store_true", help="print the state once, as into a pipe")
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the run until Ctrl-C."""
     from rich.live import Live
 
-    from trieye.cli.views import read_view, render_run
+    from trieye.cli.output import print_json
+    from trieye.cli.views import document_of, read_view, render_run
     from trieye.process.terminal import Terminal
     from trieye.runs import run_directory
 
     run_dir, console = run_directory(options.run_name, root=options.root), Terminal(soft_wrap=False)
-    if options.once or not sys.stdout.isatty():
-        console.print(render_run(read_view(run_dir, None)))
+    if options.once or options.json or not sys.stdout.isatty():
+        view = read_view(run_dir, None)
+        if options.json:
+            print_json("watch", document_of(view))
+        else:
+            console.print(render_run(view))
         return 0
     with contextlib.suppress(KeyboardInterrupt):  # the usual way to end it
         view = read_view(run_dir, None)

@@ -1,6 +1,5 @@
 """TrieyeActor of trieye 0.1.5: the hub as a Ray actor with that version's arguments and methods."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -9,13 +8,13 @@ from trieye.compat.actor_arguments import resolved, sends_events_plainly, sent_l
 from trieye.compat.actor_logic import ActorLogic
 from trieye.compat.actor_state import ActorState
 from trieye.compat.path_manager import PathManager
-from trieye.compat.serializer import LoadedTrainingState, Serializer
+from trieye.compat.serializer import Serializer
 from trieye.config import TrieyeConfig
 from trieye.files.run_files import RunFiles
-from trieye.hub.actor import ACTOR_OPTIONS, HubActor, actor_name, call_id, find_hub, in_group, this_job, with_requests
+from trieye.hub.actor import ACTOR_OPTIONS, HubActor, actor_name, find_hub, in_group, this_job, with_requests
 from trieye.hub.ray_start import on_this_node
 from trieye.process.lock import RunLock
-from trieye.sinks.base import Sink
+from trieye.snapshot.signing import Trust
 
 NAMESPACE = "trieye"
 
@@ -24,11 +23,10 @@ NAMESPACE = "trieye"
 @sends_events_plainly
 @with_requests(ActorLogic)
 class TrieyeActor(HubActor):
-    """Collects, aggregates and logs the metrics of a run, and saves and restores its state, in a process of its own.
+    """Collects, aggregates and logs the metrics of a run, and saves and restores its state, in a separate process.
 
-    Used as `TrieyeActor.options(name=..., lifetime="detached").remote(config=config)`. Besides the methods below and
-    those of `HubActor`, the actor has a method for each request of `ActorLogic`: `log_event`, `process_and_log` and so
-    on.
+    Used as `TrieyeActor.options(name=..., lifetime="detached").remote(config=config)`. The actor also has the methods
+    of `HubActor`, and one for each request of `ActorLogic`: `log_event`, `process_and_log` and so on.
 
     Args:
         config: The config of the run.
@@ -37,7 +35,6 @@ class TrieyeActor(HubActor):
         _actor_state: Pending events.
         _mlflow_client: MLflow client to use.
         _tb_writer: TensorBoard writer to use.
-        _sinks: Sinks besides those of the config.
     """
 
     _logic: ActorLogic
@@ -50,24 +47,9 @@ class TrieyeActor(HubActor):
         _actor_state: ActorState | None = None,
         _mlflow_client: Any = None,
         _tb_writer: Any = None,
-        *,
-        _sinks: Sequence[Sink] = (),
     ) -> None:
-        logic = ActorLogic(
-            config,
-            _actor_state,
-            _path_manager,
-            _serializer,
-            mlflow_client=_mlflow_client,
-            tb_writer=_tb_writer,
-            sinks=_sinks,
-        )
+        logic = ActorLogic(config, _actor_state, _path_manager, _serializer, None, _mlflow_client, _tb_writer)
         self._open(logic, owns_run=True, extra_config=None)
-
-    @in_group("ingest")
-    def load_initial_state(self, _auto_resume_run_name: str | None = None) -> LoadedTrainingState:
-        """Return what an earlier attempt or run left."""
-        return self._logic.load_initial_state(key=call_id())
 
     @sent_lightly
     @in_group("save")
@@ -90,23 +72,10 @@ class TrieyeActor(HubActor):
         Models, optimizers and buffers may be objects with a `state_dict()`; `ObjectRef`s may be anywhere in the lists,
         tuples, sets, deques and dicts of the arguments.
         """
+        state = {name: value for name, value in locals().items() if name != "self"}
         # asked of the ingest thread, so that every event sent before this call is in it
         hub_state = ray.get(ray.get_runtime_context().current_actor.get_state.remote())
-        self._logic.save_training_state(
-            actor_state_data=hub_state,
-            resolve=resolved,
-            nn_state_dict=nn_state_dict,
-            optimizer_state_dict=optimizer_state_dict,
-            buffer_content=buffer_content,
-            global_step=global_step,
-            episodes_played=episodes_played,
-            total_simulations_run=total_simulations_run,
-            is_best=is_best,
-            save_buffer=save_buffer,
-            model_config_dict=model_config_dict,
-            env_config_dict=env_config_dict,
-            user_data=user_data,
-        )
+        self._logic.save_training_state(actor_state_data=hub_state, resolve=resolved, **state)
 
     def get_run_base_dir_str(self) -> str:
         """Return the absolute directory of the run."""
@@ -131,6 +100,6 @@ def get_or_create(config: TrieyeConfig, **options: Any) -> Any:
         own = {"namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0, "scheduling_strategy": on_this_node()}
         actor = TrieyeActor.options(  # type: ignore[attr-defined]  # ray.remote adds it
             name=actor_name(config.run_name), get_if_exists=True, **{**own, **options}
-        ).remote(config=config, _serializer=Serializer.of_this_process())
+        ).remote(config=config, _serializer=Serializer(**Trust.of_this_process()._asdict()))
     actor.add_driver.remote(this_job())
     return actor

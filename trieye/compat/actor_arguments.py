@@ -1,9 +1,8 @@
-"""How events and states come to the actor: in a form that costs little there, and holds up no log call.
+"""How events and states travel to the actor: cheap to receive, and without delaying log calls.
 
-To pickle an event, a pydantic model, takes ten times as long as to pickle its values, so those travel. To unpickle a
-tensor takes two copies of it, during which no other thread of the process runs. So tensors travel as arrays, which Ray
-leaves where they are, in shared memory; and what the user has put there with tensors in it is unpickled by another
-process.
+Pickling an event, a pydantic model, takes ten times longer than pickling its values, so only the values are sent.
+Unpickling a tensor makes two copies and blocks the other threads of the process, so tensors are sent as arrays, which
+Ray keeps in shared memory. Objects with tensors that the user put into Ray's store are unpickled by another process.
 """
 
 import copy
@@ -25,7 +24,7 @@ Class = TypeVar("Class", bound=type)
 LIGHT_BYTES = 8 << 20
 """An object up to this size is unpickled by the actor itself, in some milliseconds; another process has to start."""
 
-# arguments of `save_training_state`, by name and place
+# arguments of `save_training_state`, by name and position
 _USER_DATA = {"user_data", 10}
 _STATES = {"nn_state_dict", 0, "optimizer_state_dict", 1, *_USER_DATA}
 _REFERENCES = {*_STATES, "buffer_content", 2}
@@ -46,17 +45,17 @@ def sends_events_plainly(actor: Class) -> Class:
 
 
 def sent_lightly(method: Method) -> Method:
-    """Let the states that a method is given travel with their tensors as arrays, and references as they are."""
+    """Send the states in the arguments of a method with their tensors as arrays, and references unresolved."""
     return _sent(method, _light)
 
 
 def _sent(method: Method, converted: Callable[[str | int, Any], Any]) -> Method:
-    """Let each argument of a method travel as a function makes it, which is given its place or name as well."""
+    """Convert each argument of a method in the process of the caller; `converted` takes its position or name, too."""
 
     def converting(call: Callable[..., Any]) -> Callable[..., Any]:
         def send(args: Any, kwargs: Mapping[str, Any]) -> Any:
             return call(
-                [converted(place, value) for place, value in enumerate(args)],
+                [converted(position, value) for position, value in enumerate(args)],
                 {name: converted(name, value) for name, value in kwargs.items()},
             )
 
@@ -73,18 +72,18 @@ def _plain(_: str | int, value: Any) -> Any:
     return SentEvents.of(value) if type(value) in {list, tuple} else value
 
 
-def _light(place: str | int, value: Any) -> Any:
-    if place in _REFERENCES and isinstance(value, ray.ObjectRef):
+def _light(position: str | int, value: Any) -> Any:
+    if position in _REFERENCES and isinstance(value, ray.ObjectRef):
         return _Later(value)
-    if place not in _STATES:  # a list of many items takes less time as it is
+    if position not in _STATES:  # sending a list of many items unchanged is faster
         return value
-    if place not in _USER_DATA and not isinstance(value, Mapping) and callable(getattr(value, "state_dict", None)):
+    if position not in _USER_DATA and not isinstance(value, Mapping) and callable(getattr(value, "state_dict", None)):
         value = value.state_dict()
     return _packed(value)
 
 
 def resolved(value: Any) -> Any:
-    """Return a value with what the references inside its containers stand for; Ray itself sees only those outside."""
+    """Resolve the references inside the containers of a value; Ray itself resolves only arguments."""
     return _replaced(value, _fetched)
 
 
@@ -96,8 +95,8 @@ def _fetched(value: Any) -> Any:
 
 def _value_of(reference: Any) -> Any:
     ray.wait([reference], fetch_local=False)
-    found = get_object_locations([reference]).get(reference, {})
-    if (found.get("object_size") or 0) > LIGHT_BYTES:
+    location = get_object_locations([reference]).get(reference, {})
+    if (location.get("object_size") or 0) > LIGHT_BYTES:
         made = ray.get(_packed_elsewhere.options(scheduling_strategy=on_this_node()).remote(reference))
         if made is not None:
             return made

@@ -1,8 +1,6 @@
 """ActorLogic of trieye 0.1.5: the hub with that version's arguments and methods."""
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trieye.compat.actor_state import ActorState
@@ -15,7 +13,7 @@ from trieye.files.run_record import RunRecord
 from trieye.hub.directory import HubFiles
 from trieye.hub.logic import SYNC_TIMEOUT_S, HubLogic, plain_step
 from trieye.hub.requests import request
-from trieye.sinks.base import RunInfo, Sink
+from trieye.sinks.base import Sink
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.tensorboard.sink import ScalarWriterSink
 from trieye.snapshot.signing import Trust
@@ -32,14 +30,10 @@ class ActorLogic(HubLogic):
         serializer: Reads and writes states.
         mlflow_run_id: The MLflow run to continue, for an injected client.
         mlflow_client, tb_writer: The MLflow client and the TensorBoard writer to use.
-        sinks: Sinks besides those of the config.
-        clock: Monotonic clock in seconds.
-        wall_clock: Unix time in seconds.
+        **clocks: See `HubLogic`.
     """
 
-    files: "_Files"
-
-    def __init__(  # noqa: PLR0913 - the arguments of 0.1.5
+    def __init__(
         self,
         config: TrieyeConfig,
         actor_state: ActorState | None = None,
@@ -48,23 +42,30 @@ class ActorLogic(HubLogic):
         mlflow_run_id: str | None = None,
         mlflow_client: Any = None,
         tb_writer: Any = None,
-        *,
-        sinks: Sequence[Sink] = (),
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
+        **clocks: Any,
     ) -> None:
-        make_files = _Files if path_manager is None else _GivenFiles
-        files = make_files(config, serializer or Serializer(), path_manager)
-        super().__init__(config, files=files, sinks=sinks, clock=clock, wall_clock=wall_clock)
-        self._pending = self._state = actor_state or ActorState()
-        self.files.mlflow_run_id, self._client, self._writer = mlflow_run_id, mlflow_client, tb_writer
-        self._last_asked = clock()
+        self._serializer = serializer or Serializer()
+        make_files = HubFiles if path_manager is None else _GivenFiles
+        trust = Trust(self._serializer.key, self._serializer.allow_pickle)
+        super().__init__(config, files=make_files(config, trust, path_manager), **clocks)
+        self._state = actor_state or ActorState()
+        self._run_id, self._client, self._writer = mlflow_run_id, mlflow_client, tb_writer
+        self._last_asked = self._clock()
 
     def _start(self, record: RunRecord, extra_config: Mapping[str, Any]) -> None:
-        early = self._state.take()
+        early, record.mlflow_run_id = self._state.take(), self._run_id or record.mlflow_run_id
         super()._start(record, extra_config)
-        for number, batch in enumerate(early):  # which comes again with each hub of this attempt
-            self._ledger.log_columns(batch, client=f"early:{record.attempt}:{number}")
+        self._training = TrainingStates(self.files.states, self.config.persistence, self.files.paths, self._serializer)
+        if early:  # Ray gives them to each hub of the attempt
+            self.log_batch_events(early, key=f"early:{record.run_id}:{record.attempt}")
+
+    def _pass(self, *, step: int | None, force: bool = False) -> None:
+        if len(self._state):
+            self.log_batch_events(self._state.take())
+        super()._pass(step=step, force=force)
+        self._state.update_last_processed_time(self._wall_clock())
+        if step is not None:
+            self._state.update_last_processed_step(plain_step(step))
 
     def _make_sinks(self) -> list[Sink]:
         given: dict[str, Sink] = {}
@@ -90,13 +91,13 @@ class ActorLogic(HubLogic):
 
     @request("ingest")
     def log_batch_events(self, events: Iterable[RawMetricEvent] | SentEvents, *, key: str = "") -> None:
-        """Accept events; one that is not valid never costs its neighbors; see `log_event`."""
+        """Accept events; an invalid event does not affect its neighbors; see `log_event`."""
         self._check_open()
         self._ledger.accept_rows(*rows_of(events, arrived=self._wall_clock()), key=key)
 
     @request("ingest")
     def process_and_log(self, current_global_step: int) -> None:
-        """Say that a step is complete; does nothing if the last call was less than the processing interval ago."""
+        """Close windows up to a complete step, at most once per processing interval."""
         if self._clock() - self._last_asked >= self.config.stats.processing_interval_seconds:
             self._last_asked = self._clock()
             self._pass(step=current_global_step)
@@ -116,7 +117,7 @@ class ActorLogic(HubLogic):
 
         Args:
             actor_state_data: State of the hub; the present one if None.
-            resolve: Replaces what stands for a value elsewhere.
+            resolve: Resolves references in the state.
             **state: `nn_state_dict`, `optimizer_state_dict`, `buffer_content`, `global_step`, `episodes_played`,
                 `total_simulations_run`, `is_best`, `save_buffer`, `model_config_dict`, `env_config_dict`, `user_data`.
 
@@ -125,20 +126,21 @@ class ActorLogic(HubLogic):
         """
         step = state["global_step"]
         hub_state = self.get_state(plain_step(step)) if actor_state_data is None else actor_state_data
-        self._saved(step, lambda: self.files.states.save_training(hub_state, resolve(state)))
+        self._saved(step, lambda: self._training.save(hub_state, resolve(state)))
 
-    def load_initial_state(self, *, key: str = "") -> LoadedTrainingState:
-        """Return what an earlier attempt or run left, and go on with its windows, unless the run goes on already."""
+    @request("ingest")
+    def load_initial_state(self, _auto_resume_run_name: str | None = None, *, key: str = "") -> LoadedTrainingState:
+        """Return the state of an earlier attempt or run, and continue its windows unless this attempt already does."""
         self._check_open()
         with self.status.doing("reading a checkpoint"):
-            loaded, restored = self.files.states.find_training()
+            loaded, restored = self._training.find()
         if restored is None or not self._ledger.is_under_way(restored.hub_state):
             self._go_on_from(restored, key)
         return loaded
 
     @request("ingest")
     def get_state(self, complete_step: int | None = None) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the hub, as plain data.
+        """Return the state of the hub for a checkpoint, as plain data.
 
         Args:
             complete_step: Close windows up to this step first: they are logged now, and not again by another attempt.
@@ -165,35 +167,7 @@ class ActorLogic(HubLogic):
     save_initial_config = save_run_config
 
 
-class _Files(HubFiles):
-    """Files of a run whose states are those of `save_training_state`.
-
-    Args:
-        config: The config of the run.
-        serializer: Reads and writes states.
-        paths: File names; made from the config if None.
-
-    Attributes:
-        mlflow_run_id: The MLflow run of an injected client; None: that of earlier attempts, if any.
-    """
-
-    states: TrainingStates
-    mlflow_run_id: str | None = None
-
-    def __init__(self, config: TrieyeConfig, serializer: Serializer, paths: RunFiles | None) -> None:
-        super().__init__(config, Trust(serializer.key, serializer.allow_pickle), paths)
-        self._serializer = serializer
-
-    def _make_states(self) -> TrainingStates:
-        return TrainingStates(self._config.persistence, self.paths, self._serializer, self.record.attempt)
-
-    def run_info(self) -> RunInfo:
-        """Return what the sinks may know of the run."""
-        info = super().run_info()
-        return replace(info, mlflow_run_id=self.mlflow_run_id or info.mlflow_run_id)
-
-
-class _GivenFiles(_Files):
+class _GivenFiles(HubFiles):
     """Files of a run whose directories, log file and config dump belong to the caller."""
 
     def open(self, **_: bool) -> RunRecord:

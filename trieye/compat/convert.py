@@ -33,22 +33,22 @@ class Converted(NamedTuple):
     reason: str = ""
 
 
-def convert(place: Path, *, allow_pickle: bool | None = None, output: Path | None = None) -> Iterator[Converted]:
+def convert(source: Path, *, allow_pickle: bool | None = None, output: Path | None = None) -> Iterator[Converted]:
     """Convert a file, or the files of a run, and yield each one when that is done.
 
-    A buffer without a step in its name gets that of the newest checkpoint before it.
+    A buffer without a step in its name gets the step of the newest checkpoint before it.
 
     Args:
-        place: The file, or the directory of the run.
+        source: The file, or the directory of the run.
         allow_pickle: Read the pickles, which runs the code in them; None: as `TRIEYE_ALLOW_PICKLE` says.
-        output: Directory for the new ones; None: beside the old ones.
+        output: Directory for the new ones; None: next to the old ones.
 
     Raises:
         ConfigurationError: There is nothing to convert.
         RunLockedError: Another process writes to the run.
         UntrustedPickleError: Pickles were not allowed.
     """
-    path = place.absolute()
+    path = source.absolute()
     run_dir, files = (path.parent.parent, [(path, step_in(path.name))]) if path.is_file() else (path, _files_of(path))
     is_in_run = output is None and (run_dir / RUN_RECORD).is_file()
     with RunLock(run_dir / "run.lock") if is_in_run else contextlib.nullcontext():
@@ -77,38 +77,38 @@ def _converted(
 def _files_of(run_dir: Path) -> list[tuple[Path, int | None]]:
     """Return the old files of a run, checkpoints first, with the steps in their names; the lowest step first."""
     checkpoints, buffers = run_dir / CHECKPOINTS, run_dir / BUFFERS
-    found = [*_numbered(checkpoints, CHECKPOINT_PREFIX, LATEST), *_numbered(buffers, BUFFER_PREFIX, BUFFER)]
-    if not found:
+    numbered = [*_numbered(checkpoints, CHECKPOINT_PREFIX, LATEST), *_numbered(buffers, BUFFER_PREFIX, BUFFER)]
+    if not numbered:
         raise ConfigurationError(
             f"run {run_dir.name!r}: there is nothing to convert: no {CHECKPOINT_PREFIX}<step>.pkl or {LATEST} in "
             f"{checkpoints}, and no {BUFFER_PREFIX}<step>.pkl or {BUFFER} in {buffers}"
         )
-    return found
+    return numbered
 
 
 def _numbered(directory: Path, prefix: str, link_name: str) -> list[tuple[Path, int | None]]:
     """Return the files with a step in their names; where there is none, the file that has the name of the link."""
-    found: list[tuple[Path, int | None]] = [(path, step) for step, path in numbered_pickles(directory, prefix)]
+    numbered: list[tuple[Path, int | None]] = [(path, step) for step, path in numbered_pickles(directory, prefix)]
     link = directory / link_name
-    return found or ([(link, None)] if link.is_file() and not link.is_symlink() else [])
+    return numbered or ([(link, None)] if link.is_file() and not link.is_symlink() else [])
 
 
 def _read(path: Path, serializer: Serializer) -> CheckpointData | BufferData:
     if not is_whole_pickle(path):
         raise SerializationError("it is cut short, as a process leaves it that is killed while it saves")
-    held = load_pickle(path, allow_pickle=serializer.allow_pickle)
-    fields = dict(vars(held)) if isinstance(held, BaseModel) else held
+    content = load_pickle(path, allow_pickle=serializer.allow_pickle)
+    fields = dict(vars(content)) if isinstance(content, BaseModel) else content
     kind = BufferData if isinstance(fields, dict) and "buffer_list" in fields else CheckpointData
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise SerializationError(
-            f"it holds a {type(held).__name__}, and neither a checkpoint nor a buffer of trieye 0.1.5"
+            f"it holds a {type(content).__name__}, and neither a checkpoint nor a buffer of trieye 0.1.5"
         ) from error
 
 
 def _save(path: Path, data: CheckpointData | BufferData, step: int, serializer: Serializer, directory: Path) -> Path:
-    """Save what an old file holds and return the new directory, or the one that is there already."""
+    """Save the content of an old file and return the new directory, or the existing one for its step."""
     prefix = CHECKPOINT_PREFIX if isinstance(data, CheckpointData) else BUFFER_PREFIX
     store = CheckpointStore(directory, prefix=prefix)
     saved = store.entries()

@@ -27,7 +27,7 @@ class RawMetricEvent(BaseModel):
     context: dict[str, Any] = Field(default_factory=dict)
 
     def is_valid(self) -> bool:
-        """Tell whether the value is finite.
+        """Return whether the value is finite.
 
         Raises:
             TypeError: The value is an integer beyond the range of a float.
@@ -55,7 +55,7 @@ class SentEvents(NamedTuple):
 
     Attributes:
         rows: Name, value, step, timestamp and context of each; the last two may be None.
-        drops: (reason, name, count) of what is no event, and of contexts that are too large.
+        drops: (reason, name, count) of other objects, and of contexts that are too large.
     """
 
     rows: list[tuple[Any, ...]]
@@ -63,7 +63,7 @@ class SentEvents(NamedTuple):
 
     @classmethod
     def of(cls, events: Iterable[Any]) -> Self:
-        """Return events, and whatever is among them, to be sent."""
+        """Pack events for sending; other objects count as dropped."""
         sent = cls([], [])
         for event in events:
             if isinstance(event, RawMetricEvent):
@@ -77,13 +77,8 @@ class SentEvents(NamedTuple):
         return sent
 
 
-def row_of(event: RawMetricEvent, *, arrived: float) -> EventRow:
-    """Return an event as the row of a batch; see `ActorState.add_event`."""
-    return rows_of([event], arrived=arrived)[0][0]
-
-
 def rows_of(events: Iterable[Any] | SentEvents, *, arrived: float) -> tuple[list[EventRow], list[tuple[str, str, int]]]:
-    """Return events as the rows of a batch, and (reason, name, count) of what is no event."""
+    """Return events as the rows of a batch, and (reason, name, count) of other objects."""
     sent = events if isinstance(events, SentEvents) else SentEvents.of(events)
     rows = [
         EventRow(name, value, step, time if time is not None and 0.0 <= time < MAX_TIMESTAMP_S else arrived, context)

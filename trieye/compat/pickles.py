@@ -28,12 +28,12 @@ def load_pickle(path: Path, *, allow_pickle: bool | None = None) -> Any:
         raise SerializationError(f"{path} cannot be read: {error.strerror or error}") from error
     except (EOFError, pickle.UnpicklingError) as error:
         raise SerializationError(f"{path} is not a whole pickle: {error}") from error
-    except Exception as error:  # a border: user classes run here and raise what they like
+    except Exception as error:  # a border: user classes run here and may raise anything
         raise SerializationError(f"{path} cannot be unpickled: {type(error).__name__}: {error}") from error
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts tensors on the CPU: 0.1.5 saved those of a GPU as such, which a machine without one could not read."""
+    """Loads tensors onto the CPU: 0.1.5 saved GPU tensors, which a machine without a GPU cannot read."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("torch.storage", "_load_from_bytes"):

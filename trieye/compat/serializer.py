@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,7 +15,7 @@ from trieye.files.atomic import replaced
 from trieye.hub.directory import write_config
 from trieye.snapshot.encode import EncodedState, decode, encode
 from trieye.snapshot.parts import OnDamage
-from trieye.snapshot.signing import Key, Trust
+from trieye.snapshot.signing import Key
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _Schema = TypeVar("_Schema", bound=BaseModel)
 
 
 class CheckpointData(BaseModel):
-    """What a checkpoint of the drop-in API holds; every `dict` holds plain data, arrays and tensors."""
+    """The content of a checkpoint of the drop-in API; every `dict` holds plain data, arrays and tensors."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
 
@@ -57,7 +57,7 @@ class LoadedTrainingState(BaseModel):
 
     checkpoint_data: CheckpointData | None = None
     buffer_data: BufferData | None = None
-    buffer_step: int | None = Field(default=None, description="Step at which the buffer was saved.")
+    buffer_step: int | None = Field(default=None, description="Step of the saved buffer.")
     resumed_from: str | None = Field(default=None, description="Name of the run the state comes from.")
 
 
@@ -69,9 +69,9 @@ class Serializer:
         allow_pickle: Whether unsigned pickles may be read, which runs code; None asks TRIEYE_ALLOW_PICKLE.
 
     Attributes:
-        on_damage: What a replay does whose saved rows are not all whole; see `persistence.damaged_replay`.
-        key: Signs pickled parts; None: that of the user in whose process it is used.
-        allow_pickle: Whether unsigned pickles may be read; None: what the environment says where it is used.
+        on_damage: Whether damage in a saved replay is an error; see `persistence.damaged_replay`.
+        key: Signs pickled parts; None: the key of the user whose process it is.
+        allow_pickle: Whether unsigned pickles may be read; None: as `TRIEYE_ALLOW_PICKLE` says.
     """
 
     # on the class, too: programs of 0.1.5 hand over stand-ins that are made of it
@@ -83,12 +83,6 @@ class Serializer:
         self.key = None if key is None else Key(key)
         self.allow_pickle = allow_pickle
 
-    @classmethod
-    def of_this_process(cls) -> Self:
-        """Return one with the key and the permission of this process; see `Trust.of_this_process`."""
-        trust = Trust.of_this_process()
-        return cls(key=trust.key, allow_pickle=trust.allow_pickle)
-
     def encode(self, data: CheckpointData | BufferData, *, copy: bool = True) -> EncodedState:
         """Return a snapshot of `data`, which `trieye.checkpoints.store.CheckpointStore.save` takes."""
         # not model_dump: it would walk and rebuild the user's values
@@ -98,7 +92,7 @@ class Serializer:
         """Save a checkpoint as the directory `path`.
 
         Raises:
-            SerializationError: It could not be written; what was there before is untouched.
+            SerializationError: It could not be written; the previous state is untouched.
         """
         metadata = {"run_name": data.run_name}
         save_state(Path(path), self.encode(data, copy=False), step=data.global_step, metadata=metadata, key=self.key)
@@ -108,7 +102,7 @@ class Serializer:
 
         Args:
             path: The directory or file.
-            state: What is in the directory, if it was read before.
+            state: The content of the directory, if it was read before.
 
         Raises:
             UntrustedPickleError: It is a pickle or has pickled parts, and they were not allowed.
@@ -120,7 +114,7 @@ class Serializer:
         """Save a buffer as the directory `path`.
 
         Raises:
-            SerializationError: It could not be written; what was there before is untouched.
+            SerializationError: It could not be written; the previous state is untouched.
         """
         save_state(Path(path), self.encode(data, copy=False), key=self.key)
 
@@ -149,7 +143,7 @@ class Serializer:
     def prepare_buffer_data(self, buffer_content: Any) -> BufferData | None:
         """Return the items of a buffer, any iterable of them, or None with a message if it is not one.
 
-        A `ReplayBuffer`, or another object with a `state_dict()` or `state_parts()`, is kept as it is, in `state`.
+        A `ReplayBuffer`, or another object with a `state_dict()` or `state_parts()`, is kept unchanged, in `state`.
         """
         if isinstance(buffer_content, BufferData):
             return buffer_content
@@ -181,7 +175,7 @@ class Serializer:
         try:
             return schema.model_validate(loaded)
         except ValidationError as error:
-            logger.error("%s holds no %s: %s", path, schema.__name__, error)  # noqa: TRY400 - the message says it all
+            logger.error("%s holds no %s: %s", path, schema.__name__, error)  # noqa: TRY400 - the message is complete
             return None
 
     def _content(self, path: Path, state: EncodedState | None) -> Any:
@@ -189,7 +183,7 @@ class Serializer:
             held = state or load_state(path, key=self.key, allow_pickle=self.allow_pickle)
             return decode(held, copy=False, on_damage=self.on_damage)
         loaded = load_pickle(path, allow_pickle=self.allow_pickle)
-        # the fields of 0.1.5, not its object: classes of a pickle are what they were then
+        # the fields, not the object: its class was the one of 0.1.5
         return dict(vars(loaded)) if isinstance(loaded, BaseModel) else loaded
 
 

@@ -6,34 +6,33 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trieye.compat.choose import TrainingChoice
+from trieye.compat.path_manager import TrainingChoice
 from trieye.compat.serializer import BufferData, CheckpointData, LoadedTrainingState, Serializer
 from trieye.config import PersistenceConfig
 from trieye.exceptions import CheckpointError, SerializationError
 from trieye.files.run_files import BUFFER_PREFIX, RunFiles
 from trieye.hub.saved_states import Restored, SavedStates
 from trieye.snapshot.encode import EncodedState
-from trieye.snapshot.signing import Trust
 
 logger = logging.getLogger(__name__)
 
 
-class TrainingStates(SavedStates):
+class TrainingStates:
     """Saves and finds the states of `save_training_state`: a checkpoint and a buffer, both or neither.
 
     Args:
-        config: What is saved, kept and resumed.
+        states: The checkpoints of the run.
+        config: Says whether buffers are saved, and where to resume.
         files: File names of the run.
         serializer: Encodes the states.
-        attempt: Number of the attempt that saves.
     """
 
-    def __init__(self, config: PersistenceConfig, files: RunFiles, serializer: Serializer, attempt: int) -> None:
-        super().__init__(config, files, Trust(serializer.key, serializer.allow_pickle), attempt)
+    def __init__(self, states: SavedStates, config: PersistenceConfig, files: RunFiles, serializer: Serializer) -> None:
         serializer.on_damage = config.damaged_replay
-        self._serializer, self._buffers = serializer, self._store(files.buffer_dir, prefix=BUFFER_PREFIX)
+        self._states, self._config, self._files, self._serializer = states, config, files, serializer
+        self._buffers = states.store(files.buffer_dir, prefix=BUFFER_PREFIX)
 
-    def save_training(self, hub_state: Mapping[str, Any], state: Mapping[str, Any]) -> Path:
+    def save(self, hub_state: Mapping[str, Any], state: Mapping[str, Any]) -> Path:
         """Write a checkpoint of the drop-in API, and a buffer if `save_buffer` asks for one; return the former.
 
         Args:
@@ -41,7 +40,7 @@ class TrainingStates(SavedStates):
             state: The arguments of `save_training_state`, by name.
 
         Raises:
-            CheckpointError: A part is not what it should be; nothing is written.
+            CheckpointError: A part is not valid; nothing is written.
             SerializationError: It could not be written.
         """
         # everything that can be wrong with a state is found before anything is written
@@ -51,11 +50,11 @@ class TrainingStates(SavedStates):
         step, encoded = checkpoint.global_step, encode(checkpoint, copy=False)
         metadata = {"is_best": state["is_best"]}
         with contextlib.nullcontext() if buffer is None else self._buffer_saved(step, buffer):
-            return self.save(step, encoded, metadata)
+            return self._states.save(step, encoded, metadata)
 
     @contextlib.contextmanager
     def _buffer_saved(self, step: int, buffer: EncodedState) -> Iterator[None]:
-        """Write a buffer for the checkpoint of the block, before it: resuming pairs one with what is not newer."""
+        """Write a buffer before the checkpoint of the block: resuming pairs a checkpoint with no newer buffer."""
         is_new = not self._buffers.path(step).exists()
         path = self._buffers.save(step, buffer)
         try:
@@ -69,9 +68,9 @@ class TrainingStates(SavedStates):
             self._prune_buffers()
 
     def _prune_buffers(self) -> None:
-        """Delete the buffers with which no checkpoint is loaded any more."""
+        """Delete the buffers that no checkpoint is loaded with any more."""
         buffers = [entry.step for entry in self._buffers.entries()]
-        saved = [entry.step for entry in self._checkpoints.entries()]
+        saved = [entry.step for entry in self._states.checkpoints.entries()]
         needed = {max((step for step in buffers if step <= checkpoint), default=None) for checkpoint in saved}
         for step in set(buffers) - needed - {max(buffers)}:
             self._buffers.remove(step)
@@ -109,14 +108,14 @@ class TrainingStates(SavedStates):
             )
         return buffer
 
-    def find_training(self) -> tuple[LoadedTrainingState, Restored | None]:
+    def find(self) -> tuple[LoadedTrainingState, Restored | None]:
         """Return the state to resume from, and the checkpoint that it comes from.
 
         Raises:
             CheckpointError: There are checkpoints, and none of them is whole.
         """
         load_buffer = self._serializer.load_buffer
-        choice = TrainingChoice(self._files, self._config, read=self._checkpoints.read)
+        choice = TrainingChoice(self._files, self._config, read=self._states.checkpoints.read)
         point = choice.point()
         if point is None:
             alone = choice.buffer_alone(None, None) if self._config.save_buffer else None
@@ -133,4 +132,4 @@ class TrainingStates(SavedStates):
             buffer_step=buffer and buffer.step,
             resumed_from=point.run_name,
         )
-        return loaded, self._restored(point, None, lambda: checkpoint.actor_state)
+        return loaded, self._states.restored(point, None, lambda: checkpoint.actor_state)

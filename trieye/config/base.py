@@ -2,7 +2,7 @@
 
 import difflib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -115,8 +115,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {match!r}?" if match else ""
 
 
-def _is_number(info: FieldInfo | None) -> bool:
-    options = set(_options(info.annotation)) if info is not None else set()
+def _is_number(info: FieldInfo) -> bool:
+    options = set(_options(info.annotation))
     return bool(options & {int, float}) and not options & {bool, str, Any}
 
 
@@ -129,32 +129,29 @@ class StrictModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _booleans_are_not_numbers(cls, data: Any) -> Any:
-        """Turn booleans into text where a number belongs, so that pydantic does not read them as 1 and 0."""
+    def _check_keys(cls, data: Any) -> Any:
+        """Refuse unknown keys with the closest match; those on a command line are worded by `hydra/messages.py`.
+
+        Booleans become text where a number belongs, so that pydantic does not read them as 1 and 0.
+        """
+        known = cls.model_fields
+        if isinstance(data, str) and "kind" in known:
+            raise PydanticCustomError("kind_as_text", "expected keys; write {kind}", {"kind": {"kind": data}})
         if not isinstance(data, dict):
             return data
+        if unknown := [_unknown_key(str(key), known, value) for key, value in data.items() if key not in known]:
+            raise ValidationError.from_exception_data(cls.__name__, unknown)
         # a validator of single fields is forbidden for those that tell the members of a union apart
         return {
-            key: str(value).lower() if isinstance(value, bool) and _is_number(cls.model_fields.get(key)) else value
+            key: str(value).lower() if isinstance(value, bool) and _is_number(known[key]) else value
             for key, value in data.items()
         }
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check_keys(cls, data: Any) -> Any:
-        """Refuse unknown keys with the closest match; those on a command line are worded by `hydra/messages.py`."""
-        known = set(cls.model_fields)
-        if isinstance(data, str) and "kind" in known:
-            raise PydanticCustomError("kind_as_text", "expected keys; write {kind}", {"kind": {"kind": data}})
-        if isinstance(data, dict) and (unknown := [str(key) for key in data if key not in known]):
-            raise ValidationError.from_exception_data(cls.__name__, [_unknown_key(key, known, data) for key in unknown])
-        return data
 
-
-def _unknown_key(key: str, known: set[str], data: dict[Any, Any]) -> InitErrorDetails:
+def _unknown_key(key: str, known: Collection[str], value: Any) -> InitErrorDetails:
     words = {"key": key, "hint": did_you_mean(key, known), "keys": ", ".join(sorted(known))}
     error = PydanticCustomError("unknown_key", "unknown key '{key}'{hint} (keys: {keys})", words)
-    return InitErrorDetails(type=error, loc=(key,), input=data.get(key))
+    return InitErrorDetails(type=error, loc=(key,), input=value)
 
 
 class Variants(StrictModel):

@@ -33,7 +33,9 @@ def config_hash(config: TrieyeConfig) -> str | None:
 MAX_DEPTH = 100
 """Objects inside objects that a config may have; what walks through it must not meet Python's recursion limit."""
 
-_HOW_IT_RUNS = {"loop", "runtime", "sinks", "stats", "persistence", "print_config", "tags", "description", "tune"}
+_HOW_IT_RUNS = {
+    "loop", "runtime", "sinks", "stats", "persistence", "print_config", "progress_bar", "tags", "description", "tune",
+}  # fmt: skip
 _NO_PARAMETERS = (_HOW_IT_RUNS - {"loop"}) | {"app_name", "run_name", "replay.storage_dir"}
 
 

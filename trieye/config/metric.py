@@ -1,6 +1,6 @@
 """MetricConfig: the rule that turns events into points."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,8 +16,8 @@ class MetricConfig(ModelOf015):
     """How the events of one name become the points of one metric.
 
     With `log_frequency_steps=N` there is one point for every N steps that have events; with `log_frequency_seconds=S`
-    one every S seconds; with both, whichever comes first; with neither the metric is aggregated and readable, never
-    logged. With `aggregation=each` there are no windows: each event is a point.
+    one every S seconds; with both, whichever comes first; with neither the metric is never logged. With
+    `aggregation=each` there are no windows: each event is a point.
     """
 
     spellings = (
@@ -69,41 +69,17 @@ class MetricConfig(ModelOf015):
         return self
 
 
-def _trainer(name: str, aggregation: AggregationMethod = "mean") -> MetricConfig:
+def _metric(
+    name: str, source: DataSource, aggregation: AggregationMethod, *, seconds: float = 0.0, **more: Any
+) -> MetricConfig:
+    frequency = {"log_frequency_steps": 0 if seconds else 10, "log_frequency_seconds": seconds}
     return MetricConfig(
-        name=name, source="trainer", raw_event_name=name, aggregation=aggregation, log_frequency_steps=10
+        name=name, source=source, aggregation=aggregation, **{"raw_event_name": name, **frequency, **more}
     )
 
 
-def _worker(name: str, event: str, key: str | None, seconds: float) -> MetricConfig:
-    return MetricConfig(
-        name=name,
-        source="worker",
-        raw_event_name=event,
-        context_key=key,
-        aggregation="mean",
-        log_frequency_steps=0,
-        log_frequency_seconds=seconds,
-    )
-
-
-def _loop(name: str, seconds: float) -> MetricConfig:
-    return MetricConfig(
-        name=name, source="loop", raw_event_name=name, log_frequency_steps=0, log_frequency_seconds=seconds
-    )
-
-
-def _rate(name: str, source: DataSource, numerator: str) -> MetricConfig:
-    return MetricConfig(
-        name=name,
-        source=source,
-        aggregation="rate",
-        rate_numerator_event=numerator,
-        log_frequency_steps=0,
-        log_frequency_seconds=5.0,
-        log_to=["mlflow", "tensorboard", "console"],
-    )
-
+_EPISODE: Any = {"seconds": 5.0, "raw_event_name": "episode_end"}
+_RATE: Any = {"seconds": 5.0, "raw_event_name": None, "log_to": ["mlflow", "tensorboard", "console"]}
 
 DEFAULT_METRICS: list[MetricConfig]
 """The 22 metrics of trieye 0.1.5, kept for the programs that extend them: `DEFAULT_METRICS + [...]`."""
@@ -118,26 +94,26 @@ def __getattr__(name: str) -> list[MetricConfig]:
 
 def _default_metrics() -> list[MetricConfig]:
     return [
-        _trainer("Loss/Total"),
-        _trainer("Loss/Policy"),
-        _trainer("Loss/Value"),
-        _trainer("Loss/Entropy"),
-        _trainer("Loss/Mean_Abs_TD_Error"),
-        _trainer("LearningRate", "latest"),
-        _worker("Episode/Score", "episode_end", "score", 5.0),
-        _worker("Episode/Length", "episode_end", "length", 5.0),
-        _worker("Episode/Triangles_Cleared", "episode_end", "triangles_cleared", 5.0),
-        _worker("MCTS/Avg_Simulations_Per_Step", "mcts_step", None, 10.0),
-        _worker("MCTS/Avg_Tree_Depth", "episode_end", "avg_mcts_depth", 5.0),
-        _worker("RL/Step_Reward_Mean", "step_reward", None, 10.0),
-        _loop("Buffer/Size", 5.0),
-        _loop("Progress/Total_Simulations", 5.0),
-        _loop("Progress/Episodes_Played", 5.0),
-        _loop("Progress/Weight_Updates_Total", 5.0),
-        _loop("System/Num_Active_Workers", 10.0),
-        _loop("System/Num_Pending_Tasks", 10.0),
-        _rate("Rate/Steps_Per_Sec", "loop", "step_completed"),
-        _rate("Rate/Episodes_Per_Sec", "worker", "episode_end"),
-        _rate("Rate/Simulations_Per_Sec", "worker", "mcts_step"),
-        _trainer("PER/Beta", "latest"),
+        _metric("Loss/Total", "trainer", "mean"),
+        _metric("Loss/Policy", "trainer", "mean"),
+        _metric("Loss/Value", "trainer", "mean"),
+        _metric("Loss/Entropy", "trainer", "mean"),
+        _metric("Loss/Mean_Abs_TD_Error", "trainer", "mean"),
+        _metric("LearningRate", "trainer", "latest"),
+        _metric("Episode/Score", "worker", "mean", context_key="score", **_EPISODE),
+        _metric("Episode/Length", "worker", "mean", context_key="length", **_EPISODE),
+        _metric("Episode/Triangles_Cleared", "worker", "mean", context_key="triangles_cleared", **_EPISODE),
+        _metric("MCTS/Avg_Simulations_Per_Step", "worker", "mean", seconds=10.0, raw_event_name="mcts_step"),
+        _metric("MCTS/Avg_Tree_Depth", "worker", "mean", context_key="avg_mcts_depth", **_EPISODE),
+        _metric("RL/Step_Reward_Mean", "worker", "mean", seconds=10.0, raw_event_name="step_reward"),
+        _metric("Buffer/Size", "loop", "latest", seconds=5.0),
+        _metric("Progress/Total_Simulations", "loop", "latest", seconds=5.0),
+        _metric("Progress/Episodes_Played", "loop", "latest", seconds=5.0),
+        _metric("Progress/Weight_Updates_Total", "loop", "latest", seconds=5.0),
+        _metric("System/Num_Active_Workers", "loop", "latest", seconds=10.0),
+        _metric("System/Num_Pending_Tasks", "loop", "latest", seconds=10.0),
+        _metric("Rate/Steps_Per_Sec", "loop", "rate", rate_numerator_event="step_completed", **_RATE),
+        _metric("Rate/Episodes_Per_Sec", "worker", "rate", rate_numerator_event="episode_end", **_RATE),
+        _metric("Rate/Simulations_Per_Sec", "worker", "rate", rate_numerator_event="mcts_step", **_RATE),
+        _metric("PER/Beta", "trainer", "latest"),
     ]

@@ -41,6 +41,9 @@ class TrieyeConfig(ModelOf015):
         default=None, description="What the run is for, as Markdown; MLflow shows it, else the command of the run."
     )
     print_config: bool = Field(default=False, description="Print the composed config as a tree before the run starts.")
+    progress_bar: bool = Field(
+        default=True, description="Draw a progress bar on a terminal; false = print a line every 10 seconds."
+    )
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="Where the hub lives.")
     persistence: Annotated[PersistenceConfig, Marker(yaml_default=PERSISTENCE_OF_RUN)] = Field(
         default_factory=PersistenceConfig, description="Files, saving, resuming."

@@ -4,9 +4,8 @@ The table is closed: it holds the fields that 0.1.5 had, as it spelled them. `tr
 """
 
 import warnings
-from collections.abc import Callable
 from itertools import count
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import model_validator
 
@@ -27,13 +26,6 @@ class ModelOf015(StrictModel, coerce_numbers_to_str=True):
     spellings: ClassVar[tuple[str, ...]] = ()
     """The fields of trieye 0.1.5, as it spelled them."""
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        super().__pydantic_init_subclass__(**kwargs)
-        for name in vars(cls).get("spellings", ()):
-            if not hasattr(cls, name) and name.isupper():
-                setattr(cls, name, property(_reader(name.lower())))
-
     @model_validator(mode="before")
     @classmethod
     def _accept_spellings(cls, data: Any) -> Any:
@@ -41,6 +33,14 @@ class ModelOf015(StrictModel, coerce_numbers_to_str=True):
             return data
         _warn_once(stacklevel=4)
         return {key.lower() if key in cls.spellings else key: value for key, value in data.items()}
+
+    if not TYPE_CHECKING:  # which would let every name pass
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in self.spellings:
+                return super().__getattr__(name)
+            _warn_once(stacklevel=3)
+            return getattr(self, name.lower())
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in vars(type(self)).get("spellings", ()):
@@ -51,14 +51,6 @@ class ModelOf015(StrictModel, coerce_numbers_to_str=True):
         given = {key: getattr(self, key) for key in self.model_fields_set}
         self.__dict__[field] = getattr(type(self).model_validate({**given, field: value}), field)
         self.model_fields_set.add(field)
-
-
-def _reader(field: str) -> Callable[[ModelOf015], Any]:
-    def read(model: ModelOf015) -> Any:
-        _warn_once(stacklevel=3)
-        return getattr(model, field)
-
-    return read
 
 
 def _warn_once(*, stacklevel: int) -> None:

@@ -147,11 +147,11 @@ class Loop:
     def drive(self) -> str:
         """Train until a limit is reached, and return which one it was."""
         self.begin()
-        run, code = self._run, self._run.config.runtime.requeue_exit_code
+        run = self._run
         if self.reason is not None:
             say(finished_sentence(run.name, self.reason))
             return self.reason
-        for _ in steps(run, self._limits.steps, requeue_exit_code=code, counts=self._counts_steps):
+        for _ in steps(run, self._limits.steps, counts=self._counts_steps):
             self._round()
             if self.reason is not None or self._at.owes_evaluation:
                 break

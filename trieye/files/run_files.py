@@ -211,14 +211,6 @@ class RunFiles:
         """Return the directory of a step's buffer, or the link to the newest one."""
         return self.default_buffer_path if step is None else self.buffer_dir / f"{BUFFER_PREFIX}{step}"
 
-    def get_config_path(self) -> Path:
-        """Return the file of the composed config."""
-        return self.config_path
-
-    def get_profile_path(self, worker_id: int, episode_seed: int) -> Path:
-        """Return the file for the profile of a worker's episode."""
-        return self.profile_dir / f"worker_{worker_id}_ep_{episode_seed}.prof"
-
     def get_log_file_path(self) -> Path:
         """Return the run's log file."""
         return self.log_dir / f"{self.persist_config.run_name}_trieye.log"

@@ -1,1 +1,1 @@
-"""Every point and operation of a run, each with an index."""
+"""The history of a run: all points and operations, in memory, in journal chunks and in Parquet files."""

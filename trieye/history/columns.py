@@ -1,4 +1,4 @@
-"""Columns: consecutive items of the history, one array per field; their bytes are a chunk of the journal."""
+"""Columns: consecutive items of the history as one array per field; serialized as chunks of the journal."""
 
 import zlib
 from collections import deque
@@ -21,16 +21,16 @@ T = TypeVar("T", bound=Hashable)
 Targets = tuple[str, ...]
 
 _ARRAYS = {"name_codes": "<i4", "values": "<f8", "steps": "<i8", "times": "<f8", "target_codes": "<i4", "counts": "<i8"}
-# not compressed: that takes half as long as everything else together, and a chunk lives for minutes
+# no compression: it would cost half as much time as everything else, and a chunk exists only for minutes
 _encode = msgspec.msgpack.Encoder(enc_hook=np.ndarray.tobytes).encode
 _decode = msgspec.msgpack.Decoder(
     tuple[int, list[str], bytes, bytes, bytes, bytes, list[Targets], bytes, bytes, dict[int, bytes]]
 ).decode
 
 BLANK = Point(metric="", value=0.0, step=0, wall_time=0.0, log_to=(), count=0)
-"""What the arrays have where an operation stands."""
+"""Placeholder in the arrays at the index of an operation."""
 
-# a frozen dataclass is made at 0.6 M/s; its slots filled column by column, without a Python frame for each, at 3 M/s
+# construction of a frozen dataclass reaches 0.6 M/s; filling its slots by column, without Python frames, 3 M/s
 _SETTERS = [getattr(Point, name).__set__ for name in ("metric", "value", "step", "wall_time", "log_to", "count")]
 
 
@@ -40,15 +40,15 @@ class Columns:
 
     Attributes:
         first: Index of the first item.
-        names: Metrics, each once.
-        name_codes: `[items]` int32, positions in `names`.
+        names: The distinct metrics.
+        name_codes: `[items]` int32, indices into `names`.
         values: `[items]` float64.
         steps: `[items]` int64.
         times: `[items]` float64, Unix time in seconds.
-        targets: What `log_to` of a point may be, each once.
-        target_codes: `[items]` int32, positions in `targets`.
+        targets: The distinct values of `log_to`.
+        target_codes: `[items]` int32, indices into `targets`.
         counts: `[items]` int64.
-        operations: Operations as bytes, by their offset from `first`, ascending; the arrays are blank there.
+        operations: Serialized operations by their offset from `first`, ascending; the arrays have placeholders there.
     """
 
     first: int
@@ -72,12 +72,12 @@ class Columns:
 
     @property
     def operation_bytes(self) -> int:
-        """Bytes of all operations together."""
+        """Total size of all operations in bytes."""
         return sum(map(len, self.operations.values()))
 
     @classmethod
     def from_items(cls, first: int, items: Sequence[Item]) -> Self:
-        """Return items as columns."""
+        """Convert items to columns."""
         operations = {offset: to_bytes(item) for offset, item in enumerate(items) if not isinstance(item, Point)}
         points = [item if isinstance(item, Point) else BLANK for item in items] if operations else items
         names, name_codes = _dictionary(map(attrgetter("metric"), points))
@@ -96,12 +96,12 @@ class Columns:
         )
 
     def items(self) -> list[Item]:
-        """Return the items.
+        """Convert the columns to items.
 
         Raises:
-            SerializationError: An operation is not whole.
+            SerializationError: An operation is damaged.
         """
-        made: list[Any] = list(map(object.__new__, repeat(Point, len(self))))
+        items: list[Any] = list(map(object.__new__, repeat(Point, len(self))))
         columns: list[Iterable[Any]] = [
             map(self.names.__getitem__, self.name_codes.tolist()),
             self.values.tolist(),
@@ -111,23 +111,23 @@ class Columns:
             self.counts.tolist(),
         ]
         for fill, column in zip(_SETTERS, columns, strict=True):
-            deque(map(fill, made, column), maxlen=0)
+            deque(map(fill, items, column), maxlen=0)
         for offset, data in self.operations.items():
-            made[offset] = from_bytes(data)
-        return made
+            items[offset] = from_bytes(data)
+        return items
 
     @classmethod
     def from_chunk(cls, payload: bytes) -> Self:
-        """Return what `to_chunk` made bytes of; the journal vouches for the bytes."""
-        held: dict[str, Any] = dict(zip(cls.__slots__, _decode(payload), strict=True))
-        return cls(**held | {name: np.frombuffer(held[name], dtype) for name, dtype in _ARRAYS.items()})
+        """Deserialize the result of `to_chunk`, whose integrity the journal has verified."""
+        fields: dict[str, Any] = dict(zip(cls.__slots__, _decode(payload), strict=True))
+        return cls(**fields | {name: np.frombuffer(fields[name], dtype) for name, dtype in _ARRAYS.items()})
 
     def to_chunk(self) -> bytes:
-        """Return the columns as bytes for the journal."""
+        """Serialize the columns for the journal."""
         return _encode([getattr(self, name) for name in self.__slots__])
 
     def part(self, first: int, end: int) -> Self:
-        """Return the items with indices from `first` to before `end`, sharing memory."""
+        """Return the items with indices in [first, end), sharing memory."""
         low, high = first - self.first, end - self.first
         operations = {offset - low: data for offset, data in self.operations.items() if low <= offset < high}
         arrays: dict[str, Any] = {name: getattr(self, name)[low:high] for name in _ARRAYS}
@@ -135,7 +135,7 @@ class Columns:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return parts that follow each other as one."""
+        """Concatenate consecutive parts."""
         names, name_codes = _joined_codes([(part.names, part.name_codes) for part in parts])
         targets, target_codes = _joined_codes([(part.targets, part.target_codes) for part in parts])
         first = parts[0].first
@@ -145,7 +145,7 @@ class Columns:
         return cls(first=first, names=names, targets=targets, operations=operations, **arrays)
 
     def checksum(self) -> int:
-        """Return a CRC-32 of all indices and values, whatever the order of names and targets."""
+        """Return a CRC-32 of all indices and values, independent of the order of names and targets."""
         names = [name.encode() for name in self.names]
         targets = [repr(target).encode() for target in self.targets]
         arrays: list[NDArray[Any]] = [np.array([self.first, len(self)], "<i8")]
@@ -161,30 +161,30 @@ class Columns:
 
 
 def cut(span: Range, sizes: Iterable[tuple[int, int]], *, max_bytes: int) -> int:
-    """Return where to end a span so that its operations take `max_bytes` at most, or are one.
+    """Return the end of a prefix of a span whose operations take at most `max_bytes`, or consist of one operation.
 
     Args:
-        span: First and end of what one would like to have.
-        sizes: Place and size of operations, ascending; those outside the span are ignored.
-        max_bytes: Bytes that the operations may take.
+        span: First index and end of the span.
+        sizes: Index and size of operations, ascending; operations outside of the span are ignored.
+        max_bytes: Maximum total size of the operations.
     """
     first, end = span
     total = 0
-    for place, size in sizes:
-        if first <= place < end:
+    for index, size in sizes:
+        if first <= index < end:
             total += size
-            if total > max_bytes and place > first:
-                return place
+            if total > max_bytes and index > first:
+                return index
     return end
 
 
 def grouped(parts: Iterable[Columns], *, max_items: int, max_bytes: int) -> Iterator[Columns]:
-    """Yield the same items in groups of whole parts that are as large as the limits allow.
+    """Merge consecutive parts, without splitting any, into groups as large as the limits allow.
 
     Args:
-        parts: Columns that follow each other.
-        max_items: Items of a group; a single larger part is a group of its own.
-        max_bytes: Bytes of its operations; the same.
+        parts: Consecutive columns.
+        max_items: Maximum items per group; a larger part forms a separate group.
+        max_bytes: Maximum size of the operations per group; a larger part forms a separate group.
     """
     group: list[Columns] = []
     num_items = num_bytes = 0
@@ -208,7 +208,7 @@ def _joined_codes(parts: Sequence[tuple[list[T], NDArray[np.int32]]]) -> tuple[l
     numbers: dict[T, int] = {}
     codes = []
     for entries, part in parts:
-        # only those that occur, or the names of a long run pile up
+        # only the names that occur; otherwise the names of a long run accumulate
         used = np.flatnonzero(np.bincount(part, minlength=len(entries)))
         mapping = np.zeros(len(entries), "<i4")
         mapping[used] = [numbers.setdefault(entries[code], len(numbers)) for code in used.tolist()]

@@ -1,7 +1,7 @@
 """History: every point and operation of a run, each with an index.
 
-A new item is in memory first. The next snapshot takes it into a chunk of the journal, and `roll` moves chunks into a
-Parquet file. A reader asks for an index, and the history finds the item in whichever of the three places it is.
+A new item is first in memory. The next snapshot writes it to a chunk of the journal, and `roll` moves chunks to a
+Parquet file. Readers address items by index, independently of their location.
 """
 
 import logging
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from trieye.exceptions import SerializationError
 from trieye.history.columns import BLANK, Columns, cut
 from trieye.history.store import Store
-from trieye.history.table import iter_history as iter_history  # noqa: PLC0414 - for whoever reads a run
+from trieye.history.table import iter_history as iter_history  # noqa: PLC0414 - for readers of a run
 from trieye.history.table import read_history as read_history  # noqa: PLC0414 - the same
 from trieye.journal.event_payloads import from_bytes, to_bytes
 from trieye.journal.journal import Chunk, Journal
@@ -29,16 +29,16 @@ from trieye.stats.point import Point
 logger = logging.getLogger(__name__)
 
 KEPT_ITEMS = 50_000
-"""Items that stay in memory, for readers that keep up."""
+"""Number of newest items that stay in memory for readers."""
 
 KEPT_BYTES = 16 << 20
-"""Bytes of the operations among them."""
+"""Maximum size of the operations among them."""
 
 CHUNK_ITEMS = 10_000
 CHUNK_BYTES = 4 << 20
 
-_OF_THE_RUN = (LogParams, SetTags, LogArtifact)
-"""What a rewind does not take back: it belongs to the run, not to a branch of it."""
+_RUN_OPERATIONS = (LogParams, SetTags, LogArtifact)
+"""Operations that a rewind does not supersede: they belong to the run, not to a branch."""
 
 
 class Series(NamedTuple):
@@ -46,7 +46,7 @@ class Series(NamedTuple):
 
     Attributes:
         steps: `[n]`.
-        indices: `[n]`, ascending; those of one processing pass are ordered by step.
+        indices: `[n]`, ascending; within one flush marker, ordered by step.
         times: `[n]`, Unix time in seconds.
     """
 
@@ -55,7 +55,7 @@ class Series(NamedTuple):
     times: NDArray[np.float64]
 
     def take(self, rows: NDArray[np.intp]) -> "Series":
-        """Return some rows in their order."""
+        """Return some rows, in the order of `rows`."""
         return Series(self.steps[rows], self.indices[rows], self.times[rows])
 
 
@@ -63,11 +63,11 @@ class History:
     """The items of a run. One thread at a time appends and commits; any number of threads read.
 
     Args:
-        journal: Keeps the chunks, and remembers which files there are.
-        directory: Where the files belong; None: everything stays in the journal.
+        journal: Stores the chunks and the list of files.
+        directory: Directory of the files; None: everything stays in the journal.
 
     Attributes:
-        dead: Indices that no checkpoint brings back: the journal had lost them when the run went on from a checkpoint.
+        dead: Indices that no checkpoint can restore: the journal lost them before the run resumed from a checkpoint.
 
     Raises:
         OSError: The directory cannot be read.
@@ -84,11 +84,11 @@ class History:
         self._branch = _branch_of(self._superseded)
         self._is_superseded_saved = True
         self._chunks: list[Chunk] = []
-        self._unknown: set[int] = set()
+        self._undecodable: set[int] = set()
         self._first = self._stored_end = self._store.end
-        self._items: list[Item] = []  # those in memory, from `_first` on; a blank in the place of one that is lost
-        self._sizes: list[tuple[int, int]] = []  # index and bytes of each operation among them
-        self._lock = threading.Lock()  # guards these four; a thread that holds it takes no other lock
+        self._items: list[Item] = []  # items in memory, from `_first` on; BLANK for a lost item
+        self._sizes: list[tuple[int, int]] = []  # index and size in bytes of each operation among them
+        self._lock = threading.Lock()  # guards `_first` to `_sizes`; a thread that holds it acquires no other lock
 
     @property
     def end(self) -> int:
@@ -98,37 +98,37 @@ class History:
 
     @property
     def next_index(self) -> int:
-        """Index for the next item, behind every item that a sink has shown, also those that the journal then lost.
+        """Index for the next item, greater than the index of every item shown by a sink, including lost items.
 
-        Where the journal has just lost records, at least one index stays unused: nobody knows which items they gave.
+        After a loss of journal entries at least one index stays unused, because their number of items is unknown.
         """
         return max(self.end + self._gap, self._shown_to)
 
     @property
     def num_pending(self) -> int:
-        """Items that are in memory only."""
+        """Number of items that are only in memory."""
         return self.end - self._stored_end
 
     @property
     def num_lost(self) -> int:
-        """Items that a reader has found missing, damaged, or of a kind that only a later version knows."""
-        return sum(end - first for first, end in self._store.lost) + len(self._unknown)
+        """Number of items that readers found missing, damaged, or written by a later version of trieye."""
+        return sum(end - first for first, end in self._store.lost) + len(self._undecodable)
 
     @property
     def is_whole(self) -> bool:
-        """Whether a reader gets every item that no rewind has superseded, as far as known."""
+        """Whether every item that no rewind has superseded is readable, according to current knowledge."""
         surviving = uncovered(0, self.end, self._superseded)
         return not self.dead and not any(overlapping(*span, self._store.lost) for span in surviving)
 
     @property
     def branch(self) -> int:
-        """Number of the present branch: it changes with every rewind; 0 before the first one."""
+        """Id of the current branch: it changes with every rewind; 0 before the first one."""
         return self._branch
 
     # writing
 
     def append(self, items: Sequence[Item]) -> None:
-        """Add items with the next indices; readers see them at once."""
+        """Add items with the next indices; readers see them immediately."""
         operations = [(offset, item) for offset, item in enumerate(items) if not isinstance(item, Point)]
         sizes = [(offset, len(to_bytes(item))) for offset, item in operations]
         with self._lock:
@@ -137,10 +137,10 @@ class History:
             self._sizes += [(end + offset, size) for offset, size in sizes]
 
     def skip_to(self, index: int) -> None:
-        """Make sure that the next item has this index or a higher one; the indices between count as lost."""
+        """Ensure that the next item has at least this index; skipped indices count as lost."""
         if index <= self.end:
             return
-        self._store.note_lost((self.end, index), "journal", "a snapshot or a sink has seen more than is stored")
+        self._store.note_lost((self.end, index), "journal", "a snapshot or a sink refers to items that are not stored")
         with self._lock:
             end = self._first + len(self._items)
             if self._stored_end < end:
@@ -150,7 +150,7 @@ class History:
                 self._first = self._stored_end = index
 
     def pending(self) -> list[Chunk]:
-        """Return chunks of the items that only the memory has, for `Journal.commit`; call `committed` after it."""
+        """Return the items that are only in memory as chunks for `Journal.commit`; call `committed` after it."""
         with self._lock:
             first, end = self._stored_end, self._first + len(self._items)
             items = self._items[first - self._first :]
@@ -166,7 +166,7 @@ class History:
         return self._chunks
 
     def committed(self, end: int) -> None:
-        """Take note that the journal has all items before an index, and forget the oldest of those in memory."""
+        """Record that the journal has all items before an index, and release old items from memory."""
         self._is_superseded_saved = True
         self._store.add([chunk for chunk in self._chunks if chunk.end <= end])
         self._chunks = []
@@ -176,57 +176,58 @@ class History:
             first = max(self._first, self._first + len(self._items) - KEPT_ITEMS)
             if sum(size for _, size in self._sizes) > KEPT_BYTES:
                 first = end
-            first = min(first, end)  # what is not stored yet stays, however much it is
+            first = min(first, end)  # items that are not yet stored stay in memory without limit
             del self._items[: first - self._first]
             self._sizes = [(index, size) for index, size in self._sizes if index >= first]
             self._first = first
 
     def set_superseded(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Leave out the points and media with indices in these ranges, no others; the next commit stores them."""
+        """Replace the superseded ranges, whose points and media are hidden; the next commit stores them."""
         self._superseded = merged(ranges)
         self._branch = _branch_of(self._superseded)
         self._is_superseded_saved = False
 
     @property
     def superseded_ranges(self) -> list[tuple[int, int]]:
-        """Indices that are left out, ascending and apart from each other."""
+        """The superseded index ranges, ascending and disjoint."""
         return list(self._superseded)
 
     @property
     def pending_superseded(self) -> list[tuple[int, int]] | None:
-        """The same ranges for `Journal.commit`; None if the journal has them."""
+        """The superseded ranges for `Journal.commit`; None if the journal has stored them."""
         return None if self._is_superseded_saved else list(self._superseded)
 
     def roll(self, *, force: bool = False) -> None:
         """Move items from the journal to a Parquet file if there are enough.
 
         Args:
-            force: Move all that are committed.
+            force: Move all committed items.
 
         Raises:
-            JournalFullError: There is no room now; everything stays where it is.
+            JournalFullError: The disk is full; nothing is moved.
         """
         self._store.roll(self._superseded, force=force)
 
     # reading
 
     def read(self, start: int, limit: int) -> tuple[list[Item], int]:
-        """Return at most `limit` items in order, beginning at index `start`, and the index to go on with.
+        """Return at most `limit` items from index `start` on, in order, and the index of the next read.
 
-        Superseded and lost items are left out, so there may be fewer items, or none, although the index grows.
+        Superseded and lost items are omitted, so the list may be empty although the index advances.
 
         Raises:
-            OSError: The items cannot be read now.
+            OSError: The items are temporarily unreadable.
         """
         start = max(start, 0)
         items, end = self._read(start, limit)
         if items and overlapping(start, end, self._superseded):
             hidden = mask(start, end, self._superseded).tolist()
-            items = [item for item, out in zip(items, hidden, strict=True) if not out or isinstance(item, _OF_THE_RUN)]
+            shown = zip(items, hidden, strict=True)
+            items = [item for item, is_hidden in shown if not is_hidden or isinstance(item, _RUN_OPERATIONS)]
         return items, end
 
     def _read(self, start: int, limit: int) -> tuple[list[Item], int]:
-        """Return the items from an index on, also superseded ones, and the index to go on with."""
+        """Return the items from an index on, including superseded ones, and the index of the next read."""
         (first, end), *_ = uncovered(start, start + limit, self._store.lost) or [(start + limit, start + limit)]
         if first > start:
             return [], first
@@ -234,22 +235,22 @@ class History:
             if start >= self._first:
                 recent = self._items[start - self._first : end - self._first]
                 return recent, start + len(recent)
-        found = self._store.load(start)
-        if not isinstance(found, Columns):
-            return [], self._first if found is None else found[1]
-        end = min(found.end, end)
+        loaded = self._store.load(start)
+        if not isinstance(loaded, Columns):
+            return [], self._first if loaded is None else loaded[1]
+        end = min(loaded.end, end)
         try:
-            return found.part(start, end).items(), end
-        except SerializationError as error:  # an operation that a later version wrote
+            return loaded.part(start, end).items(), end
+        except SerializationError as error:  # an operation of a later version
             if end - start > 1:
                 return self._read(start, (end - start) // 2)
-            if start not in self._unknown:
-                logger.warning("item %d of the history is left out: %s", start, error)
-            self._unknown.add(start)
+            if start not in self._undecodable:
+                logger.warning("skipping item %d of the history: %s", start, error)
+            self._undecodable.add(start)
             return [], end
 
     def superseded(self, before: int) -> Iterator[Point]:
-        """Yield the points before an index that are superseded, in order."""
+        """Yield the superseded points before an index, in order."""
         index, superseded = 0, self._superseded
         while index < before and (spans := overlapping(index, before, superseded)):
             first = spans[0][0]
@@ -262,15 +263,15 @@ class History:
 
         Args:
             with_media: Media count as points of their name.
-            superseded: Return superseded points instead of shown ones.
+            superseded: Return superseded points instead of visible ones.
         """
         parts: defaultdict[str, list[Series]] = defaultdict(list)
         for columns in self._columns():
             keep = mask(columns.first, columns.end, self._superseded) == superseded
             for offset, data in columns.operations.items() if with_media else ():
                 if keep[offset] and isinstance(medium := from_bytes(data), Medium):
-                    place = np.array([columns.first + offset])
-                    parts[medium.name].append(Series(np.array([medium.step]), place, np.array([medium.wall_time])))
+                    index = np.array([columns.first + offset])
+                    parts[medium.name].append(Series(np.array([medium.step]), index, np.array([medium.wall_time])))
             keep[list(columns.operations)] = False
             rows = np.flatnonzero(keep)
             rows = rows[np.argsort(columns.name_codes[rows], kind="stable")]
@@ -278,39 +279,39 @@ class History:
                 name = columns.names[columns.name_codes[part[0]]]
                 parts[name].append(Series(columns.steps[part], columns.first + part, columns.times[part]))
         parts.pop(BLANK.metric, None)
-        found: dict[str, Series] = {}
-        for name, pieces in parts.items():
-            steps, indices, times = zip(*pieces, strict=True)
-            whole = Series(np.concatenate(steps), np.concatenate(indices), np.concatenate(times))
-            found[name] = whole.take(np.argsort(whole.indices, kind="stable"))
-        return found
+        series: dict[str, Series] = {}
+        for name, rows_of_name in parts.items():
+            steps, indices, times = zip(*rows_of_name, strict=True)
+            joined = Series(np.concatenate(steps), np.concatenate(indices), np.concatenate(times))
+            series[name] = joined.take(np.argsort(joined.indices, kind="stable"))
+        return series
 
     def _columns(self) -> Iterator[Columns]:
-        """Yield all items, also superseded ones, in order."""
+        """Yield all items, including superseded ones, in order."""
         index = 0
         while index < self._stored_end:
-            found = self._store.load(index)
-            if isinstance(found, Columns):
-                yield found.part(max(found.first, index), found.end)
-            index = self._stored_end if found is None else found.end if isinstance(found, Columns) else found[1]
+            loaded = self._store.load(index)
+            if isinstance(loaded, Columns):
+                yield loaded.part(max(loaded.first, index), loaded.end)
+            index = self._stored_end if loaded is None else loaded.end if isinstance(loaded, Columns) else loaded[1]
         with self._lock:
             recent = self._items[self._stored_end - self._first :]
         if recent:
             yield Columns.from_items(self._stored_end, recent)
 
     def cursor(self, sink: str) -> tuple[int, str | None] | None:
-        """Return the index before which a sink has every item, and the position it gave then; None for a new sink.
+        """Return the stored index and position of a sink, which has every item before the index; None for a new sink.
 
-        A cursor beyond the end, which the loss of records leaves, counts as one at the end.
+        A cursor beyond the end, the consequence of lost journal entries, is clipped to the end.
         """
-        held = self._journal.cursor(sink)
-        return None if held is None else (min(held[0], self.end), held[1])
+        cursor = self._journal.cursor(sink)
+        return None if cursor is None else (min(cursor[0], self.end), cursor[1])
 
     def set_cursor(self, sink: str, cursor: tuple[int, str | None]) -> None:
-        """Remember index and position of a sink.
+        """Store index and position of a sink.
 
         Raises:
-            JournalFullError: There is no room for it now.
+            JournalFullError: The disk is full.
         """
         self._journal.set_cursor(sink, *cursor)
 

@@ -1,8 +1,8 @@
-"""Segments: Parquet files of the history, of which each row group is checked when it is read.
+"""Segments: Parquet files of the history, whose row groups are verified on every read.
 
 The file of the items 0 to 49999 is `points-0-50000.parquet`. A row has an index, a kind, and the fields of a point or
-the bytes of an operation. The metadata say as JSON, with a checksum of its own, which items each row group has, the
-checksum of its columns, and what is superseded: whatever is damaged, a value is right or it is missing.
+the bytes of an operation. The metadata contain JSON, protected by a checksum, with the item range and the checksum of
+each row group and the superseded ranges. Damage of any kind can remove values, but never change them.
 """
 
 import contextlib
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 GROUP_ITEMS = 65_536
-"""Items of a row group: the least that is read at once, 2.6 MB in memory."""
+"""Items per row group, the unit of reading: 2.6 MB in memory."""
 
 GROUP_BYTES = 4 << 20
-"""Bytes that the operations of a row group take, unless a single one takes more."""
+"""Maximum size of the operations in a row group, unless a single operation is larger."""
 
 POINT = "point"
-"""Kind of a row that is a point; that of an operation is its name."""
+"""Kind of the rows with a point; the kind of an operation is its tag."""
 
 _ABOUT, _CRC = b"trieye", b"trieye.crc32"
 _NAME = re.compile(r"points-(\d+)-(\d+)\.parquet")
 _COLUMNS = ["index", "kind", "metric", "value", "step", "wall_time", "count", "log_to", "payload"]
-_READ = _COLUMNS[2:]  # the first two are for other programs
+_READ = _COLUMNS[2:]  # the first two serve other programs
 _DICTIONARIES = ["kind", "metric", "log_to"]
-# random walks take 7.7 bytes a point in this way, 10.2 with dictionaries of times, at the same speed
+# random walks take 7.7 bytes per point with these encodings, 10.2 with dictionaries of times, at the same speed
 _ENCODINGS = dict.fromkeys(["index", "step", "count"], "DELTA_BINARY_PACKED")
 _ENCODINGS |= {"value": "BYTE_STREAM_SPLIT", "wall_time": "BYTE_STREAM_SPLIT", "payload": "PLAIN"}
 _OPTIONS: dict[str, Any] = {
@@ -55,7 +55,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 class _Tagged(msgspec.Struct):
-    """Any operation, also one of a later version."""
+    """Any operation, including operations of later versions."""
 
     type: str
 
@@ -65,7 +65,7 @@ _targets_of = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 class Group(NamedTuple):
-    """A row group: its indices, and the checksum of its columns."""
+    """A row group: its index range, and the checksum of its columns."""
 
     first: int
     end: int
@@ -73,11 +73,11 @@ class Group(NamedTuple):
 
 
 class About(msgspec.Struct, frozen=True):
-    """What a segment says of itself.
+    """Metadata of a segment.
 
     Attributes:
         groups: The row groups.
-        superseded: What was superseded when it was written, anywhere in the history.
+        superseded: All superseded ranges of the history at the time of the write.
     """
 
     groups: list[Group]
@@ -85,27 +85,27 @@ class About(msgspec.Struct, frozen=True):
 
 
 def range_of(name: str) -> Range | None:
-    """Return which items a file has by its name; None if it is no segment."""
+    """Parse the item range in the name of a segment; None for other files."""
     match = _NAME.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]))
 
 
 def write_segment(directory: Path, parts: Iterable[Columns], superseded: Sequence[Range]) -> Segment:
-    """Write a file that is whole and on the disk when it gets its name.
+    """Write a segment atomically and durably.
 
     Args:
-        directory: Where; it exists.
-        parts: What to write, without gaps; they are taken one after the other.
-        superseded: What the file is to say of superseded items.
+        directory: An existing directory.
+        parts: Consecutive items, consumed lazily.
+        superseded: The superseded ranges, for the metadata.
 
     Raises:
-        OSError: It cannot be written; nothing is left of it.
+        OSError: The file cannot be written; no partial file remains.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     groups = []
-    buffer = pa.BufferOutputStream()  # what makes a file due is 4 MB
+    buffer = pa.BufferOutputStream()  # a file is due at 4 MB
     with pq.ParquetWriter(buffer, _schema(), **_OPTIONS) as writer:
         for columns in grouped(parts, max_items=GROUP_ITEMS, max_bytes=GROUP_BYTES):
             writer.write_table(_to_table(columns))
@@ -120,24 +120,24 @@ def write_segment(directory: Path, parts: Iterable[Columns], superseded: Sequenc
 
 
 class SegmentFile:
-    """One segment that is being read.
+    """A segment that is open for reading.
 
     Args:
-        file: The open file; it stays the caller's.
-        span: The items that it should have.
+        file: The open file; the caller closes it.
+        span: The item range in its name.
 
     Attributes:
-        about: What it says of itself.
+        about: Its metadata.
 
     Raises:
-        SerializationError: It does not say what it holds, or holds something else.
-        OSError: It cannot be read now.
+        SerializationError: The metadata are damaged or contradict the name.
+        OSError: The file is temporarily unreadable.
     """
 
     def __init__(self, file: BinaryIO, span: Range) -> None:
         import pyarrow.parquet as pq
 
-        with _damage_is_ours():
+        with _damage_as_serialization_error():
             self._parquet = pq.ParquetFile(file, read_dictionary=_DICTIONARIES, page_checksum_verification=True)
             metadata = self._parquet.schema_arrow.metadata or {}
             text = metadata[_ABOUT]
@@ -145,23 +145,23 @@ class SegmentFile:
                 raise ValueError("its metadata are damaged")
             self.about = msgspec.json.decode(text, type=About)
             if self._parquet.schema_arrow.remove_metadata() != _schema():
-                raise ValueError("its columns are not those of a segment")
+                raise ValueError("its columns are not the columns of a segment")
             if (self.about.groups[0].first, self.about.groups[-1].end) != span:
-                raise ValueError("it holds something else than its name says")
+                raise ValueError("its content does not match its name")
 
     def group_of(self, index: int) -> int:
-        """Return the number of the row group that has an item."""
+        """Return the number of the row group that contains an item."""
         return bisect_right(self.about.groups, index, key=attrgetter("first")) - 1
 
     def read(self, number: int) -> Columns:
         """Return a row group.
 
         Raises:
-            SerializationError: It is damaged.
-            OSError: It cannot be read now.
+            SerializationError: The row group is damaged.
+            OSError: The file is temporarily unreadable.
         """
         group = self.about.groups[number]
-        with _damage_is_ours():
+        with _damage_as_serialization_error():
             columns = _from_table(group.first, self._parquet.read_row_group(number, columns=_READ, use_threads=False))
             if columns.checksum() != group.crc:
                 raise ValueError("the checksum is wrong")
@@ -169,13 +169,13 @@ class SegmentFile:
 
 
 @contextlib.contextmanager
-def _damage_is_ours() -> Iterator[None]:
+def _damage_as_serialization_error() -> Iterator[None]:
     import pyarrow as pa
 
     try:
         yield
     except OSError as error:
-        # Arrow's own have no number; one of the system says nothing about the file, unless the medium is broken
+        # Arrow's OSErrors have no errno; a system error does not imply damage, except EIO
         if error.errno not in {None, errno.EIO}:
             raise
         raise SerializationError(str(error)) from error
@@ -199,7 +199,7 @@ def _to_table(columns: Columns) -> "pa.Table":
     kinds = [POINT] * len(columns)
     for row, data in columns.operations.items():
         kinds[row] = _tag_of(data).type
-    # as lists of texts they would take 40 times as long to read as all other columns together
+    # lists of strings would take 40 times as long to read as all other columns together
     targets = [msgspec.json.encode(target).decode() for target in columns.targets]
     names, name_codes = pa.array(columns.names, pa.string()), pa.array(columns.name_codes, mask=blank)
     arrays = [
@@ -230,7 +230,7 @@ def _texts(column: "pa.ChunkedArray", blank: str) -> tuple[list[str], NDArray[np
     array = column.combine_chunks()
     entries: list[str] = array.dictionary.to_pylist()
     codes = array.indices
-    if codes.null_count:  # where an operation stands
+    if codes.null_count:  # rows of operations
         codes = codes.fill_null(len(entries))
         entries.append(blank)
     return entries, codes.to_numpy()

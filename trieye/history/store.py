@@ -1,4 +1,4 @@
-"""Store: the items of a history that have left the memory, in chunks of the journal and in Parquet files."""
+"""Store: the persistent items of a history, in chunks of the journal and in Parquet files."""
 
 import logging
 import threading
@@ -17,26 +17,26 @@ from trieye.journal.journal import Chunk, Journal, Segment
 from trieye.journal.ranges import Range, merged, overlapping, uncovered
 
 ROLL_BYTES = 4 << 20
-"""Bytes in chunks that are worth a file: 100 000 points, or some pictures."""
+"""Total size of chunks that justifies a file: 100 000 points, or some images."""
 
 LEFTOVERS = ".*points-*"
-"""What a process that died while it wrote leaves behind."""
+"""Temporary files of a crashed writer."""
 
 RECENT = 8
-"""Decoded row groups or chunks that are kept, some 20 MB: a reader takes a thousand items at a time."""
+"""Number of cached row groups or chunks, about 20 MB: a reader takes a thousand items at a time."""
 
 logger = logging.getLogger(__name__)
 
 
 class Stored(NamedTuple):
-    """Where the items [first, end) are.
+    """The location of the items [first, end).
 
     Attributes:
-        first: Index of the first one.
-        end: Index after the last one.
-        segment: The file; None if they are in a chunk.
-        chunk: Index with which the chunk begins.
-        size_bytes: Size of the chunk; of one that an earlier attempt left it is not known, and taken for enough.
+        first: Index of the first item.
+        end: Index after the last item.
+        segment: The file; None if the items are in a chunk.
+        chunk: First index of the chunk.
+        size_bytes: Size of the chunk; for a chunk of an earlier attempt, whose size is unknown, `ROLL_BYTES`.
     """
 
     first: int
@@ -46,14 +46,14 @@ class Stored(NamedTuple):
     size_bytes: int = ROLL_BYTES
 
 
-class Survey(NamedTuple):
-    """What of a history lies where.
+class Inventory(NamedTuple):
+    """The locations of all items of a history.
 
     Attributes:
-        stored: What to read, ascending, without overlaps; what is in a missing file only is there, too.
-        end: Index after the last item that there ever was, as far as known.
-        adopted: Files that the journal does not know, and that hold what is nowhere else.
-        superfluous: Files whose items are elsewhere.
+        stored: Locations in ascending order without overlaps, including those in missing files.
+        end: Index after the last item ever stored, as far as it can be determined.
+        adopted: Unregistered files with items that exist nowhere else.
+        superfluous: Unregistered files whose items exist elsewhere.
     """
 
     stored: list[Stored]
@@ -62,36 +62,36 @@ class Survey(NamedTuple):
     superfluous: list[Path]
 
 
-def survey(directory: Path | None, segments: Sequence[Segment], chunks: Sequence[Range]) -> Survey:
-    """Look at the files of a history, and change nothing.
+def survey(directory: Path | None, segments: Sequence[Segment], chunks: Sequence[Range]) -> Inventory:
+    """Locate the items of a history, without changing anything.
 
     Args:
-        directory: Where its files are, if anywhere; it need not exist.
-        segments: The files that the journal knows.
-        chunks: The chunks that the journal has.
+        directory: Directory of its files, which need not exist, or None.
+        segments: The files that are registered in the journal.
+        chunks: The chunks in the journal.
     """
     present = {path.name: path for path in directory.glob("points-*.parquet")} if directory is not None else {}
     files = [Stored(*segment[:2], segment) for segment in segments if segment.name in present]
     missing = [Stored(*segment[:2], segment) for segment in segments if segment.name not in present]
-    known = merged([*(part[:2] for part in files), *chunks])
+    available = merged([*(part[:2] for part in files), *chunks])
     registered = {segment.name for segment in segments}
     strays = {present[name]: span for name in present.keys() - registered if (span := range_of(name)) is not None}
-    superfluous = [path for path, span in strays.items() if not uncovered(*span, known)]
-    looked_at = [_look_at(path, span) for path, span in strays.items() if path not in superfluous]
-    adopted = [segment for segment in looked_at if segment is not None]
+    superfluous = [path for path, span in strays.items() if not uncovered(*span, available)]
+    opened = [_open_stray(path, span) for path, span in strays.items() if path not in superfluous]
+    adopted = [segment for segment in opened if segment is not None]
     stored: list[Stored] = []
-    # whatever is in a file and in a chunk, or in a file that the journal does not know, too, is read from the former
-    first_of_all = [*files, *(Stored(*chunk, chunk=chunk[0]) for chunk in chunks)]
-    for layer in (first_of_all, [Stored(*segment[:2], segment) for segment in adopted], missing):
+    # registered files take precedence over chunks, and both over unregistered files
+    registered_parts = [*files, *(Stored(*chunk, chunk=chunk[0]) for chunk in chunks)]
+    for layer in (registered_parts, [Stored(*segment[:2], segment) for segment in adopted], missing):
         covered = merged(part[:2] for part in stored)
         gaps = [(part, gap) for part in _disjoint(layer) for gap in uncovered(*part[:2], covered)]
         stored += [part._replace(first=first, end=end) for part, (first, end) in gaps]
     end = max((span[1] for span in [*chunks, *(segment[:2] for segment in (*segments, *adopted))]), default=0)
-    return Survey(sorted(stored, key=attrgetter("first")), end, adopted, superfluous)
+    return Inventory(sorted(stored, key=attrgetter("first")), end, adopted, superfluous)
 
 
 def _disjoint(parts: Iterable[Stored]) -> Iterator[Stored]:
-    """Yield parts in ascending order, each without what one before it has."""
+    """Yield parts in ascending order, each without the items of earlier ones."""
     index = 0
     for part in sorted(parts, key=attrgetter("first")):
         if part.end > index:
@@ -99,7 +99,7 @@ def _disjoint(parts: Iterable[Stored]) -> Iterator[Stored]:
             index = part.end
 
 
-def _look_at(path: Path, span: Range) -> Segment | None:
+def _open_stray(path: Path, span: Range) -> Segment | None:
     try:
         with path.open("rb") as file:
             SegmentFile(file, span)
@@ -107,22 +107,22 @@ def _look_at(path: Path, span: Range) -> Segment | None:
     except FileNotFoundError:
         return None
     except SerializationError as error:
-        logger.warning("%s cannot be read, and is left alone: %s", path, error)
+        logger.warning("ignoring %s, which cannot be read: %s", path, error)
         return None
 
 
 class Store:
-    """Reads what is in chunks and files, and moves chunks to files; safe to use from several threads.
+    """Reads items from chunks and files, and moves chunks to files; thread-safe.
 
-    Making one changes nothing on the disk.
+    The constructor changes nothing on the disk.
 
     Args:
-        journal: Has the chunks, and remembers the files.
-        directory: Where the files belong; None: everything stays in the journal.
+        journal: Stores the chunks and the list of files.
+        directory: Directory of the files; None: everything stays in the journal.
 
     Attributes:
-        end: Index after the last item that there ever was, as far as known when the store was made.
-        lost: Items that are missing or damaged, as far as known: ascending ranges, apart from each other.
+        end: Index after the last item ever stored, as determined by the constructor.
+        lost: Ranges of items known to be missing or damaged, ascending and disjoint.
 
     Raises:
         OSError: The directory cannot be read.
@@ -132,15 +132,15 @@ class Store:
         self._journal = journal
         self._directory = directory or Path()
         self._has_directory = directory is not None
-        self._survey = survey(directory, journal.segments(), journal.chunks())
-        self._stored = self._survey.stored
-        self.end = self._survey.end
+        self._inventory = survey(directory, journal.segments(), journal.chunks())
+        self._stored = self._inventory.stored
+        self.end = self._inventory.end
         self.lost: Sequence[Range] = ()
         self._warned: set[str] = set()
-        self._recent: tuple[Columns, ...] = ()  # replaced as a whole, so a reader needs no lock
-        # guards `_stored`, `lost` and `_warned` where they change; taken after `_rolling`, before the journal's
+        self._recent: tuple[Columns, ...] = ()  # replaced atomically, so readers need no lock
+        # guards changes of `_stored`, `lost` and `_warned`; acquired after `_rolling`, before the journal's lock
         self._lock = threading.Lock()
-        self._rolling = threading.Lock()  # held by the one thread that writes files
+        self._rolling = threading.Lock()  # held by the only thread that writes files
         for gap in uncovered(0, self.end, [part[:2] for part in self._stored]):
             self.note_lost(gap, "journal", "not found")
         for part in self._stored:
@@ -148,24 +148,24 @@ class Store:
                 self.note_lost(part[:2], part.segment.name, problem)
 
     def _problem_of(self, segment: Segment) -> str | None:
-        """Return what is wrong with a file at first sight: one that was cut lacks its end and cannot be read."""
+        """Return the problem of a missing or truncated file; Parquet cannot be read without its end."""
         try:
             size_bytes = (self._directory / segment.name).stat().st_size
         except FileNotFoundError:
             return "not found"
-        is_cut = size_bytes < segment.size_bytes
-        return f"it has {size_bytes} bytes, {segment.size_bytes} were written" if is_cut else None
+        is_truncated = size_bytes < segment.size_bytes
+        return f"it has {size_bytes} bytes, {segment.size_bytes} were written" if is_truncated else None
 
     def superseded(self) -> list[Range]:
-        """Return what is superseded: as the journal says, and as the files say if the journal may have lost some."""
-        found = self._survey
-        if not (found.adopted or self._journal.damage) or not found.stored:
+        """Return the superseded ranges of the journal, plus those in the files if the journal may have lost some."""
+        inventory = self._inventory
+        if not (inventory.adopted or self._journal.damage) or not inventory.stored:
             return self._journal.superseded()
-        said = merged(span for part in found.stored if part.segment for span in self._said(part.segment))
-        # what is beyond goes to other items
-        return merged([*self._journal.superseded(), *overlapping(0, found.stored[-1].end, said)])
+        recorded = merged(span for part in inventory.stored if part.segment for span in self._recorded(part.segment))
+        # indices beyond the end will be reused for other items
+        return merged([*self._journal.superseded(), *overlapping(0, inventory.stored[-1].end, recorded)])
 
-    def _said(self, segment: Segment) -> list[Range]:
+    def _recorded(self, segment: Segment) -> list[Range]:
         try:
             with (self._directory / segment.name).open("rb") as file:
                 return SegmentFile(file, segment[:2]).about.superseded
@@ -173,54 +173,56 @@ class Store:
             return []
 
     def settle(self) -> None:
-        """Let journal and files agree again after a kill, or after the loss of a journal.
+        """Reconcile journal and files after a crash or the loss of a journal.
 
         Raises:
             OSError: The directory cannot be written.
         """
-        known = [*(segment[:2] for segment in self._journal.segments()), *self._journal.chunks()]
-        if self._survey.adopted or self._journal.damage:
+        registered = [*(segment[:2] for segment in self._journal.segments()), *self._journal.chunks()]
+        if self._inventory.adopted or self._journal.damage:
             self._journal.set_superseded(self.superseded())
-        for segment in self._survey.adopted:
-            logger.warning("%s was not known to the journal, and is part of the history again", segment.name)
-            if not overlapping(*segment[:2], merged(known)):  # else it only fills gaps, and is found again next time
+        for segment in self._inventory.adopted:
+            logger.warning("%s was not registered in the journal, and is part of the history again", segment.name)
+            if not overlapping(
+                *segment[:2], merged(registered)
+            ):  # otherwise it fills gaps, and is adopted at each start
                 self._journal.replace_chunks(segment)
-                known.append(segment[:2])
-        for path in [*self._survey.superfluous, *(self._directory.glob(LEFTOVERS) if self._has_directory else ())]:
+                registered.append(segment[:2])
+        for path in [*self._inventory.superfluous, *(self._directory.glob(LEFTOVERS) if self._has_directory else ())]:
             path.unlink(missing_ok=True)
 
     def add(self, chunks: Sequence[Chunk]) -> None:
-        """Take note of chunks that came into the journal."""
+        """Register new chunks of the journal."""
         added = [Stored(first, end, chunk=first, size_bytes=len(payload)) for first, end, payload in chunks]
         with self._lock:
             self._stored = [*self._stored, *added]
 
     def note_lost(self, lost: Range, where: str, reason: object) -> None:
-        """Count items that cannot be read, and say so once for each place."""
+        """Record items that cannot be read, and warn once per location."""
         with self._lock:
             self.lost = merged([*self.lost, lost])
-            is_news = where not in self._warned
+            is_new = where not in self._warned
             self._warned.add(where)
-        if is_news:
+        if is_new:
             count, last = lost[1] - lost[0], lost[1] - 1
             logger.warning("%d items of the history (%d to %d) are lost: %s: %s", count, lost[0], last, where, reason)
 
     # reading
 
     def load(self, index: int) -> Columns | Range | None:
-        """Return the item at an index with its neighbors, or the range of what is lost there; None if nothing follows.
+        """Return the chunk or row group with an index, or a lost range that contains it; None at the end.
 
         Raises:
-            OSError: It cannot be read now.
-            JournalError: The journal cannot be read now.
+            OSError: The file is temporarily unreadable.
+            JournalError: The journal is temporarily unreadable.
         """
         for columns in self._recent:
             if columns.first <= index < columns.end:
                 return columns
-        found = self._load(index)
-        if isinstance(found, Columns):
-            self._recent = (found, *self._recent[: RECENT - 1])
-        return found
+        loaded = self._load(index)
+        if isinstance(loaded, Columns):
+            self._recent = (loaded, *self._recent[: RECENT - 1])
+        return loaded
 
     def _load(self, index: int) -> Columns | Range | None:
         while (part := self._find(index)) is not None:
@@ -230,13 +232,13 @@ class Store:
             try:
                 return self._read(part, index)
             except (FileNotFoundError, JournalError, SerializationError) as error:
-                with self._lock:  # which `_move` holds while the items of a chunk are going into a file
+                with self._lock:  # `_move` holds it while it replaces chunks by a file
                     if self._find(index) != part:
                         continue
                 if isinstance(error, JournalError):
-                    self._journal.segments()  # raises again if it is not the chunk, but the journal: closed or busy
-                place = f"chunk {part.chunk} of the journal" if part.segment is None else part.segment.name
-                self.note_lost(part[:2], place, error)
+                    self._journal.segments()  # raises if the journal itself, not the chunk, fails: closed or busy
+                location = f"chunk {part.chunk} of the journal" if part.segment is None else part.segment.name
+                self.note_lost(part[:2], location, error)
                 return part[:2]
         return None
 
@@ -264,14 +266,14 @@ class Store:
         """Move items from the journal to a file if there are enough.
 
         Args:
-            superseded: What the file is to say of superseded items.
-            force: Move all there are.
+            superseded: The superseded ranges, for the file's metadata.
+            force: Move all items.
 
         Raises:
-            JournalFullError: It cannot be written now; everything stays where it is.
+            JournalFullError: The file cannot be written at the moment; nothing is moved.
         """
         with self._rolling:
-            # a chunk that is damaged stays where it is, and ends the file before it
+            # a damaged chunk stays in the journal and separates two files
             chunks = [part for part in self._stored if part.segment is None and not overlapping(*part[:2], self.lost)]
             is_due = force or sum(part.size_bytes for part in chunks) >= ROLL_BYTES
             if not is_due or not self._has_directory:
@@ -287,7 +289,7 @@ class Store:
                 raise
             except OSError as error:
                 raise JournalFullError(
-                    f"{self._directory}: cannot be written now, tried again later: {error}"
+                    f"{self._directory} cannot be written at the moment, retrying later: {error}"
                 ) from error
 
     def _move(self, chunks: Sequence[Stored], superseded: Sequence[Range]) -> None:
@@ -295,7 +297,7 @@ class Store:
         segment = write_segment(self._directory, columns, superseded)
         moved = set(chunks)
         with self._lock:
-            # a kill before this leaves a file whose items are in chunks: `settle` removes it
+            # a crash before this line leaves a file whose items are also in chunks: `settle` removes it
             self._journal.replace_chunks(segment)
             rest = [part for part in self._stored if part not in moved]
             self._stored = sorted([*rest, Stored(*segment[:2], segment)], key=attrgetter("first"))

@@ -1,4 +1,4 @@
-"""The points of a run as Arrow tables, read from outside: also while it is running, and without writing."""
+"""Reads the points of a run as Arrow tables, even while it is running, without writing to its directory."""
 
 import contextlib
 import shutil
@@ -32,26 +32,26 @@ def read_history(
     lost: list[Range] | None = None,
     superseded: bool = False,
 ) -> "pa.Table":
-    """Return the points of a run in order, without those that a rewind has superseded.
+    """Return the points of a run in order, without superseded points.
 
-    What a living hub has only in memory is missing: points of the last ten seconds.
+    Points of the last ten seconds that a running hub has only in memory are missing.
 
     Args:
         run_dir: Directory of the run.
-        metrics: Return only these.
-        lost: Takes the ranges of items that are missing or damaged, of whatever metric.
+        metrics: Return only these metrics.
+        lost: A list to which the ranges of missing or damaged items of all metrics are added.
         superseded: Return superseded points instead.
 
     Returns:
-        Columns index, metric, value, step, wall_time (Unix time in seconds), count (events it summarizes).
+        Columns index, metric, value, step, wall_time (Unix time in seconds), count (number of events).
 
     Raises:
-        JournalError: There is no history, or it cannot be read.
+        JournalError: The run has no history, or it cannot be read.
     """
     import pyarrow as pa
 
-    nothing = _points(Columns.from_items(0, []), np.zeros(0, bool))
-    return pa.concat_tables([nothing, *iter_history(run_dir, metrics, lost=lost, superseded=superseded)])
+    empty = _points(Columns.from_items(0, []), np.zeros(0, bool))
+    return pa.concat_tables([empty, *iter_history(run_dir, metrics, lost=lost, superseded=superseded)])
 
 
 def iter_history(
@@ -61,22 +61,22 @@ def iter_history(
     lost: list[Range] | None = None,
     superseded: bool = False,
 ) -> Iterator["pa.Table"]:
-    """Yield what `read_history` returns in tables of some ten thousand points, in bounded memory."""
+    """Yield the result of `read_history` in tables of tens of thousands of points, in bounded memory."""
     with _copied_journal(Path(run_dir)) as journal:
         store = Store(journal, Path(run_dir) / HISTORY)
         ranges = store.superseded()
         index = 0
-        while (found := store.load(index)) is not None:
-            if not isinstance(found, Columns):
-                index = found[1]
+        while (loaded := store.load(index)) is not None:
+            if not isinstance(loaded, Columns):
+                index = loaded[1]
                 continue
-            index = found.end
-            keep = mask(found.first, found.end, ranges) == superseded
-            keep[list(found.operations)] = False
+            index = loaded.end
+            keep = mask(loaded.first, loaded.end, ranges) == superseded
+            keep[list(loaded.operations)] = False
             if metrics is not None:
-                keep &= np.isin(found.name_codes, [code for code, name in enumerate(found.names) if name in metrics])
+                keep &= np.isin(loaded.name_codes, [code for code, name in enumerate(loaded.names) if name in metrics])
             if keep.any():
-                yield _points(found, keep)
+                yield _points(loaded, keep)
         if lost is not None:
             lost += store.lost
 
@@ -84,7 +84,7 @@ def iter_history(
 def _points(columns: Columns, keep: NDArray[np.bool_]) -> "pa.Table":
     import pyarrow as pa
 
-    # plain text: Arrow cannot group by dictionaries that differ from part to part
+    # plain strings: Arrow cannot group by dictionaries that differ between tables
     names = pa.array(columns.names, pa.string())
     return pa.table(
         {
@@ -100,14 +100,14 @@ def _points(columns: Columns, keep: NDArray[np.bool_]) -> "pa.Table":
 
 @contextlib.contextmanager
 def _copied_journal(run_dir: Path) -> Iterator[Journal]:
-    """Give a copy of the journal as it is now: nothing is locked, repaired or written where the run is."""
+    """Yield a copy of the current journal, without locking, repairing or writing in the run directory."""
     path = run_dir / JOURNAL
     if not path.exists() and not (run_dir / HISTORY).is_dir():
         raise JournalError(f"{run_dir} has neither {JOURNAL} nor {HISTORY}/: there is no history to read")
     with tempfile.TemporaryDirectory(prefix="trieye-") as scratch:
         copy = Path(scratch) / JOURNAL
         if path.exists():
-            with contextlib.suppress(FileNotFoundError):  # first: what it says is true of every later journal
+            with contextlib.suppress(FileNotFoundError):  # copied first: it is valid for every later journal
                 shutil.copyfile(watermark_path(path), watermark_path(copy))
             _copy(path, copy)
         with contextlib.closing(Journal(copy if copy.exists() else None)) as journal:
@@ -116,12 +116,12 @@ def _copied_journal(run_dir: Path) -> Iterator[Journal]:
 
 def _copy(path: Path, copy: Path) -> None:
     try:
-        # by SQLite's own means only: a hub in this process would lose its locks if the file was closed by others
+        # only through SQLite: a hub in this process would lose its POSIX locks if the file was closed elsewhere
         with contextlib.closing(connect_read_only(path)) as source, contextlib.closing(sqlite3.connect(copy)) as target:
-            target.execute("PRAGMA synchronous = OFF")  # nobody needs the copy after a crash; half the time of a run
+            target.execute("PRAGMA synchronous = OFF")  # the copy need not survive a crash; halves the time
             source.backup(target)
     except (JournalError, sqlite3.Error):
-        # damaged, or in a directory that cannot be written, where nobody writes to it: its files as they are
+        # damaged, or in a read-only directory without writers: copy the files
         for file_of in (Path, wal_path, rollback_path):
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(file_of(path), file_of(copy))

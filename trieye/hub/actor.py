@@ -25,7 +25,7 @@ from trieye.snapshot.signing import Trust
 ACTOR_OPTIONS: Any = {
     "max_restarts": -1,
     "max_task_retries": -1,
-    "concurrency_groups": {"ingest": 1, "save": 1, "wait": 4},  # those of `requests.Group`
+    "concurrency_groups": {"ingest": 1, "save": 1, "wait": 4},  # see `requests.Group`
 }
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -39,7 +39,7 @@ def in_group(name: str) -> Callable[[Method], Method]:
 
 
 def actor_name(run_name: str) -> str:
-    """Return the name by which the actor of a run is found."""
+    """Return the name under which Ray finds the actor of a run."""
     return f"trieye_actor_{run_name}"
 
 
@@ -50,12 +50,12 @@ def call_id() -> str:
 
 def _is_restart() -> bool:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray's own use of what it deprecates
+        warnings.simplefilter("ignore")  # Ray uses deprecated parts of itself
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def describe_hub() -> None:
-    """Say in the records of the locks that this process takes which actor of which cluster it is."""
+    """Record in the locks that this process takes which actor and cluster it is."""
     context = ray.get_runtime_context()
     describe_process(
         kind="hub",
@@ -89,17 +89,17 @@ def this_job() -> str:
 
 
 class Drivers:
-    """The drivers of a hub, in whose process this is made: the first driver is the one that started the hub."""
+    """The drivers of the hub in this process; the first one started the hub."""
 
     def __init__(self) -> None:
         self._jobs = {this_job()}
 
     def add(self, job_id: str) -> None:
-        """Count a driver that goes on with the hub."""
+        """Count another driver of the hub."""
         self._jobs.add(job_id)
 
     def living(self) -> list[str]:
-        """Return those that live, for people: their process and its machine."""
+        """Return the living ones, for messages: their process and its machine."""
         table = ray._private.state.jobs()  # noqa: SLF001 - docs/private_apis.md
         return [
             f"process {job['DriverPid']} on {job['DriverIPAddress']}"
@@ -118,7 +118,7 @@ def _forwarding(request: Callable[..., Any], group: Group) -> Callable[..., Any]
             kwargs.setdefault("key", call_id())
         return request(self._logic.parts[request.__name__], *args, **kwargs)
 
-    # Ray looks for its marks on what is wrapped, where there are none; it is to find them here
+    # Ray looks for its attributes on the wrapped function, which has none
     del forward.__wrapped__
     forward.__signature__ = inspect.signature(request)  # type: ignore[attr-defined]
     return in_group(group)(forward) if group else forward
@@ -138,7 +138,7 @@ def with_requests(*parts: type) -> Callable[[Class], Class]:
 
 @with_requests(HubLogic, Ledger, Tracking, HubStatus)
 class HubActor:
-    """The hub of a run in a process of its own.
+    """The hub of a run in a separate process.
 
     Heavy libraries are imported in the background, so the actor answers at once. Besides the methods below, the actor
     has a method for each request (`trieye.hub.requests`) of `HubLogic`, `Ledger`, `Tracking` and `HubStatus`, with the
@@ -148,7 +148,7 @@ class HubActor:
         config: The config of the run, whose lock the driver holds.
         trust: Signs pickled parts, with the key of the driver.
         extra_config: What configs.json holds besides.
-        sinks: Sinks besides those of the config.
+        sinks: Sinks in addition to the config's.
     """
 
     def __init__(
@@ -166,9 +166,9 @@ class HubActor:
 
     @in_group("save")
     def shutdown(self, status: RunStatus = "FINISHED", *, patient: bool = False) -> None:
-        """Wait for the saves and events sent before, log what is left and close everything."""
+        """Wait for the saves and events sent before, log the rest and close everything."""
         me = ray.get_runtime_context().current_actor
-        ray.wait([me.flush.remote(), me.health.remote()], num_returns=2)  # what was sent before, in either group
+        ray.wait([me.flush.remote(), me.health.remote()], num_returns=2)  # earlier calls, in either group
         self._logic.shutdown(status, patient=patient)
 
     @in_group("save")
@@ -182,7 +182,7 @@ class HubActor:
         return actor_name(self._logic.config.run_name)
 
     def add_driver(self, job_id: str) -> None:
-        """Count a driver that goes on with this hub."""
+        """Count another driver of this hub."""
         self._drivers.add(job_id)
 
     def living_drivers(self) -> list[str]:

@@ -3,7 +3,6 @@
 import os
 import socket
 from dataclasses import dataclass, field
-from typing import Any
 
 from trieye.exceptions import ConfigurationError
 
@@ -217,11 +216,6 @@ def unreachable(asked: str, error: Exception) -> str:
             "so: `export RAY_AUTH_MODE=token` here, and copy ~/.ray/auth_token of its head here"
         )
     return f"{asked}: Ray cannot be joined there ({reason})"
-
-
-def as_plain(node: Node) -> dict[str, Any]:
-    """Return a node as plain data, for JSON."""
-    return {name: getattr(node, name) for name in Node.__slots__}
 
 
 def _minor(version: str) -> str:

@@ -133,12 +133,9 @@ class HubFiles:
         if path is not None and url is not None:
             refill_history(self.paths, url, self.journal.segments())
         self.history = History(self.journal, None if path is None else self.paths.history_dir)
-        self.states = self._make_states()
+        self.states = SavedStates(self._config.persistence, self.paths, self._trust, self.record.attempt)
         for finding in self.journal.damage:
             logger.warning("%s", finding)
-
-    def _make_states(self) -> SavedStates:
-        return SavedStates(self._config.persistence, self.paths, self._trust, self.record.attempt)
 
     @property
     def is_held(self) -> bool:

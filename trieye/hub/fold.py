@@ -20,7 +20,7 @@ from trieye.stats.operations import Item, Medium
 from trieye.stats.point import Point
 
 Kind = Literal["events", "rows", "drops", "operation", "pass", "points", "stepless"]
-"""Kinds of records: a batch of a client, events of the drop-in API, what was dropped, and so on."""
+"""Kinds of records: a batch of a client, single events of trieye 0.1.5, counts of dropped events, and so on."""
 
 
 class Fold:
@@ -63,7 +63,7 @@ class Fold:
         self.stats.restore(before)
 
     def load(self, state: LedgerState) -> None:
-        """Go on from a state, and forget the events that are queued now."""
+        """Continue from a state, and forget the events that are queued now."""
         self.queue.take()
         self.num_accepted, self.num_processed = state.num_accepted, state.num_processed
         self.stats.restore(state.aggregator)
@@ -186,7 +186,6 @@ class Fold:
         points = close(at=at, step=asked.step)
         self._supersede(points)
         self.write(sorted(points, key=attrgetter("step")))  # as people read them on a terminal
-        self.queue.note_pass(points, self.stats, at=at, step=asked.step)
 
     def skip_to(self, index: int) -> None:
         """Give the next item this index or a higher one; the records of the items between are lost."""

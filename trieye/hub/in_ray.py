@@ -20,7 +20,7 @@ from trieye.hub.directory import HUB_GONE_AFTER_S
 from trieye.hub.hub import Channel, Hub, SaveThread
 from trieye.hub.ray_start import JOB_VARIABLE, join_ray, on_this_node
 from trieye.hub.requests import is_slow
-from trieye.process.last_words import LastWords
+from trieye.process.crash_report import CrashReport
 from trieye.process.lock import RunLock
 from trieye.process.progress import say
 from trieye.process.waiting import wait_while_moving
@@ -148,22 +148,22 @@ class RayHub(RayChannel, Hub):
     def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any], sinks: Sequence[Sink] = ()) -> None:
         self.connect(config.runtime, sinks)
         # two apps may have runs of the same name; a run has one directory
-        place = hashlib.sha256(str(config.persistence.get_run_base_dir()).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(str(config.persistence.get_run_base_dir()).encode()).hexdigest()[:8]
         options = RemoteHub.options(
-            name=f"{actor_name(config.run_name)}_{place}",
+            name=f"{actor_name(config.run_name)}_{digest}",
             namespace=config.runtime.namespace,
             num_cpus=0,
             scheduling_strategy=on_this_node(),
         )
         try:
             # with the key of this process: the actor's one may be on another node, or have another environment
-            given = {"trust": Trust.of_this_process(), "extra_config": dict(extra_config), "sinks": list(sinks)}
-            actor = _once_free(lambda: options.remote(config, **given))
+            arguments = {"trust": Trust.of_this_process(), "extra_config": dict(extra_config), "sinks": list(sinks)}
+            actor = _once_free(lambda: options.remote(config, **arguments))
             super().__init__(actor, config.run_name, uuid.uuid4().hex)
             self._still_s, self._run_dir = config.runtime.stall_timeout_s, config.persistence.get_run_base_dir()
             self.answer(self._actor.get_actor_name.remote(), max(START_TIMEOUT_S, self._still_s), tells=True)
             self._sender = SaveThread()
-            self._last_words = _last_words(config)
+            self._crash_report = _crash_report(config)
         except (ValueError, ConnectionError, TrieyeError) as error:
             raise TrieyeError(f"the hub of run {config.run_name!r} did not start: {error}") from error
 
@@ -195,13 +195,13 @@ class RayHub(RayChannel, Hub):
                 "delivers it"
             ) from error
         finally:
-            if self._last_words is not None:
-                self._last_words.withdraw()
+            if self._crash_report is not None:
+                self._crash_report.withdraw()
             ray.kill(self._actor)
 
 
-def _last_words(config: TrieyeConfig) -> LastWords | None:
-    """Return what speaks for this process, which Ray ends without a word when the head of its cluster is gone."""
+def _crash_report(config: TrieyeConfig) -> CrashReport | None:
+    """Return the report for the case that Ray kills this process, as when the head of its cluster is gone."""
     if config.runtime.kind != "cluster":
         return None
     if os.environ.get(JOB_VARIABLE) and not Path(config.persistence.root_data_dir).is_absolute():
@@ -209,7 +209,7 @@ def _last_words(config: TrieyeConfig) -> LastWords | None:
             f"persistence.root_data_dir={config.persistence.root_data_dir} is in the copy of the project that this job "
             "of Ray has, and goes with it: name a directory that stays, from /"
         )
-    return LastWords(
+    return CrashReport(
         f"run {config.run_name!r}: its program was ended at once; so Ray does when the head of the cluster, or the Ray "
         "of this machine, is gone. What was accepted is in the journal: start Ray again, and the same command with "
         f"run_name={config.run_name} goes on from the last checkpoint"

@@ -1,12 +1,9 @@
 """PendingEvents: accepted events that are in no window yet."""
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
-from trieye.stats.aggregator import Aggregator
-from trieye.stats.batch import EventBatch, EventRow
-from trieye.stats.point import Point
+from trieye.stats.batch import EventBatch
 
 
 class PendingEvents:
@@ -14,7 +11,7 @@ class PendingEvents:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards all fields below
-        self._rows: list[EventRow | tuple[Any, ...]] = []
+        self._rows: list[tuple[Any, ...]] = []
         self._batches: list[EventBatch] = []
         self._num_pending = 0
 
@@ -47,17 +44,4 @@ class PendingEvents:
     def _seal(self) -> None:
         if self._rows:
             rows, self._rows = self._rows, []
-            self._batches.append(self._batch_of(rows))
-
-    def _batch_of(self, rows: Sequence[EventRow | tuple[Any, ...]]) -> EventBatch:
-        return EventBatch.from_rows(rows)
-
-    def note_pass(self, points: Sequence[Point], stats: Aggregator, *, at: float, step: int | None) -> None:
-        """Called after each pass; does nothing here.
-
-        Args:
-            points: The points of the windows that it closed.
-            stats: The windows after it.
-            at: Journal time in seconds.
-            step: The step that was said to be complete, if any.
-        """
+            self._batches.append(EventBatch.from_rows(rows))

@@ -43,10 +43,10 @@ class Saved(NamedTuple):
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint to go on from.
+    """A checkpoint to resume from.
 
     Attributes:
-        state: What was saved; None where the caller has read it already.
+        state: Its content; None where the caller has read it already.
         hub_state: State of the hub at that moment; empty if it is that of another run, which has curves of its own,
             unless the run goes on from a checkpoint that was given: then that of its own nearest one.
         identity: What tells the checkpoint with this state of the hub from another of the same step.
@@ -67,7 +67,7 @@ class Restored:
 
 
 class SavedStates:
-    """Saves states, all of one or nothing, deletes those that need not be kept, and finds the one to go on from.
+    """Saves states, all of one or nothing, deletes old ones, and finds the one to resume from.
 
     Args:
         config: What is saved, kept and resumed.
@@ -86,7 +86,7 @@ class SavedStates:
         *,
         read_only: bool = False,
     ) -> None:
-        self._store = partial(
+        self.store = partial(
             CheckpointStore,
             checksum=config.checksum,
             key=trust.key,
@@ -95,7 +95,7 @@ class SavedStates:
         )
         self._config, self._files, self._trust, self._attempt = config, files, trust, attempt
         self._read_only, self._damaged = read_only, list[Path]()
-        self._checkpoints = self._store(files.checkpoint_dir)
+        self.checkpoints = self.store(files.checkpoint_dir)
 
     def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes = b"") -> Path:
         """Write a checkpoint, and point the links at it.
@@ -112,7 +112,7 @@ class SavedStates:
         whose = {"run_name": self._config.run_name, "attempt": self._attempt}
         if metadata.get("is_crash"):
             return self._save_crash(step, state, {**metadata, **whose}, _deflated(hub_state))
-        path = self._checkpoints.save(step, state, metadata={**metadata, **whose}, hub_state=_deflated(hub_state))
+        path = self.checkpoints.save(step, state, metadata={**metadata, **whose}, hub_state=_deflated(hub_state))
         is_best = bool(metadata.get("is_best")) or self._is_best(path, metadata)
         self._files.update_checkpoint_links(path, is_best)
         self._prune(metadata)
@@ -134,7 +134,7 @@ class SavedStates:
             hub_state=hub_state,
             key=self._trust.key,
             checksum=self._config.checksum,
-            find_part=parts_in([entry.path for entry in reversed(self._checkpoints.entries())]),
+            find_part=parts_in([entry.path for entry in reversed(self.checkpoints.entries())]),
         )
         for other in before:
             if other != path:
@@ -148,7 +148,7 @@ class SavedStates:
             CheckpointError: There is no such checkpoint.
             SerializationError: It could not be noted.
         """
-        path = self._checkpoints.rate(step, objective)
+        path = self.checkpoints.rate(step, objective)
         metadata = read_manifest(path).metadata
         if self._is_best(path, metadata):
             self._files.update_best_link(path)
@@ -156,13 +156,13 @@ class SavedStates:
 
     def _is_best(self, path: Path, metadata: Mapping[str, Any]) -> bool:
         rated = metadata.get("objective") is not None
-        ranked = self._checkpoints.ranked(_mode_of(metadata)) if rated else []  # without it if that is not finite
+        ranked = self.checkpoints.ranked(_mode_of(metadata)) if rated else []  # without it if that is not finite
         return any(entry.path == path for entry in ranked[:1])
 
     def _prune(self, metadata: Mapping[str, Any]) -> None:
         chosen = self._config
         kept = Retention(chosen.keep_last, chosen.keep_best, chosen.keep_every_steps, _mode_of(metadata))
-        self._checkpoints.prune(kept)
+        self.checkpoints.prune(kept)
 
     def find(self, *, group: str | None, config_hash: str | None) -> Restored | None:
         """Return the checkpoint of `Run.save` to go on with.
@@ -184,7 +184,7 @@ class SavedStates:
 
     def _read(self, path: Path) -> EncodedState:
         try:
-            return self._checkpoints.read(path)
+            return self.checkpoints.read(path)
         except CheckpointError:
             self._damaged.append(path)
             raise
@@ -193,7 +193,7 @@ class SavedStates:
         """Rename the damaged checkpoints of this run, so that no later attempt reads them again."""
         for path in damaged:
             if path.parent == self._files.checkpoint_dir:
-                self._checkpoints.quarantine(path)
+                self.checkpoints.quarantine(path)
 
     def given(self, path: Path) -> Restored:
         """Return a checkpoint of `Run.save` that is given by its directory: one of this run, a copy too, or another's.
@@ -201,7 +201,7 @@ class SavedStates:
         Raises:
             CheckpointError: It is not whole, or one of the drop-in API.
         """
-        return self._found(point_at(path, self._files, self._config, read=self._checkpoints.read), is_given=True)
+        return self._found(point_at(path, self._files, self._config, read=self.checkpoints.read), is_given=True)
 
     def _found(self, point: ResumePoint, *, is_given: bool = False) -> Restored:
         path, _, state = point.checkpoint
@@ -212,9 +212,9 @@ class SavedStates:
                 f"{path} was saved by save_training_state, and Run.restore cannot go on from it; read it with "
                 "trieye.Serializer().load_checkpoint(path), and choose another run_name"
             )
-        return self._restored(point, state, lambda: _hub_state_in(path), is_given=is_given)
+        return self.restored(point, state, lambda: _hub_state_in(path), is_given=is_given)
 
-    def _restored(
+    def restored(
         self,
         point: ResumePoint,
         state: EncodedState | None,
@@ -222,6 +222,14 @@ class SavedStates:
         *,
         is_given: bool = False,
     ) -> Restored:
+        """Return the checkpoint of a resume point.
+
+        Args:
+            point: The resume point.
+            state: Its state, unless the caller has read it.
+            hub_state: Reads the state of the hub in it.
+            is_given: The caller named its directory.
+        """
         path = point.checkpoint.path
         # a file of 0.1.5 has no curves of ours that could go on
         own = self._files.checkpoint_dir.resolve()  # a path that the user gave may have come here by a link
@@ -250,12 +258,12 @@ class SavedStates:
         """Return the parts of a state that the next save links; a copy may have some of a branch that was replaced."""
         if not is_copy:
             return list(state.parts)
-        find = parts_in([entry.path for entry in self._checkpoints.entries()])
+        find = parts_in([entry.path for entry in self.checkpoints.entries()])
         return [name for name in state.parts if find(name) is not None]
 
     def _nearest(self, step: int) -> Path | None:
         """Return the checkpoint of this run that is nearest to a step; trials are not evaluated at quite the same."""
-        found = min(self._checkpoints.entries(), key=lambda entry: abs(entry.step - step), default=None)
+        found = min(self.checkpoints.entries(), key=lambda entry: abs(entry.step - step), default=None)
         return None if found is None else found.path
 
     def _fork_at(self, point: ResumePoint) -> ForkPoint:
@@ -281,13 +289,13 @@ class SavedStates:
         Args:
             highest_step: Highest step of any event.
         """
-        newest = self._checkpoints.entries()[-1:]  # not read once more: a start that finds it damaged begins elsewhere
+        newest = self.checkpoints.entries()[-1:]  # not read once more: a start that finds it damaged begins elsewhere
         return _identity(newest[0].path) if newest and highest_step <= newest[0].step else None
 
     @property
     def has_checkpoint(self) -> bool:
         """Whether another attempt can go on from a checkpoint of this run."""
-        return bool(self._checkpoints.entries())
+        return bool(self.checkpoints.entries())
 
 
 def _deflated(hub_state: bytes) -> bytes:

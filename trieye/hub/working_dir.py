@@ -15,7 +15,7 @@ MOST_BYTES = 200 << 20
 
 _MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 _EXCLUDED = (
-    ".*",  # .env, .netrc, .git-credentials, .ssh, .aws, .git, .venv, .trieye_data and whatever else a tool hides
+    ".*",  # .env, .netrc, .git-credentials, .ssh, .aws, .git, .venv, .trieye_data and other hidden files of tools
     "__pycache__", "node_modules", "site-packages", "cvs",
     "mlruns", "mlflow.db", "multirun", "outputs",
     "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.tfstate", "_netrc",
@@ -34,7 +34,7 @@ def project_of_program() -> Path | None:
     """Return the directory of the project that the running program belongs to.
 
     It is the nearest one above the file of `__main__` that holds `pyproject.toml`, `setup.py`, `setup.cfg` or `.git`,
-    or else the one of the file itself. None: there is no file, or the program is installed (`site-packages`, `bin`), so
+    or else the directory of the file. None: there is no file, or the program is installed (`site-packages`, `bin`), so
     that the nodes have to have it installed, too.
     """
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -54,7 +54,7 @@ def project_around(directory: Path) -> Path:
 
 
 def stage(source: Path, into: Path) -> str:
-    """Copy the files of a project that are sent into an empty directory, and return what they are, in words.
+    """Copy the files of a project that are sent into an empty directory, and return a description.
 
     Ray packs all of that directory. Of the project itself it would pack the targets of links, wherever they are, in all
     versions up to 2.60.

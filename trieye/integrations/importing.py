@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 
-from trieye.exceptions import ConfigurationError, SerializationError
+from trieye.exceptions import ConfigurationError, SerializationError, TrieyeError
 from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord, RunStatus
 from trieye.integrations.mlflow_files import FileStore
@@ -18,7 +18,7 @@ from trieye.integrations.wandb.offline import OfflineRuns
 from trieye.results.event_files import EventDirectories
 from trieye.results.loading import load
 from trieye.results.mlflow_store import MlflowStore
-from trieye.results.runs import Problems, StoredRun
+from trieye.results.runs import LoadedRun, Problems
 from trieye.run.run import Run
 
 ORIGIN, WHOLE = "trieye.imported_from", "trieye.imported_points"
@@ -42,13 +42,13 @@ class Imported(NamedTuple):
     is_new: bool
 
 
-def _in_event_files(path: Path, problems: Problems) -> list[StoredRun]:
+def _in_event_files(path: Path, problems: Problems) -> list[LoadedRun]:
     runs = _of_source(path, EventDirectories, problems, "a directory with TensorBoard event files below it")
     source = EventDirectories(problems, names_media=True)
     return [replace(run, source=source) for run in runs]
 
 
-def _in_mlflow(path: Path, problems: Problems) -> list[StoredRun]:
+def _in_mlflow(path: Path, problems: Problems) -> list[LoadedRun]:
     if path.is_dir():
         store = next((folder for folder in (path / "mlruns", path) if list(folder.glob("*/*/meta.yaml"))), None)
         if store is not None:
@@ -58,18 +58,18 @@ def _in_mlflow(path: Path, problems: Problems) -> list[StoredRun]:
     return _of_source(path, MlflowStore, problems, "a database such as mlflow.db, or a directory mlruns")
 
 
-def _in_wandb(path: Path, problems: Problems) -> list[StoredRun]:
+def _in_wandb(path: Path, problems: Problems) -> list[LoadedRun]:
     return OfflineRuns(path, problems).runs()
 
 
-KINDS: Mapping[str, Callable[[Path, Problems], list[StoredRun]]] = {
+KINDS: Mapping[str, Callable[[Path, Problems], list[LoadedRun]]] = {
     "tensorboard": _in_event_files,
     "mlflow": _in_mlflow,
     "wandb-offline": _in_wandb,
 }
 
 
-def _of_source(path: Path, source: type, problems: Problems, wanted: str) -> list[StoredRun]:
+def _of_source(path: Path, source: type, problems: Problems, wanted: str) -> list[LoadedRun]:
     results = load(path)
     for text in results.problems:
         problems.texts.setdefault(text)
@@ -79,7 +79,33 @@ def _of_source(path: Path, source: type, problems: Problems, wanted: str) -> lis
     return foreign
 
 
-def runs_at(kind: str, path: Path, problems: Problems) -> list[StoredRun]:
+def import_runs(
+    kind: str, path: Path, *, root: Path = Path(".trieye_data"), app: str | None = None
+) -> tuple[list[Imported], list[str]]:
+    """Import the runs of another logger; incomplete imports restart, and complete imports are skipped.
+
+    Args:
+        kind: `tensorboard`, `mlflow` or `wandb-offline`.
+        path: Directory of event files, MLflow database or directory, or wandb directory or file.
+        root: Directory of all apps.
+        app: Name of the app; None: the app or project of each foreign run.
+
+    Returns:
+        The imported runs, and messages about skipped data.
+
+    Raises:
+        ConfigurationError: The path does not exist or contains no run.
+    """
+    problems, imported = Problems(), list[Imported]()
+    for run in runs_at(kind, path, problems):
+        try:
+            imported.append(import_run(run, root=root, app=app))
+        except TrieyeError as error:
+            problems.leave_out(run.path, error)
+    return imported, list(problems.texts)
+
+
+def runs_at(kind: str, path: Path, problems: Problems) -> list[LoadedRun]:
     """Return the runs of another logger.
 
     Args:
@@ -99,7 +125,7 @@ def runs_at(kind: str, path: Path, problems: Problems) -> list[StoredRun]:
     return runs
 
 
-def import_run(foreign: StoredRun, *, root: Path, app: str | None) -> Imported:
+def import_run(foreign: LoadedRun, *, root: Path, app: str | None) -> Imported:
     """Import a run; an incomplete import restarts from scratch, and a complete one is left unchanged.
 
     Args:
@@ -140,7 +166,7 @@ def import_run(foreign: StoredRun, *, root: Path, app: str | None) -> Imported:
     return made
 
 
-def _target(foreign: StoredRun, name: str, app: str, root: Path) -> tuple[RunRecord | None, Path]:
+def _target(foreign: LoadedRun, name: str, app: str, root: Path) -> tuple[RunRecord | None, Path]:
     """Return the first of `name`, `name-2`, ... that is unused or holds this run, with its record."""
     for number in count(1):
         directory = run_dir_of(name if number == 1 else f"{name}-{number}", app=app, root=root)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in, typed
+from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
 
 _META = "meta.yaml"
 _STATUS = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"}
@@ -28,9 +28,9 @@ class FileStore:
     def __init__(self, path: Path, problems: Problems) -> None:
         self._path, self._problems = path, problems
 
-    def runs(self) -> list[StoredRun]:
+    def runs(self) -> list[LoadedRun]:
         """Return the runs that are not deleted, oldest first."""
-        runs: list[StoredRun] = []
+        runs: list[LoadedRun] = []
         for experiment in sorted(self._path.glob(f"*/{_META}")):
             if self._is_inside(experiment):
                 app = str(self._meta(experiment).get("name", experiment.parent.name))
@@ -53,7 +53,7 @@ class FileStore:
             return {}
         return entries if isinstance(entries, dict) else {}
 
-    def _run(self, meta: Path, app: str) -> StoredRun | None:
+    def _run(self, meta: Path, app: str) -> LoadedRun | None:
         entries, directory = self._meta(meta), meta.parent
         if "run_id" not in entries or entries.get("lifecycle_stage") == "deleted":
             return None
@@ -67,7 +67,7 @@ class FileStore:
             self._problems.note(meta, f"status={status!r} is unknown (choose from: {allowed})")
         params = {name: typed(text) for name, text in self._texts(directory / "params")}
         tags = dict(self._texts(directory / "tags"))
-        return StoredRun(
+        return LoadedRun(
             path=str(directory),
             name=str(entries.get("run_name") or tags.get("mlflow.runName") or entries["run_id"]),
             app=app,
@@ -79,12 +79,12 @@ class FileStore:
             created=float(began) / _MS if began else math.nan,
         )
 
-    def metrics(self, runs: Sequence[StoredRun]) -> Collection[str]:
+    def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
         """Return the metric names of the runs."""
         return {name for run in runs for name, _ in self._texts(Path(run.path) / "metrics")}
 
-    def read(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
-        """Return the points of each run, keyed by `StoredRun.path`."""
+    def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
+        """Return the points of each run, keyed by `LoadedRun.path`."""
         return {run.path: self._points(Path(run.path) / "metrics", metrics) for run in runs}
 
     def _points(self, directory: Path, metrics: Collection[str] | None) -> Points:

@@ -46,17 +46,16 @@ class Journal:
 
     A journal that is damaged when this process opens it is quarantined as `<name>.damaged-<n>`; a new file restarts
     from the newest intact snapshot, with the records that follow it up to the first damaged one. The same happens to
-    the journal of another run, and to one that ends before the position in the watermark beside it; only transactions
+    the journal of another run, and to a journal that ends before the position of its watermark; only transactions
     after the last line of the watermark can be cut off unnoticed.
 
     Args:
         path: The file; it is made if it is missing. None: in memory.
-        durability: What a record survives once `append` has returned.
-        expected: What the caller knows of the journal besides what the watermark beside it says.
+        durability: Failures that a record survives once `append` has returned.
+        expected: Expectations besides the watermark.
 
     Attributes:
-        damage: What was damaged when this process opened the file, or one before that was killed, in words; normally
-            empty.
+        damage: Descriptions of the damage that this process, or a killed predecessor, found on opening; normally empty.
         num_lost: Records that the damage cost; at least 1 if it cost anything.
         last_pos: Position of the newest record, also if `commit` has deleted it; 0 at first.
         last_at: Journal time of the newest record in seconds.
@@ -94,7 +93,7 @@ class Journal:
             self._taken.add(client, seq, pos)
         for pos, task in self._rows("calls", "ORDER BY pos"):
             self._taken.add(task, 0, pos)
-        self._saved_to = self._state.deleted_to  # of what a repair lost, the records may know
+        self._saved_to = self._state.deleted_to  # the records may name senders whose rows are lost
         self._note_records()
 
     def _note_records(self) -> None:
@@ -105,7 +104,7 @@ class Journal:
             self.last_pos, self.last_at = max((self.last_pos, self.last_at), (pos, at))
 
     def _report(self) -> tuple[list[str], int]:
-        """Return what a repair found, in words, and the number of records it lost."""
+        """Return the report of a rebuild, and the number of lost records."""
         report = self.meta(REPAIR)
         if report is None:
             return [], 0
@@ -113,7 +112,7 @@ class Journal:
         return [text], num_lost
 
     def forget_repair(self) -> None:
-        """Report a repair no more: what it lost is counted; until then each process that opens the journal is told."""
+        """Delete the report of a rebuild, once its losses are counted; until then each start reports them."""
         if self.damage:
             with self._transaction() as connection:
                 connection.execute("DELETE FROM meta WHERE name = ?", (REPAIR,))
@@ -311,7 +310,7 @@ class Journal:
         return sum(file.stat().st_size for file in files if file.exists())
 
     def close(self) -> None:
-        """Give the file back; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         if self._sync is not None:
             self._sync.stop()
         with self._lock:
@@ -353,7 +352,7 @@ class Journal:
                 self._sync.note_written()
 
     def _clean_up(self) -> None:
-        """Begin the log anew after a write that failed: it may have left frames there that were never committed."""
+        """Start a new round of the log after a failed write, which may have left uncommitted frames."""
         if not self._is_clean:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._is_clean = True

@@ -15,7 +15,6 @@ import msgspec
 from trieye.exceptions import JournalError, JournalFullError
 from trieye.files.atomic import fsync_directory
 from trieye.journal.file import create, rollback_path, wal_path, worded
-from trieye.journal.ranges import merged, uncovered
 from trieye.journal.scan import Contents, count, missing_positions, scan
 from trieye.journal.schema import ATTEMPT, REPAIR, STATE, TABLES, Connection, Row, State, insert, put, seed_of
 from trieye.journal.watermark import Expected, Watermark, watermark_path
@@ -24,6 +23,7 @@ _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 _LOSSES = {
     "clients": "the batch numbers of some senders: a batch that is sent again counts twice",
     "calls": "which calls were accepted: a repeated call counts twice",
+    "chunks": "points of the history that no file contains yet",
     "segments": "which files hold the history: the directory is searched for them",
     "cursors": "how far the sinks are: those without a cursor get everything again",
     "superseded": "which points were superseded: they may be shown again",
@@ -36,7 +36,7 @@ def prepare(path: Path, expected: Expected) -> None:
 
     Args:
         path: The file.
-        expected: What is known of it.
+        expected: Expectations of the journal.
 
     Raises:
         JournalError: The file is no journal, or it cannot be read or written.
@@ -45,9 +45,9 @@ def prepare(path: Path, expected: Expected) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if (rebuilt := _beside(path, "repaired")).exists():  # the process before was killed while it replaced the file
             _install(rebuilt, path)
-        found = scan(path, expected) if _is_there(path) else Contents(expected.of_missing())
-        if found.damage:
-            _rebuild(path, found, expected)
+        contents = scan(path, expected) if _is_there(path) else Contents(expected.of_missing())
+        if contents.damage:
+            _rebuild(path, contents, expected)
         elif not _is_there(path):
             create(_beside(path, "new"), uuid.uuid4().hex)
             _install(_beside(path, "new"), path)
@@ -88,101 +88,99 @@ def _quarantined(path: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _rebuild(path: Path, found: Contents, expected: Expected) -> None:
-    findings = "; ".join(found.damage)
-    if expected.is_of_another_run(found.meta(ATTEMPT)):  # so is the watermark
+def _rebuild(path: Path, contents: Contents, expected: Expected) -> None:
+    findings = "; ".join(contents.damage)
+    if expected.is_of_another_run(contents.meta(ATTEMPT)):  # so is the watermark
         watermark_path(path).unlink(missing_ok=True)
-        found, expected = Contents(broken=dict.fromkeys(TABLES, 0)), Expected(Watermark(uuid.uuid4().hex))
+        contents, expected = Contents(broken=dict.fromkeys(TABLES, 0)), Expected(Watermark(uuid.uuid4().hex))
     journal, watermark = expected.journal, expected.watermark or Watermark()
     if journal is None:
-        journal = found.identity if any(found.rows.values()) else uuid.uuid4().hex
-    rest = _Rest.of(found, watermark, is_end_lost=expected.is_begun and found.meta(ATTEMPT) is None)
+        journal = contents.identity if any(contents.rows.values()) else uuid.uuid4().hex
+    outcome = _Outcome.of(contents, watermark, is_end_lost=expected.is_begun and contents.meta(ATTEMPT) is None)
     where = f"it was quarantined as {_quarantined(path).name}; " if _is_there(path) else ""
-    text = f"the journal {path} was damaged ({findings}); {where}lost: {'; '.join(rest.losses) or 'nothing'}"
+    text = f"the journal {path} was damaged ({findings}); {where}lost: {'; '.join(outcome.losses) or 'nothing'}"
     new, rebuilt = _beside(path, "new"), _beside(path, "repaired")
     create(new, journal)
     with contextlib.closing(sqlite3.connect(new, isolation_level=None, factory=Connection)) as connection:
         connection.seed = seed_of(journal)
         connection.execute("BEGIN")
-        for table, rows in found.rows.items():
+        for table, rows in contents.rows.items():
             connection.executemany(insert(table), rows.values())
-        for table, row in rest.rows(found, watermark):
+        for table, row in outcome.rows(contents, watermark):
             put(connection, table, row)
-        put(connection, "meta", (REPAIR, msgspec.msgpack.encode((text, rest.num_lost))))
+        put(connection, "meta", (REPAIR, msgspec.msgpack.encode((text, outcome.num_lost))))
         connection.execute("COMMIT")
-    # a kill from here on is completed by the next start: the old log must not stay beside the new file
+    # the next start completes a killed replacement: the new file must never meet the old log
     new.replace(rebuilt)
     fsync_directory(path.parent)
     _install(rebuilt, path)
 
 
-class _Rest(NamedTuple):
-    """What remains of a damaged journal besides its intact rows.
+class _Outcome(NamedTuple):
+    """State of the new journal, and the losses.
 
     Attributes:
-        state: State of the new journal: its last position is the last one that was ever used, as far as known.
-        losses: What is lost, in words.
+        state: State of the new journal; its last position is the highest that any row or the watermark names.
+        losses: Descriptions of the losses.
         num_lost: Number of lost records; at least 1 if anything is lost.
+        superseded: Superseded ranges that replace those of the damaged journal; empty if these are intact.
     """
 
     state: State
     losses: list[str]
     num_lost: int
+    superseded: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, found: Contents, watermark: Watermark, *, is_end_lost: bool) -> "_Rest":
-        """Drop the records behind the first gap after the newest snapshot, and count what is lost."""
-        state, records = _state(found, watermark), found.rows["records"]
-        start = max([state.deleted_to, *(pos for pos, _ in found.snapshots)])
+    def of(cls, contents: Contents, watermark: Watermark, *, is_end_lost: bool) -> "_Outcome":
+        """Drop the records behind the first gap after the newest snapshot, and count the losses."""
+        state, records = _state(contents, watermark), contents.rows["records"]
+        start = max([state.deleted_to, *(pos for pos, _ in contents.snapshots)])
         damaged = missing_positions(records, state)
-        if damaged and damaged[0][0] <= start:  # the snapshot stands for them
+        if damaged and damaged[0][0] <= start:  # the snapshot includes them
             state = state._replace(deleted_to=start)
         end = min((max(first, start + 1) for first, stop in damaged if stop > start + 1), default=state.last_pos + 1)
-        found.rows["records"] = {pos: row for pos, row in records.items() if state.deleted_to < pos < end}
+        contents.rows["records"] = {pos: row for pos, row in records.items() if state.deleted_to < pos < end}
         # a damaged page may bring back snapshots that were deleted
-        snapshots = found.rows["snapshots"].items()
-        found.rows["snapshots"] = {number: row for number, row in snapshots if row[1] >= state.deleted_to}
-        missing = missing_positions(found.rows["records"], state)
+        snapshots = contents.rows["snapshots"].items()
+        contents.rows["snapshots"] = {number: row for number, row in snapshots if row[1] >= state.deleted_to}
+        missing = missing_positions(contents.rows["records"], state)
         losses = [f"{count(missing)} records (positions {_worded(missing)})"] if missing else []
-        if is_end_lost or found.log_damage or "records" in found.broken:
+        if is_end_lost or contents.log_damage or "records" in contents.broken:
             losses.append("perhaps records after these" if missing else "perhaps the newest records")
-        if state.deleted_to and not found.snapshots:
+        if state.deleted_to and not contents.snapshots:
             losses.append("the state of the metrics, which start again")
-        stored = merged(row[:2] for table in ("chunks", "segments") for row in found.rows[table].values())
-        items = uncovered(0, max((index for _, index in found.snapshots), default=0), stored)
-        if items and found.broken.keys() & {"chunks", "segments"}:
-            losses.append(f"items {_worded(items)} of the history, unless its files hold them")
-        known = {"cursors"} if watermark.cursors else set()
-        if losses and watermark.superseded is not None:  # each rewind writes it
-            found.rows["superseded"].clear()
-            known.add("superseded")
-        losses += [text for table, text in _LOSSES.items() if table in found.broken.keys() - known]
+        # each rewind writes the watermark
+        superseded = watermark.superseded if losses or "superseded" in contents.broken else None
+        from_watermark = {"cursors"} if watermark.cursors else set()
+        if superseded is not None:
+            contents.rows["superseded"].clear()
+            from_watermark.add("superseded")
+        losses += [text for table, text in _LOSSES.items() if table in contents.broken.keys() - from_watermark]
         gaps = (*state.gaps, *((first, last - 1) for first, last in missing))
-        return cls(state._replace(gaps=gaps), losses, max(count(missing), int(bool(losses))))
+        return cls(state._replace(gaps=gaps), losses, max(count(missing), int(bool(losses))), superseded or ())
 
-    def rows(self, found: Contents, watermark: Watermark) -> Iterator[tuple[str, Row]]:
-        """Yield the state, and what the watermark knows better than the damaged journal.
+    def rows(self, contents: Contents, watermark: Watermark) -> Iterator[tuple[str, Row]]:
+        """Yield the state, the cursors, and the superseded ranges of the watermark.
 
-        A sink that returns to a position takes back what it has shown since, and only lost records would show it again:
-        so without all records no sink keeps its position.
+        A sink that returns to a position truncates the points after it. Lost records cannot deliver them again, so
+        a loss resets every position.
         """
         yield "meta", (STATE, self.state.to_bytes())
-        held = {sink: (index, position) for sink, index, position, _ in found.rows["cursors"].values()}
-        for sink in {**held, **watermark.cursors}:
-            cursors = (held.get(sink, (-1, None)), watermark.cursors.get(sink, (-1, None)))
-            index, position = max(cursors, key=itemgetter(0))
+        cursors = {sink: (index, position) for sink, index, position, _ in contents.rows["cursors"].values()}
+        for sink in {**cursors, **watermark.cursors}:
+            newest = (cursors.get(sink, (-1, None)), watermark.cursors.get(sink, (-1, None)))
+            index, position = max(newest, key=itemgetter(0))
             yield "cursors", (sink, index, None if self.num_lost else position)
         # the indices after the stored items go to other items
-        stored = [row[1] for table in ("chunks", "segments") for row in found.rows[table].values()]
-        end = max([*stored, *(index for _, index in found.snapshots)], default=0)
-        for first, last in watermark.superseded or ():
-            if self.num_lost and first < end:
-                yield "superseded", (first, min(last, end))
+        stored = [row[1] for table in ("chunks", "segments") for row in contents.rows[table].values()]
+        end = max([*stored, *(index for _, index in contents.snapshots)], default=0)
+        yield from (("superseded", (first, min(last, end))) for first, last in self.superseded if first < end)
 
 
-def _state(found: Contents, watermark: Watermark) -> State:
-    state, records, snapshots = found.state, found.ordered("records")[-1:], found.ordered("snapshots")[-1:]
-    if (deleted_to := state.deleted_to) == 0 and found.meta(STATE) is None:
+def _state(contents: Contents, watermark: Watermark) -> State:
+    state, records, snapshots = contents.state, contents.ordered("records")[-1:], contents.ordered("snapshots")[-1:]
+    if (deleted_to := state.deleted_to) == 0 and contents.meta(STATE) is None:
         newest = snapshots[0][1] if snapshots else 0
         deleted_to = watermark.deleted_to if watermark.pos else newest
     ends = [(state.last_pos, state.last_at), *((row[0], row[2]) for row in records)]

@@ -40,7 +40,7 @@ _OTHER_TABLES = "the definitions of its tables are damaged"
 
 
 class _Files(NamedTuple):
-    """The bytes of a journal: its file, the rollback journal and the write-ahead log beside it."""
+    """The bytes of a journal: the file, its rollback journal and its write-ahead log."""
 
     file: bytes
     undo: bytes = b""
@@ -52,10 +52,10 @@ class Contents:
     """The intact rows of a journal.
 
     Attributes:
-        damage: What is damaged, in words; empty if the journal is intact.
+        damage: Descriptions of the damage; empty if the journal is intact.
         rows: Intact rows of each table by key, the checksum last.
         broken: Number of damaged rows of each table that has some; tables that SQLite cannot read are here, too.
-        log_damage: What is damaged in the write-ahead log, in words; empty if nothing is.
+        log_damage: Description of the damage to the write-ahead log; empty if that is intact.
     """
 
     damage: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Contents:
 
     @property
     def last_pos(self) -> int:
-        """Position of the newest record, as far as records and snapshots say; 0 if there is none."""
+        """Position of the newest record, according to records and snapshots; 0 without any."""
         return max([*self.rows["records"], *(pos for pos, _ in self.snapshots)], default=0)
 
     @property
@@ -114,28 +114,28 @@ class Contents:
 
 
 def scan(path: Path, expected: Expected) -> Contents:
-    """Read the intact rows of a journal that nobody writes; SQLite works on copies of its files.
+    """Read the intact rows of a journal that no process writes; SQLite works on copies of its files.
 
     Args:
-        path: The file; it may be missing, with a write-ahead log in its place.
-        expected: What is known of the journal; rows of another journal are not intact.
+        path: The file; only its write-ahead log may exist.
+        expected: Expectations of the journal; rows of another journal are not intact.
 
     Raises:
-        JournalError: The file is no journal, or that of a newer version, or it cannot be read.
+        JournalError: The file is no journal, has a newer version, or cannot be read.
     """
     try:
-        # the log last: it has whatever was moved from it into the file meanwhile, unless a new round has begun
+        # the log last: it still has the frames that are copied into the file during the read, unless a new round starts
         files = _Files(*(_bytes(part) for part in _parts(path)))
-        found = _read(files, expected.journal)
-        damage = [*_in_header(files), *found.damage]
-        if damage or found.log_damage or expected.of_identity(found.identity):
-            found = _read_damaged(files, expected)
+        contents = _read(files, expected.journal)
+        damage = [*_in_header(files), *contents.damage]
+        if damage or contents.log_damage or expected.of_identity(contents.identity):
+            contents = _read_damaged(files, expected)
     except OSError as error:
         raise JournalError(f"the journal {path} cannot be read: {error}") from error
-    _check_owner(path, files.file, found, expected, has_other_tables=_OTHER_TABLES in damage)
-    damage += [found.log_damage] if found.log_damage else []
-    found.damage = damage + _in_rows(found, expected)
-    return found
+    _check_owner(path, files.file, contents, expected, has_other_tables=_OTHER_TABLES in damage)
+    damage += [contents.log_damage] if contents.log_damage else []
+    contents.damage = damage + _in_rows(contents, expected)
+    return contents
 
 
 def _parts(path: Path) -> tuple[Path, Path, Path]:
@@ -151,8 +151,8 @@ def _bytes(path: Path, size: int = -1) -> bytes:
 
 
 def _read(files: _Files, journal: str | None) -> Contents:
-    """Return the rows that are intact in a journal with this identity; None: with the one that it states."""
-    found = Contents()
+    """Return the rows that are intact in a journal with this identity; None: the identity in its own `meta`."""
+    contents = Contents()
     with tempfile.TemporaryDirectory(prefix="trieye-journal-") as scratch:
         copy = Path(scratch) / "copy.db"
         for part, data in zip(_parts(copy), files, strict=True):
@@ -164,37 +164,37 @@ def _read(files: _Files, journal: str | None) -> Contents:
             try:
                 connection.execute("PRAGMA synchronous = OFF")
                 _, num_taken, _ = connection.execute("PRAGMA wal_checkpoint").fetchone()
-                found.damage = _in_trees(connection)
+                contents.damage = _in_trees(connection)
                 stated = identity(connection)
             except sqlite3.Error as error:
-                found.damage = [f"SQLite says: {error}"]
+                contents.damage = [f"SQLite reports: {error}"]
             seed = seed_of(stated if journal is None else journal)
             for table in TABLES:
-                _read_table(connection, table, seed, found)
-    found.log_damage = damage_in_wal(files.log, max(num_taken, 0))
+                _read_table(connection, table, seed, contents)
+    contents.log_damage = damage_in_wal(files.log, max(num_taken, 0))
     if journal not in {None, stated}:
-        found.rows["meta"].pop(IDENTITY, None)
-    return found
+        contents.rows["meta"].pop(IDENTITY, None)
+    return contents
 
 
-def _read_table(connection: sqlite3.Connection, table: str, seed: int, found: Contents) -> None:
+def _read_table(connection: sqlite3.Connection, table: str, seed: int, contents: Contents) -> None:
     try:
         rows = connection.execute(select(table)).fetchall()
     except sqlite3.Error:
         rows = list(_readable(connection, table))
-        found.broken[table] = 0
+        contents.broken[table] = 0
     for row in rows:
         if is_whole(table, row, seed):
-            found.rows[table][row[0]] = row
+            contents.rows[table][row[0]] = row
         else:
-            found.broken[table] = found.broken.get(table, 0) + 1
+            contents.broken[table] = contents.broken.get(table, 0) + 1
 
 
 def _readable(connection: sqlite3.Connection, table: str) -> Iterator[Row]:
-    """Yield the rows up to the page at which a table cannot be read: the older of two snapshots may be readable."""
+    """Yield the rows before an unreadable page: the older of two snapshots may be among them."""
     key, keys = columns(table)[0], list[Row]()
     with contextlib.suppress(sqlite3.Error):
-        keys.extend(connection.execute(f"SELECT {key} FROM {table} ORDER BY {key}"))  # noqa: S608 - names of our own
+        keys.extend(connection.execute(f"SELECT {key} FROM {table} ORDER BY {key}"))  # noqa: S608 - constant names
     for values in keys:
         with contextlib.suppress(sqlite3.Error):
             yield from connection.execute(select(table, f"WHERE {key} = ?"), values).fetchall()
@@ -204,15 +204,15 @@ def _in_trees(connection: sqlite3.Connection) -> list[str]:
     tables = [text for (text,) in connection.execute("SELECT sql FROM sqlite_schema ORDER BY rootpage")]
     if tables != statements():
         return [_OTHER_TABLES]
-    # `quick_check` leaves out indexes, of which there are none
+    # `quick_check` omits indexes, and a journal has none
     texts = [" ".join(text.split()) for (text,) in connection.execute("PRAGMA quick_check(3)")]
-    return [f"SQLite says: {text}" for text in texts if text != "ok"]
+    return [f"SQLite reports: {text}" for text in texts if text != "ok"]
 
 
 def _read_damaged(files: _Files, expected: Expected) -> Contents:
-    """Return the rows of a damaged journal with what SQLite takes of the log, or without the log if that is newer.
+    """Return the rows of a damaged journal with the readable frames of its log, or without the log if that is newer.
 
-    SQLite may take frames that are older than what was copied from the log into the file, or those of another journal.
+    The readable frames may be older than the pages of the file, or belong to another journal.
     """
     # the first page is the same in all journals, but for the size of the file
     first, num_pages = empty_first_page(), max(-(-len(files.file) // PAGE_SIZE), 1)
@@ -220,23 +220,23 @@ def _read_damaged(files: _Files, expected: Expected) -> Contents:
     mended = first[:18] + mode + first[20:28] + num_pages.to_bytes(4, "big") + first[32:] + files.file[PAGE_SIZE:]
     with_log = _read(files._replace(file=mended), expected.journal)
     alone = _read(_Files(mended), expected.journal)
-    newest = max((with_log, alone), key=lambda found: _rank(found, expected))
+    newest = max((with_log, alone), key=lambda contents: _rank(contents, expected))
     if newest is alone and files.log:
         alone.log_damage = with_log.log_damage or "the write-ahead log is another journal's"
     return newest
 
 
-def _rank(found: Contents, expected: Expected) -> tuple[bool, int, int]:
-    """Return a key by which the newer of two readings of a journal is the greater one."""
-    return not expected.of_identity(found.identity), found.last_pos, max(found.rows["snapshots"], default=0)
+def _rank(contents: Contents, expected: Expected) -> tuple[bool, int, int]:
+    """Return a sort key that is greater for the newer reading of a journal."""
+    return not expected.of_identity(contents.identity), contents.last_pos, max(contents.rows["snapshots"], default=0)
 
 
-def _check_owner(path: Path, file: bytes, found: Contents, expected: Expected, *, has_other_tables: bool) -> None:
+def _check_owner(path: Path, file: bytes, contents: Contents, expected: Expected, *, has_other_tables: bool) -> None:
     """Raise JournalError unless a mark in the header, a row, or a watermark shows that this is a journal."""
     is_marked = _number(file, 68) == APPLICATION_ID
     if has_other_tables and is_marked and _number(file, 60) > VERSION:
         raise JournalError(f"the journal {path} was written by a newer trieye: update trieye to continue this run")
-    if file and not (is_marked or expected.watermark or any(found.rows.values())):
+    if file and not (is_marked or expected.watermark or any(contents.rows.values())):
         raise JournalError(f"{path} is no journal of a run; move it away, or choose another run_name")
 
 
@@ -245,7 +245,7 @@ def _number(file: bytes, offset: int) -> int:
 
 
 def _in_header(files: _Files) -> list[str]:
-    """Compare what is the same in all journals; with wrong bytes 18 and 19 SQLite would ignore the log."""
+    """Compare the constant bytes of the header; with wrong bytes 18 and 19 SQLite would ignore the log."""
     file, intact = files.file, empty_first_page()
     if not file:
         return ["the file is empty or missing"]
@@ -257,21 +257,21 @@ def _in_header(files: _Files) -> list[str]:
     return damage
 
 
-def _in_rows(found: Contents, expected: Expected) -> list[str]:
-    if wrong := expected.of_identity(found.identity):
+def _in_rows(contents: Contents, expected: Expected) -> list[str]:
+    if wrong := expected.of_identity(contents.identity):
         return wrong
-    if damage := [f"{num_rows} rows of {table} are damaged" for table, num_rows in found.broken.items() if num_rows]:
+    if damage := [f"{num_rows} rows of {table} are damaged" for table, num_rows in contents.broken.items() if num_rows]:
         return damage
-    end = max([found.state.last_pos, *found.rows["records"]])
-    missing = missing_positions(found.rows["records"], found.state._replace(last_pos=end))
+    end = max([contents.state.last_pos, *contents.rows["records"]])
+    missing = missing_positions(contents.rows["records"], contents.state._replace(last_pos=end))
     damage = [f"{count(missing)} records are missing"] if missing else []
-    return damage + expected.of_content(found.meta(ATTEMPT), end)
+    return damage + expected.of_content(contents.meta(ATTEMPT), end)
 
 
 def missing_positions(positions: Iterable[int], state: State) -> list[tuple[int, int]]:
     """Return the positions up to the last one of a state that have no record, except known gaps."""
-    held = [(pos, pos + 1) for pos in positions] + [(first, last + 1) for first, last in state.gaps]
-    return uncovered(state.deleted_to + 1, state.last_pos + 1, merged(held))
+    present = [(pos, pos + 1) for pos in positions] + [(first, last + 1) for first, last in state.gaps]
+    return uncovered(state.deleted_to + 1, state.last_pos + 1, merged(present))
 
 
 def count(ranges: Iterable[tuple[int, int]]) -> int:
@@ -287,31 +287,31 @@ def inspect(path: Path, expected: Expected | None = None) -> Contents:
 
     Args:
         path: The file.
-        expected: What is known of it besides its watermark.
+        expected: Expectations besides its watermark.
 
     Raises:
         JournalError: There is none, it is no journal, or it cannot be read, or leads out of the run's directory.
     """
     if not path.exists() and not wal_path(path).exists():
         raise JournalError(f"there is no journal {path}")
-    known = (expected or Expected())._replace(watermark=read_watermark(path))  # before the journal, which grows
+    expected = (expected or Expected())._replace(watermark=read_watermark(path))  # before the journal, which grows
     before: list[str] = []
     for _ in range(_MAX_TRIES):
         stamp = _stamp(path)
-        found = scan(path, known)
+        contents = scan(path, expected)
         if stamp == _stamp(path):
             # damage stays where it is, while a half-written frame or page is complete the next time
-            if not found.damage or found.damage == before:
+            if not contents.damage or contents.damage == before:
                 break
-            before = found.damage
+            before = contents.damage
     else:
-        found.damage = before or ["it was written too fast to be read"]
-    found.segments  # noqa: B018 - raises
-    return found
+        contents.damage = before or ["it was written too fast to be read"]
+    contents.segments  # noqa: B018 - raises
+    return contents
 
 
 def _stamp(path: Path) -> bytes:
-    """Return what changes when a new round of the log begins, or, without a log, with every transaction."""
+    """Return bytes that change with each new round of the log or, without a log, with each transaction."""
     return _bytes(wal_path(path), 32) or _bytes(path, _HEADER_BYTES) + _bytes(rollback_path(path), 512)
 
 
@@ -321,7 +321,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     Raises:
         JournalError: The file is missing or cannot be opened.
     """
-    # SQLite would make files beside one that nobody has open, or fail where it may not
+    # SQLite would create files next to a closed journal, or fail in a read-only directory
     is_at_rest = not (wal_path(path).exists() or rollback_path(path).exists())
     mode = "immutable=1" if is_at_rest else "mode=ro"
     try:

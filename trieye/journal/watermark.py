@@ -1,8 +1,8 @@
-"""Watermark: a small file beside a journal that says which journal belongs there, and how far it reaches at least.
+"""Watermark: a small file next to a journal, with the identity of that journal and a position that it has reached.
 
-SQLite finds nothing wrong with a journal that lacks its newest transactions, or with that of another run. The watermark
-is written after what it says is committed, and never synced: after a kill the journal is level with it or ahead, and a
-journal that ends before it has lost accepted records.
+SQLite accepts a journal that lacks its newest transactions, or belongs to another run. A watermark is written after
+the commit of its values, and never synced: after a kill the journal is level with it or ahead, and a journal that ends
+before it has lost accepted records.
 """
 
 import os
@@ -25,10 +25,10 @@ MAX_RANGES = 1000
 
 
 class Watermark(msgspec.Struct, frozen=True):
-    """What a journal held at a moment.
+    """Contents of a journal at a moment.
 
     Attributes:
-        journal: Identity of the journal, empty for one that has none; None: the watermark is damaged.
+        journal: Identity of the journal, empty if it has none; None: the watermark is damaged.
         pos: Position of the newest record.
         deleted_to: Position of the last record that was deleted, as all before it were.
         cursors: Index and position of each sink.
@@ -70,15 +70,15 @@ def _from_line(line: bytes) -> Watermark | None:
 class WatermarkFile:
     """Writes the watermark of an open journal; safe to use from several threads.
 
-    Each line is appended in one write: replacing the file would wait for the disk, some milliseconds. What a kill or a
-    full disk leaves of a line is ignored, and the line before is as true and says less.
+    Each line is appended in one write: replacing the file would wait for the disk, some milliseconds. A line that a
+    kill or a full disk cut off is ignored; the line before it is still true.
 
     Args:
         path: The journal.
 
     Attributes:
-        lock: A thread of the journal holds it from reading the values of a line to writing that line, so that no line
-            is older than the one before.
+        lock: A thread of the journal holds it from reading the values of a line to writing that line, so that each
+            line is newer than its predecessor.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,10 +108,10 @@ def _append(path: Path, data: bytes) -> int:
 
 
 class Expected(NamedTuple):
-    """What is known of a journal before it is opened.
+    """Expectations of a journal before it is opened.
 
     Attributes:
-        watermark: The watermark beside the journal; None if there is none.
+        watermark: Its watermark; None if there is none.
         run_id: The run whose journal it must be; empty: any, or not known.
         is_begun: Whether run.json or a sink shows that an attempt of the run began in this journal.
     """
@@ -122,8 +122,8 @@ class Expected(NamedTuple):
 
     @classmethod
     def of_attempt(cls, record: RunRecord, tensorboard_dir: Path) -> Self:
-        """Return what is known of the journal of the attempt that begins."""
-        # somebody may have deleted run.json: the new record continues the journal of the run before
+        """Return the expectations at the start of an attempt."""
+        # run.json may have been deleted: the new record continues the journal of the run before
         is_new = record.attempt == 1 and record.mlflow_run_id is None
         return cls(run_id="" if is_new else record.run_id, is_begun=record.has_shown(tensorboard_dir))
 
@@ -133,22 +133,22 @@ class Expected(NamedTuple):
         return None if self.watermark is None else self.watermark.journal
 
     def of_missing(self) -> list[str]:
-        """Return what is wrong if there is no journal."""
+        """Return the error if there is no journal."""
         return ["it is missing"] if self.watermark is not None or self.is_begun else []
 
     def of_identity(self, journal: str) -> list[str]:
-        """Return what is wrong with the identity of a journal."""
+        """Return the error in the identity of a journal."""
         return [] if self.journal in {None, journal} else ["it is not the journal that this run wrote"]
 
     def of_content(self, mark: bytes | None, last_pos: int) -> list[str]:
-        """Return what is wrong with an undamaged journal that has this mark of an attempt and ends there."""
+        """Return the error in an undamaged journal with this mark of an attempt and this end."""
         if mark is None and self.is_begun:
-            return ["it knows of no attempt of this run"]
+            return ["it has no attempt of this run"]
         if mark is not None and self.is_of_another_run(mark):
             return [f"it is the journal of another run ({owner_of(mark)}, and this one is {self.run_id})"]
         reached = 0 if self.watermark is None else self.watermark.pos
         return [f"it ends at position {last_pos}, and had reached {reached}"] if last_pos < reached else []
 
     def is_of_another_run(self, mark: bytes | None) -> bool:
-        """Tell whether a journal with this mark of an attempt was written by another run."""
+        """Return whether another run wrote a journal with this mark of an attempt."""
         return bool(self.run_id and mark is not None and owner_of(mark) not in {"", self.run_id})

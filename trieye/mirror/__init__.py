@@ -1,1 +1,1 @@
-"""A copy of a run in an object store, and the way back."""
+"""Mirrors: copies of runs in object stores, and their restore."""

@@ -1,15 +1,15 @@
-"""What a mirror holds: the names of its objects, and the mark that says what makes up the run.
+"""The layout of a mirror: the keys of its objects, and the marker that lists the files of a state.
 
     <mirror>/<app>/<run>/
       states/<generation>-<owner>/    run.json, configs, a copy of the journal, COMMIT
-      history/<file>-<checksum>       Parquet files, shared by the states that name them
+      history/<file>-<checksum>       Parquet files, shared by the states that list them
       checkpoints/<name>-<checksum>/  files of a checkpoint, MANIFEST.json
       buffers/<name>-<checksum>/      the same for a buffer of the drop-in API
-      parts/<file>                    parts of checkpoints, shared by the checkpoints that name them
+      parts/<file>                    parts of checkpoints, shared by the checkpoints that list them
 
-The upload writes COMMIT and MANIFEST.json last: a state or a checkpoint without it does not count. A state names the
-checkpoints that its journal knows, and a restore takes no others. The upload writes such a state before the
-MANIFEST.json of a checkpoint, so the newest state always has a journal that is at least as new as that checkpoint.
+The upload writes COMMIT and MANIFEST.json last: a state or a checkpoint without it is incomplete and ignored. A state
+lists the checkpoints in its journal, and a restore uses no others. The upload writes such a state before the
+MANIFEST.json of a checkpoint, so the journal of the newest state is always at least as new as the checkpoint.
 """
 
 import json
@@ -38,14 +38,14 @@ _STATE = re.compile(r"states/(\d{12})-[0-9a-f]{8}")
 def _matching(pattern: re.Pattern[str]) -> AfterValidator:
     def check(text: str) -> str:
         if not pattern.fullmatch(text) or ".." in text:
-            raise ValueError(f"{text!r} is no name that this trieye gives")
+            raise ValueError(f"{text!r} is not a valid name in a mirror of this version of trieye")
         return text
 
     return AfterValidator(check)
 
 
 def _only_keys(saved: Any) -> Any:
-    """Return the keys of saved directories; earlier versions of trieye wrote each with its folder and its name."""
+    """Return the keys of saved directories; earlier versions stored each with its folder and its name."""
     return [item["key"] if isinstance(item, dict) else item for item in saved]
 
 
@@ -53,7 +53,7 @@ SaveKeys = Annotated[list[Annotated[str, _matching(_SAVE)]], BeforeValidator(_on
 
 
 class SaveName(NamedTuple):
-    """What the key of a saved directory says of it."""
+    """The components of a saved directory's key."""
 
     folder: str
     name: str
@@ -62,55 +62,55 @@ class SaveName(NamedTuple):
 
     @classmethod
     def of(cls, key: str) -> Self:
-        """Take apart the key of a saved directory."""
+        """Parse the key of a saved directory."""
         folder, _, rest = key.partition("/")
         name, _, crc32 = rest.rpartition("-")
         return cls(folder, name, int(name.rpartition("_")[2]), int(crc32, 16))
 
 
 def save_key(folder: str, name: str, manifest_crc32: int) -> str:
-    """Return the key of a saved directory: its MANIFEST.json has the checksums of all its files."""
+    """Return the key of a saved directory; the checksum of its MANIFEST.json identifies all its files."""
     return f"{folder}/{name}-{manifest_crc32:08x}"
 
 
 def manifest_key(key: str) -> str:
-    """Return the key of what makes a saved directory count."""
+    """Return the key of the MANIFEST.json that marks a saved directory as complete."""
     return f"{key}/{MANIFEST_NAME}"
 
 
 def object_key(key: str, file_name: str) -> str:
-    """Return the key of a file of a saved directory; parts are shared by all saved directories."""
+    """Return the key of a file of a saved directory; all saved directories share parts."""
     shared = file_name.startswith(f"{PARTS_DIRECTORY}/")
     return f"{PARTS}/{Path(file_name).name}" if shared else f"{key}/{file_name}"
 
 
 def history_key(name: str, crc32: int) -> str:
-    """Return the key of a file of the history, which the states that name it share."""
+    """Return the key of a file of the history, which several states share."""
     return f"{name}-{crc32:08x}"
 
 
 def part_keys(manifest: Manifest) -> frozenset[str]:
-    """Return the keys of the parts that a saved directory has."""
+    """Return the keys of the parts of a saved directory."""
     return frozenset(object_key("", name) for name in manifest.files if name.startswith(f"{PARTS_DIRECTORY}/"))
 
 
 class MirroredFile(FileEntry):
-    """Where the bytes of a file are, and how one sees that they are those."""
+    """The key of a file's object, with the size and checksum to verify it."""
 
     key: Annotated[str, _matching(_KEY)]
 
 
 class StateMark(BaseModel):
-    """Marks a state of the run as complete: its identity, its journal, its history.
+    """The marker of a complete state: the run's identity, its journal and its history.
 
     Attributes:
-        generation: Counts the states of the run, over all machines.
-        owner: Token of the directory that the upload copied, `owner` of its `run.json`.
-        run_id: Identity of the run.
+        generation: Sequence number of the state within the run, across all machines.
+        owner: Token of the uploaded directory, `owner` of its `run.json`.
+        run_id: Id of the run.
         attempt: Number of the attempt.
         written: Unix time in seconds.
-        files: What belongs to the state, by the name in the run's directory.
-        saved: Keys of the checkpoints and buffers that the journal knows, the oldest first.
+        files: Files of the state, by their name in the run directory.
+        saved: Keys of the checkpoints and buffers in the journal, the oldest first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -126,49 +126,49 @@ class StateMark(BaseModel):
 
     @property
     def directory(self) -> str:
-        """Where the objects are that belong to this state alone."""
+        """Directory of the objects that only this state uses."""
         return state_directory(self.generation, self.owner)
 
     def to_bytes(self) -> bytes:
-        """Return the mark with a checksum of itself, as `from_bytes` reads it."""
+        """Serialize the marker with its checksum, for `from_bytes`."""
         text = self.model_dump_json()
         return json.dumps({"crc32": zlib.crc32(text.encode()), "mark": text}, indent=0).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read a mark.
+        """Deserialize a marker.
 
         Raises:
-            SerializationError: It is damaged, or a later version of trieye wrote it.
+            SerializationError: The marker is damaged, or a later version of trieye wrote it.
         """
         try:
             return cls.model_validate_json(_unsealed(data))
         except (ValueError, KeyError, TypeError, AttributeError, ValidationError, RecursionError) as error:
-            raise SerializationError(f"a mark of the mirror cannot be read: {error}") from error
+            raise SerializationError(f"a state marker of the mirror cannot be read: {error}") from error
 
 
 def _unsealed(data: bytes) -> str:
-    held = json.loads(data)
-    text = str(held["mark"])
-    if zlib.crc32(text.encode()) != held["crc32"]:
+    sealed = json.loads(data)
+    text = str(sealed["mark"])
+    if zlib.crc32(text.encode()) != sealed["crc32"]:
         raise ValueError("its checksum does not match")
     if (version := json.loads(text).get("format")) != FORMAT_VERSION:
-        raise ValueError(f"it has format {version}, and this trieye reads {FORMAT_VERSION}")
+        raise ValueError(f"it has format {version}, but this trieye reads format {FORMAT_VERSION}")
     return text
 
 
 def state_directory(generation: int, owner: str) -> str:
-    """Return where the objects of a state are."""
+    """Return the directory of a state's objects."""
     return f"{STATES}/{generation:012d}-{owner[:8]}"
 
 
 def states_in(keys: Iterable[str]) -> dict[str, int]:
-    """Return the directories of states among the keys of objects, and the generation of each."""
+    """Return the generation of each state directory among the keys of objects."""
     matches = [_STATE.match(key) for key in keys]
     return {match[0]: int(match[1]) for match in matches if match}
 
 
 def whole_states(index: Mapping[str, int]) -> list[tuple[int, str]]:
-    """Return generation and key of the mark of each complete state of a listing, the newest first."""
-    found = [(generation, f"{place}/{COMMIT}") for place, generation in states_in(index).items()]
-    return sorted((item for item in found if item[1] in index), reverse=True)
+    """Return generation and marker key of each complete state in a listing, the newest first."""
+    markers = [(generation, f"{directory}/{COMMIT}") for directory, generation in states_in(index).items()]
+    return sorted((item for item in markers if item[1] in index), reverse=True)

@@ -1,4 +1,4 @@
-"""The run's side of a mirror: what there is to upload, copies that hold still, and what it knows of its mirror."""
+"""The run directory as the source of a mirror: saved directories, stable copies, and the record of the mirror."""
 
 import contextlib
 import os
@@ -33,13 +33,13 @@ _PREFIX = {CHECKPOINTS: CHECKPOINT_PREFIX, BUFFERS: BUFFER_PREFIX}
 
 
 class MirrorRecord(BaseModel):
-    """State of the mirror that the directory of a run records, because no listing of the mirror shows it.
+    """Mirror state that the run directory records, because a listing of the mirror does not show it.
 
     Attributes:
-        generation: The newest state of the mirror that this directory wrote, or began with.
-        elsewhere: What the mirror has of the run and this directory never had, the oldest first.
-        note: Words about a restore that the mirror logs when the run opens.
-        restoring: A restore began here, and is not complete.
+        generation: The newest state that this directory uploaded or was restored from.
+        elsewhere: Keys of saved directories that exist in the mirror, but never in this directory, the oldest first.
+        note: Text about a restore, logged when the run opens.
+        restoring: Whether a restore into this directory has started, but not completed.
     """
 
     model_config = ConfigDict(extra="allow", validate_assignment=True)
@@ -56,10 +56,10 @@ class LocalSave:
 
     Attributes:
         path: Its directory.
-        folder: Which of the two it is.
+        folder: `checkpoints` or `buffers`.
         key: Its key in the mirror.
-        manifest: What is in it.
-        parts: Keys of those of its files that it shares with others.
+        manifest: Its manifest without metadata.
+        parts: Keys of the files that it shares with others.
     """
 
     path: Path
@@ -70,14 +70,14 @@ class LocalSave:
 
 
 class LocalRun:
-    """Reads the directory of a run for its mirror; what it writes is in `<run>/mirror/`.
+    """Reads the directory of a run for its mirror; it writes only to `<run>/mirror/`.
 
     Args:
         paths: File names of the run.
 
     Attributes:
-        folders: Where saved directories lie, by their folder in the mirror.
-        files: What a state of the mirror has besides the history, by its name there.
+        folders: Parent directory of saved directories, by their folder in the mirror.
+        files: Path of each file of a mirror state except the history, by its name in the mirror.
     """
 
     def __init__(self, paths: RunFiles) -> None:
@@ -88,38 +88,39 @@ class LocalRun:
             COMPOSED_CONFIG: paths.composed_config_path,
             CONFIG: paths.config_path,
             JOURNAL: paths.journal_path,
-            RUN_RECORD: paths.run_record_path,  # the last one: it makes a directory that of a run
+            RUN_RECORD: paths.run_record_path,  # last: it turns a directory into a run directory
         }
         self._record_path = self.directory / "known.json"
-        self._seen: dict[tuple[str, int, int], LocalSave] = {}
+        self._cache: dict[tuple[str, int, int], LocalSave] = {}
 
     def record(self) -> MirrorRecord:
         """Return the record of the directory; an empty one if the directory never had a mirror.
 
         Raises:
-            SerializationError: It cannot be read; nobody knows then whether the mirror has this run or a later one.
+            SerializationError: The record is unreadable, so that the mirror may have a later state of the run.
         """
         try:
             return MirrorRecord.model_validate_json(self._record_path.read_bytes())
         except FileNotFoundError:
             return MirrorRecord()
         except (OSError, ValidationError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not a whole record"
+            reason = error.strerror if isinstance(error, OSError) else "it is not a complete record"
             raise SerializationError(
-                f"{self._record_path}, which says what this directory has mirrored, cannot be read: {reason}; restore "
-                "it from a backup, or delete it and give another persistence.mirror, which then gets all of the run"
+                f"{self._record_path}, the record of what this directory has mirrored, cannot be read: {reason}; "
+                "restore it from a backup, or delete it and set another persistence.mirror, which then gets the "
+                "whole run"
             ) from error
 
-    def keep(self, record: MirrorRecord) -> None:
-        """Write down what is known of the mirror."""
+    def store_record(self, record: MirrorRecord) -> None:
+        """Write the record of the mirror atomically."""
         self.directory.mkdir(parents=True, exist_ok=True)
         write_atomic(self._record_path, record.model_dump_json(indent=1).encode())
 
     def is_lost(self) -> bool:
-        """Tell whether there is nothing of the run here, or only what a restore that was killed has brought.
+        """Return whether the directory contains nothing of the run, or only files of an interrupted restore.
 
         Raises:
-            SerializationError: What is known of the mirror cannot be read.
+            SerializationError: The record of the mirror cannot be read.
         """
         if self.record().restoring:
             return True
@@ -130,22 +131,22 @@ class LocalRun:
         return not any(path.exists() for path in files) and not any(any(folder.glob("*")) for folder in folders)
 
     def saves(self) -> list[LocalSave]:
-        """Return what is saved, the oldest first; a directory without a readable manifest is left out."""
-        seen = {}
+        """Return the checkpoints and buffers, the oldest first, without those with unreadable manifests."""
+        saves = {}
         for folder, directory in self.folders.items():
             for entry in _entries(directory, _PREFIX[folder]):
                 try:
-                    about = entry.stat(follow_symlinks=False)
-                    mark = (entry.path, about.st_ino, about.st_mtime_ns)  # there may be thousands of directories
-                    seen[mark] = self._seen.get(mark) or _read(folder, Path(entry.path))
+                    stat = entry.stat(follow_symlinks=False)
+                    key = (entry.path, stat.st_ino, stat.st_mtime_ns)  # there may be thousands of directories
+                    saves[key] = self._cache.get(key) or _read(folder, Path(entry.path))
                 except (OSError, SerializationError):  # being deleted, or damaged
                     continue
-        self._seen = seen
-        return sorted(seen.values(), key=lambda save: (save.manifest.sequence, save.manifest.created, save.path.name))
+        self._cache = saves
+        return sorted(saves.values(), key=lambda save: (save.manifest.sequence, save.manifest.created, save.path.name))
 
     @contextlib.contextmanager
     def outgoing(self) -> Iterator[Path]:
-        """Give a directory for copies, on the file system of the run; it vanishes at the end."""
+        """Yield a temporary directory for copies on the run's file system, and delete it afterwards."""
         directory = self.directory / f"outgoing-{os.getpid()}-{secrets.token_hex(4)}"
         directory.mkdir(parents=True)
         try:
@@ -154,29 +155,29 @@ class LocalRun:
             remove(directory)
 
     def clean_up(self) -> None:
-        """Delete what processes that were killed left behind; nobody else may be uploading."""
+        """Delete leftovers of crashed processes; no other process may be uploading."""
         for leftover in self.directory.glob("outgoing-*"):
             remove(leftover)
 
-    def hold(self, save: LocalSave, directory: Path) -> bool:
-        """Link the files of a saved directory into another directory, so that retention may delete the first one.
+    def link_files(self, save: LocalSave, directory: Path) -> bool:
+        """Link the files of a saved directory into another directory, which survives deletion of the former.
 
         Returns:
-            Whether all of it was there; somebody may have deleted it, a file of it, or saved another one in its place.
+            True if all files existed; False if the saved directory was deleted, damaged or replaced.
         """
         names = [*save.manifest.files, MANIFEST_NAME]
-        if not all(link_if_there(save.path / name, directory / name) for name in names):
+        if not all(link_if_exists(save.path / name, directory / name) for name in names):
             return False
         return save_key(save.folder, save.path.name, _crc32(directory)) == save.key
 
     def copy_journal(self, target: Path) -> list[str]:
-        """Copy the journal as it is at one moment, and return which files of the history it knows.
+        """Copy a consistent snapshot of the journal, and return the names of its history files.
 
-        The hub, which writes the journal, is not held up. The copy goes through SQLite: if this process opened and
-        closed the file itself, the hub would lose its locks.
+        The copy does not block the hub, which writes the journal. It uses SQLite: if this process opened and closed
+        the file directly, the hub would lose its locks.
 
         Raises:
-            JournalError: It cannot be read now.
+            JournalError: The journal is temporarily unreadable.
         """
         with (
             contextlib.closing(connect_read_only(self.paths.journal_path)) as source,
@@ -185,14 +186,14 @@ class LocalRun:
             try:
                 copy.execute("PRAGMA synchronous = OFF")  # the upload deletes the copy
                 source.backup(copy)
-                copy.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the journal has beside it
+                copy.execute("PRAGMA journal_mode = DELETE")  # one file without -wal and -shm
                 return [checked_name(name) for (name,) in copy.execute("SELECT name FROM segments ORDER BY first")]
             except sqlite3.Error as error:
                 raise JournalError(f"the journal {self.paths.journal_path} cannot be copied: {error}") from error
 
 
-def link_if_there(source: Path, target: Path) -> bool:
-    """Link a file to a new name, and tell whether there was such a file."""
+def link_if_exists(source: Path, target: Path) -> bool:
+    """Link a file to a new name, and return whether the file existed."""
     target.unlink(missing_ok=True)
     try:
         link_or_copy(source, target)
@@ -207,7 +208,9 @@ def _crc32(directory: Path) -> int:
 
 def _read(folder: str, path: Path) -> LocalSave:
     key = save_key(folder, path.name, _crc32(path))
-    manifest = read_manifest(path).model_copy(update={"metadata": {}})  # the state of the hub, which may be large
+    manifest = read_manifest(path).model_copy(
+        update={"metadata": {}}
+    )  # older versions stored the large hub state in it
     return LocalSave(path, folder, key, manifest, part_keys(manifest))
 
 

@@ -1,4 +1,4 @@
-"""Mirror: a thread that keeps a copy of a run in an object store, and never holds anybody up."""
+"""Mirror: a thread that uploads a run to an object store without blocking the run."""
 
 import logging
 import threading
@@ -22,23 +22,23 @@ logger = logging.getLogger(__name__)
 FIRST_DELAY_S = 1.0
 LONGEST_DELAY_S = 60.0
 SPREAD = 0.25
-"""Keeps many runs from coming back to a store all at once."""
+"""Jitter: many runs must not retry a recovered store simultaneously."""
 
 
 class _StoppedError(Exception):
-    """The run is being closed: a download ends at once, an upload when nobody waits any longer."""
+    """The run is closing: a download stops immediately, an upload when `close` has timed out."""
 
 
 @dataclass(frozen=True)
 class MirrorHealth:
-    """Whether a mirror works, and how much of the run it has.
+    """Health and progress of a mirror.
 
     Attributes:
-        url: Where it is.
-        error: Why the last pass of the thread failed, or None.
-        pending: Checkpoints and buffers that the mirror has not got.
-        committed: Name of the newest checkpoint that is complete there, or None.
-        mirrored_at: Unix time in seconds of the newest journal that is complete there, or None.
+        url: URL of the mirror.
+        error: Error of the latest upload, or None.
+        pending: Number of checkpoints and buffers that are not yet uploaded.
+        committed: Name of the newest complete checkpoint in the mirror, or None.
+        mirrored_at: Unix time in seconds of the newest complete journal in the mirror, or None.
         sent_bytes: Bytes that this attempt uploaded.
     """
 
@@ -51,18 +51,18 @@ class MirrorHealth:
 
 
 class Mirror:
-    """Uploads checkpoints as they are finished, and the journal with the history every so often, on a daemon thread.
+    """Uploads completed checkpoints, and periodically the journal and the history, on a daemon thread.
 
     Args:
-        url: Where to; `check_mirror_url` allows it.
-        paths: File names of the run, which this process alone writes.
-        every_s: Seconds between two copies of the journal.
-        fetches_rest: Bring here what a restore has left in the mirror; otherwise it stays there.
-        first_delay_s: Seconds of the first pause after a failure.
+        url: URL of the mirror, accepted by `check_mirror_url`.
+        paths: File names of the run, which only this process writes.
+        every_s: Seconds between two uploads of the journal.
+        fetches_rest: Download older checkpoints that a restore has left in the mirror.
+        first_delay_s: Seconds between the first failure and the first retry.
 
     Raises:
         ConfigurationError: The package for the store is missing.
-        SerializationError: What the run's directory knows of the mirror cannot be read.
+        SerializationError: The run's record of the mirror cannot be read.
     """
 
     def __init__(
@@ -79,53 +79,53 @@ class Mirror:
         self._every_s = self._pause_s = every_s
         self._fetches_rest = fetches_rest
         self._backoff = Backoff(first_delay_s, LONGEST_DELAY_S, spread=SPREAD)
-        # guards `_is_woken` and `_closing`, and wakes the thread; taken with no other lock held; `_is_abandoned` goes
-        # from False to True once, and needs no lock
+        # guards `_is_woken` and `_closing`, and wakes the thread; acquired without other locks; `_is_abandoned` changes
+        # once from False to True, and needs no lock
         self._changed = threading.Condition()
         self._is_woken = True
         self._closing = self._is_abandoned = False
-        self._health = MirrorHealth(url)  # the thread replaces it as a whole
+        self._health = MirrorHealth(url)  # the thread replaces it atomically
         self._local.clean_up()
-        self._say_what_was_restored()
+        self._report_restore()
         self._upload = MirrorUpload(self._store, self._local, self._check)
         self._thread = threading.Thread(target=self._main, name="trieye-mirror", daemon=True)
         self._thread.start()
 
     @classmethod
     def of(cls, config: "PersistenceConfig", paths: RunFiles) -> Self | None:
-        """Return the mirror that a config asks for, None if it asks for none."""
+        """Create the configured mirror; None without one."""
         if config.mirror is None:
             return None
-        # with all checkpoints kept there may be more of them than fit on this disk
+        # if all checkpoints are retained, there may be more of them than fit on this disk
         return cls(config.mirror, paths, every_s=config.mirror_every_s, fetches_rest=config.keep_last > 0)
 
-    def _say_what_was_restored(self) -> None:
+    def _report_restore(self) -> None:
         record = self._local.record()
         if record.note is not None:
             logger.info("%s", record.note)
             record.note = None
-            self._local.keep(record)
+            self._local.store_record(record)
 
-    # what others see and ask for
+    # called by other threads
 
     def health(self) -> dict[str, Any]:
         """Return the fields of `MirrorHealth` as plain data."""
         return asdict(self._health)
 
     def wake(self) -> None:
-        """Let the thread look for new checkpoints now; returns at once."""
+        """Make the thread check for new checkpoints; returns immediately."""
         with self._changed:
             self._is_woken = True
             self._changed.notify_all()
 
     def close(self, timeout_s: float, *, patient: bool = False) -> bool:
-        """Let the thread upload the rest within a time, and tell whether the mirror then has the whole run.
+        """Upload the remaining files, and return whether the mirror has the whole run.
 
-        After a failure the thread tries once more.
+        After a failure the thread retries once.
 
         Args:
-            timeout_s: Seconds to wait at most.
-            patient: Only count those seconds in which nothing goes on.
+            timeout_s: Maximum seconds to wait.
+            patient: Apply the timeout to time without any activity instead of total time.
         """
         with self._changed:
             self._closing = True
@@ -133,17 +133,17 @@ class Mirror:
         if patient:
             wait_while_moving(self._has_ended, lambda: (self._upload.sent_bytes, moved_bytes()), timeout_s)
         has_ended = self._has_ended(0 if patient else timeout_s)
-        self._is_abandoned = not has_ended  # the thread ends with the object that it puts now, or with the process
+        self._is_abandoned = not has_ended  # the thread ends after its current object, or with the process
         health = self._health
         is_complete = has_ended and health.error is None and not health.pending
         if not is_complete:
-            late = f"it did not go on for {timeout_s:g} s" if patient else f"{timeout_s:g} s were not enough"
+            timeout = f"no progress for {timeout_s:g} s" if patient else f"timeout of {timeout_s:g} s"
             logger.warning(
-                "the mirror %s did not get the end of run %r (%s): the newest complete checkpoint there is %s; what is "
-                "left is uploaded when the run is started again",
+                "the mirror %s did not receive the end of run %r (%s): its newest complete checkpoint is %s; the rest "
+                "is uploaded when the run is restarted",
                 health.url,
                 self._local.paths.run_base_dir.name,
-                health.error or late,
+                health.error or timeout,
                 health.committed or "none",
             )
         return is_complete
@@ -155,32 +155,32 @@ class Mirror:
     # the thread
 
     def _main(self) -> None:
-        goes_on = True
-        while goes_on:
+        is_running = True
+        while is_running:
             is_last = self._wait()
-            goes_on = not self._is_abandoned and self._pass() and not is_last
+            is_running = not self._is_abandoned and self._synchronize() and not is_last
 
     def _wait(self) -> bool:
-        """Wait until there is something to upload, or the pause is over; tell whether the run is being closed."""
+        """Wait for new files or the end of the delay; return whether the run is closing."""
         failures = self._backoff.failures
         with self._changed:
-            # a save does not end the pause after a failure, the end of the run does
+            # after a failure, the end of the run interrupts the delay, but a save does not
             self._changed.wait_for(lambda: self._closing or (self._is_woken and not failures), self._pause_s)
             self._is_woken = False
             return self._closing
 
-    def _pass(self) -> bool:
-        """Upload what is new; tell whether the thread goes on."""
+    def _synchronize(self) -> bool:
+        """Upload new files; return whether the thread continues."""
         try:
-            self._bring()
+            self._transfer()
         except _StoppedError:
             return not self._is_abandoned
         except (ConfigurationError, RunLockedError) as error:
             logger.error("%s", error)  # noqa: TRY400 - a sentence for the user
             self._note(error=str(error))
             return False
-        except Exception as error:  # noqa: BLE001 - nobody waits here: reported, retried, visible in the health
-            self._failed(error)
+        except Exception as error:  # noqa: BLE001 - a border to object stores: reported, retried, visible in the health
+            self._fail(error)
             return True
         if self._backoff.failures:
             logger.warning("the mirror %s works again", self._health.url)
@@ -188,21 +188,21 @@ class Mirror:
         self._pause_s = self._every_s
         return True
 
-    def _bring(self) -> None:
+    def _transfer(self) -> None:
         self._upload.connect()
         while pending := self._upload.pending():
             self._note(pending=len(pending))
-            self._upload.bring(pending[0])
+            self._upload.upload_save(pending[0])
             self._upload.clean()
-        self._upload.bring_state()
+        self._upload.upload_state()
         self._upload.clean()
         self._note(error=None, pending=0)
         while self._fetches_rest and (elsewhere := self._upload.elsewhere):
             self._fetch(elsewhere[-1])
 
-    def _failed(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         if not self._backoff.failures:
-            logger.warning("%s; the run goes on, and it is tried again", error)
+            logger.warning("%s; the run continues, and the upload is retried", error)
         self._pause_s = self._backoff.failed()
         pending = len(self._upload.pending())
         self._upload.disconnect()
@@ -215,7 +215,7 @@ class Mirror:
             if not (self._local.folders[saved.folder] / saved.name).exists():
                 fetch_save(self._store, key, self._local, check=self._check_open)
         except (SerializationError, FileNotFoundError) as error:
-            logger.warning("%s of the mirror %s is left there: %s", saved.name, self._health.url, error)
+            logger.warning("%s cannot be downloaded from the mirror %s: %s", saved.name, self._health.url, error)
             self._fetches_rest = False
         else:
             self._upload.note_fetched(key)

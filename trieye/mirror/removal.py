@@ -1,4 +1,4 @@
-"""Find the objects of a mirror that belong to one directory, and delete them."""
+"""Finds and deletes the objects of a mirror that belong to one run directory."""
 
 from collections.abc import Mapping
 
@@ -8,19 +8,19 @@ from trieye.mirror.store import MirrorStore
 
 
 def owned_objects(store: MirrorStore, *, run_id: str, owner: str) -> dict[str, int] | None:
-    """Return keys and sizes of all objects, {} if there are none; None if the mirror names another owner or none.
+    """Return keys and sizes of all objects, {} if there are none; None if the mirror has another owner or none.
 
     Args:
-        store: The mirror, below it the run.
-        run_id: Identity of the run.
-        owner: Token of the directory, which the newest complete state has to name.
+        store: The store of the run's mirror.
+        run_id: Id of the run.
+        owner: Token of the directory, which the newest complete state must contain.
 
     Raises:
         ConnectionError: The mirror does not answer.
     """
     try:
         index = store.list()
-    except FileNotFoundError:  # there is no such bucket any more
+    except FileNotFoundError:  # the bucket was deleted
         return {}
     if not index:
         return {}
@@ -34,7 +34,7 @@ def owned_objects(store: MirrorStore, *, run_id: str, owner: str) -> dict[str, i
 
 
 def delete_objects(store: MirrorStore, keys: Mapping[str, int]) -> None:
-    """Delete objects; the marks that make a state complete go first, so that nobody restores half a run.
+    """Delete objects, the markers of complete states first, so that a partially deleted run is never restored.
 
     Raises:
         ConnectionError: The mirror does not answer.

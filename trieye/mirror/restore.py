@@ -1,4 +1,4 @@
-"""Bring a run back from its mirror to a machine that has nothing of it."""
+"""Restores a run, or damaged files of its history, from its mirror."""
 
 import logging
 import os
@@ -23,21 +23,21 @@ logger = logging.getLogger(__name__)
 
 
 def restore_run(paths: RunFiles, url: str | None) -> str | None:
-    """Bring back a run of which this machine has nothing, if its mirror has it; the caller holds the lock of the run.
+    """Restore a run that is missing on this machine from its mirror; the caller holds the lock of the run.
 
-    A kill at any moment leaves a directory that is restored again, or one that is complete.
+    A crash at any point leaves a complete directory, or one that is restored again.
 
     Args:
         paths: File names of the run.
-        url: The mirror; None: there is none.
+        url: URL of the mirror, or None.
 
     Returns:
-        What was restored, in words; None if nothing was.
+        A description of the restored state; None if nothing was restored.
 
     Raises:
-        ConfigurationError: The mirror cannot be used or reached, so that nobody knows whether it has the run.
-        CheckpointError: It has the run, and nothing of it is whole.
-        SerializationError: What this directory knows of the mirror cannot be read.
+        ConfigurationError: The mirror cannot be used or reached, so that it may or may not have the run.
+        CheckpointError: The mirror has the run, but no intact state of it.
+        SerializationError: The directory's record of the mirror cannot be read.
     """
     if url is None:
         return None
@@ -50,20 +50,20 @@ def restore_run(paths: RunFiles, url: str | None) -> str | None:
         return _Restore(store, local).run()
     except OSError as error:
         raise ConfigurationError(
-            f"persistence.mirror={url}: this machine has nothing of run {paths.run_base_dir.name!r}, and what the "
-            f"mirror has of it cannot be brought here: {error}; try again, or begin afresh with persistence.mirror=null"
+            f"persistence.mirror={url}: run {paths.run_base_dir.name!r} is missing on this machine and cannot be "
+            f"restored from the mirror: {error}; try again, or start from scratch with persistence.mirror=null"
         ) from error
 
 
 def refill_history(paths: RunFiles, url: str, segments: Sequence[Segment]) -> None:
-    """Bring files of the history that are missing or damaged back from the mirror, as far as it has them.
+    """Restore missing or damaged files of the history, if the mirror has them.
 
-    What cannot be brought stays as it is: whoever reads the history says what is lost.
+    Files that cannot be restored stay unchanged; readers of the history report the loss.
 
     Args:
         paths: File names of the run; the caller holds its lock.
-        url: The mirror.
-        segments: The files that the journal knows.
+        url: URL of the mirror.
+        segments: The files that are registered in the journal.
 
     Raises:
         ConfigurationError: The package for the mirror is missing.
@@ -74,20 +74,20 @@ def refill_history(paths: RunFiles, url: str, segments: Sequence[Segment]) -> No
         try:
             verify_file(target, entry)
         except CheckpointError as damage:
-            what = f"{segment.name}, items {segment.first} to {segment.end - 1} of the history"
+            subject = f"{segment.name}, items {segment.first} to {segment.end - 1} of the history"
             try:
                 with local.outgoing() as directory:
                     _get(store, history_key(f"{HISTORY}/{segment.name}", segment.crc), directory / segment.name, entry)
                     target.parent.mkdir(exist_ok=True)
                     (directory / segment.name).replace(target)
             except (SerializationError, OSError) as error:
-                logger.warning("%s: %s; the mirror %s does not bring it back: %s", what, damage, url, error)
+                logger.warning("%s: %s; it cannot be restored from the mirror %s: %s", subject, damage, url, error)
             else:
-                logger.warning("%s: %s; it is restored from the mirror %s", what, damage, url)
+                logger.warning("%s: %s; it is restored from the mirror %s", subject, damage, url)
 
 
 class _Restore:
-    """Brings the newest whole state of a mirror, and its newest whole checkpoint, into the directory of a run."""
+    """Downloads the newest intact state of a mirror, and its newest intact checkpoint, to the run directory."""
 
     def __init__(self, store: MirrorStore, local: LocalRun) -> None:
         self._store, self._local = store, local
@@ -97,65 +97,65 @@ class _Restore:
         states = whole_states(self._index)
         if not states:
             return None
-        self._local.keep(MirrorRecord(restoring=True))
+        self._local.store_record(MirrorRecord(restoring=True))
         problems = []
         for generation, key in states:
             try:
-                return self._bring(StateMark.from_bytes(self._store.read(key)), states[0][0])
+                return self._fetch_state(StateMark.from_bytes(self._store.read(key)), states[0][0])
             except (SerializationError, FileNotFoundError) as error:
                 problems.append(f"state {generation}: {error}")
                 logger.warning("state %d of the mirror %s is not used: %s", generation, self._store.url, error)
         raise CheckpointError(
-            f"the mirror {self._store.url} has the run {self._local.paths.run_base_dir.name!r}, and nothing of it is "
-            f"whole ({'; '.join(problems)}); to begin afresh, choose another run_name or persistence.mirror"
+            f"the mirror {self._store.url} has the run {self._local.paths.run_base_dir.name!r}, but no intact state of "
+            f"it ({'; '.join(problems)}); to start from scratch, choose another run_name or persistence.mirror"
         )
 
-    def _bring(self, state: StateMark, newest: int) -> str:
+    def _fetch_state(self, state: StateMark, newest: int) -> str:
         with self._local.outgoing() as directory:
             for name, file in state.files.items():
                 _get(self._store, file.key, directory / name, file)
             if (run := RunRecord.read(directory / RUN_RECORD)) is None or run.run_id != state.run_id:
-                raise CheckpointError("its run.json is not that of the run")
+                raise CheckpointError("its run.json belongs to another run")
             run.owner = None  # the next attempt here becomes the owner; a restore for reading does not
             run.save(directory / RUN_RECORD)
-            checkpoint, elsewhere = self._bring_saves(state)
+            checkpoint, elsewhere = self._fetch_saves(state)
             self._move_history(directory / HISTORY)
-            words = self._words(state, checkpoint, newest)
-            record = MirrorRecord(generation=newest, elsewhere=elsewhere, note=words, restoring=True)
-            self._local.keep(record)
+            description = self._description(state, checkpoint, newest)
+            record = MirrorRecord(generation=newest, elsewhere=elsewhere, note=description, restoring=True)
+            self._local.store_record(record)
             for name, target in self._local.files.items():
                 if name in state.files:
                     (directory / name).replace(target)
             fsync_directory(self._local.paths.run_base_dir)
         record.restoring = False
-        self._local.keep(record)
-        return words
+        self._local.store_record(record)
+        return description
 
     def _move_history(self, source: Path) -> None:
         target = self._local.paths.history_dir
-        remove(target)  # of a restore that was killed
+        remove(target)  # left by an interrupted restore
         if source.is_dir():
             source.replace(target)
 
-    def _bring_saves(self, state: StateMark) -> tuple[str | None, list[str]]:
-        """Bring the newest checkpoint that is whole, and the newest buffer that is not newer than the checkpoint.
+    def _fetch_saves(self, state: StateMark) -> tuple[str | None, list[str]]:
+        """Download the newest intact checkpoint, and the newest buffer that is not newer than the checkpoint.
 
         Returns:
-            Key of the checkpoint, and the keys of what is older and stays in the mirror.
+            Key of the checkpoint, and the keys of older saves, which stay in the mirror.
         """
-        whole = [key for key in state.saved if manifest_key(key) in self._index]
-        checkpoints = [key for key in whole if SaveName.of(key).folder == CHECKPOINTS]
-        if (checkpoint := self._bring_newest(checkpoints)) is None:
+        complete = [key for key in state.saved if manifest_key(key) in self._index]
+        checkpoints = [key for key in complete if SaveName.of(key).folder == CHECKPOINTS]
+        if (checkpoint := self._fetch_newest(checkpoints)) is None:
             if checkpoints:
-                raise CheckpointError(f"none of its {len(checkpoints)} checkpoint(s) is whole")
+                raise CheckpointError(f"none of its {len(checkpoints)} checkpoint(s) is intact")
             return None, []
         step = SaveName.of(checkpoint).step
-        buffers = [key for key in whole if SaveName.of(key).folder == BUFFERS and SaveName.of(key).step <= step]
-        buffer = self._bring_newest(buffers)
+        buffers = [key for key in complete if SaveName.of(key).folder == BUFFERS and SaveName.of(key).step <= step]
+        buffer = self._fetch_newest(buffers)
         older = [] if buffer is None else buffers[: buffers.index(buffer)]
         return checkpoint, checkpoints[: checkpoints.index(checkpoint)] + older
 
-    def _bring_newest(self, keys: list[str]) -> str | None:
+    def _fetch_newest(self, keys: list[str]) -> str | None:
         for key in reversed(keys):
             try:
                 fetch_save(self._store, key, self._local)
@@ -165,29 +165,29 @@ class _Restore:
                 return key
         return None
 
-    def _words(self, state: StateMark, checkpoint: str | None, newest: int) -> str:
-        what = SaveName.of(checkpoint).name if checkpoint else "no checkpoint yet"
+    def _description(self, state: StateMark, checkpoint: str | None, newest: int) -> str:
+        name = SaveName.of(checkpoint).name if checkpoint else "no checkpoint yet"
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.written))
         older = "" if state.generation == newest else "; newer ones are damaged"
         return (
-            f"run {self._local.paths.run_base_dir.name!r} is restored from the mirror {self._store.url}: {what}, "
+            f"run {self._local.paths.run_base_dir.name!r} is restored from the mirror {self._store.url}: {name}, "
             f"metrics up to {when} (attempt {state.attempt}){older}"
         )
 
 
 def fetch_save(store: MirrorStore, key: str, local: LocalRun, *, check: Callable[[], None] = lambda: None) -> None:
-    """Bring a saved directory of a mirror to its place in the run, whole or not at all; it replaces what is there.
+    """Download a saved directory of a mirror to the run atomically, replacing an existing one.
 
     Args:
         store: The mirror.
         key: Key of the saved directory.
         local: The run.
-        check: Called before each file; raises to end the download.
+        check: Called before each file; raises to abort the download.
 
     Raises:
-        CheckpointError: It is damaged, otherwise than in a part of a replay, which is left out.
-        FileNotFoundError: A file of it is missing.
-        ConnectionError: The mirror cannot be read now.
+        CheckpointError: A file is damaged; damaged or missing parts of a replay are skipped instead.
+        FileNotFoundError: A file is missing.
+        ConnectionError: The mirror is temporarily unreadable.
     """
     saved = SaveName.of(key)
     with new_directory(local.folders[saved.folder] / saved.name) as scratch:
@@ -199,16 +199,18 @@ def fetch_save(store: MirrorStore, key: str, local: LocalRun, *, check: Callable
                 if not name.startswith(f"{PARTS_DIRECTORY}/"):
                     raise
                 remove(scratch / name)
-                logger.warning("%s of the mirror %s: %s; all but what is in it is restored", name, store.url, error)
+                logger.warning(
+                    "%s of the mirror %s: %s; everything except its rows is restored", name, store.url, error
+                )
 
 
 def fetch_manifest(store: MirrorStore, key: str, directory: Path) -> Manifest:
-    """Bring the MANIFEST.json of a saved directory to another directory, and return it.
+    """Download the MANIFEST.json of a saved directory to a directory, and return the manifest.
 
     Raises:
-        CheckpointError: It is damaged.
-        FileNotFoundError: It is missing.
-        ConnectionError: The mirror cannot be read now.
+        CheckpointError: The manifest is damaged.
+        FileNotFoundError: The manifest is missing.
+        ConnectionError: The mirror is temporarily unreadable.
     """
     path = directory / MANIFEST_NAME
     _get(store, manifest_key(key), path)

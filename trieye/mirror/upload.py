@@ -1,4 +1,4 @@
-"""MirrorUpload: brings what is new in a run to its mirror, in an order that a kill cannot harm."""
+"""MirrorUpload: uploads new files of a run to its mirror, in a crash-safe order."""
 
 import logging
 import shutil
@@ -25,31 +25,31 @@ from trieye.mirror.layout import (
     states_in,
     whole_states,
 )
-from trieye.mirror.local import LocalRun, LocalSave, link_if_there
+from trieye.mirror.local import LocalRun, LocalSave, link_if_exists
 from trieye.mirror.restore import fetch_manifest
 from trieye.mirror.store import MirrorStore
 
 logger = logging.getLogger(__name__)
 
 UNOWNED = "0" * 32
-"""Owner of a state that was uploaded from a directory whose `run.json` records none."""
+"""Owner of states from a directory without an owner in its `run.json`."""
 
 KEPT_STATES = 2
-"""Complete states that stay: a damaged one must not be the only one."""
+"""Number of complete states to retain: if one is damaged, the other remains."""
 
 
 class MirrorUpload:
-    """Uploads a run; belongs to one thread. All calls raise what those of `MirrorStore` do.
+    """Uploads a run; not thread-safe. All methods raise the exceptions of `MirrorStore`.
 
     Args:
-        store: The mirror, below it the run.
+        store: The store of the run's mirror.
         local: The run on the disk.
-        check: Called before each object; raises to end an upload.
+        check: Called before each object; raises to abort an upload.
 
     Attributes:
-        committed: Name of the newest checkpoint that is complete in the mirror.
-        mirrored_at: Unix time in seconds of the newest state that is complete there.
-        sent_bytes: Bytes that were uploaded.
+        committed: Name of the newest complete checkpoint in the mirror.
+        mirrored_at: Unix time in seconds of the newest complete state in the mirror.
+        sent_bytes: Number of uploaded bytes.
     """
 
     def __init__(self, store: MirrorStore, local: LocalRun, check: Callable[[], None]) -> None:
@@ -68,31 +68,31 @@ class MirrorUpload:
         self.mirrored_at: float | None = None
         self.sent_bytes = 0
 
-    # who may write
+    # ownership
 
     def connect(self) -> None:
-        """List the mirror, at the first call and after `disconnect`; the upload keeps the list true from then on.
+        """List the mirror, at the first call and after `disconnect`; later uploads update the list.
 
         Raises:
-            ConfigurationError: It holds another run.
-            RunLockedError: The run went on somewhere else since this directory was mirrored.
+            ConfigurationError: The mirror contains another run.
+            RunLockedError: The run was continued in another directory since the last upload from here.
         """
         if self._is_connected:
             return
         try:
             self._index = self._store.list()
         except FileNotFoundError as error:
-            raise ConnectionError(f"the mirror {self._store.url} is not there: {error}") from error
+            raise ConnectionError(f"the mirror {self._store.url} does not exist: {error}") from error
         self._states = self._read_states(self._index)
         self._newest, self.committed = None, None
         self._is_connected = True
 
     def disconnect(self) -> None:
-        """List the mirror again the next time: after a failure it may hold anything."""
+        """Invalidate the list: after a failure the content of the mirror is unknown."""
         self._is_connected = False
 
     def _read_states(self, index: Mapping[str, int], *, after: int = 0) -> list[StateMark]:
-        """Return the newest states, and make sure that nobody else has another run here, or went on with this run."""
+        """Return the newest states, after a check that they belong to this run and this directory."""
         run = RunRecord.read(self._local.paths.run_record_path)
         states = []
         for generation, key in whole_states(index)[:KEPT_STATES]:
@@ -110,21 +110,21 @@ class MirrorUpload:
         name, url = self._local.paths.run_base_dir.name, self._store.url
         if run is None or state.run_id != run.run_id:
             raise ConfigurationError(
-                f"the mirror {url} holds another run of the name {name!r} ({state.run_id}), so this one is not "
+                f"the mirror {url} has another run with the name {name!r} ({state.run_id}), so this run is not "
                 "mirrored; choose another run_name or persistence.mirror"
             )
         if state.owner != self._owner and state.generation > self._record.generation:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.written))
             raise RunLockedError(
-                f"run {name!r} went on in another directory: the mirror {url} has its attempt {state.attempt}, of "
-                f"{when}, and what comes from here is not mirrored; to go on from there, delete this directory and "
-                "start the run again"
+                f"run {name!r} was continued in another directory: the mirror {url} has its attempt {state.attempt} "
+                f"from {when}, and this directory is not mirrored; to resume from the mirror, delete this directory "
+                "and restart the run"
             )
 
-    # what is to be done
+    # uploads
 
     def pending(self) -> list[LocalSave]:
-        """Look at what is saved; return what is not complete in the mirror, the newest first, its buffer before it."""
+        """Return the local saves that are incomplete in the mirror, the newest first, its buffer before it."""
         self._saves = self._local.saves()
         self._note_committed()
         missing = [save for save in self._saves if save.key not in self._broken and not self._has(save.key)]
@@ -141,21 +141,21 @@ class MirrorUpload:
                 self.committed = save.path.name
                 return
 
-    def bring(self, save: LocalSave) -> None:
-        """Upload a saved directory, a state that knows it if no state does, and then its MANIFEST.json."""
+    def upload_save(self, save: LocalSave) -> None:
+        """Upload a saved directory, a state that lists it unless the newest does, and finally its MANIFEST.json."""
         with self._local.outgoing() as directory:
-            if not self._local.hold(save, directory):
+            if not self._local.link_files(save, directory):
                 self._broken.add(save.key)
                 return
             for name in save.manifest.files:
                 self._put(directory / name, object_key(save.key, name))
             if not self._states or save.key not in self._states[0].saved:
-                self.bring_state()
+                self.upload_state()
             self._put(directory / MANIFEST_NAME, manifest_key(save.key))
         self._note_committed()
 
-    def bring_state(self) -> None:
-        """Upload who the run is, its journal and its history, if any of that has changed."""
+    def upload_state(self) -> None:
+        """Upload identity, journal and history of the run if they have changed."""
         saved = self._saved()
         with self._local.outgoing() as directory:
             sums = self._copy_state(directory)
@@ -164,9 +164,9 @@ class MirrorUpload:
                 return
             generation = self._next_generation()
             run = RunRecord.model_validate_json((directory / RUN_RECORD).read_bytes())
-            place = state_directory(generation, self._owner)
+            target = state_directory(generation, self._owner)
             files = {
-                name: MirroredFile(key=_state_key(place, name, crc32), size_bytes=size_bytes, crc32=crc32)
+                name: MirroredFile(key=_state_key(target, name, crc32), size_bytes=size_bytes, crc32=crc32)
                 for name, (size_bytes, crc32) in sums.items()
             }
             mark = StateMark(
@@ -181,52 +181,52 @@ class MirrorUpload:
             for name, file in files.items():
                 self._put(directory / name, file.key)
             (directory / COMMIT).write_bytes(mark.to_bytes())
-            self._put(directory / COMMIT, f"{place}/{COMMIT}")
+            self._put(directory / COMMIT, f"{target}/{COMMIT}")
         self._record.generation = generation
-        self._local.keep(self._record)
+        self._local.store_record(self._record)
         self._states = [mark, *self._states][:KEPT_STATES]
         self._newest, self.mirrored_at = (sums, saved), mark.written
 
     def _next_generation(self) -> int:
-        """Look whether somebody else wrote here meanwhile, and return a generation that no state has."""
+        """Return an unused generation, after a check for states of other writers."""
         highest = max([self._record.generation, *(state.generation for state in self._states)])
         try:
-            there = self._store.list(STATES)
+            index = self._store.list(STATES)
         except FileNotFoundError:
-            there = {}
-        if self._states and self._states[0].generation not in dict(whole_states(there)):
-            raise ConnectionError(f"the mirror {self._store.url} has lost what was there")
-        self._read_states(there, after=highest)
-        return 1 + max([highest, *states_in(there).values()])
+            index = {}
+        if self._states and self._states[0].generation not in dict(whole_states(index)):
+            raise ConnectionError(f"the mirror {self._store.url} has lost its states")
+        self._read_states(index, after=highest)
+        return 1 + max([highest, *states_in(index).values()])
 
     def _saved(self) -> list[str]:
-        """Return what a reader of the next state may find: also what goes when something newer is complete."""
+        """Return the saves for the next state, including those to be deleted after the next complete checkpoint."""
         local = {save.key: None for save in self._saves}
         before = [*self._record.elsewhere, *(key for state in self._states[:1] for key in state.saved)]
         return [*dict.fromkeys(key for key in before if self._has(key) and key not in local), *local]
 
     def _copy_state(self, directory: Path) -> dict[str, tuple[int, int]]:
-        """Copy what belongs to a state; return size and CRC-32 of each file by its name in the run."""
+        """Copy the files of a state; return size and CRC-32 of each file by its name in the run."""
         segments = self._copy_journal(directory)
         for name, path in self._local.files.items():
             if name != JOURNAL and path.exists():
                 shutil.copyfile(path, directory / name)
-        own = [path for path in directory.iterdir() if path.is_file()]
-        sums = {path.name: sums_of(path)[:2] for path in sorted(own)}
+        paths = [path for path in directory.iterdir() if path.is_file()]
+        sums = {path.name: sums_of(path)[:2] for path in sorted(paths)}
         return sums | {f"{HISTORY}/{name}": self._sums_of_segment(directory / HISTORY / name) for name in segments}
 
     def _copy_journal(self, directory: Path) -> list[str]:
-        """Copy the journal, link the files of the history that it names, and return the names of those there are."""
+        """Copy the journal, link its history files, and return the names of the existing ones."""
         history = self._local.paths.history_dir
         segments = self._local.copy_journal(directory / JOURNAL)
-        return [name for name in segments if link_if_there(history / name, directory / HISTORY / name)]
+        return [name for name in segments if link_if_exists(history / name, directory / HISTORY / name)]
 
     def _sums_of_segment(self, path: Path) -> tuple[int, int]:
-        about = path.stat()
-        known = f"{path.name} {about.st_size} {about.st_mtime_ns}"
-        if known not in self._sums:  # files of the history never change, and there may be gigabytes
-            self._sums[known] = sums_of(path)[:2]
-        return self._sums[known]
+        stat = path.stat()
+        fingerprint = f"{path.name} {stat.st_size} {stat.st_mtime_ns}"
+        if fingerprint not in self._sums:  # files of the history never change, and there may be gigabytes
+            self._sums[fingerprint] = sums_of(path)[:2]
+        return self._sums[fingerprint]
 
     def _put(self, path: Path, key: str) -> None:
         size_bytes = path.stat().st_size
@@ -237,17 +237,17 @@ class MirrorUpload:
         self._index[key] = size_bytes
         self.sent_bytes += size_bytes
 
-    # what nobody needs any more
+    # deletion
 
     def clean(self) -> None:
-        """Delete what the run does not have any more, once what is newer is complete."""
+        """Delete objects that the run no longer has, once newer ones are complete."""
         states = {state.directory for state in self._states}
         needed = {file.key for state in self._states for file in state.files.values()}
-        gone = self._gone_saves() | {place for place in states_in(self._index) if place not in states}
-        keys = [key for key in self._index if _directory(key) in gone]
+        obsolete = self._obsolete_saves() | {path for path in states_in(self._index) if path not in states}
+        keys = [key for key in self._index if _directory(key) in obsolete]
         keys += [key for key in self._index if key.startswith(f"{HISTORY}/") and key not in needed]
-        keys += self._gone_parts(gone)
-        # what makes a directory count goes first
+        keys += self._obsolete_parts(obsolete)
+        # markers of complete directories first
         for key in sorted(keys, key=lambda key: not key.endswith((COMMIT, MANIFEST_NAME))):
             self._check()
             self._store.delete(key)
@@ -256,21 +256,21 @@ class MirrorUpload:
     def _mirrored_saves(self, *folders: str) -> set[str]:
         return {_directory(key) for key in self._index if key.partition("/")[0] in folders}
 
-    def _gone_saves(self) -> set[str]:
+    def _obsolete_saves(self) -> set[str]:
         newest = {save.folder: save.key for save in self._saves}
-        if not all(map(self._has, newest.values())):  # of a checkpoint and its buffer: both
+        if not all(map(self._has, newest.values())):  # both the newest checkpoint and the newest buffer
             return set()
         return self._mirrored_saves(*newest) - {save.key for save in self._saves} - {*self._record.elsewhere}
 
-    def _gone_parts(self, gone: set[str]) -> list[str]:
+    def _obsolete_parts(self, obsolete: set[str]) -> list[str]:
         needed = set[str]().union(*(save.parts for save in self._saves))
         spare = [key for key in self._index if key.startswith(f"{PARTS}/") and key not in needed]
         if not spare:
             return []
-        others = self._mirrored_saves(CHECKPOINTS, BUFFERS) - {save.key for save in self._saves} - gone
+        others = self._mirrored_saves(CHECKPOINTS, BUFFERS) - {save.key for save in self._saves} - obsolete
         try:
             needed.update(*map(self._parts_of, others))
-        except (FileNotFoundError, SerializationError):  # an upload that is not complete, or a damaged MANIFEST.json
+        except (FileNotFoundError, SerializationError):  # an incomplete upload, or a damaged MANIFEST.json
             return []
         return [key for key in spare if key not in needed]
 
@@ -280,17 +280,17 @@ class MirrorUpload:
                 self._parts[key] = part_keys(fetch_manifest(self._store, key, directory))
         return self._parts[key]
 
-    # what came from elsewhere
+    # saves that exist only in the mirror
 
     @property
     def elsewhere(self) -> list[str]:
-        """Keys of what the mirror has of the run and its directory never had, the oldest first."""
+        """Keys of saves that exist in the mirror, but never in the run directory, the oldest first."""
         return list(self._record.elsewhere)
 
     def note_fetched(self, key: str) -> None:
-        """Take note that something of the mirror is here now."""
+        """Record that a save has been downloaded."""
         self._record.elsewhere = [other for other in self._record.elsewhere if other != key]
-        self._local.keep(self._record)
+        self._local.store_record(self._record)
 
 
 def _owner_of(local: LocalRun) -> str:
@@ -298,8 +298,8 @@ def _owner_of(local: LocalRun) -> str:
     return UNOWNED if run is None or run.owner is None else run.owner.token
 
 
-def _state_key(place: str, name: str, crc32: int) -> str:
-    return history_key(name, crc32) if name.startswith(f"{HISTORY}/") else f"{place}/{name}"
+def _state_key(directory: str, name: str, crc32: int) -> str:
+    return history_key(name, crc32) if name.startswith(f"{HISTORY}/") else f"{directory}/{name}"
 
 
 def _directory(key: str) -> str:

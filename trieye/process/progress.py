@@ -40,12 +40,22 @@ class Progress:
     Args:
         name: Name of the run.
         total: Last step; None if it is not known.
-        start: Step from which the run goes on.
+        start: Step from which the run resumes.
         metrics: Returns the values to show.
+        has_bar: Draw a bar on a terminal; False: print lines there, too.
     """
 
-    def __init__(self, name: str, total: int | None, start: int, metrics: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        total: int | None,
+        start: int,
+        metrics: Callable[[], Mapping[str, float]],
+        *,
+        has_bar: bool = True,
+    ) -> None:
         self._name, self._total, self._start, self._metrics = name, total, start, metrics
+        self._has_bar = has_bar
         self._step = start
         self._said = -1
         self._notebook = NotebookLine() if _in_a_notebook() else None
@@ -56,7 +66,7 @@ class Progress:
         self._hook_before: Callable[..., Any] | None = None
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        if self._has_bar and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             self._bar = _rich_bar(has_end=self._total is not None)
             self._task = self._bar.add_task(visible(self._name), total=self._total, completed=self._start, metrics="")
             self._start_bar()
@@ -76,7 +86,7 @@ class Progress:
             sys.breakpointhook, self._hook_before = self._hook_before, None
 
     def _debug(self, *args: Any, **kwargs: Any) -> Any:
-        """Leave the terminal to a debugger, at the line that called `breakpoint`, until the next `update`."""
+        """Leave the terminal to a debugger, at the line that called `breakpoint`, until it no longer traces."""
         hook = self._hook_before or sys.__breakpointhook__
         self._stop_bar()
         chosen = os.environ.get("PYTHONBREAKPOINT", "")
@@ -104,6 +114,8 @@ class Progress:
         now = time.monotonic()
         if now >= self._next:
             if self._hook_before is None:
+                if sys.gettrace() is not None:  # a debugger is stepping
+                    return
                 self._start_bar()
             self._next = now + (REFRESH_INTERVAL_S if self._bar or self._notebook else LINE_INTERVAL_S)
             self._show()

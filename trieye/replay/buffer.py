@@ -88,8 +88,7 @@ class ReplayBuffer:
             dedup_next: Store `next_<key>` only where the next row of the same environment does not contain it as
                 `<key>`: half the memory, the same draws.
             max_reuse: Maximum number of times a row is drawn; unlimited if None.
-            max_staleness: Maximum number of versions that a drawn row may lag behind `set_version`; unlimited if
-                None.
+            max_staleness: Maximum versions that a drawn row may lag behind `set_version`; unlimited if None.
             her: Relabels goals and rewards of drawn rows (hindsight experience replay).
             limiter: Bounds the ratio of draws to inserts: the call that is ahead raises `ReplayTimeoutError`.
             prefault: Allocate the memory (for `mmap` the disk space) now rather than during training.
@@ -287,7 +286,7 @@ class ReplayBuffer:
             another buffer, they keep episodes apart. All 0 if this buffer does not track episodes.
         """
         if (store := self._state.opened()) is not None:
-            yield from store.reader.as_added(store.low, store.total, chunk)
+            yield from store.reader.iter_rows(store.low, store.total, chunk)
 
     @property
     def handle(self) -> ReplayHandle:
@@ -342,11 +341,10 @@ class ReplayBuffer:
     def load_state_dict(self, state: Any, *, lazy: bool = False) -> None:
         """Restore a saved buffer; the next draw equals the next draw of the saved buffer.
 
-        The capacity remains this buffer's own: a smaller buffer retains the newest rows. `n_step`, `gamma`, `padding`
-        and the sampler options, which apply when rows are drawn, also remain its own. Rows of a buffer that did not
-        track the order of rows are drawn as one-step rows. Where `state.on_damage` allows it, rows of damaged
-        parts are skipped, logged and counted in `stats()["lost"]`; the rows before them move up, and the next save
-        rewrites all rows.
+        This buffer's capacity applies: a smaller buffer retains the newest rows. So do its `n_step`, `gamma`, `padding`
+        and sampler options, since they affect draws only. Rows of a buffer that did not track the order of rows are
+        drawn with windows of a single row. Where `state.on_damage` allows it, rows of damaged parts are skipped, logged
+        and counted in `stats()["lost"]`; the rows before them move up, and the next save rewrites all rows.
 
         Args:
             state: The saved buffer, a `SavedParts`.

@@ -10,10 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.limiter import Throttle
-from trieye.replay.rows.memory import Memory
+from trieye.replay.rows.memory import ArrayAllocator
 from trieye.replay.rows.ring import row_count
 from trieye.replay.rows.schema import Column, Layout, RowOptions, as_array, describe
-from trieye.replay.rows.segments import Holes, Segments
+from trieye.replay.rows.segments import Gaps, StoredParts
 from trieye.replay.rows.store import RowStore
 from trieye.replay.samplers.base import (
     Draw,
@@ -53,7 +53,7 @@ class BufferState:
         *,
         kind: str,
         make_sampler: Callable[..., Sampler],
-        open_memory: Callable[..., Memory],
+        open_memory: Callable[..., ArrayAllocator],
         seed: int,
     ) -> None:
         """Create a state without rows or schema.
@@ -75,7 +75,7 @@ class BufferState:
         self.store: RowStore | None = None
         self.sampler: Sampler = UniformSampler()  # until the first row
         self.counts = BufferCounts()
-        self._segments = Segments()
+        self._parts = StoredParts()
         self._version = 0
         self._is_closed = False
 
@@ -216,7 +216,7 @@ class BufferState:
         """Return a snapshot; see `ReplayBuffer.state_parts`."""
         store, limiter = self.opened(), self._throttle.limiter
         self._throttle.settle()  # a prefetch thread may be drawing goals
-        known_parts, new_parts = ((), {}) if store is None else self._segments.save(store, known)
+        known_parts, new_parts = ((), {}) if store is None else self._parts.save(store, known)
         state = {
             "format": FORMAT,
             "sampler": self._kind,
@@ -230,7 +230,7 @@ class BufferState:
             state["store"] = {
                 **store.state_dict(),
                 "sampler": self.sampler.state_dict(),
-                "segments": self._segments.state_dict(),
+                "segments": self._parts.state_dict(),
             }
         return StateParts(state, known_parts, new_parts)
 
@@ -239,29 +239,29 @@ class BufferState:
         self.opened()
         self._throttle.settle()
         saved, limiter = self._checked(state), self._throttle.limiter
-        rows_state, holes = saved.state["store"], None
+        rows_state, gaps = saved.state["store"], None
         if rows_state is not None:
-            holes = self._load_rows(rows_state, saved, lazy=lazy)
+            gaps = self._load_rows(rows_state, saved, lazy=lazy)
         elif self.store is not None and self.store.total:
             self.store.close()
             self.store = self.made_for(list(self.store.layout.columns.values()))
-            self._segments = Segments()  # ids start from 0 again, so no existing part contains these rows
+            self._parts = StoredParts()  # ids start from 0 again, so no existing part contains these rows
         self._rng.bit_generator.state = saved.state["rng"]
         self.her_rng.bit_generator.state = saved.state["her_rng"]
         if limiter is not None and saved.state["limiter"] is not None:
             limiter.load_state_dict(saved.state["limiter"])
         self.counts.load_state_dict(saved.state["counts"])
-        if self.store is not None and holes is not None:
-            self.counts.lost += holes.num_rows
-            self._removed(holes.num_rows)
+        if self.store is not None and gaps is not None:
+            self.counts.lost += gaps.num_rows
+            self._removed(gaps.num_rows)
             logger.warning(
                 "rows %s of the replay are lost because their files are damaged; continuing with the other %d rows, "
                 "which the next save rewrites",
-                holes,
+                gaps,
                 self.store.total - self.store.low,
             )
 
-    def _load_rows(self, rows_state: Mapping[str, Any], saved: SavedParts, *, lazy: bool) -> Holes | None:
+    def _load_rows(self, rows_state: Mapping[str, Any], saved: SavedParts, *, lazy: bool) -> Gaps | None:
         """Load saved rows into an empty store, and return the lost ones, if any."""
         own = self.store
         columns = _saved_columns(rows_state, None if own is None else own.layout, self._options)
@@ -272,14 +272,14 @@ class BufferState:
             is_full_soon = not lazy and rows_state["total"] - rows_state["low"] >= self._capacity
             own = self.made_for(columns, is_full_soon=is_full_soon)
         low = max(rows_state["low"], rows_state["total"] - self._capacity)
-        holes = self._segments.restore(own, saved, rows_state, low, lazy=lazy and own.memory.handle is None)
-        if holes is not None:
-            rows_state, low = holes.applied(rows_state), holes.low
+        gaps = self._parts.restore(own, saved, rows_state, low, lazy=lazy and own.memory.handle is None)
+        if gaps is not None:
+            rows_state, low = gaps.applied(rows_state), gaps.low
         own.load_state_dict(rows_state, low)
         self.sampler.load_state_dict(rows_state["sampler"])
         self.sampler.forgot(low)
         self.store = own
-        return holes
+        return gaps
 
     def _checked(self, state: Any) -> SavedParts:
         buffer_state = state.state if isinstance(state, SavedParts) and isinstance(state.state, dict) else {}
@@ -378,7 +378,7 @@ def _saved_columns(rows_state: Mapping[str, Any], layout: Layout | None, options
             f"replay state holds rows of {saved_schema}, this buffer of {describe(layout.columns)}; "
             "load it into a buffer of the same schema"
         )
-    for name, value in options.kept.items():
+    for name, value in options.storage_options.items():
         saved_value = rows_state["options"][name]
         if saved_value != value and not (name == "counts_steps" and saved_value):
             raise ConfigurationError(

@@ -204,8 +204,7 @@ class Prefetcher:
             draw: Chooses the rows of a batch.
             fill: Copies the rows, into the memory of an earlier batch if one is passed.
             depth: Number of batches to copy ahead.
-            device: Return torch tensors on this device, such as `cpu` or `cuda`; NumPy arrays if None. Ids are always
-                NumPy arrays.
+            device: Return torch tensors on this device, such as `cpu` or `cuda`; NumPy if None. Ids are always NumPy.
 
         Raises:
             ConfigurationError: The depth is below 1, or the device does not exist.

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.results.bootstrap import finite
-from trieye.results.runs import Series, StoredRun
+from trieye.results.runs import LoadedRun, Series
 
 XAxis = Literal["step", "env_steps", "updates", "wall_time"]
 Between = Literal["last", "linear"]
@@ -37,7 +37,7 @@ class AlignedCurves(NamedTuple):
     mask: NDArray[np.bool_]
 
 
-def axis_of(run: StoredRun, series: Series, x: XAxis, counter: Series | None) -> Floats | None:
+def axis_of(run: LoadedRun, series: Series, x: XAxis, counter: Series | None) -> Floats | None:
     """Return the coordinates of a run's points on an axis, `[points]`; None if the run does not log the axis.
 
     Args:

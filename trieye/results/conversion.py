@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.results.aligned import AlignedCurves
-from trieye.results.runs import Series, StoredRun, typed
+from trieye.results.runs import LoadedRun, Series, typed
 from trieye.results.selection import MISSING
 
 _FORMATS = (".parquet", ".csv", ".feather")
@@ -36,7 +36,7 @@ def package(name: str, purpose: str) -> Any:
         raise ConfigurationError(f"{purpose} needs {name}: pip install {name}") from error
 
 
-def table(runs: Sequence[StoredRun], params: Sequence[Values], points: Sequence[Mapping[str, Series]]) -> pa.Table:
+def table(runs: Sequence[LoadedRun], params: Sequence[Values], points: Sequence[Mapping[str, Series]]) -> pa.Table:
     """Return points as one long table: run, metric, seed, varying parameters, step, value and wall_time.
 
     A parameter with the name of another column becomes `param.<name>`.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in, typed
+from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
 from trieye.sinks.tensorboard.reading import Scalar, params_of, scalars_in
 
 _FIRST_BYTES = 64 << 10
@@ -36,7 +36,7 @@ class EventDirectories:
     def __init__(self, problems: Problems, *, names_media: bool = False) -> None:
         self._problems, self._names_media = problems, names_media
 
-    def run(self, directory: Path, root: Path) -> StoredRun:
+    def run(self, directory: Path, root: Path) -> LoadedRun:
         """Return the run in a directory, named by its path below `root`.
 
         A run without parameters gets the parameter `tb_log_name`, so that runs of two algorithms are never mistaken for
@@ -53,7 +53,7 @@ class EventDirectories:
             numbered = _NUMBERED.fullmatch(name)
             params = {"tb_log_name": numbered[1] if numbered else name}
             seed = int(numbered[2]) if numbered else None
-        return StoredRun(
+        return LoadedRun(
             path=str(directory),
             name=name,
             app=root.resolve().parent.name if is_root else root.name,
@@ -66,12 +66,12 @@ class EventDirectories:
             created=math.nan if began is None else began,
         )
 
-    def metrics(self, runs: Sequence[StoredRun]) -> Collection[str]:
+    def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
         """Return the metric names of the runs."""
         return {name for points in self.read(runs, None).values() for name in points}
 
-    def read(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
-        """Return all scalars of each run, keyed by `StoredRun.path`; files are read whole, regardless of `metrics`."""
+    def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
+        """Return all scalars of each run, keyed by `LoadedRun.path`; files are read whole, regardless of `metrics`."""
         del metrics
         return {run.path: self._points(Path(run.path)) for run in runs}
 

@@ -14,7 +14,7 @@ from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Between, Floats, XAxis
 from trieye.results.hyperparameters import Mode, Setting
 from trieye.results.results import Metric, Results
-from trieye.results.runs import StoredRun, is_seed
+from trieye.results.runs import LoadedRun, is_seed
 from trieye.results.statistics import Estimate, aggregate
 
 _MAX_KEYS = 6
@@ -163,7 +163,7 @@ class Groups:
         return groups
 
     @property
-    def runs(self) -> list[list[StoredRun]]:
+    def runs(self) -> list[list[LoadedRun]]:
         """The runs of each group, ordered by task.
 
         Raises:

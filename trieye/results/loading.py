@@ -12,7 +12,7 @@ from trieye.results.event_files import OF_ADD_HPARAMS, EventDirectories, event_f
 from trieye.results.mlflow_store import MlflowStore
 from trieye.results.results import Results
 from trieye.results.run_directories import RunDirectories
-from trieye.results.runs import Problems, StoredRun, is_seed
+from trieye.results.runs import LoadedRun, Problems, is_seed
 from trieye.sinks.mlflow.store import database_of
 from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.jobs import RUN, JobRecord
@@ -54,11 +54,11 @@ class _Found:
         self.problems = Problems()
         self.sweeps: dict[str, frozenset[int]] = {}
         self._directories, self._events = RunDirectories(self.problems), EventDirectories(self.problems)
-        self._runs: list[StoredRun] = []
+        self._runs: list[LoadedRun] = []
         self._seen: set[str] = set()
         self._named: set[str] = set()
 
-    def runs(self) -> list[StoredRun]:
+    def runs(self) -> list[LoadedRun]:
         """Return the runs, each once: of one that is in MLflow, too, its directory, which knows what is superseded."""
         in_directories = {run.run_id for run in self._runs if run.run_id and run.source is self._directories}
         by_path = {

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in, typed
+from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
 
 _TABLES = {"experiments", "runs", "params", "tags", "metrics", "latest_metrics"}
 _HIGHEST = np.finfo(np.float64).max
@@ -44,7 +44,7 @@ class MlflowStore:
     def __init__(self, path: Path, problems: Problems) -> None:
         self._path, self._problems = path, problems
 
-    def runs(self) -> list[StoredRun]:
+    def runs(self) -> list[LoadedRun]:
         """Return the runs that are not deleted, in order of their start.
 
         Raises:
@@ -74,10 +74,10 @@ class MlflowStore:
 
     def _run(
         self, row: tuple[Any, ...], params: Mapping[str, str], tags: Mapping[str, str], step: int | None
-    ) -> StoredRun:
+    ) -> LoadedRun:
         run_uuid, name, experiment, status, start_ms = row
         values = {key: typed(text) for key, text in sorted(params.items())}
-        return StoredRun(
+        return LoadedRun(
             path=f"sqlite:///{self._path}#{run_uuid}",
             name=name or run_uuid,
             app=experiment,
@@ -92,15 +92,15 @@ class MlflowStore:
             sweep=tags.get(_SWEEP, ""),
         )
 
-    def metrics(self, runs: Sequence[StoredRun]) -> Collection[str]:
+    def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
         """Return the metric names of the runs."""
         run_uuids = {_uuid(run) for run in runs}
         with self._reading() as connection:
             rows = connection.execute('SELECT DISTINCT run_uuid, "key" FROM latest_metrics').fetchall()
         return {name for run_uuid, name in rows if run_uuid in run_uuids}
 
-    def read(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
-        """Return the points of each run, keyed by `StoredRun.path`."""
+    def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
+        """Return the points of each run, keyed by `LoadedRun.path`."""
         wanted = sorted(self.metrics(runs) if metrics is None else metrics)
         points: dict[str, dict[str, Series]] = {run.path: {} for run in runs}
         with self._reading() as connection:
@@ -131,7 +131,7 @@ def _by_run(connection: sqlite3.Connection, table: str) -> dict[str, dict[str, s
     return by_run
 
 
-def _series(connection: sqlite3.Connection, name: str, runs: Sequence[StoredRun]) -> Iterator[Series]:
+def _series(connection: sqlite3.Connection, name: str, runs: Sequence[LoadedRun]) -> Iterator[Series]:
     """Yield the points of a metric for each run, in order of time."""
     numbers = {_uuid(run): number for number, run in enumerate(runs)}
     few = f"AND run_uuid IN ({', '.join('?' * len(runs))})" if len(runs) <= _FEW_RUNS else ""
@@ -155,5 +155,5 @@ def _columns(rows: Sequence[tuple[Any, ...]], numbers: Mapping[str, int]) -> tup
     return codes, np.array(steps, np.int64), np.array(values, np.float64), np.array(times, np.float64) / 1000
 
 
-def _uuid(run: StoredRun) -> str:
+def _uuid(run: LoadedRun) -> str:
     return run.path.rpartition("#")[2]

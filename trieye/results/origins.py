@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 from trieye.config.fingerprint import json_of
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import SerializationError
-from trieye.files.run_files import RUN_RECORD
+from trieye.files.run_files import CONFIGS, RUN_RECORD
 from trieye.files.run_record import RunRecord
-from trieye.results.run_directories import CONFIGS
-from trieye.results.runs import StoredRun
+from trieye.results.runs import LoadedRun
 from trieye.run.provenance import Provenance
 
 _T = TypeVar("_T", bound=Hashable)
@@ -33,7 +32,7 @@ class Origin:
     mlflow: str
 
     @classmethod
-    def of(cls, run: StoredRun) -> "Origin | None":
+    def of(cls, run: LoadedRun) -> "Origin | None":
         """Return the origin of a run; None if it has no intact trieye run directory."""
         directory = Path(run.path)
         try:

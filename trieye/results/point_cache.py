@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from trieye.results.runs import NOTHING, Problems, Series, Source, StoredRun
+from trieye.results.runs import NOTHING, LoadedRun, PointReader, Problems, Series
 
 
 class PointCache:
@@ -18,7 +18,7 @@ class PointCache:
         self._points: dict[str, dict[str, Series]] = {}
         self._whole: set[str] = set()
 
-    def points(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> list[Mapping[str, Series]]:
+    def points(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> list[Mapping[str, Series]]:
         """Return the points of each run by metric, and read each metric once; None: all metrics."""
         for source, group in by_source([run for run in runs if self._lacks(run, metrics)]):
             read = source.read(group, metrics)
@@ -29,15 +29,15 @@ class PointCache:
                     self._whole.add(run.path)
         return [self._points.get(run.path, {}) for run in runs]
 
-    def _lacks(self, run: StoredRun, metrics: Collection[str] | None) -> bool:
+    def _lacks(self, run: LoadedRun, metrics: Collection[str] | None) -> bool:
         if run.path in self._whole:
             return False
         return metrics is None or not self._points.get(run.path, {}).keys() >= set(metrics)
 
 
-def by_source(runs: Sequence[StoredRun]) -> list[tuple[Source, list[StoredRun]]]:
+def by_source(runs: Sequence[LoadedRun]) -> list[tuple[PointReader, list[LoadedRun]]]:
     """Group runs by the source of their points."""
-    groups: dict[int, tuple[Source, list[StoredRun]]] = {}
+    groups: dict[int, tuple[PointReader, list[LoadedRun]]] = {}
     for run in runs:
         groups.setdefault(id(run.source), (run.source, []))[1].append(run)
     return list(groups.values())

@@ -30,7 +30,7 @@ from trieye.results.curves import aggregate_curves
 from trieye.results.groups import Groups, Scoring
 from trieye.results.hyperparameters import Mode, Setting
 from trieye.results.origins import Origin, Versions, counted
-from trieye.results.runs import StoredRun, is_seed
+from trieye.results.runs import LoadedRun, is_seed
 from trieye.results.statistics import Band, Estimate
 from trieye.results.tables import SEPARATE, interval, is_separate, number
 from trieye.run.provenance import Provenance
@@ -123,7 +123,7 @@ class Picture(NamedTuple):
 class RunLine(NamedTuple):
     """A row of the table of runs, with links to the run."""
 
-    run: StoredRun
+    run: LoadedRun
     label: str
     task: str
     value: float
@@ -413,7 +413,7 @@ def _machine(provenance: Provenance) -> tuple[str, ...]:
     return machine.host, machine.system, machine.cpu, str(machine.num_cpus), memory, ", ".join(machine.gpus) or "none"
 
 
-def _lasted(run: StoredRun, times: Floats) -> float | None:
+def _lasted(run: LoadedRun, times: Floats) -> float | None:
     """Return for how many seconds a run logged, for runs without a recorded end."""
     if not len(times):
         return None

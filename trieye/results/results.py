@@ -13,7 +13,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.results import aligned, selection
 from trieye.results.aligned import COUNTERS, AlignedCurves, Between, Floats, XAxis
 from trieye.results.point_cache import PointCache, by_source
-from trieye.results.runs import NOTHING, Problems, Series, StoredRun
+from trieye.results.runs import NOTHING, LoadedRun, Problems, Series
 from trieye.results.state import Status, status
 from trieye.stats.drops import NON_FINITE_METRIC
 
@@ -36,19 +36,19 @@ class Results:
         runs: The runs.
     """
 
-    def __init__(self, runs: Sequence[StoredRun], cache: PointCache, by: Sequence[str] = ()) -> None:
+    def __init__(self, runs: Sequence[LoadedRun], cache: PointCache, by: Sequence[str] = ()) -> None:
         self.runs = list(runs)
         self._cache, self._by = cache, by
 
     @classmethod
-    def of(cls, runs: Sequence[StoredRun], *, problems: Problems, sweeps: Mapping[str, Collection[int]]) -> Self:
+    def of(cls, runs: Sequence[LoadedRun], *, problems: Problems, sweeps: Mapping[str, Collection[int]]) -> Self:
         """Return results for loaded runs, the problems of loading them, and the seeds of each sweep."""
         return cls(runs, PointCache(problems, sweeps))
 
     def __len__(self) -> int:
         return len(self.runs)
 
-    def __iter__(self) -> Iterator[StoredRun]:
+    def __iter__(self) -> Iterator[LoadedRun]:
         return iter(self.runs)
 
     def __repr__(self) -> str:
@@ -93,7 +93,7 @@ class Results:
         groups = selection.grouped(self.runs, [key]).values()
         return {_shown(selection.value_of(runs[0], key)): self.only(runs) for runs in groups}
 
-    def slice(self, key: str, *, at: StoredRun) -> dict[Any, Self]:
+    def slice(self, key: str, *, at: LoadedRun) -> dict[Any, Self]:
         """Return the runs that differ from `at` only in this parameter and the seed, by the parameter's value.
 
         Raises:
@@ -103,7 +103,7 @@ class Results:
         near = [run for run in self.runs if selection.differences(run.params, at.params) <= {key}]
         return self.only(near).split(key) if near else {}
 
-    def find(self, run: StoredRun, ignore: Sequence[str] = ()) -> StoredRun | None:
+    def find(self, run: LoadedRun, ignore: Sequence[str] = ()) -> LoadedRun | None:
         """Return the first run with the same parameters and seed as `run`, except for ignored parameters.
 
         Raises:
@@ -160,7 +160,7 @@ class Results:
         """Return the same runs, with configs also distinguished by these keys, such as `app`."""
         return type(self)(self.runs, self._cache, by)
 
-    def only(self, runs: Iterable[StoredRun]) -> Self:
+    def only(self, runs: Iterable[LoadedRun]) -> Self:
         """Return results for a subset of the runs."""
         return type(self)(list(runs), self._cache, self._by)
 
@@ -176,7 +176,7 @@ class Results:
         """The seeds of all configs; a run without a seed takes an unused one."""
         return self._layout[1]
 
-    def seeds_near(self, run: StoredRun) -> set[int]:
+    def seeds_near(self, run: LoadedRun) -> set[int]:
         """Return the expected seeds of this run's config.
 
         These are all seeds of its sweep, including jobs that never started, or of its app for a run outside of sweeps.
@@ -187,7 +187,7 @@ class Results:
         return {other.seed for other in near if other.seed is not None}
 
     @property
-    def table(self) -> list[list[StoredRun | None]]:
+    def table(self) -> list[list[LoadedRun | None]]:
         """The run of each config and seed; None where a run is missing."""
         return self._layout[2]
 
@@ -197,7 +197,7 @@ class Results:
         return self._layout[3]
 
     @cached_property
-    def _layout(self) -> tuple[list[dict[str, Any]], list[int], list[list[StoredRun | None]], list[str]]:
+    def _layout(self) -> tuple[list[dict[str, Any]], list[int], list[list[LoadedRun | None]], list[str]]:
         keys = list(dict.fromkeys([*selection.varying(self.runs), *self._by]))
         attributes = selection.identifying(self.runs, keys)
         groups = list(selection.grouped(self.runs, [*keys, *attributes]).values())
@@ -473,7 +473,7 @@ def _named(metric: Metric) -> str:
     return metric if isinstance(metric, str) else " or ".join(metric)
 
 
-def _needs_closing(run: StoredRun) -> bool:
+def _needs_closing(run: LoadedRun) -> bool:
     return run.status == "KILLED" and not run.is_closed
 
 

@@ -8,19 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from trieye.config.fingerprint import json_of, parameters, unused_defaults
-from trieye.exceptions import JournalError, SerializationError
+from trieye.config.fingerprint import parameters, unused_defaults
+from trieye.exceptions import ConfigurationError, JournalError, SerializationError
 from trieye.files.run_files import HISTORY, JOURNAL, RUN_RECORD
-from trieye.files.run_record import MetricSummary, RunRecord
 from trieye.history.history import read_history
 from trieye.history.segments import range_of
 from trieye.journal.ranges import Range
-from trieye.process.lock import is_alive
 from trieye.results import compacted
 from trieye.results.compacted import Compacted
-from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in, typed
-
-CONFIGS = "configs.json"
+from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
+from trieye.runs.stored_run import StoredRun
 
 MIN_COMPACTED = 16
 """Runs of one app or sweep that are worth a file: each takes 10 to 20 ms to read, all of them in the file 1 ms."""
@@ -46,7 +43,7 @@ class RunDirectories:
 
     def run(
         self, directory: Path, home: Path, *, job: int | None = None, varied: Mapping[str, str] | None = None
-    ) -> StoredRun | None:
+    ) -> LoadedRun | None:
         """Return the run in a directory; None, and a problem, if it does not tell who it is.
 
         Args:
@@ -56,32 +53,26 @@ class RunDirectories:
             varied: What varies there.
         """
         try:
-            record = RunRecord.read(directory / RUN_RECORD)
-            config = json_of(directory / CONFIGS)
-        except (SerializationError, OSError, ValueError) as error:
-            self._problems.note(directory, f"left out: {error}")
+            run = StoredRun.read(directory)
+            record, config = run.record, run.config
+        except (ConfigurationError, SerializationError) as error:
+            if (directory / RUN_RECORD).exists():  # else it was deleted meanwhile
+                self._problems.note(directory, f"left out: {str(error).removeprefix(f'{directory}: ')}")
             return None
-        if record is None:  # deleted since somebody saw it
-            return None
-        status: str = record.status
-        if status == _UNSETTLED and not is_alive(directory):
-            status = "KILLED"
-        is_closed = record.status != _UNSETTLED
-        summary = record.summary if is_closed else _published(directory) or record.summary
         self._homes[str(directory)] = home
         params, defaults = parameters(config), unused_defaults(config)
         if not config.get("sinks", {}).get("config_params", True):
             defaults = {}
             params = {key: value for key, value in params.items() if key == "loop.objective" and value is not None}
         params |= {name: typed(text) for name, text in record.params.items()}
-        return StoredRun(
+        return LoadedRun(
             path=str(directory),
             name=record.run_name,
             app=record.app_name,
             params=params,
             seed=seed_in(params),
-            status=status,
-            step=max((held["step"] for held in summary.values()), default=None),
+            status="KILLED" if run.status == "LOST" else run.status,
+            step=run.step,
             source=self,
             axis=record.axis,
             created=record.created,
@@ -90,28 +81,28 @@ class RunDirectories:
             job=job,
             defaults=defaults,
             varied={key: typed(value) for key, value in (varied or {}).items()},
-            is_closed=is_closed,
+            is_closed=record.status != _UNSETTLED,
         )
 
-    def metrics(self, runs: Sequence[StoredRun]) -> Collection[str]:
+    def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
         """Return the names of the metrics that runs have: run.json of one that has ended says them."""
         found: set[str] = set()
         unsaid = []
         for run in runs:
             try:
-                record = RunRecord.read(Path(run.path) / RUN_RECORD)
-            except SerializationError:
-                record = None
-            found |= set(record.summary if record is not None else ())
-            if record is None or not record.summary or record.status == _UNSETTLED:
-                found |= set(_published(Path(run.path)))
+                stored = StoredRun.read(Path(run.path))
+            except ConfigurationError:
+                unsaid.append(run)
+                continue
+            found |= set(stored.metrics)
+            if not stored.metrics or stored.status in {"RUNNING", "LOST"}:
                 unsaid.append(run)
         return found.union(*(points for points in self.read(unsaid, None).values()))
 
-    def read(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
+    def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
         """Return the points of runs, by the `path` of each, without those that a rewind has superseded."""
         found: dict[str, Points] = {}
-        by_home: dict[Path, list[StoredRun]] = {}
+        by_home: dict[Path, list[LoadedRun]] = {}
         for run in runs:
             by_home.setdefault(self._homes[run.path], []).append(run)
         for home, held in by_home.items():
@@ -119,7 +110,7 @@ class RunDirectories:
         return found
 
     def _read_home(
-        self, home: Path, runs: Sequence[StoredRun], metrics: Collection[str] | None
+        self, home: Path, runs: Sequence[LoadedRun], metrics: Collection[str] | None
     ) -> Mapping[str, Points]:
         settled = [run for run in runs if run.status != _UNSETTLED]
         if len(settled) < MIN_COMPACTED:
@@ -146,7 +137,7 @@ class RunDirectories:
             return {}
         return {path: points[path] for path in fresh}
 
-    def _compact(self, home: Path, stale: Sequence[StoredRun]) -> Mapping[str, Points]:
+    def _compact(self, home: Path, stale: Sequence[LoadedRun]) -> Mapping[str, Points]:
         """Return all points of runs, and write a file that has them, and what it had that still holds."""
         stamps = {run.path: _stamp(run.path) for run in stale}
         noted = len(self._problems.texts)
@@ -167,13 +158,13 @@ class RunDirectories:
                 compacted.write(home / compacted.FILE, {path: stamps[path] for path in points}, points)
         return read
 
-    def _read_each(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> Iterator[tuple[str, Points]]:
+    def _read_each(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Iterator[tuple[str, Points]]:
         with ThreadPoolExecutor(_THREADS) as pool:
             for run, points in zip(runs, pool.map(lambda run: self._read_one(run, metrics), runs), strict=True):
                 if points is not None:
                     yield run.path, points
 
-    def _read_one(self, run: StoredRun, metrics: Collection[str] | None) -> Points | None:
+    def _read_one(self, run: LoadedRun, metrics: Collection[str] | None) -> Points | None:
         lost: list[Range] = []
         try:
             table = read_history(Path(run.path), metrics, lost=lost)
@@ -190,16 +181,6 @@ class RunDirectories:
         bounds = np.searchsorted(codes[order], np.arange(len(names.dictionary) + 1)).tolist()
         parts = zip(names.dictionary.to_pylist(), bounds[:-1], bounds[1:], strict=True)
         return {name: Series(*(column[first:end] for column in columns)) for name, first, end in parts}
-
-
-def _published(run_dir: Path) -> Mapping[str, MetricSummary]:
-    """Return the metrics of a run that was not closed, as its hub published them last."""
-    from trieye.hub.status import read_status
-
-    with contextlib.suppress(JournalError, OSError, ValueError):
-        metrics: Mapping[str, MetricSummary] = read_status(run_dir).get("metrics", {})
-        return metrics
-    return {}
 
 
 def _stamp(run_dir: str) -> str:

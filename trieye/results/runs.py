@@ -1,4 +1,4 @@
-"""StoredRun: a run as results know it, without its curves; Source: where the curves of some runs are read from."""
+"""LoadedRun: a run of any program, without its points; PointReader: reads the points of runs."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -46,10 +46,10 @@ class Problems:
         self.note(place, f"left out: {reason}")
 
 
-class Source(Protocol):
-    """Where the points of some runs are."""
+class PointReader(Protocol):
+    """Reads the points of the runs of one store."""
 
-    def read(self, runs: Sequence["StoredRun"], metrics: Collection[str] | None) -> Mapping[str, Points]:
+    def read(self, runs: Sequence["LoadedRun"], metrics: Collection[str] | None) -> Mapping[str, Points]:
         """Return the points of runs, by the `path` of each; what cannot be read is noted as a problem and left out.
 
         Args:
@@ -57,13 +57,13 @@ class Source(Protocol):
             metrics: Only these; None: all. More may be returned.
         """
 
-    def metrics(self, runs: Sequence["StoredRun"]) -> Collection[str]:
+    def metrics(self, runs: Sequence["LoadedRun"]) -> Collection[str]:
         """Return the names of the metrics that runs have."""
 
 
 @dataclass(frozen=True, eq=False)
-class StoredRun:
-    """A run that was found; its points are read when they are asked for.
+class LoadedRun:
+    """A run of any program; its points are read on demand. `trieye.runs.StoredRun` describes a run directory of trieye.
 
     Attributes:
         path: Its directory, or its address in a store; no two runs of a result have the same.
@@ -93,7 +93,7 @@ class StoredRun:
     seed: int | None
     status: str
     step: int | None
-    source: Source = field(repr=False)
+    source: PointReader = field(repr=False)
     axis: str = "step"
     created: float = math.nan
     run_id: str = ""

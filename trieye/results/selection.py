@@ -8,7 +8,7 @@ from typing import Any
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
-from trieye.results.runs import StoredRun, is_seed
+from trieye.results.runs import LoadedRun, is_seed
 
 MISSING = object()
 """Value of a parameter that a run lacks."""
@@ -31,10 +31,10 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "in": lambda value, allowed: value in allowed,
 }
 
-Condition = Callable[[StoredRun], bool]
+Condition = Callable[[LoadedRun], bool]
 
 
-def condition(name: str, allowed: Any, runs: Sequence[StoredRun], *, strict: bool) -> Condition:
+def condition(name: str, allowed: Any, runs: Sequence[LoadedRun], *, strict: bool) -> Condition:
     """Return the predicate for runs of `where(name=allowed)`.
 
     Args:
@@ -55,7 +55,7 @@ def condition(name: str, allowed: Any, runs: Sequence[StoredRun], *, strict: boo
     if suffix == "in" and stem and (isinstance(allowed, str) or not isinstance(allowed, Collection)):
         raise ConfigurationError(f"{name}={allowed!r}: expected a list of allowed values")
 
-    def test(run: StoredRun) -> bool:
+    def test(run: LoadedRun) -> bool:
         value = value_of(run, key)
         if value is MISSING:
             return not strict
@@ -67,7 +67,7 @@ def condition(name: str, allowed: Any, runs: Sequence[StoredRun], *, strict: boo
     return test
 
 
-def resolve(name: str, runs: Iterable[StoredRun]) -> str:
+def resolve(name: str, runs: Iterable[LoadedRun]) -> str:
     """Return the full key of a name: the name itself, or the only key that ends with it.
 
     Raises:
@@ -91,7 +91,7 @@ def resolve(name: str, runs: Iterable[StoredRun]) -> str:
     raise ConfigurationError(f"{name}: no run has this parameter{hint} (differing parameters: {shown or 'none'})")
 
 
-def value_of(run: StoredRun, key: str) -> Any:
+def value_of(run: LoadedRun, key: str) -> Any:
     """Return the value of a full key in a run, or `MISSING`."""
     if key in run.params:
         return run.params[key]
@@ -106,7 +106,7 @@ def value_of(run: StoredRun, key: str) -> Any:
     return MISSING if value is None else value
 
 
-def attribute(name: str, runs: Iterable[StoredRun]) -> str:
+def attribute(name: str, runs: Iterable[LoadedRun]) -> str:
     """Return the key of an attribute: its name, prefixed with `run.` if runs have a parameter of that name."""
     is_parameter = any(name in run.params or name in run.varied for run in runs)
     return f"{_OF_THE_RUN}{name}" if is_parameter else name
@@ -127,29 +127,29 @@ def is_compared(key: str) -> bool:
     return not is_seed(key) and key not in ("loop.objective", "loop.mode")
 
 
-def varying(runs: Sequence[StoredRun]) -> list[str]:
+def varying(runs: Sequence[LoadedRun]) -> list[str]:
     """Return the parameters except seeds in which runs differ, or which only some runs have."""
     keys = dict.fromkeys(key for run in runs for key in run.params if is_compared(key))
     with_defaults = [{**run.defaults, **run.params} for run in runs]
     return [key for key in keys if len({identity(params.get(key, MISSING)) for params in with_defaults}) > 1]
 
 
-def compared_by(runs: Sequence[StoredRun]) -> list[str]:
+def compared_by(runs: Sequence[LoadedRun]) -> list[str]:
     """Return the default parameters to compare by: those varied in the sweeps, or else all that differ."""
     varied = dict.fromkeys(key for run in runs for key in run.varied if not is_seed(key))
     differing = [key for key in varied if len({identity(value_of(run, key)) for run in runs if run.varied}) > 1]
     return differing or varying(runs)
 
 
-def grouped(runs: Iterable[StoredRun], keys: Sequence[str]) -> dict[tuple[Any, ...], list[StoredRun]]:
+def grouped(runs: Iterable[LoadedRun], keys: Sequence[str]) -> dict[tuple[Any, ...], list[LoadedRun]]:
     """Group runs by their values of keys, in order of first appearance."""
-    groups: dict[tuple[Any, ...], list[StoredRun]] = {}
+    groups: dict[tuple[Any, ...], list[LoadedRun]] = {}
     for run in runs:
         groups.setdefault(tuple(identity(value_of(run, key)) for key in keys), []).append(run)
     return groups
 
 
-def identifying(runs: Sequence[StoredRun], keys: Sequence[str]) -> list[str]:
+def identifying(runs: Sequence[LoadedRun], keys: Sequence[str]) -> list[str]:
     """Return the attributes that distinguish configs in addition to `keys`: the app, and the sweep if a seed repeats.
 
     Two apps with equal parameters are two programs. Two sweeps may divide the seeds of a config among them; if both
@@ -167,8 +167,8 @@ def identifying(runs: Sequence[StoredRun], keys: Sequence[str]) -> list[str]:
 
 
 def replicates(
-    groups: Sequence[Sequence[StoredRun]], note: Callable[[str, str], None]
-) -> tuple[list[int], list[list[list[StoredRun | None]]]]:
+    groups: Sequence[Sequence[LoadedRun]], note: Callable[[str, str], None]
+) -> tuple[list[int], list[list[list[LoadedRun | None]]]]:
     """Return the seeds of all groups, and for each group one or more rows with the run of each seed, or None.
 
     A run without a seed takes the next unused seed, in the order of the runs. Of several runs with the same seed, the
@@ -189,9 +189,9 @@ def replicates(
     return every, [[[row.get(seed) for seed in every] for row in rows] for rows in split]
 
 
-def _rows(runs: Sequence[StoredRun], note: Callable[[str, str], None]) -> list[dict[int, StoredRun]]:
-    main: dict[int, StoredRun] = {}
-    more: list[dict[int, StoredRun]] = []
+def _rows(runs: Sequence[LoadedRun], note: Callable[[str, str], None]) -> list[dict[int, LoadedRun]]:
+    main: dict[int, LoadedRun] = {}
+    more: list[dict[int, LoadedRun]] = []
     for run in sorted(runs, key=_precedence)[::-1]:
         if run.seed is None:
             continue
@@ -204,11 +204,11 @@ def _rows(runs: Sequence[StoredRun], note: Callable[[str, str], None]) -> list[d
     return [main, *more]
 
 
-def _precedence(run: StoredRun) -> tuple[bool, float]:
+def _precedence(run: LoadedRun) -> tuple[bool, float]:
     return run.is_ended, 0.0 if math.isnan(run.created) else run.created
 
 
-def _are_trials(one: StoredRun, other: StoredRun) -> bool:
+def _are_trials(one: LoadedRun, other: LoadedRun) -> bool:
     """Return whether two runs are trials of one sweep or study, so that neither replaces the other."""
     if not one.sweep or one.sweep != other.sweep:
         return False

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trieye.results.runs import StoredRun
+from trieye.results.runs import LoadedRun
 from trieye.sweeps.status import HOWS, How, JobStatus, status_of
 
 _HOW: dict[str, How] = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "incomplete", "RUNNING": "running"}
@@ -43,7 +43,7 @@ class Status:
         return self.counts.keys() <= {"completed"}
 
 
-def status(sweeps: Iterable[str], runs: Iterable[StoredRun]) -> Status:
+def status(sweeps: Iterable[str], runs: Iterable[LoadedRun]) -> Status:
     """Return the states of the jobs of sweeps, and of runs outside of sweeps.
 
     Raises:

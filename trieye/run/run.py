@@ -438,7 +438,7 @@ class Run(Recorder):
             RunInterrupted: A signal asked the run to stop.
         """
         refuse_if_rehearsed("run.steps()")
-        return steps(self, total, requeue_exit_code=self.config.runtime.requeue_exit_code)
+        return steps(self, total)
 
     def key_metrics(self) -> Mapping[str, float]:
         """Return the last value logged under each name, those for the progress bar only, the objective first."""

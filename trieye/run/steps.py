@@ -4,6 +4,7 @@ import time
 from collections.abc import Generator, Mapping
 from typing import Protocol
 
+from trieye.config.root import TrieyeConfig
 from trieye.exceptions import RunInterrupted
 from trieye.process import watchdog
 from trieye.process.progress import Progress, say
@@ -32,6 +33,10 @@ class Stepped(Protocol):
     stop_requested_at: float | None
     exit_code: int
 
+    @property
+    def config(self) -> TrieyeConfig:
+        """The config of the run."""
+
     def key_metrics(self) -> Mapping[str, float]:
         """Return the values to show, the most important one first."""
 
@@ -39,15 +44,12 @@ class Stepped(Protocol):
         """Wait until all saves are on disk; raises if one failed."""
 
 
-def steps(
-    run: Stepped, total: int | None, *, requeue_exit_code: int | None = None, counts: bool = True
-) -> Generator[int]:
+def steps(run: Stepped, total: int | None, *, counts: bool = True) -> Generator[int]:
     """Yield the numbers of the steps that are left; see `Run.steps`.
 
     Args:
         run: The run.
         total: The last step; None: there is none.
-        requeue_exit_code: Exit code after a signal other than Ctrl-C; None: 128 + its number.
         counts: Add 1 to the step of the run before each round; False: the body of the loop sets it.
 
     Raises:
@@ -65,9 +67,9 @@ def steps(
     stops = StopSignals(
         request_stop,
         "stopping after this step and saving; the same signal again (or Ctrl-C) stops at once",
-        requeue_exit_code=requeue_exit_code,
+        requeue_exit_code=run.config.runtime.requeue_exit_code,
     )
-    with stops, Progress(run.name, total, run.step, run.key_metrics) as bar:
+    with stops, Progress(run.name, total, run.step, run.key_metrics, has_bar=run.config.progress_bar) as bar:
         had_its_chance = False
         while total is None or run.step < total:
             if run.stop_requested and (had_its_chance or run.saved_step == run.step):

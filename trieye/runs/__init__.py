@@ -2,7 +2,7 @@
 
 A run is given as a `StoredRun`, as its directory, or as its name: `run` or `app/run`. Importing this package loads
 nothing heavy. Runs of other programs are imported by `trieye.integrations.importing`; policies are exported by
-`trieye.training.exporting`.
+`trieye.training.run_export`.
 """
 
 from importlib import import_module
@@ -15,7 +15,7 @@ _MODULES = {
     "delivery": ("Delivery", "close", "rebuild", "restore_attempt"),
     "finding": ("find", "get", "ordered", "run_directory", "select"),
     "ownership": ("claim",),
-    "removal": ("Removal", "plan_pruning", "plan_removal", "prune", "remove"),
+    "removal": ("Pruning", "Removal", "prune", "remove"),
     "restarting": ("Restart", "fork", "plan_fork", "plan_rerun", "rerun"),
     "stored_run": ("StoredRun",),
     "verification": ("RunCheck", "verify"),

@@ -16,9 +16,8 @@ from trieye.runs.finding import ordered as ordered
 from trieye.runs.finding import run_directory as run_directory
 from trieye.runs.finding import select as select
 from trieye.runs.ownership import claim as claim
+from trieye.runs.removal import Pruning as Pruning
 from trieye.runs.removal import Removal as Removal
-from trieye.runs.removal import plan_pruning as plan_pruning
-from trieye.runs.removal import plan_removal as plan_removal
 from trieye.runs.removal import prune as prune
 from trieye.runs.removal import remove as remove
 from trieye.runs.restarting import Restart as Restart

@@ -68,7 +68,7 @@ def find(*places: str | Path, root: Path | None = None, metric: str | None = Non
     """Return the runs of apps, sweeps or directories.
 
     Args:
-        *places: Names of apps, and directories of sweeps, apps, runs or projects; none: all apps.
+        *places: Names of runs and apps, and directories of sweeps, apps, runs or projects; none: all apps.
         root: Directory of all apps; None: those of the project around the working directory.
         metric: The metric that rates the runs; None: the `loop.objective` of each.
         mode: Whether higher values are better; None: the `loop.mode` of each.
@@ -211,26 +211,14 @@ def resolve(reference: str | Path, roots: Sequence[Path]) -> Path:
     Raises:
         ConfigurationError: Nothing or several runs have that name.
     """
-    path, text = Path(reference), str(reference)
-    if (path / RUN_RECORD).exists():
-        return path.resolve()
-    below, here = [root / text for root in roots], [path, _MULTIRUN / text]
-    first, then = (below, here) if path.name == text else (here, below)
-    directory = next(filter(Path.is_dir, first), None)
-    if directory is not None:
-        return directory.resolve()
-    runs = _run_directories(roots, (RUN_RECORD,))
-    directory = _named(text, text, runs) or next(filter(Path.is_dir, then), None)
-    if directory is None:
-        raise ConfigurationError(f"{text}: {_unknown(text, roots, [_full_name(run) for run in runs])}")
-    return directory.resolve()
+    return _locate(reference, roots).resolve()
 
 
 def find_directories(places: Sequence[str], roots: Sequence[Path]) -> tuple[list[Path], list[Skipped]]:
     """Return the directories of runs, and directories beside them that are no runs, as `find`."""
     runs: dict[Path, None] = {}
     skipped: dict[Path, Skipped] = {}
-    for directory in _directories_of(places, roots):
+    for directory in [_locate(place, roots) for place in places] if places else roots:
         for entry in _walk(directory):
             if isinstance(entry, Skipped):
                 skipped[entry.directory] = entry
@@ -282,28 +270,27 @@ def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_SHOWN]) + more or "none"
 
 
-def _unknown(name: str, roots: Sequence[Path], runs: Sequence[str] | None = None) -> str:
-    apps = sorted({path.name for root in roots for path in _directories_in(root)})
-    sweeps = [path.name for path in _directories_in(_MULTIRUN)]
-    names = [*apps, *sweeps, *(runs or ()), *(run.rpartition("/")[2] for run in runs or ())]
+def _locate(reference: str | Path, roots: Sequence[Path]) -> Path:
+    path, text = Path(reference), str(reference)
+    if (path / RUN_RECORD).exists():
+        return path
+    below, here = [root / text for root in roots], [path, _MULTIRUN / text]
+    first, then = (below, here) if path.name == text else (here, below)
+    directory = next(filter(Path.is_dir, first), None)
+    if directory is not None:
+        return directory
+    runs = _run_directories(roots, (RUN_RECORD,))
+    directory = _named(text, text, runs) or next(filter(Path.is_dir, then), None)
+    if directory is not None:
+        return directory
+    apps = sorted({app.name for root in roots for app in _directories_in(root)})
+    sweeps = [sweep.name for sweep in _directories_in(_MULTIRUN)]
+    names = [*apps, *sweeps, *map(_full_name, runs), *(run.name for run in runs)]
     where = ", ".join(map(str, roots)) or "no directory of apps here; name one with --root"
-    return (
-        f"there is no such {'run, ' if runs is not None else ''}app, sweep or directory{_did_you_mean(name, names)} "
+    raise ConfigurationError(
+        f"{text}: there is no such run, app, sweep or directory{_did_you_mean(text, names)} "
         f"(apps in {where}: {_shortened(apps)})"
     )
-
-
-def _directories_of(places: Sequence[str], roots: Sequence[Path]) -> Iterator[Path]:
-    if not places:
-        yield from roots
-    for place in places:
-        candidates = [Path(place), *(root / place for root in roots), _MULTIRUN / place]
-        if Path(place).name == place:  # a name means an app before a directory here
-            candidates = [*candidates[1:], candidates[0]]
-        directory = next((path for path in candidates if path.is_dir()), None)
-        if directory is None:
-            raise ConfigurationError(f"{place}: {_unknown(place, roots)}")
-        yield directory
 
 
 def _walk(directory: Path, depth: int = _DEPTH) -> Iterator[Path | Skipped]:

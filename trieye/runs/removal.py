@@ -23,26 +23,45 @@ from trieye.runs.stored_run import Mode, StoredRun, disk_bytes
 from trieye.sinks.mlflow.run import delete_run, is_owned_by
 
 
-def remove(run: RunReference, *, root: Path = Path(DEFAULT_ROOT)) -> "Removal":
+def remove(run: RunReference, *, root: Path = Path(DEFAULT_ROOT), dry_run: bool = False) -> "Removal":
     """Delete a run: its directory, its objects in the mirror, and its MLflow run, which MLflow keeps in its trash.
 
-    A copy of a run owns neither the MLflow run nor the mirror, so only its directory is deleted.
+    A copy of a run owns neither the MLflow run nor the mirror, so only its directory is deleted. A directory without
+    run.json among the runs of `root`, as an interrupted program leaves it, counts as a run.
 
     Args:
         run: The run, its directory or its name below `root`.
         root: Directory of all apps.
+        dry_run: Whether to delete nothing yet: `Removal.delete` of the result does.
 
     Returns:
-        What was deleted, and in `notes` what was not, and why.
+        What is deleted, and in `notes` what is not, and why.
 
     Raises:
-        ConfigurationError: There is no such run, or a symbolic link leads to it.
+        ConfigurationError: There is no such run, a symbolic link leads to it, or a name leads out of `root`.
         RunLockedError: The run is alive.
+        SerializationError: Its run.json is damaged.
         TrieyeError: MLflow or the mirror does not answer; the directory still exists.
     """
-    removal = plan_removal(run, root=root)
-    removal.delete()
+    removal = Removal.of(_named_directory(run, root), root)
+    if not dry_run:
+        removal.delete()
     return removal
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What `prune` deletes.
+
+    Attributes:
+        removals: The deleted runs, the last used one at the end.
+        unrated: Runs that are kept because their objective is unknown.
+        links: Runs that are kept because a symbolic link leads to them.
+    """
+
+    removals: list["Removal"]
+    unrated: list["Removal"]
+    links: list[Path]
 
 
 def prune(
@@ -54,7 +73,8 @@ def prune(
     metric: str | None = None,
     mode: Mode | None = None,
     root: Path = Path(DEFAULT_ROOT),
-) -> list["Removal"]:
+    dry_run: bool = False,
+) -> Pruning:
     """Delete the runs of an app that ended long ago, except the best and the newest ones.
 
     Runs that are alive and symbolic links are never deleted; with `keep_best`, neither are runs without the metric.
@@ -67,33 +87,28 @@ def prune(
         metric: The metric that rates the runs; None: their `loop.objective`.
         mode: Whether higher values are better; None: their `loop.mode`.
         root: Directory of all apps.
-
-    Returns:
-        What was deleted.
+        dry_run: Whether to delete nothing yet: `Removal.delete` of each result does.
 
     Raises:
         ConfigurationError: There is no such app, or the runs cannot be rated.
         TrieyeError: MLflow or a mirror does not answer; runs that were not deleted yet still exist.
     """
-    plan = plan_pruning(
-        app, older_than_s=older_than_s, keep_best=keep_best, keep_newest=keep_newest, metric=metric, mode=mode,
-        root=root,
-    )  # fmt: skip
-    for removal in plan.removals:
+    runs, links = _idle_runs(app, root)
+    kept = {run.run_dir for run in runs[::-1][:keep_newest]}
+    unrated: list[Removal] = []
+    if keep_best is not None:
+        ranked = _best_first(runs, metric, mode)
+        unrated = [run for run in runs if run not in ranked]
+        kept |= {run.run_dir for run in [*ranked[:keep_best], *unrated]}
+    before = time.time() - older_than_s
+    removals = [run for run in runs if run.last_used <= before and run.run_dir not in kept]
+    for removal in () if dry_run else removals:
         removal.delete()
-    return plan.removals
+    return Pruning(removals, unrated, links)
 
 
-def plan_removal(run: RunReference, *, root: Path = Path(DEFAULT_ROOT)) -> "Removal":
-    """Return what `remove` would delete, and delete nothing.
-
-    A directory without run.json among the runs of `root`, as an interrupted program leaves it, counts as a run.
-
-    Raises:
-        ConfigurationError: There is no such run, a symbolic link leads to it, or a name leads out of `root`.
-        RunLockedError: The run is alive.
-        SerializationError: Its run.json is damaged.
-    """
+def _named_directory(run: RunReference, root: Path) -> Path:
+    """Return the real directory of a run, or of one without run.json."""
     reference = run.run_dir if isinstance(run, StoredRun) else run
     try:
         path = run_entry(reference, [root])
@@ -111,45 +126,7 @@ def plan_removal(run: RunReference, *, root: Path = Path(DEFAULT_ROOT)) -> "Remo
         )
     if path != Path(reference) and not _is_inside(path, root):
         raise ConfigurationError(f"run {reference!r}: {path.resolve()} is outside --root {root}; name its directory")
-    return Removal.of(path.resolve(), root)
-
-
-@dataclass(frozen=True)
-class Pruning:
-    """What `prune` would delete.
-
-    Attributes:
-        removals: The runs to delete, the last used one at the end.
-        unrated: Runs that are kept because their objective is unknown.
-        links: Runs that are kept because a symbolic link leads to them.
-    """
-
-    removals: list["Removal"]
-    unrated: list["Removal"]
-    links: list[Path]
-
-
-def plan_pruning(
-    app: str,
-    *,
-    older_than_s: float,
-    keep_best: int | None = None,
-    keep_newest: int = 0,
-    metric: str | None = None,
-    mode: Mode | None = None,
-    root: Path = Path(DEFAULT_ROOT),
-) -> Pruning:
-    """Return what `prune` would delete, and delete nothing; arguments and exceptions are those of `prune`."""
-    runs, links = _idle_runs(app, root)
-    kept = {run.run_dir for run in runs[::-1][:keep_newest]}
-    unrated: list[Removal] = []
-    if keep_best is not None:
-        ranked = _best_first(runs, metric, mode)
-        unrated = [run for run in runs if run not in ranked]
-        kept |= {run.run_dir for run in [*ranked[:keep_best], *unrated]}
-    before = time.time() - older_than_s
-    removals = [run for run in runs if run.last_used <= before and run.run_dir not in kept]
-    return Pruning(removals, unrated, links)
+    return path.resolve()
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,9 @@ class StoredRun:
         """
         fields = _fields_of(run_dir)
         alive = fields.status == "RUNNING" and is_alive(run_dir)
-        # only a closed run has its metrics in run.json
-        metrics = fields.summary if fields.summary and not alive else published_metrics(run_dir) or fields.summary
+        # run.json has the metrics of the last attempt that was closed
+        closed = fields.summary if fields.status != "RUNNING" else {}
+        metrics = closed or published_metrics(run_dir) or fields.summary
         loop = _loop_of(run_dir)
         rated_by, better = metric or loop.objective, mode or loop.mode
         until = fields.ended or (time.time() if alive else _last_sign_of_life(run_dir, fields.started))

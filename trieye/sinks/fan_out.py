@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib.metadata import entry_points
-from typing import Any
 
 from trieye.config.sinks import SinksConfig
 from trieye.exceptions import ConfigurationError
@@ -24,7 +23,7 @@ from trieye.sinks.base import HistoryReader, RunInfo, RunStatus, Sink, Tracker
 from trieye.sinks.console import ConsoleSink
 from trieye.sinks.health import SinkHealth
 from trieye.sinks.mlflow.sink import MlflowSink
-from trieye.sinks.tensorboard.sink import ScalarWriterSink, TensorboardSink
+from trieye.sinks.tensorboard.sink import TensorboardSink
 from trieye.sinks.thread import SinkThread
 from trieye.sinks.wandb import WandbSink
 
@@ -143,8 +142,6 @@ def make_sinks(
     config: SinksConfig,
     *,
     on_run_id: Callable[[str], None] | None = None,
-    mlflow_client: Any = None,
-    tb_writer: Any = None,
     own: Sequence[Sink] = (),
 ) -> list[Sink]:
     """Return the enabled sinks, the user's sinks and the sinks of installed packages, none of them open.
@@ -152,8 +149,6 @@ def make_sinks(
     Args:
         config: Enables and configures sinks.
         on_run_id: Called with the id of the MLflow run, on the sink's thread, before the first point is written.
-        mlflow_client: An `MlflowClient` to use instead of a new one.
-        tb_writer: An object with `add_scalar`, `flush` and `close` to use instead of an event file.
         own: The user's sinks, which passed `check_own`.
 
     Raises:
@@ -163,10 +158,9 @@ def make_sinks(
     sinks: list[Sink] = []
     if config.mlflow.enabled:
         interval_s = config.mlflow.system_metrics_interval_s if config.mlflow.system_metrics else None
-        sinks.append(MlflowSink(on_run_id, mlflow_client, system_metrics_interval_s=interval_s))
+        sinks.append(MlflowSink(on_run_id, system_metrics_interval_s=interval_s))
     if config.tensorboard.enabled:
-        interval_s = config.tensorboard.flush_interval_s
-        sinks.append(TensorboardSink(interval_s) if tb_writer is None else ScalarWriterSink(tb_writer, interval_s))
+        sinks.append(TensorboardSink(config.tensorboard.flush_interval_s))
     if config.console.enabled:
         sinks.append(ConsoleSink())
     if config.wandb.enabled:

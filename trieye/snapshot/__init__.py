@@ -1,1 +1,1 @@
-"""Objects to an encoded state, and back."""
+"""Snapshots: encoding and decoding of objects, random generators and environments."""

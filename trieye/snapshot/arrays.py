@@ -1,6 +1,6 @@
-"""NumPy arrays and scalars: as nodes of an encoded state, and as safetensors files, with no copy in between.
+"""NumPy arrays and scalars as nodes of an encoded state and as safetensors files, without intermediate copies.
 
-The dtypes that safetensors lacks travel as bytes with their description.
+Dtypes that safetensors lacks are stored as bytes with a dtype description.
 """
 
 import json
@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError
 from trieye.files.checksum import ChecksumFile, ChecksumReader
-from trieye.snapshot.nodes import KIND, Collector, Node
+from trieye.snapshot.nodes import KIND, ArrayCollector, Node
 
 FORMATS: dict[np.dtype[Any], str] = {
-    np.dtype(name): known
-    for name, known in {
+    np.dtype(name): format_name
+    for name, format_name in {
         "<f8": "F64", "<f4": "F32", "<f2": "F16",
         "<i8": "I64", "<i4": "I32", "<i2": "I16", "i1": "I8",
         "<u8": "U64", "<u4": "U32", "<u2": "U16", "u1": "U8", "?": "BOOL",
     }.items()
 }  # fmt: skip
-"""The safetensors name of each NumPy dtype that safetensors knows."""
+"""The safetensors name of each NumPy dtype that safetensors supports."""
 
 
-def encode_array(encoder: Collector, value: NDArray[Any] | np.generic, path: str) -> Node | None:
-    """Return the node of an array or scalar, or None where only a pickle can hold it."""
+def encode_array(encoder: ArrayCollector, value: NDArray[Any] | np.generic, path: str) -> Node | None:
+    """Return the node of an array or scalar, or None if only pickle can represent it."""
     if isinstance(value, np.generic):
         return _encode_scalar(value)
     if type(value) not in {np.ndarray, np.memmap}:
@@ -45,14 +45,14 @@ def encode_array(encoder: Collector, value: NDArray[Any] | np.generic, path: str
 
 
 def decode_array(node: dict[str, Any], array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array that `encode_array` got; it shares the memory of `array`."""
+    """Invert `encode_array` for an array; the result shares the memory of `array`."""
     if "descr" not in node:
         return array
     return np.ndarray(tuple(node["shape"]), _dtype(node["descr"]), array.data if array.nbytes else b"")
 
 
 def decode_scalar(node: dict[str, Any]) -> Any:
-    """Return the scalar that `encode_array` got."""
+    """Invert `encode_array` for a scalar."""
     return np.ndarray((), _dtype(node["descr"]), bytearray.fromhex(node["hex"]))[()]
 
 
@@ -65,7 +65,7 @@ def _encode_scalar(value: np.generic) -> Node | None:
 
 
 def describe(dtype: np.dtype[Any]) -> Node | None:
-    """Return the description of a dtype as JSON, or None if it does not describe it fully."""
+    """Return a JSON description of a dtype, or None if JSON cannot describe it fully."""
     if dtype in FORMATS:
         return dtype.str
     if dtype.hasobject or dtype.metadata or dtype.itemsize == 0 or dtype.isbuiltin == 2:  # noqa: PLR2004 - 2 = user-defined
@@ -86,7 +86,7 @@ def _dtype(descr: Node) -> np.dtype[Any]:
 
 
 def _with_tuples(descr: Node) -> Any:
-    """Undo what JSON does to a description: fields are tuples inside a list, as are shapes."""
+    """Convert the lists of a JSON description back to the tuples of fields and shapes."""
     if not isinstance(descr, list):
         return descr
     return [(_title(name), _with_tuples(kind), *(tuple(shape) for shape in rest)) for name, kind, *rest in descr]
@@ -102,11 +102,11 @@ _LENGTH_BYTES = 8
 
 
 def write_tensors(file: ChecksumFile, arrays: dict[str, NDArray[Any]], formats: dict[str, str]) -> None:
-    """Write arrays that are C-contiguous and of a dtype in `FORMATS`; `formats` names those that mean something else.
+    """Write C-contiguous arrays of dtypes in `FORMATS` as a safetensors file; `formats` overrides format names.
 
-    The safetensors library is not used for it: it wants `bytes`, a copy of every tensor.
+    The safetensors library needs `bytes`, a copy of every tensor.
     """
-    # widest first: every tensor is then aligned to its own size, without the gaps that the format forbids
+    # widest dtype first: aligns every tensor to its item size without gaps, which the format forbids
     order = sorted(arrays, key=lambda name: -arrays[name].itemsize)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -128,29 +128,29 @@ def write_tensors(file: ChecksumFile, arrays: dict[str, NDArray[Any]], formats: 
 
 
 def read_tensors(file: ChecksumReader, path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Return the arrays of a safetensors file, each in its own memory, and the formats as `write_tensors` takes them.
+    """Return the arrays of a safetensors file, each in separate memory, and the `formats` for `write_tensors`.
 
     Args:
-        file: The file, at its beginning.
-        path: Where it lies.
+        file: The file, at position 0.
+        path: Path of the file.
 
     Raises:
-        SerializationError: The file is not a whole safetensors file.
+        SerializationError: The file is not a complete safetensors file.
     """
     try:
         entries = _read_header(file, path.stat().st_size)
         arrays = {name: _read_array(file, entry) for name, entry in entries}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise SerializationError(f"{path} is not a whole safetensors file: {error}") from error
+        raise SerializationError(f"{path} is not a complete safetensors file: {error}") from error
     formats = {name: entry["dtype"] for name, entry in entries if entry["dtype"] in _BITS}
     return arrays, formats
 
 
 def map_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a safetensors file as read-only maps of it, which are read when they are used.
+    """Return the arrays of a safetensors file as read-only memory maps.
 
     Raises:
-        SerializationError: The file is not a whole safetensors file.
+        SerializationError: The file is not a complete safetensors file.
     """
     try:
         with path.open("rb") as file:
@@ -160,7 +160,7 @@ def map_tensors(path: Path) -> dict[str, NDArray[Any]]:
     except OSError as error:
         raise SerializationError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise SerializationError(f"{path} is not a whole safetensors file: {error}") from error
+        raise SerializationError(f"{path} is not a complete safetensors file: {error}") from error
 
 
 def _mapped(path: Path, entry: dict[str, Any], start: int) -> NDArray[Any]:
@@ -182,7 +182,7 @@ def _read_header(file: BinaryIO | ChecksumReader, size_bytes: int) -> list[tuple
         start, stop = entry["data_offsets"]
         expected = math.prod(entry["shape"]) * _DTYPES[entry["dtype"]].itemsize
         if start != end or stop - start != expected or min(entry["shape"], default=0) < 0:
-            raise ValueError(f"tensor {name!r} lies at {start}..{stop}, expected {end}..{end + expected}")
+            raise ValueError(f"tensor {name!r} has offsets {start}..{stop}, expected {end}..{end + expected}")
         end = stop
     if end != size_bytes - _LENGTH_BYTES - length:
         raise ValueError(f"the tensors end at {end}, the file at {size_bytes - _LENGTH_BYTES - length}")
@@ -192,7 +192,7 @@ def _read_header(file: BinaryIO | ChecksumReader, size_bytes: int) -> list[tuple
 def _read_array(file: ChecksumReader, entry: dict[str, Any]) -> NDArray[Any]:
     array = np.empty(entry["shape"], _DTYPES[entry["dtype"]])
     if array.nbytes:
-        got = file.readinto(array.reshape(-1).view(np.uint8).data)
-        if got != array.nbytes:
-            raise ValueError(f"{got} bytes of {array.nbytes}")
+        num_read = file.readinto(array.reshape(-1).view(np.uint8).data)
+        if num_read != array.nbytes:
+            raise ValueError(f"{num_read} bytes of {array.nbytes}")
     return array

@@ -1,4 +1,4 @@
-"""Turn an encoded state back into what it was."""
+"""Decodes encoded states."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from trieye.snapshot.parts import OnDamage, SavedParts
 
 
 def decode(encoded: EncodedState, *, copy: bool = True, on_damage: OnDamage = "partial") -> Any:
-    """Return the state that `encode` got; pickled parts run code, and `load_state` has checked that they may.
+    """Invert `encode`; this executes the code of pickled parts, whose signature `load_state` has checked.
 
     Args:
         encoded: The snapshot.
-        copy: With False, the result may share memory with `encoded`, which is then good for one decoding.
-        on_damage: What `SavedParts` do about parts that turn out to be damaged.
+        copy: With False, the result may share memory with `encoded`, which then can be decoded only once.
+        on_damage: Policy of `SavedParts` for damaged parts.
 
     Raises:
-        SerializationError: The snapshot does not fit together, or a pickled part cannot be restored.
+        SerializationError: The snapshot is inconsistent, or a pickled part cannot be restored.
     """
     return _Decoder(encoded, copy=copy, on_damage=on_damage).value(encoded.tree)
 
@@ -40,9 +40,7 @@ class _Decoder:
         except SerializationError:
             raise
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError) as error:
-            raise SerializationError(
-                f"the saved state does not fit together: {type(error).__name__}: {error}"
-            ) from error
+            raise SerializationError(f"the saved state is inconsistent: {type(error).__name__}: {error}") from error
 
     def _value(self, node: Node) -> Any:
         if type(node) is list:
@@ -54,7 +52,7 @@ class _Decoder:
         decode_kind = _KINDS.get(node[KIND])
         if decode_kind is None:
             raise SerializationError(
-                f"the saved state holds a {node[KIND]!r}, which this version of trieye does not know"
+                f"the saved state contains a {node[KIND]!r}, which this version of trieye does not support"
             )
         return decode_kind(self, node)
 
@@ -69,7 +67,7 @@ class _Decoder:
         if name not in self._tensors:
             self._tensors[name] = tensors.decode_tensor(node, self.array(name))
             return self._tensors[name]
-        return self._tensors[name].detach()  # what shared its memory does so again
+        return self._tensors[name].detach()  # restores shared memory
 
     def array(self, name: str) -> NDArray[Any]:
         array = self._encoded.arrays[name]

@@ -1,4 +1,4 @@
-"""Turn the state of a training into plain parts that any process can write, and back."""
+"""Encodes the state of a training as JSON values, arrays and pickles that any process can write."""
 
 import math
 import re
@@ -15,12 +15,12 @@ from trieye.snapshot import arrays, objects, tensors
 from trieye.snapshot.decode import decode
 from trieye.snapshot.environments import stateful
 from trieye.snapshot.generators import generator_state
-from trieye.snapshot.nodes import KIND, EncodedState, Node, Part, StateParts, join, place
+from trieye.snapshot.nodes import KIND, EncodedState, Node, Part, StateParts, join, quoted_path
 
 __all__ = ["EncodedState", "Encoder", "decode", "encode"]
 
 MAX_DEPTH = 100
-"""Containers inside containers; reading must never meet Python's recursion limit with what was written."""
+"""Maximum nesting of containers; reading a written state must never exceed Python's recursion limit."""
 
 _MAX_INLINE_BYTES = 256
 _PLAIN_INT_BITS = 64
@@ -31,17 +31,17 @@ _PART_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,100}")
 def encode(state: Any, *, copy: bool = True, known: Collection[str] = ()) -> EncodedState:
     """Take a snapshot of `state`.
 
-    Plain data, NumPy arrays and scalars, and tensors of any device come back exactly as they were, tensors on the CPU
-    and without gradient, random generators in the same state. An object with a `state_dict()` is represented by that,
-    one with `state_parts(known)` by what is new in it. All else is pickled by cloudpickle.
+    Plain data, NumPy arrays and scalars, tensors of any device and random generators are restored exactly; tensors are
+    restored on the CPU and without gradient. An object with a `state_dict()` is represented by its state dict, an
+    object with `state_parts(known)` by its new parts. cloudpickle pickles everything else.
 
     Args:
-        state: Nested containers of anything.
+        state: Nested containers of any values.
         copy: With False, arrays on the CPU are shared with `state`, which must not change before they are written.
-        known: Names of parts that a finished checkpoint holds; see `StateParts`.
+        known: Names of parts in complete checkpoints; see `StateParts`.
 
     Raises:
-        SerializationError: A part can neither be encoded nor pickled, or contains itself; the message names it.
+        SerializationError: A value can neither be encoded nor pickled, or contains itself; the message names it.
     """
     encoder = Encoder(known)
     tree = encoder.node(state, "", 0)
@@ -50,7 +50,7 @@ def encode(state: Any, *, copy: bool = True, known: Collection[str] = ()) -> Enc
 
 
 class Encoder:
-    """One pass over a state; collects the arrays and pickled parts that the tree refers to by name."""
+    """Encodes one state; collects the arrays and pickles that the tree refers to by name."""
 
     def __init__(self, known: Collection[str] = ()) -> None:
         self.objects: dict[str, bytes] = {}
@@ -62,13 +62,13 @@ class Encoder:
         self._owned: set[str] = set()
 
     def node(self, value: Any, path: str, depth: int) -> Node:
-        """Return the JSON value that stands for `value`, which lies at `path` inside the state."""
+        """Return the JSON value that represents `value`; `path` is its path within the state."""
         encode_plain = _PLAIN.get(type(value))
         if encode_plain is not None:
             return encode_plain(value)
         if depth > MAX_DEPTH:
             raise SerializationError(
-                f"{place(path[:200])} is nested deeper than {MAX_DEPTH} levels; does it contain itself?"
+                f"{quoted_path(path[:200])} is nested deeper than {MAX_DEPTH} levels; does it contain itself?"
             )
         encode_container = _CONTAINERS.get(type(value))
         if encode_container is not None:
@@ -85,7 +85,7 @@ class Encoder:
         ]
 
     def add_array(self, path: str, array: NDArray[Any], *, owned: bool, format_name: str | None = None) -> str:
-        """Keep an array and return the name it got; `owned` says that no user code can change it."""
+        """Store an array and return its name; with `owned`, no user code can change the array."""
         name = _unique(path, self._arrays)
         self._arrays[name] = array
         if owned:
@@ -95,15 +95,15 @@ class Encoder:
         return name
 
     def add_object(self, path: str, data: bytes) -> str:
-        """Keep a pickled part and return the name it got."""
+        """Store a pickle and return its name."""
         name = _unique(path, self.objects)
         self.objects[name] = data
         return name
 
     def contiguous_arrays(self, *, copy: bool) -> dict[str, NDArray[Any]]:
-        """Return the arrays, those that user code could change copied into one block of memory.
+        """Return the arrays; arrays that user code could change are copied into one block of memory.
 
-        One block, because 50 fresh arrays of 4 MB cost five times the page faults of a single one of 200 MB.
+        50 new arrays of 4 MB cost five times the page faults of a single array of 200 MB.
         """
         shared = {name: array for name, array in self._arrays.items() if copy and name not in self._owned}
         offsets = np.cumsum(
@@ -139,53 +139,55 @@ class Encoder:
             return self.node(adapted.state_dict(), path, depth + 1)
         return objects.encode_object(self, value, path)
 
-    def _parts(self, found: StateParts, path: str, depth: int) -> Node:
-        names = [*found.kept, *found.new]
+    def _parts(self, parts: StateParts, path: str, depth: int) -> Node:
+        names = [*parts.kept, *parts.new]
         for name in names:
             if not _PART_NAME.fullmatch(name) or names.count(name) > 1:
                 raise SerializationError(
-                    f"{place(path)}: a part is called {name!r}; a name is used once, of a-z, 0-9, - and _"
+                    f"{quoted_path(path)}: part name {name!r} is invalid or a duplicate; use a-z, 0-9, - and _"
                 )
-        if strange := [name for name in found.kept if name not in self._known]:
-            raise SerializationError(f"{place(path)} keeps part {strange[0]!r}, which no finished checkpoint holds")
-        for name in found.kept:
+        if unknown := [name for name in parts.kept if name not in self._known]:
+            raise SerializationError(
+                f"{quoted_path(path)} refers to part {unknown[0]!r}, which no complete checkpoint has"
+            )
+        for name in parts.kept:
             self.parts.setdefault(name)
-        for name, columns in found.new.items():
-            held = {key: _known_array(array, f"{path}/{name}/{key}") for key, array in columns.items()}
-            if not _is_same(self.parts.get(name), held):
+        for name, columns in parts.new.items():
+            part = {key: _safetensors_array(array, f"{path}/{name}/{key}") for key, array in columns.items()}
+            if not _is_same(self.parts.get(name), part):
                 raise SerializationError(
-                    f"{place(path)}: a part is called {name!r}, and so is one of another object; names end at random"
+                    f"{quoted_path(path)}: part name {name!r} is used by another object; add a random suffix"
                 )
-            self.parts[name] = held
-        return {KIND: "parts", "names": names, "state": self.node(found.state, path, depth + 1)}
+            self.parts[name] = part
+        return {KIND: "parts", "names": names, "state": self.node(parts.state, path, depth + 1)}
 
 
-def _known_array(array: Any, place: str) -> NDArray[Any]:
-    held = np.asarray(array, order="C")
-    if held.dtype not in arrays.FORMATS:
+def _safetensors_array(array: Any, path: str) -> NDArray[Any]:
+    contiguous = np.asarray(array, order="C")
+    if contiguous.dtype not in arrays.FORMATS:
         allowed = ", ".join(map(str, arrays.FORMATS))
-        raise SerializationError(f"part {place!r} is an array of {held.dtype}; safetensors knows {allowed}")
-    return held
+        raise SerializationError(f"part {path!r} is an array of {contiguous.dtype}; safetensors supports {allowed}")
+    return contiguous
 
 
-def _is_same(one: Part, other: dict[str, NDArray[Any]]) -> bool:
-    """Tell whether a part may be another one of its name: the same arrays, as of an object that is saved twice."""
-    if not isinstance(one, Mapping):
+def _is_same(existing: Part, new: dict[str, NDArray[Any]]) -> bool:
+    """Return whether a part may reuse a name: its arrays are identical, because an object is saved twice."""
+    if not isinstance(existing, Mapping):
         return True
-    return one.keys() == other.keys() and all(one[key] is array for key, array in other.items())
+    return existing.keys() == new.keys() and all(existing[key] is array for key, array in new.items())
 
 
-def _unique(path: str, taken: Any) -> str:
+def _unique(path: str, used_names: Any) -> str:
     base = path.strip("/") or "state"
     name, count = base, 1
-    while name in taken or name == "__metadata__":  # a reserved word of safetensors
+    while name in used_names or name == "__metadata__":  # a reserved word of safetensors
         count += 1
         name = f"{base}#{count}"
     return name
 
 
 def _int(value: int) -> Node:
-    # JSON readers, Python's too, limit the digits of a number
+    # JSON readers, including Python's, limit the digits of a number
     return value if value.bit_length() <= _PLAIN_INT_BITS else {KIND: "int", "hex": hex(value)}
 
 
@@ -229,7 +231,7 @@ def _dict(encoder: Encoder, value: dict[Any, Any], path: str, depth: int) -> Nod
 
 def _ordered_dict(encoder: Encoder, value: OrderedDict[Any, Any], path: str, depth: int) -> Node:
     node: dict[str, Node] = {KIND: "ordereddict", "items": _pairs(encoder, value, path, depth)}
-    # torch keeps the version of each module here; loading an old state dict depends on it
+    # torch stores module versions here, which the loading of old state dicts needs
     if (metadata := getattr(value, "_metadata", None)) is not None:
         node["metadata"] = encoder.node(metadata, path + "/_metadata", depth + 1)
     return node

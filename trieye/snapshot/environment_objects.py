@@ -1,4 +1,4 @@
-"""What the objects of an environment hold, taken as plain data, and put into the objects of another one."""
+"""Reads the state of an environment's objects as plain data, and writes it to the objects of another one."""
 
 import contextlib
 import copy
@@ -21,37 +21,37 @@ from trieye.snapshot.nodes import Node
 _CONSTANT = {"spec", "_cached_spec", "metadata", "_metadata", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs"}
 _NO_STATE = {
     "env_fns",
-    "time_queue", "episode_start_time", "episode_start_times",  # of this process's clock
-    "frame_list", "recorded_frames", "render_history",  # pictures
-    "_previous_data",  # what `PassiveEnvChecker` compares by identity
-    "P",  # the transitions of the toy-text environments: up to 3000 tuples that never change
+    "time_queue", "episode_start_time", "episode_start_times",  # based on this process's clock
+    "frame_list", "recorded_frames", "render_history",  # images
+    "_previous_data",  # `PassiveEnvChecker` compares it by identity
+    "P",  # the transitions of the toy-text environments: up to 3000 constant tuples
 }  # fmt: skip
 NOT_IN_STATES = frozenset(_CONSTANT | _NO_STATE)
 """Attributes of environments that a state leaves out."""
 
 _MAX_STEPS = 60
-"""Of a path; the encoder allows 100 levels."""
+"""Maximum length of a path; the encoder allows 100 levels."""
 
 Path = tuple[Any, ...]
 
 
-class ObjectTaker:
-    """One pass over an environment, from its outermost layer to its innermost one.
+class EnvironmentReader:
+    """Traverses an environment from its outermost to its innermost layer, and creates an entry for each object.
 
-    An entry describes an object that the other environment has in the same place. `is` names the class of the object,
-    `data` are its parts that are plain data, `objects` the entries of its other parts, `left` the parts that are left
-    alone (None: all others), `own` the state that the object gives of itself. The entry of a random generator has the
-    `state`, that of a counter the `items`, that of an enum the name of the `member`; `again` is the path of the entry
-    of an object that the pass has met before.
+    An entry describes an object that the target environment has at the same path. `is` names the class of the object,
+    `data` contains its plain attributes, `objects` the entries of its other attributes, `left` the attributes that are
+    not restored (None: all others), `own` the result of the object's own state method. The entry of a random generator
+    has a `state`, of a counter `items`, of an enum the name of the `member`; `again` is the path of the first entry of
+    an object that has several references.
 
     Args:
         env: The environment.
-        ignored: Attributes to leave alone, as `Class.attribute`, and compiled modules, as `module.name`.
+        ignored: Attributes to skip, as `Class.attribute`, and compiled modules, as `module.name`.
 
     Attributes:
-        layers: The entry of each layer. Where a part of a layer cannot be taken: the layer's random generators alone.
-        same: Pairs of paths in `layers`: the list, array or the like at the first path is that at the second one.
-        problem: The first part that cannot be taken, and why; None if there is none.
+        layers: The entry of each layer; for a layer with a problem, only its random generators.
+        same: Pairs of paths in `layers` whose mutable value (list, array, ...) is the same object.
+        problem: The first attribute that cannot be read, and the reason; None if there is none.
     """
 
     def __init__(self, env: Any, ignored: Collection[str] = ()) -> None:
@@ -59,12 +59,12 @@ class ObjectTaker:
         self.same: list[tuple[Path, Path]] = []
         self.problem: str | None = None
         self._ignored = ignored
-        self._arrays: dict[int, list[Any]] = {}  # by the memory in which they lie
-        self._alive: list[Any] = []  # so that no id is given twice
-        found = layers_of(env)
-        self._paths: dict[int, Path] = {id(layer): (number,) for number, layer in enumerate(found)}
+        self._arrays: dict[int, list[Any]] = {}  # by memory address
+        self._alive: list[Any] = []  # references that prevent the reuse of ids
+        layers = layers_of(env)
+        self._paths: dict[int, Path] = {id(layer): (number,) for number, layer in enumerate(layers)}
         problems: list[str | None] = []
-        for number, layer in enumerate(found):
+        for number, layer in enumerate(layers):
             self.problem = None
             self.layers.append(self._holder(layer, (number,), type(layer).__name__))
             problems.append(self.problem)
@@ -75,74 +75,74 @@ class ObjectTaker:
             self.layers[number] = _generators_only(self.layers[number], is_layer=True)
 
     def _with_sharers(self, broken: set[int]) -> set[int]:
-        """Return the numbers of layers with those of all layers that share data with one of them."""
+        """Add the numbers of all layers that share data with a broken layer, transitively."""
         pairs = [{path[0], first[0]} for path, first in self.same]
         while more := {number for pair in pairs if pair & broken for number in pair - broken}:
             broken = broken | more
         return broken
 
-    def _trouble(self, value: Any, label: str, why: str = "") -> Node:
+    def _report(self, value: Any, label: str, why: str = "") -> Node:
         self.problem = self.problem or f"{label} is a {kinds.class_name(type(value))}{why}"
         return {"is": kinds.name_of(value)}
 
     def _object(self, value: Any, path: Path, label: str, *, in_container: bool) -> Node:
-        """Return the entry of a value that is no plain data."""
+        """Return the entry of a value that is not plain data."""
         entry, state = {"is": kinds.name_of(value)}, generator_state(value)
         if kinds.is_constant(value):
             return entry
         if isinstance(value, enum.Enum) and value.name in type(value).__members__ and not in_container:
             return entry | {"member": value.name}
         first = self._paths.setdefault(id(value), path)
-        stays = state is not None or kinds.is_space(value) or isinstance(value, (*kinds.CALLABLES, tuple))
+        is_sharable = state is not None or kinds.is_space(value) or isinstance(value, (*kinds.CALLABLES, tuple))
         if first != path:
-            if not stays and not kinds.is_environment(value):
-                self._trouble(value, label, " that lies in another place, too")
+            if not is_sharable and not kinds.is_environment(value):
+                self._report(value, label, " with a second reference")
             return entry | {"again": first}
         if state is not None:
             return entry | {"state": state}
-        if in_container and not stays and type(value) not in kinds.HOLDERS:
-            self._trouble(value, label, " in a container")  # which may have other items in the other process
+        if in_container and not is_sharable and type(value) not in kinds.HOLDERS:
+            self._report(value, label, " in a container")  # the container may have other items in the other process
         if type(value) in {Counter, defaultdict} and kinds.is_data(items := dict(value)):
             return entry | {"items": self._copied(items, (*path, "items"), label)}
         return self._holder(value, path, label)
 
     def _holder(self, value: Any, path: Path, label: str) -> Node:
-        """Return the entry of an object that has parts."""
+        """Return the entry of an object with attributes or items."""
         in_container, is_a_space = type(value) in kinds.HOLDERS, kinds.is_space(value)
         has_attributes = not in_container and not isinstance(value, kinds.CALLABLES)
         entry: dict[str, Any] = {"is": kinds.name_of(value), "data": {}, "objects": {}, "left": []}
         entry |= self._own_state(value, path, label) if has_attributes and not is_a_space else {}
         is_partial = "own" in entry or is_a_space
         for name, item in _parts(value).items():
-            place = f"{label}[{name!r:.40}]" if in_container else f"{type(value).__name__}.{name}"
+            part_label = f"{label}[{name!r:.40}]" if in_container else f"{type(value).__name__}.{name}"
             try:
                 if has_attributes and (
                     self._is_left(value, name, item) or (is_partial and not kinds.holds_generators(item))
                 ):
                     entry["left"].append(name)
                 else:
-                    self._part(item, name, entry, path, place, in_container=in_container)
+                    self._part(item, name, entry, path, part_label, in_container=in_container)
             except RecursionError:
-                self._trouble(item, place, " that is nested too deep, or in a circle")
+                self._report(item, part_label, " that is nested too deeply, or contains itself")
         return entry | {"left": None} if is_partial else entry
 
     def _part(self, item: Any, name: Any, entry: Node, path: Path, label: str, *, in_container: bool) -> None:
         if len(path) > _MAX_STEPS:
             raise RecursionError
-        if kinds.is_data(item) and entry["is"] != "builtins.tuple":  # which nobody can put into an existing tuple
+        if kinds.is_data(item) and entry["is"] != "builtins.tuple":  # an existing tuple cannot be changed
             entry["data"][name] = self._copied(item, (*path, "data", name), label)
         else:
             entry["objects"][name] = self._object(item, (*path, "objects", name), label, in_container=in_container)
 
     def _own_state(self, value: Any, path: Path, label: str) -> dict[str, Any]:
-        """Return the state that an object gives of itself as `own`; nothing where its attributes are its state."""
+        """Return `own` if an object has a state method; report opaque objects."""
         methods = kinds.own_methods(value)
         if methods and kinds.is_data(own := getattr(value, methods[0])()):
             return {"own": self._copied(own, (*path, "own"), f"{label}.{methods[0]}()")}
         if (why := kinds.more_than_attributes(value)) is not None:
-            self._trouble(value, label, why)
+            self._report(value, label, why)
         for engine in sorted(kinds.engines(value) - set(self._ignored)) if kinds.is_environment(value) else ():
-            self._trouble(sys, engine, " that is no Python and may hold the environment")
+            self._report(sys, engine, " that is compiled and may contain state of the environment")
         return {}
 
     def _is_left(self, holder: Any, name: str, item: Any) -> bool:
@@ -152,7 +152,7 @@ class ObjectTaker:
         return is_ignored or is_fixed or kinds.is_shown(item)
 
     def _copied(self, value: Any, path: Path, label: str) -> Any:
-        """Return a copy of plain data; None for a part of it that is met again, which `same` then knows."""
+        """Return a copy of plain data; None for a part with an earlier reference, which `same` records."""
         if type(value) in kinds.SCALARS or isinstance(value, np.generic):
             return value
         is_immutable = type(value) in {tuple, frozenset}
@@ -166,11 +166,11 @@ class ObjectTaker:
         if isinstance(value, np.ndarray) or kinds.is_tensor(value):
             return self._array(value, label)
         if isinstance(value, set | frozenset) and not kinds.is_repeated(value):
-            self._trouble(value, label, " whose order another process does not repeat")
+            self._report(value, label, " whose order differs in another process")
         parts = _parts(value)
         copies = {key: self._copied(item, (*path, key), f"{label}[{key!r:.40}]") for key, item in parts.items()}
         if is_immutable and any(copies[key] is None and item is not None for key, item in parts.items()):
-            self._trouble(value, label, " of something that lies in another place, too")
+            self._report(value, label, " with an item that has a second reference")
         if isinstance(value, deque):
             return deque(copies.values(), value.maxlen)
         return type(value)(copies if isinstance(value, dict) else copies.values())
@@ -185,19 +185,19 @@ class ObjectTaker:
         else:
             memory, is_plain = value.untyped_storage().data_ptr(), value.is_contiguous() and not value.requires_grad
         others = self._arrays.setdefault(memory, [])
-        # rows of one array, such as the actions for the members of a vector, are apart
+        # rows of one array, such as the actions of the members of a vector, do not overlap
         shares = [other for other in others if not isinstance(value, np.ndarray) or np.may_share_memory(value, other)]
         if not is_plain or (shares and value.nbytes):
-            return self._trouble(value, label, " that shares memory, or has strides or a gradient")
+            return self._report(value, label, " that shares memory, or has strides or a gradient")
         others.append(value)
         return copy.deepcopy(value)
 
 
-class ObjectPutter:
-    """One pass over an environment, to which an `ObjectTaker` gave the attributes of another one.
+class EnvironmentWriter:
+    """Writes the entries of an `EnvironmentReader` to another environment.
 
-    The pass makes containers, arrays, tensors and random generators. Objects of all other classes stay those that are
-    there; they change when all that was taken has proved to fit.
+    The writer creates containers, arrays, tensors and random generators. Objects of other classes are modified in
+    place, after all entries have proved to fit.
 
     Args:
         env: The environment.
@@ -205,43 +205,44 @@ class ObjectPutter:
 
     def __init__(self, env: Any) -> None:
         self._layers = layers_of(env)
-        self._found: dict[Path, Any] = {(number,): layer for number, layer in enumerate(self._layers)}
-        self._taken: set[int] = set()  # ids of the objects that an entry stands for already
+        self._objects: dict[Path, Any] = {(number,): layer for number, layer in enumerate(self._layers)}
+        self._assigned: set[int] = set()  # ids of the objects that have an entry
         self._changes: list[Callable[[], Any]] = []
 
-    def check_layers(self, taken: list[Node]) -> None:
-        """Make sure that the environment is made of the same wrappers; raises SerializationError if it is not."""
-        now, then = [kinds.name_of(layer) for layer in self._layers], [entry["is"] for entry in taken]
+    def check_layers(self, entries: list[Node]) -> None:
+        """Raise SerializationError if the environment has other wrappers than the saved one."""
+        now, then = [kinds.name_of(layer) for layer in self._layers], [entry["is"] for entry in entries]
         if now != then:
             raise SerializationError(f"its layers were {', '.join(map(str, then))}, and are {', '.join(now)}")
 
-    def put(self, taken: list[Node], same: list[tuple[Path, Path]]) -> None:
-        """Give the layers what was taken.
+    def put(self, entries: list[Node], same: list[tuple[Path, Path]]) -> None:
+        """Write the entries to the layers.
 
         Raises:
-            SerializationError: What was taken does not fit what is there.
+            SerializationError: An entry does not fit the environment.
         """
-        taken = copy.deepcopy(taken)  # it stays what was saved, and nothing of it is in two environments
-        for (*before, last), first in same:
-            functools.reduce(operator.getitem, before, taken)[last] = functools.reduce(operator.getitem, first, taken)
-        for number, entry in enumerate(taken):
+        entries = copy.deepcopy(entries)  # neither the saved state nor another environment shares objects with this one
+        for (*parent, last), first in same:
+            shared = functools.reduce(operator.getitem, first, entries)
+            functools.reduce(operator.getitem, parent, entries)[last] = shared
+        for number, entry in enumerate(entries):
             self._holder(entry, self._layers[number], (number,))
         for change in self._changes:
             change()
 
     def _object(self, entry: Node, current: Any, path: Path) -> Any:
-        """Return what an entry stands for, which is most often the current object."""
+        """Return the object of an entry, usually the current object."""
         is_same = kinds.name_of(current) == entry["is"]
         if "state" in entry:
-            is_free = is_same and id(current) not in self._taken
-            self._found[path] = generator = current if is_free else new_generator(entry["state"])
-            self._taken.add(id(generator))
+            is_free = is_same and id(current) not in self._assigned
+            self._objects[path] = generator = current if is_free else new_generator(entry["state"])
+            self._assigned.add(id(generator))
             self._changes.append(functools.partial(set_generator_state, generator, entry["state"]))
             return generator
-        known = self._found.get(tuple(entry.get("again", ())), current)
-        if generator_state(known) is not None:
-            return known
-        if not is_same or known is not current:
+        referenced = self._objects.get(tuple(entry.get("again", ())), current)
+        if generator_state(referenced) is not None:
+            return referenced
+        if not is_same or referenced is not current:
             raise SerializationError(f"a {kinds.name_of(current)} was {'another ' * is_same}{entry['is']} when saved")
         if isinstance(current, enum.Enum):
             return type(current)[entry["member"]]
@@ -252,37 +253,37 @@ class ObjectPutter:
         return self._holder(entry, current, path) if "objects" in entry else current
 
     def _holder(self, entry: Node, current: Any, path: Path) -> Any:
-        if id(current) in self._taken:
+        if id(current) in self._assigned:
             raise SerializationError(f"a {entry['is']} was two objects when saved, and is one")
-        self._taken.add(id(current))
-        self._found[path] = current
+        self._assigned.add(id(current))
+        self._objects[path] = current
         if "own" in entry:
-            methods = kinds.own_methods(current)  # a name in a file must not choose what is called
+            methods = kinds.own_methods(current)  # a name in a file must not select the method
             if methods is None:
-                raise SerializationError(f"a {entry['is']} does not take a state any more")
+                raise SerializationError(f"a {entry['is']} no longer has methods to set its state")
             self._changes.append(functools.partial(getattr(current, methods[1]), entry["own"]))
         now, values = _parts(current), dict(entry["data"])
         for name, inner in entry["objects"].items():
             values[name] = self._object(inner, now.get(name), (*path, "objects", name))
-        gone = set() if entry["left"] is None else now.keys() - values.keys() - set(entry["left"])
+        removed = set() if entry["left"] is None else now.keys() - values.keys() - set(entry["left"])
         is_fixed = type(current) in kinds.HOLDERS or isinstance(current, kinds.CALLABLES)
-        if is_fixed and (gone or values.keys() - now.keys()):
+        if is_fixed and (removed or values.keys() - now.keys()):
             raise SerializationError(f"a {entry['is']} had other items when saved")
         changed = {name: value for name, value in values.items() if name not in now or value is not now[name]}
-        self._changes.append(functools.partial(_change, current, changed, gone))
+        self._changes.append(functools.partial(_change, current, changed, removed))
         return current
 
 
 def _generators_only(entry: Node, *, is_layer: bool = False) -> Node | None:
-    """Return the part of an entry that has to do with random generators; None if there is none."""
-    inner = {name: _generators_only(found) for name, found in entry.get("objects", {}).items()}
-    objects = {name: found for name, found in inner.items() if found is not None}
+    """Return the random generators in an entry; None if there are none."""
+    inner = {name: _generators_only(child) for name, child in entry.get("objects", {}).items()}
+    objects = {name: child for name, child in inner.items() if child is not None}
     pruned = {"is": entry["is"], "data": {}, "objects": objects, "left": None}
     return pruned if objects or is_layer else entry if "state" in entry else None
 
 
 def _parts(value: Any) -> dict[Any, Any]:
-    """Return what an object holds: items, the cells of a closure, the object of a method, or attributes."""
+    """Return the parts of an object: items, closure cells, the object of a bound method, or attributes."""
     if isinstance(value, dict):
         return dict(value)
     if isinstance(value, list | tuple | deque | set | frozenset):
@@ -298,8 +299,8 @@ def _cells(function: types.FunctionType) -> dict[str, types.CellType]:
     return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
 
-def _change(holder: Any, values: Mapping[Any, Any], gone: Collection[str]) -> None:
-    """Give an object other parts, around properties and frozen dataclasses: nothing of the environment runs."""
+def _change(holder: Any, values: Mapping[Any, Any], removed: Collection[str]) -> None:
+    """Change the parts of an object directly, bypassing properties and frozen dataclasses: no user code runs."""
     for name, value in values.items():
         if isinstance(holder, types.FunctionType):
             _cells(holder)[name].cell_contents = value
@@ -309,25 +310,25 @@ def _change(holder: Any, values: Mapping[Any, Any], gone: Collection[str]) -> No
             object.__setattr__(holder, name, value)
         else:
             vars(holder)[name] = value
-    for name in gone:
-        with contextlib.suppress(AttributeError):  # one of the class
+    for name in removed:
+        with contextlib.suppress(AttributeError):  # a class attribute
             object.__delattr__(holder, name)
 
 
 def layers_of(env: Any) -> list[Any]:
-    """Return an environment and those inside it, from the outermost on: what a wrapper wraps, what a vector holds."""
-    held = attributes_of(env)
-    members = held.get("envs")
-    inner = [held.get("env"), *(members if isinstance(members, list | tuple) else ())]
-    return [env, *(layer for one in inner if kinds.is_environment(one) for layer in layers_of(one))]
+    """Return an environment, its wrapped environments and the members of vectors, from the outermost to the inner."""
+    attributes = attributes_of(env)
+    members = attributes.get("envs")
+    inner = [attributes.get("env"), *(members if isinstance(members, list | tuple) else ())]
+    return [env, *(layer for child in inner if kinds.is_environment(child) for layer in layers_of(child))]
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, also those in slots, and the spaces of an environment's class."""
+    """Return the attributes of an object, including slots, and the spaces of an environment's class."""
     state: Any = object.__getstate__(value)
-    # spaces are often made once for the class, and have a random generator
+    # spaces are often class attributes, and contain a random generator
     classes = reversed(type(value).__mro__) if kinds.is_environment(value) else ()
-    found = {name: item for cls in classes for name, item in vars(cls).items() if kinds.is_space(item)}
-    for held in state if isinstance(state, tuple) else (state,):
-        found |= held or {}
-    return found
+    attributes = {name: item for cls in classes for name, item in vars(cls).items() if kinds.is_space(item)}
+    for mapping in state if isinstance(state, tuple) else (state,):
+        attributes |= mapping or {}
+    return attributes

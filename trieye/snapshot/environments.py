@@ -1,6 +1,6 @@
-"""EnvState: an environment of Gymnasium in the middle of an episode, saved without pickle where that is exact.
+"""EnvState: saves Gymnasium environments, in the middle of an episode where that is exact, without pickle.
 
-`stateful` gives environments, and random generators, the `state_dict` and `load_state_dict` that they lack.
+`stateful` adapts environments and random generators to `state_dict` and `load_state_dict`.
 """
 
 import logging
@@ -8,34 +8,34 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from trieye.exceptions import ConfigurationError, SerializationError
-from trieye.snapshot.environment_objects import ObjectPutter, ObjectTaker
+from trieye.snapshot.environment_objects import EnvironmentReader, EnvironmentWriter
 from trieye.snapshot.environment_values import is_environment
 from trieye.snapshot.generators import generator_state, set_generator_state
 
 logger = logging.getLogger(__name__)
 
-_said: set[str] = set()
+_reported: set[str] = set()
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 class EnvState:
     """The state of an environment, of its wrappers, and of the members of a `SyncVectorEnv`.
 
-    The attributes of each layer (a wrapper, the environment inside it, a member of a vector) are saved, and given to
-    the objects of an environment that was made in the same way. That is exact if the attributes are numbers, strings,
-    arrays, containers of such, random generators, and Python objects of such: so it is for the classic-control and
-    toy-text environments of Gymnasium, whose episodes then go on bit for bit in another process. Objects with
-    `state_dict` and `load_state_dict`, and environments with `get_state` and `set_state` or `clone_state` and
-    `restore_state`, are asked for their state if that is plain data.
+    The attributes of each layer (a wrapper, the wrapped environment, a member of a vector) are saved, and restored in
+    an environment that was created in the same way. This is exact if the attributes are numbers, strings, arrays,
+    random generators, containers of these, and Python objects of these: the classic-control and toy-text environments
+    of Gymnasium continue their episodes bit-identically in another process. The methods `state_dict` and
+    `load_state_dict` of objects, and `get_state` and `set_state` or `clone_state` and `restore_state` of environments,
+    are used if the state is plain data.
 
-    Not exact are objects of C libraries (Box2D, MuJoCo, the Arcade Learning Environment), objects that are pickled in a
-    way of their own (`EzPickle`), that lie in containers or in two places, and arrays that share memory: `reason` names
-    the first. Of such a layer only the random generators are saved, and restoring begins a new episode; what is saved
-    between two episodes goes on exactly all the same, if `reset` begins the episode anew. What an environment keeps
-    outside its objects, in modules, class attributes, the memory of a C library that outlives `reset` or a library to
-    which it refers by a number, is not seen.
+    Not exact are objects of C libraries (Box2D, MuJoCo, the Arcade Learning Environment), objects with custom pickling
+    (`EzPickle`), objects in containers or with two references, and arrays that share memory: `reason` names the first.
+    For such a layer only the random generators are saved, and restoring starts a new episode; a state saved between
+    two episodes is exact anyway, if `reset` reinitializes the episode completely. State outside of the environment's
+    objects is not detected: in modules, class attributes, the memory of a C library that outlives `reset`, or a library
+    object that the environment references by number.
 
-    The loop keeps `between_episodes` up to date, and resets the environment where it is true:
+    The loop maintains `between_episodes`, and resets the environment if it is true:
 
         state = trieye.EnvState(env)
         ...
@@ -45,17 +45,17 @@ class EnvState:
         state.between_episodes = terminated or truncated
 
     Args:
-        env: The environment; `run.save(env=env)` wraps it by itself.
-        ignored: What is no part of the state, such as a large table that never changes, and is left alone: attributes
-            as `Class.attribute`, compiled modules that hold nothing as `module.name`.
+        env: The environment; `run.save(env=env)` wraps it automatically.
+        ignored: Attributes that are not part of the state, such as a large constant table, as `Class.attribute`, and
+            compiled modules without state as `module.name`; they are neither saved nor restored.
 
     Attributes:
         env: The environment.
-        is_costly_to_ask: Whether to ask for the state only when it is saved.
-        between_episodes: Whether an episode is over and the next one has not begun: `reset` is to be called next.
+        is_costly_to_ask: Whether to request the state only for a save.
+        between_episodes: Whether an episode has ended and the next call must be `reset`.
 
     Raises:
-        ConfigurationError: `env` is no environment of Gymnasium.
+        ConfigurationError: `env` is not a Gymnasium environment.
     """
 
     is_costly_to_ask = True
@@ -71,69 +71,70 @@ class EnvState:
 
     @property
     def reason(self) -> str | None:
-        """The attribute because of which the state is not exact, and its type; None if it is exact."""
-        return ObjectTaker(self.env, self._ignored).problem
+        """The attribute that makes the state inexact, and its type; None if the state is exact."""
+        return EnvironmentReader(self.env, self._ignored).problem
 
     @property
     def is_exact(self) -> bool:
-        """Whether the middle of an episode can be saved; looked up in the environment, which should be reset once."""
+        """Whether the middle of an episode can be saved; inspects the environment, which needs a `reset` before."""
         return self.reason is None
 
     @property
     def can_save(self) -> bool:
-        """Whether what is saved now goes on exactly: always, or between two episodes only."""
+        """Whether a state saved now resumes exactly: always, or only between two episodes."""
         return self.between_episodes or self.is_exact
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain data and arrays of its own."""
-        taker = ObjectTaker(self.env, self._ignored)
-        if taker.problem is not None and not self.between_episodes:
-            _say_once(
-                f"{_name(self.env)} cannot be saved in the middle of an episode, because {taker.problem}: on resume a "
-                "new episode begins, which is exact only if the state is saved between two episodes"
+        """Return the state as plain data and copies of arrays."""
+        reader = EnvironmentReader(self.env, self._ignored)
+        if reader.problem is not None and not self.between_episodes:
+            _warn_once(
+                f"{_name(self.env)} cannot be saved in the middle of an episode, because {reader.problem}: a resume "
+                "starts a new episode, which is exact only if the state is saved between two episodes"
             )
         return {
             "between_episodes": self.between_episodes,
-            "reason": taker.problem,
-            "layers": taker.layers,
-            "same": taker.same,
+            "reason": reader.problem,
+            "layers": reader.layers,
+            "same": reader.same,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring back what `state_dict` returned; the environment is made as it was made then, and is reset here.
+        """Reset the environment, which must be created as in the saved run, and restore a result of `state_dict`.
 
-        Where the state of an attribute does not fit what is there after `reset`, a warning says why, and a new episode
-        begins. Afterwards `between_episodes` says whether to begin an episode by `reset` now.
+        If the state of an attribute does not fit the environment after `reset`, a warning gives the reason, and a new
+        episode starts. Afterwards `between_episodes` is true if the next call must be `reset`.
 
         Raises:
-            SerializationError: This is not the state of an environment, or that of one with other wrappers.
+            SerializationError: This is not the state of an environment, or the wrappers differ.
         """
-        self.env.reset()  # many attributes exist from then on only
+        self.env.reset()  # creates many attributes
         try:
             is_between, reason, why = bool(state["between_episodes"]), state["reason"], self._put(state)
         except SerializationError as error:
             raise SerializationError(
-                f"the saved state of {_name(self.env)} does not fit this environment: {error}; make it as it was made "
-                "then, with the same wrappers and versions"
+                f"the saved state of {_name(self.env)} does not fit this environment: {error}; create it as in the "
+                "saved run, with the same wrappers and versions"
             ) from error
         except _MALFORMED as error:
             raise SerializationError(
-                f"the saved state of {_name(self.env)} is not that of an environment: {type(error).__name__}: {error}"
+                f"the saved state of {_name(self.env)} is not the state of an environment: "
+                f"{type(error).__name__}: {error}"
             ) from error
         if why is None and reason is not None and not is_between:
             why = f"it was saved in the middle of an episode, which cannot be restored because {reason}"
         if why is not None:
-            logger.warning("%s: a new episode has to begin, the resume is not exact: %s", _name(self.env), why)
+            logger.warning("%s: a new episode starts, and the resume is not exact: %s", _name(self.env), why)
         self.between_episodes = is_between or reason is not None or why is not None
 
     def _put(self, state: Mapping[str, Any]) -> str | None:
-        """Put the state into the environment; return why that cannot be done; raises where the wrappers are others."""
+        """Restore the state; return the reason if that is impossible, and raise if the wrappers differ."""
         if "layers" not in state and ("entries" in state or "generators" in state):
             return "its state was saved by an earlier version of trieye, in another format"
-        putter = ObjectPutter(self.env)
-        putter.check_layers(state["layers"])
+        writer = EnvironmentWriter(self.env)
+        writer.check_layers(state["layers"])
         try:
-            putter.put(state["layers"], state["same"])
+            writer.put(state["layers"], state["same"])
         except SerializationError as error:
             return f"its state does not fit: {error}"
         return None
@@ -143,40 +144,40 @@ def _name(env: Any) -> str:
     return str(getattr(getattr(env, "spec", None), "id", None) or type(getattr(env, "unwrapped", env)).__name__)
 
 
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
+def _warn_once(text: str) -> None:
+    if text not in _reported:
+        _reported.add(text)
         logger.warning(text)
 
 
 class GeneratorState:
-    """A random generator as something with `state_dict` and `load_state_dict`.
+    """Adapts a random generator to `state_dict` and `load_state_dict`.
 
     Args:
-        generator: One that `generator_state` knows.
+        generator: A generator that `generator_state` supports.
     """
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator
 
     def state_dict(self) -> Any:
-        """Return the generator, which the encoder knows."""
+        """Return the generator, which the encoder supports."""
         return self._generator
 
     def load_state_dict(self, state: Any) -> None:
-        """Bring the generator to the state of another one, or to what `generator_state` returned.
+        """Set the state to that of another generator, or to a result of `generator_state`.
 
         Raises:
-            SerializationError: It is none of such a generator.
+            SerializationError: The state belongs to another kind of generator.
         """
         set_generator_state(self._generator, state)
 
 
 def stateful(value: Any) -> Any:
-    """Return what has the `state_dict` and `load_state_dict` of a value: an adapter, or the value itself.
+    """Return an adapter with `state_dict` and `load_state_dict`, or the value itself.
 
-    Adapters exist for random generators of NumPy, Python and torch, and for environments of Gymnasium without such
-    methods of their own.
+    Adapters exist for random generators of NumPy, Python and torch, and for Gymnasium environments without these
+    methods.
     """
     if any(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict")):
         return value

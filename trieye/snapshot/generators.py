@@ -1,4 +1,4 @@
-"""The states of random generators, NumPy's, Python's and torch's, as plain data: of objects, and those of a process."""
+"""States of NumPy, Python and torch random generators as plain data, for single objects and the whole process."""
 
 import hashlib
 import logging
@@ -26,11 +26,11 @@ _ERRORS = (KeyError, TypeError, ValueError, RuntimeError, AttributeError)
 
 
 def generator_state(value: Any) -> dict[str, Any] | None:
-    """Return the state of a generator, or None for anything else.
+    """Return the state of a generator, or None for any other value.
 
-    Known are `np.random.Generator` on a bit generator of NumPy's own, `np.random.RandomState`, `random.Random` and
-    `torch.Generator`, not their subclasses. The state holds dicts, tuples, numbers, strings and arrays that nobody
-    changes; its key `generator` says what it is of.
+    Supported are `np.random.Generator` with a bit generator of NumPy, `np.random.RandomState`, `random.Random` and
+    `torch.Generator`, but not their subclasses. The state consists of dicts, tuples, numbers, strings and arrays that
+    never change; its key `generator` is the kind of the generator.
     """
     if type(value) is np.random.Generator:
         return _numpy_state(value.bit_generator)
@@ -45,44 +45,45 @@ def generator_state(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def set_generator_state(generator: Any, held: Any) -> None:
-    """Bring a generator to a state.
+def set_generator_state(generator: Any, saved: Any) -> None:
+    """Set the state of a generator.
 
-    Generator states of different device types are incompatible: a torch generator given the state of another type is
-    seeded with a hash of that state, with a warning that its draws differ from here on.
+    Generator states of different device types are incompatible: a torch generator is seeded with a hash of the state
+    of another device type, with a warning that its draws differ from then on.
 
     Args:
-        generator: One that `generator_state` knows.
-        held: What `generator_state` returned, or another generator of the same kind.
+        generator: A generator that `generator_state` supports.
+        saved: A result of `generator_state`, or another generator of the same kind.
 
     Raises:
-        SerializationError: The state is not one of such a generator; the message says of which it is.
+        SerializationError: The state belongs to another kind of generator; the message names it.
     """
     own = generator_state(generator)
-    state = held if isinstance(held, Mapping) else generator_state(held)
+    state = saved if isinstance(saved, Mapping) else generator_state(saved)
     if own is None or state is None or own["generator"] != state.get("generator"):
-        found = type(held).__name__ if state is None else state.get("generator", "something else")
-        raise SerializationError(f"the saved state of a {found} cannot be given to a {_name(generator, own)}")
+        kind = type(saved).__name__ if state is None else state.get("generator", "unknown generator")
+        raise SerializationError(f"the saved state of a {kind} does not fit a {_name(generator, own)}")
     try:
         _set(generator, own["generator"], state)
     except _ERRORS as error:
         raise SerializationError(
-            f"the saved state cannot be given to this {_name(generator, own)}: {error}; make it as it was made before"
+            f"the saved state does not fit this {_name(generator, own)}: {error}; create the generator as in the "
+            "saved run"
         ) from error
 
 
 def new_generator(state: Mapping[str, Any]) -> Any:
-    """Return a generator in a state that `generator_state` returned.
+    """Create a generator with a state from `generator_state`.
 
-    A torch generator of a device that is not there comes back as its state, which `set_generator_state` takes.
+    For a torch generator of a missing device, the state itself is returned, which `set_generator_state` accepts.
 
     Raises:
-        SerializationError: The state is not whole, or of a generator that is not known.
+        SerializationError: The state is incomplete, or the kind of generator is unknown.
     """
     try:
         generator = _new(state)
     except _ERRORS as error:
-        raise SerializationError(f"the saved state of a random generator does not fit together: {error!r}") from error
+        raise SerializationError(f"the saved state of a random generator is inconsistent: {error!r}") from error
     if generator is None:
         return dict(state)
     set_generator_state(generator, state)
@@ -90,7 +91,7 @@ def new_generator(state: Mapping[str, Any]) -> Any:
 
 
 def _class_of(torch: Any) -> Any:
-    return getattr(torch, "Generator", ())  # it lacks one half-way through its import in another thread
+    return getattr(torch, "Generator", ())  # missing while another thread imports torch
 
 
 def _numpy_state(bits: Any) -> dict[str, Any] | None:
@@ -98,7 +99,7 @@ def _numpy_state(bits: Any) -> dict[str, Any] | None:
     if kind not in _BIT_GENERATORS or type(bits) is not getattr(np.random, kind):
         return None
     seeds = bits.seed_seq
-    # `spawn` depends on it, and the state of a bit generator leaves it out
+    # `spawn` depends on the seed sequence, which the state of a bit generator lacks
     spawning = type(seeds) is np.random.SeedSequence
     return {"generator": _NUMPY, "state": bits.state, "seeds": seeds.state if spawning else None}
 
@@ -141,7 +142,7 @@ def _warn_of_other_device(saved_on: str, device: str) -> None:
 def _new(state: Mapping[str, Any]) -> Any:
     kind = state["generator"]
     if kind == _PYTHON:
-        return random.Random()  # noqa: S311 - it continues somebody's training
+        return random.Random()  # noqa: S311 - not for cryptography
     if kind == _TORCH:
         import torch
 
@@ -150,7 +151,7 @@ def _new(state: Mapping[str, Any]) -> Any:
         except RuntimeError:
             return None
     if kind not in {_NUMPY, _LEGACY} or state["state"]["bit_generator"] not in _BIT_GENERATORS:
-        raise ValueError(f"generator {kind!r} is not known")
+        raise ValueError(f"unknown generator {kind!r}")
     bits = getattr(np.random, state["state"]["bit_generator"])(0)
     return np.random.Generator(bits) if kind == _NUMPY else np.random.RandomState(bits)
 
@@ -163,7 +164,7 @@ def _name(generator: Any, own: Mapping[str, Any] | None) -> str:
 
 
 def seed_all(value: int) -> None:
-    """Seed the generators with a value from 0 to 2**32 - 1; torch's only if it is loaded."""
+    """Seed the global generators with a value from 0 to 2**32 - 1; torch's only if torch is imported."""
     random.seed(value)
     np.random.seed(value)  # noqa: NPY002 - the global one
     torch = sys.modules.get("torch")
@@ -175,7 +176,7 @@ def seed_all(value: int) -> None:
 def preserved_generators() -> Iterator[None]:
     """Restore the global generators of Python, NumPy and torch after the block.
 
-    Other threads that draw during the block draw the same numbers again.
+    Numbers that other threads draw during the block are drawn again afterwards.
     """
     state = capture_all()
     try:
@@ -185,10 +186,10 @@ def preserved_generators() -> Iterator[None]:
 
 
 def capture_all() -> dict[str, Any]:
-    """Return the states of Python's, NumPy's and, where torch is loaded, torch's global generators.
+    """Return the states of the global generators of Python, NumPy and, if it is imported, torch.
 
-    Those of all CUDA devices are among them if the process has initialized CUDA; else there is nothing to take.
-    The result holds tuples, integers and uint8 arrays only, so that reading it needs no torch.
+    CUDA states of all devices are included if the process has initialized CUDA; otherwise none exist. The result
+    contains only tuples, integers and uint8 arrays, so that reading it does not require torch.
     """
     state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}  # noqa: NPY002 - the global one
     torch = sys.modules.get("torch")
@@ -200,12 +201,12 @@ def capture_all() -> dict[str, Any]:
 
 
 def restore_all(state: dict[str, Any]) -> None:
-    """Set the generators to what `capture_all` returned; torch is imported if its state is there.
+    """Restore the global generators from a result of `capture_all`; imports torch if its state is included.
 
     States of missing CUDA devices are ignored, with a warning if this process has no CUDA device.
 
     Raises:
-        SerializationError: `state` is not what `capture_all` returns.
+        SerializationError: `state` is not a result of `capture_all`.
     """
     try:
         random.setstate(state["python"])
@@ -225,7 +226,7 @@ def _restore_all_of_torch(state: dict[str, Any]) -> None:
     if not torch.cuda.is_available():
         _warn_of_other_device("cuda", "cpu")
     else:
-        # until CUDA is initialized torch puts states and seeds off, and a seed given before a state is taken after it
+        # before the initialization of CUDA torch defers states and seeds, and applies an earlier seed after the state
         torch.cuda.init()  # type: ignore[no-untyped-call]  # of torch
         devices = zip(range(torch.cuda.device_count()), state["torch_cuda"], strict=False)
         for device, saved in devices:

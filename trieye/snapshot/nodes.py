@@ -1,4 +1,4 @@
-"""The words that encoding and decoding share."""
+"""Data structures that encoding and decoding share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,24 +11,24 @@ from trieye.config.names import is_text
 from trieye.files.checksum import FileEntry
 
 KIND = "$"
-"""The key that marks a JSON object as standing for something that JSON lacks."""
+"""The key that marks a JSON object as the representation of a value that JSON lacks."""
 
 Node = Any
 """A JSON value."""
 
 
-def place(path: str) -> str:
-    """Return a path in words: `'model.encoder'`, as `key_map` and what `restore` says have it."""
+def quoted_path(path: str) -> str:
+    """Return a path for messages, such as `'model.encoder'`, in the format of `key_map` and `restore`."""
     return repr(path.removeprefix("/objects").removeprefix("/").replace("/", ".")) if path else "the state"
 
 
 @dataclass(frozen=True)
 class PartFile:
-    """A part that lies in a file.
+    """A part in a file.
 
     Attributes:
         path: The file.
-        entry: What it is compared with when it is read; None if that was done.
+        entry: The manifest entry to verify it against; None if it has been verified.
     """
 
     path: Path
@@ -36,22 +36,22 @@ class PartFile:
 
 
 Part = Mapping[str, NDArray[Any]] | PartFile | None
-"""What grows is saved in parts: new arrays by key, the file that holds them, or None for one saved earlier."""
+"""A part of an incremental state: new arrays by key, a file with them, or None for a part of an earlier save."""
 
 
 @dataclass(frozen=True)
 class StateParts:
-    """A snapshot of something that grows, such as a replay buffer: what is new, and which earlier parts still hold.
+    """An incremental snapshot of a growing object, such as a replay buffer: new parts and valid earlier parts.
 
-    An object with a method `state_parts(known)` is saved by what that returns, and gets a `SavedParts` in its
-    `load_state_dict`. `known` are the names of parts that a finished checkpoint holds; what is in none of them is
-    written, again if need be.
+    An object with a method `state_parts(known)` is saved as its return value, and its `load_state_dict` receives a
+    `SavedParts`. `known` contains the names of the parts in complete checkpoints; all data outside of them must be in
+    new parts, even if it was written before.
 
     Attributes:
         state: Plain data and small arrays, written with every save.
-        kept: Those of the known parts that still belong to it, in order.
-        new: Arrays by key for each new part, of dtypes that safetensors knows; nobody changes them from now on. A name
-            means the same bytes for ever: lower-case letters, digits, `-` and `_`, with a random end.
+        kept: The known parts that are still valid, in order.
+        new: Arrays by key for each new part, of dtypes that safetensors supports; they must not change any more. A
+            name denotes the same bytes forever: lower-case letters, digits, `-` and `_`, with a random suffix.
     """
 
     state: Any
@@ -61,14 +61,14 @@ class StateParts:
 
 @dataclass(frozen=True)
 class EncodedState:
-    """A state as a tree of JSON values, arrays and pickled parts; needs no torch to be sent or written.
+    """A state as a tree of JSON values, arrays and pickles; sending and writing it does not require torch.
 
     Attributes:
-        tree: JSON values; an object with the key `$` stands for what JSON lacks.
-        arrays: C-contiguous arrays of dtypes that safetensors knows, by name.
+        tree: JSON values; an object with the key `$` represents a value that JSON lacks.
+        arrays: C-contiguous arrays of dtypes that safetensors supports, by name.
         objects: Pickled objects by name; empty for models, optimizers, counters, arrays and generators.
-        formats: The safetensors dtype of those arrays whose own dtype does not say it, such as `BF16`.
-        parts: What belongs to objects that grow, by name.
+        formats: The safetensors dtype of arrays whose NumPy dtype does not determine it, such as `BF16`.
+        parts: Parts of incremental states, by name.
     """
 
     tree: Any
@@ -79,30 +79,30 @@ class EncodedState:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the arrays and pickled objects, parts included that are in memory."""
+        """Size of the arrays, pickled objects and in-memory parts in bytes."""
         new = [array for part in self.parts.values() if isinstance(part, Mapping) for array in part.values()]
         return sum(array.nbytes for array in (*self.arrays.values(), *new)) + sum(map(len, self.objects.values()))
 
 
-class Collector(Protocol):
-    """What takes the arrays and pickled objects of a state while it is encoded; `Encoder` is one.
+class ArrayCollector(Protocol):
+    """Collects the arrays and pickled objects of a state during encoding; implemented by `Encoder`.
 
     Attributes:
         objects: Pickled objects by name.
-        tensors: By the memory of each tensor that was met, the tensor and its node.
+        tensors: Each encoded tensor and its node, by the tensor's memory.
     """
 
     objects: dict[str, bytes]
     tensors: dict[Any, tuple[Any, Node]]
 
     def add_array(self, path: str, array: NDArray[Any], *, owned: bool, format_name: str | None = None) -> str:
-        """Keep an array and return the name it got; `owned` says that no user code can change it."""
+        """Store an array and return its name; with `owned`, no user code can change the array."""
 
     def add_object(self, path: str, data: bytes) -> str:
-        """Keep a pickled part and return the name it got."""
+        """Store a pickle and return its name."""
 
 
 def join(path: str, key: object) -> str:
-    """Return the path of an item, short and valid Unicode whatever the key is."""
+    """Return the path of an item; any key yields a short path of valid Unicode."""
     word = key if isinstance(key, str) else repr(key)[:60]
     return f"{path}/{word if is_text(word) else ascii(word)}"

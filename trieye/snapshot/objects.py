@@ -1,4 +1,4 @@
-"""Pickled parts: whatever is neither plain data nor an array, with its tensors taken out and moved to the CPU."""
+"""Pickles values that are neither plain data nor arrays, and stores their tensors separately on the CPU."""
 
 import io
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 
 from trieye.exceptions import SerializationError
-from trieye.snapshot.nodes import KIND, Collector, Node, place
+from trieye.snapshot.nodes import KIND, ArrayCollector, Node, quoted_path
 from trieye.snapshot.tensors import encode_tensor
 
 logger = logging.getLogger(__name__)
@@ -20,22 +20,22 @@ _warned = False
 
 
 def is_named_tuple(cls: type) -> bool:
-    """Tell whether a subclass of tuple was made by `NamedTuple` or `namedtuple`."""
+    """Return whether a subclass of tuple was created by `NamedTuple` or `namedtuple`."""
     return hasattr(cls, "_fields") and hasattr(cls, "_make")
 
 
-def encode_object(encoder: Collector, value: Any, path: str) -> Node:
+def encode_object(encoder: ArrayCollector, value: Any, path: str) -> Node:
     """Pickle `value`.
 
     Raises:
-        SerializationError: It cannot be pickled; the message names it.
+        SerializationError: `value` cannot be pickled; the message contains its path.
     """
     _warn_once(path, type(value))
     return {KIND: "object", "object": encoder.add_object(path, _pickle(encoder, value, path))}
 
 
-def encode_class(encoder: Collector, cls: type) -> str:
-    """Pickle a class once for the whole state and return the name of the part."""
+def encode_class(encoder: ArrayCollector, cls: type) -> str:
+    """Pickle a class once per state and return the name of the pickle."""
     name = f"class {cls.__module__}.{cls.__qualname__} {id(cls):x}"
     if name not in encoder.objects:
         _warn_once(name, cls)
@@ -44,17 +44,17 @@ def encode_class(encoder: Collector, cls: type) -> str:
 
 
 def decode_object(data: bytes, path: str, node_value: Callable[[Node], Any]) -> Any:
-    """Unpickle a part; this runs code, so the caller has checked where it comes from.
+    """Unpickle an object; this executes code, so the caller must have checked its origin.
 
     Raises:
-        SerializationError: A class is missing or has changed; the message names the part.
+        SerializationError: A class is missing or has changed; the message names the pickle.
     """
     try:
         return _Unpickler(data, node_value).load()
-    except Exception as error:  # a border: user classes run here and raise what they like
+    except Exception as error:  # a border: user classes may raise anything
         raise SerializationError(
             f"the pickled part {path!r} cannot be restored: {type(error).__name__}: {error}; "
-            "the code that defines its class must be importable, as it was when the state was saved"
+            "the module that defines its class must be importable, as it was at the time of the save"
         ) from error
 
 
@@ -63,34 +63,34 @@ def _warn_once(path: str, cls: type) -> None:
     if not _warned:
         _warned = True
         logger.warning(
-            "%s is a %s.%s, which is neither plain data nor an array: it is pickled, and can be read only with "
-            "this user's key and importable code (said once; there may be more such parts)",
-            place(path),
+            "%s is a %s.%s, which is neither plain data nor an array: it is pickled, and loading it requires this "
+            "user's key and an importable class (reported once; there may be more pickled values)",
+            quoted_path(path),
             cls.__module__,
             cls.__qualname__,
         )
 
 
-def _pickle(encoder: Collector, value: Any, path: str) -> bytes:
+def _pickle(encoder: ArrayCollector, value: Any, path: str) -> bytes:
     buffer = io.BytesIO()
     try:
         _Pickler(buffer, encoder, path).dump(value)
-    except Exception as error:  # a border: user classes run here and raise what they like
+    except Exception as error:  # a border: user classes may raise anything
         raise SerializationError(
-            f"{place(path)} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled: "
+            f"{quoted_path(path)} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be pickled: "
             f"{error}; give it a state_dict() method, or save plain data, arrays and tensors instead"
         ) from error
     return buffer.getvalue()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Takes tensors out of the pickle, so that those on a GPU can be read without one."""
+    """Stores tensors outside the pickle, so that GPU tensors can be loaded without a GPU."""
 
-    def __init__(self, file: io.BytesIO, encoder: Collector, path: str) -> None:
+    def __init__(self, file: io.BytesIO, encoder: ArrayCollector, path: str) -> None:
         super().__init__(file)
         self._encoder = encoder
         self._path = path
-        # by identity, so that tied weights stay tied; the tensor is kept, so that its id is not given to another one
+        # by id, so that tied weights stay tied; the reference to the tensor prevents reuse of its id
         self._seen: dict[int, tuple[Any, str]] = {}
 
     def persistent_id(self, value: Any) -> str | None:

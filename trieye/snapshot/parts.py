@@ -1,4 +1,4 @@
-"""SavedParts: what was saved of something that grows, part by part."""
+"""SavedParts: the saved parts of an incremental state."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -16,27 +16,27 @@ from trieye.snapshot.nodes import Part, PartFile, StateParts
 logger = logging.getLogger(__name__)
 
 OnDamage = Literal["partial", "refuse"]
-"""What becomes of parts that are damaged: what is in the others is used, or nothing is."""
+"""Policy for damaged parts: use the intact parts, or refuse the whole state."""
 
 
-class Growing(Protocol):
-    """Something that is saved by what is new in it."""
+class IncrementalState(Protocol):
+    """An object that is saved in parts, of which a save writes only new ones."""
 
     def state_parts(self, known: Collection[str]) -> StateParts:
         """Return a snapshot; see `StateParts`."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Take over a `SavedParts`."""
+        """Restore a `SavedParts`."""
 
 
 @dataclass(frozen=True)
 class SavedParts:
-    """What an object with `state_parts` gets in its `load_state_dict`; each part is verified when it is read.
+    """The argument of `load_state_dict` of an object with `state_parts`; parts are verified on first use.
 
     Attributes:
-        state: What `StateParts.state` was.
-        names: Names of the parts, in the order in which they were saved.
-        on_damage: What `whole` does about a damaged part.
+        state: The `StateParts.state` of the save.
+        names: Names of the parts, in saved order.
+        on_damage: Policy of `whole` for a damaged part.
     """
 
     state: Any
@@ -45,11 +45,11 @@ class SavedParts:
     on_damage: OnDamage = "partial"
 
     def read(self, name: str) -> dict[str, NDArray[Any]]:
-        """Return the arrays of a part, each in memory of its own; threads may read parts at the same time.
+        """Return the arrays of a part in separate memory; thread-safe.
 
         Raises:
-            CheckpointError: Its file is missing or damaged.
-            SerializationError: There is no such part, or its file cannot be read now.
+            CheckpointError: The part's file is missing or damaged.
+            SerializationError: The part does not exist, or its file is temporarily unreadable.
         """
         part = self._part(name)
         if isinstance(part, PartFile):
@@ -60,14 +60,14 @@ class SavedParts:
         return {key: np.array(array) for key, array in part.items()}
 
     def map(self, name: str) -> dict[str, NDArray[Any]]:
-        """Return the arrays of a part, read-only, where its file is mapped into memory; raises what `read` raises.
+        """Return the arrays of a part as read-only memory maps of its file; raises the exceptions of `read`.
 
-        The maps stay valid when the checkpoint is deleted meanwhile.
+        The maps stay valid after a deletion of the checkpoint.
         """
         part = self._part(name)
         if isinstance(part, PartFile):
             if part.entry is not None:
-                verify_file(part.path, part.entry)  # whoever uses the arrays now finds these bytes in memory
+                verify_file(part.path, part.entry)  # also loads the bytes into the page cache
             return map_tensors(part.path)
         views = {key: array.view() for key, array in part.items()}
         for view in views.values():
@@ -75,28 +75,28 @@ class SavedParts:
         return views
 
     def whole(self, name: str) -> dict[str, NDArray[Any]] | None:
-        """Return what `map` returns, or None if the part is damaged and the others are to be used.
+        """Return the result of `map`, or None for a damaged part under the policy `partial`.
 
         Raises:
-            CheckpointError: The part is damaged, and that is refused.
-            SerializationError: As `map`.
+            CheckpointError: The part is damaged, and the policy is `refuse`.
+            SerializationError: As in `map`.
         """
         try:
             return self.map(name)
         except CheckpointError as error:
             if self.on_damage == "refuse":
-                advice = "with persistence.damaged_replay=partial a run goes on with the rows that are whole"
+                advice = "with persistence.damaged_replay=partial a run resumes with the intact rows"
                 raise CheckpointError(f"{error}; {advice}") from error
-            logger.warning("%s; it is left out", error)
+            logger.warning("%s; its rows are dropped", error)
             return None
 
     def state_parts(self, known: Collection[str]) -> StateParts:
-        """Return what was saved as it is, so that whoever only looked at it can save it again, elsewhere too."""
-        kept = tuple(name for name in self.names if name in known)
-        return StateParts(self.state, kept, {name: self.map(name) for name in self.names if name not in known})
+        """Return the unchanged parts, so that a loaded state can be saved again, even to another directory."""
+        linked = tuple(name for name in self.names if name in known)
+        return StateParts(self.state, linked, {name: self.map(name) for name in self.names if name not in known})
 
     def _part(self, name: str) -> Mapping[str, NDArray[Any]] | PartFile:
         part = self._parts.get(name)
         if part is None:
-            raise SerializationError(f"part {name!r} is not here (parts: {', '.join(self.names) or 'none'})")
+            raise SerializationError(f"part {name!r} does not exist (parts: {', '.join(self.names) or 'none'})")
         return part

@@ -1,12 +1,11 @@
-"""The user's own key, and what it signs: pickled parts and stored commands that may be run when they are read.
+"""The user's key, and signatures of pickled parts and stored commands, whose loading or use executes code.
 
-A signature of pickled parts covers the bytes of one file and nothing else: neither the checkpoint that the file lies
-in, nor the step, nor the run. What it promises is that this user's own process made these pickles, so that reading
-them runs no stranger's code. A signed file that is moved into another checkpoint gives a wrong state, as tensors that
-are exchanged do, which no key protects; it runs nothing that the user did not write. In return a checkpoint can be
-copied, renamed and moved to another run, as population-based training does.
+A signature of pickled parts covers the bytes of one file, but neither its checkpoint, nor the step, nor the run. It
+guarantees that a process of this user created the pickles, so that loading them executes no foreign code. A signed file
+that is moved into another checkpoint yields a wrong state, as exchanged tensors do, but executes no foreign code. In
+return, a checkpoint can be copied, renamed and moved to another run, as population-based training does.
 
-The signature of a command covers its words and its directory: a copied or moved run can still be run again.
+The signature of a command covers its arguments and its directory: a copied or moved run can still be rerun.
 """
 
 import contextlib
@@ -29,11 +28,11 @@ _MIN_KEY_BYTES = 16
 _HELP = f"set {KEY_FILE_VARIABLE} to a file that this user can read, or {KEY_VARIABLE} to the key itself"
 _OWN_KEY_FORBIDS = 0o077
 _TEAM_KEY_FORBIDS = 0o037
-"""What others may not do with a key file: anyone who reads it can sign what its users will run."""
+"""Forbidden permission bits of a key file: anyone who can read it can sign code that its users will execute."""
 
 
 class Key(bytes):
-    """A key that shows up in no message, log or traceback."""
+    """A key that never appears in messages, logs or tracebacks."""
 
     __slots__ = ()
 
@@ -64,7 +63,7 @@ class Trust(NamedTuple):
 
 
 def key_path() -> Path:
-    """Return where the user's key is: `$TRIEYE_KEY_FILE`, else `trieye/key` below the configuration directory."""
+    """Return the path of the user's key: `$TRIEYE_KEY_FILE`, otherwise `trieye/key` in the configuration directory."""
     if chosen := os.environ.get(KEY_FILE_VARIABLE):
         return Path(chosen).expanduser()
     config_home = os.environ.get("XDG_CONFIG_HOME")
@@ -72,22 +71,23 @@ def key_path() -> Path:
 
 
 def key_source() -> str:
-    """Return where the key comes from, for messages: the name of a variable or a file."""
+    """Return the source of the key for messages: the name of a variable or a file."""
     return f"${KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) else str(key_path())
 
 
 def load_key() -> Key:
-    """Return the user's key: `$TRIEYE_KEY` itself, else what its file holds, which the first use makes.
+    """Return the user's key: `$TRIEYE_KEY`, otherwise the content of the key file, which the first use creates.
 
     Raises:
-        ConfigurationError: The key has fewer than 16 bytes, or its file cannot be read or made, or is open to others.
+        ConfigurationError: The key has fewer than 16 bytes, or its file cannot be read or created, or other users can
+            access it.
     """
-    if given := os.environ.get(KEY_VARIABLE):
-        return _long_enough(os.fsencode(given), "take a longer one, such as 32 random characters")
+    if value := os.environ.get(KEY_VARIABLE):
+        return _long_enough(os.fsencode(value), "use a longer key, such as 32 random characters")
     try:
         path = key_path()
     except RuntimeError as error:
-        raise ConfigurationError(f"there is no place for the key that signs pickled parts: {error}; {_HELP}") from error
+        raise ConfigurationError(f"no location for the key that signs pickled parts: {error}; {_HELP}") from error
     try:
         if not path.exists():
             _make_key(path)
@@ -99,12 +99,12 @@ def load_key() -> Key:
 
 
 def check_key() -> None:
-    """Make sure, before a run begins, that the key it was given, or has used before, can sign and be trusted.
+    """Check before the start of a run that a configured or existing key is usable.
 
-    Where there is none yet, the first pickled part makes it: most runs save none.
+    A missing key is created with the first pickled part; most runs save none.
 
     Raises:
-        ConfigurationError: As `load_key`.
+        ConfigurationError: As in `load_key`.
     """
     with contextlib.suppress(RuntimeError):  # a user without home directory
         if any(map(os.environ.get, (KEY_VARIABLE, KEY_FILE_VARIABLE))) or os.path.lexists(key_path()):
@@ -112,10 +112,10 @@ def check_key() -> None:
 
 
 def existing_key() -> Key | None:
-    """Return the user's key, or None where there is none yet: one that is made now has signed nothing.
+    """Return the user's key, or None if it does not exist: a new key cannot have signed anything.
 
     Raises:
-        ConfigurationError: As `load_key`.
+        ConfigurationError: As in `load_key`.
     """
     return load_key() if os.environ.get(KEY_VARIABLE) or key_path().exists() else None
 
@@ -128,12 +128,12 @@ def _read_key(path: Path) -> Key:
     if mode & (_OWN_KEY_FORBIDS if is_own else _TEAM_KEY_FORBIDS):
         team = "" if is_own else " (or 640, for a team that has a group)"
         raise ConfigurationError(
-            f"the key that signs pickled parts, {path}, is open to others (mode {mode:o}), who could sign what you "
-            f"would run; type `chmod 600 {path}`{team}, and delete it instead if somebody may have read it; where "
-            f"files have no modes, set {KEY_VARIABLE} to the key itself"
+            f"the key that signs pickled parts, {path}, is accessible to others (mode {mode:o}), who could sign code "
+            f"that you would execute; run `chmod 600 {path}`{team}, or delete it if another user may have read it; on "
+            f"file systems without modes, set {KEY_VARIABLE} to the key itself"
         )
     return _long_enough(
-        content, "delete it and a new one is made (parts that were signed with it then need an explicit allow_pickle)"
+        content, "delete it to create a new one (parts signed with the old key then need an explicit allow_pickle)"
     )
 
 
@@ -141,7 +141,7 @@ def _long_enough(content: bytes, advice: str) -> Key:
     key = Key(content.strip())
     if len(key) < _MIN_KEY_BYTES:
         raise ConfigurationError(
-            f"the key that signs pickled parts, {key_source()}, has {len(key)} bytes and needs {_MIN_KEY_BYTES}; "
+            f"the key that signs pickled parts, {key_source()}, has {len(key)} bytes, but needs {_MIN_KEY_BYTES}; "
             f"{advice}"
         )
     return key
@@ -156,7 +156,7 @@ def _make_key(path: Path) -> None:
             file.write(secrets.token_hex(32).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        # a link, not a rename: of two processes that make the key at once, the first wins and nobody reads half a key
+        # a link, not a rename: if two processes create the key, the first one wins, and a key is never read partially
         with contextlib.suppress(FileExistsError):
             os.link(scratch, path)
     finally:
@@ -169,15 +169,15 @@ def sign(payload: bytes, key: bytes) -> bytes:
 
 
 def is_signed(payload: bytes, signature: bytes, key: bytes) -> bool:
-    """Tell whether `signature` is that of `payload`, in constant time."""
+    """Verify the signature of `payload` in constant time."""
     return hmac.compare_digest(sign(payload, key), signature)
 
 
 def sign_command(*parts: object) -> str:
-    """Return the signature of a command that is about to be stored; empty if the user has no usable key.
+    """Return the signature for a command to store; empty if the user has no usable key.
 
     Args:
-        *parts: Words, directory and other plain data that determine the process.
+        *parts: Arguments, directory and other plain data that determine the process.
     """
     with contextlib.suppress(ConfigurationError):
         return _command_digest(parts, load_key())
@@ -197,7 +197,7 @@ def _command_digest(parts: tuple[object, ...], key: bytes) -> str:
 
 
 def pickles_allowed(allow_pickle: bool | None) -> bool:
-    """Return `allow_pickle`, or what the environment says if it is None."""
+    """Return `allow_pickle`, or the value of TRIEYE_ALLOW_PICKLE if it is None."""
     if allow_pickle is not None:
         return allow_pickle
     return os.environ.get(ALLOW_PICKLE_VARIABLE, "").strip().lower() in {"1", "true", "yes", "on"}

@@ -1,4 +1,4 @@
-"""Encode torch tensors; torch is imported only where one is really there."""
+"""Encodes torch tensors; imports torch only if the process has already done so, or to decode one."""
 
 import sys
 from collections.abc import Callable
@@ -9,22 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError
-from trieye.snapshot.nodes import KIND, Collector, Node
+from trieye.snapshot.nodes import KIND, ArrayCollector, Node
 
-_NUMPY_KNOWS = {"float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
-_SAFETENSORS_KNOWS = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+_NUMPY_DTYPES = {"float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+_SAFETENSORS_FORMATS = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedTensor:
-    """A tensor as an array: it goes to other processes without a copy, and is encoded without torch.
+    """A tensor as an array, which can be sent to other processes without a copy and encoded without torch.
 
     Attributes:
-        dtype: Name of its dtype.
-        array: Its values, or their bits where NumPy does not know the dtype.
+        dtype: Name of the torch dtype.
+        array: The values, or their bits if NumPy lacks the dtype.
         owned: Whether no user code can change the array.
-        format_name: What safetensors calls the dtype, where NumPy does not know it.
-        shape: Its shape, if `array` is plain bytes.
+        format_name: The safetensors name of the dtype, if NumPy lacks the dtype.
+        shape: Shape of the tensor, if `array` contains plain bytes.
     """
 
     dtype: str
@@ -35,31 +35,31 @@ class PackedTensor:
 
 
 class TensorPacker:
-    """Packs the tensors of one state; those that are the same memory, such as tied weights, stay the same one."""
+    """Packs the tensors of one state; tensors that share memory, such as tied weights, share one array."""
 
     def __init__(self) -> None:
         self._seen: dict[Any, tuple[Any, PackedTensor | None]] = {}
 
     def packed(self, value: Any) -> Any:
-        """Return a tensor packed, and anything else as it is."""
+        """Pack a tensor; return any other value unchanged."""
         torch = sys.modules.get("torch")
         if torch is None or not hasattr(torch, "Tensor") or not isinstance(value, torch.Tensor):
             return value
         key = _memory_of(value)
         if key not in self._seen:
             packed = _packed(value)
-            if packed is not None:  # of another order, pickle would copy it
+            if packed is not None:  # pickle would copy an array of another order
                 packed = replace(packed, array=np.asarray(packed.array, order="C"))
             self._seen[key] = (value, packed)
         return self._seen[key][1] or value
 
 
-def encode_tensor(encoder: Collector, value: Any, path: str) -> Node | None:
+def encode_tensor(encoder: ArrayCollector, value: Any, path: str) -> Node | None:
     """Return the node of a tensor, or of a torch size, dtype or device; None for anything else."""
     if isinstance(value, PackedTensor):
         return _encode_once(encoder, id(value), value, lambda: value, path)
     torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "Tensor"):  # half-way through its import in another thread
+    if torch is None or not hasattr(torch, "Tensor"):  # another thread is importing torch
         return None
     if isinstance(value, torch.Tensor):
         return _encode_once(encoder, _memory_of(value), value, lambda: _packed(value), path)
@@ -71,7 +71,7 @@ def encode_tensor(encoder: Collector, value: Any, path: str) -> Node | None:
 
 
 def decode_tensor(node: dict[str, Any], array: NDArray[Any]) -> Any:
-    """Return the tensor that `encode_tensor` got, on the CPU; it shares the memory of `array`."""
+    """Invert `encode_tensor` for a tensor, on the CPU; the result shares the memory of `array`."""
     import torch
 
     dtype = _torch_dtype(node["dtype"])
@@ -84,7 +84,7 @@ def decode_tensor(node: dict[str, Any], array: NDArray[Any]) -> Any:
 
 
 def decode_attribute(node: dict[str, Any]) -> Any:
-    """Return the torch size, dtype or device that `encode_tensor` got."""
+    """Invert `encode_tensor` for a torch size, dtype or device."""
     import torch
 
     if node[KIND] == "torch.Size":
@@ -98,7 +98,7 @@ def _torch_dtype(name: str) -> Any:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise SerializationError(
-            f"this torch, {torch.__version__}, has no dtype {name!r}; read the state with a newer one"
+            f"torch {torch.__version__} has no dtype {name!r}; load the state with a newer version"
         )
     return dtype
 
@@ -111,7 +111,7 @@ def _is_dense(tensor: Any) -> bool:
 
 
 def _memory_of(tensor: Any) -> Any:
-    """Return what is equal for tensors that are the same memory, such as tied weights."""
+    """Return a key that is equal for tensors on the same memory, such as tied weights."""
     if not _is_dense(tensor) or not tensor.numel():
         return id(tensor)
     return (
@@ -126,9 +126,9 @@ def _memory_of(tensor: Any) -> Any:
 
 
 def _encode_once(
-    encoder: Collector, key: Any, held: Any, pack: Callable[[], PackedTensor | None], path: str
+    encoder: ArrayCollector, key: Any, tensor: Any, pack: Callable[[], PackedTensor | None], path: str
 ) -> Node | None:
-    """Return the node of a tensor; those of the same key get the same one."""
+    """Return the node of a tensor; tensors with the same key share a node."""
     if key not in encoder.tensors:
         if (packed := pack()) is None:
             return None
@@ -136,23 +136,23 @@ def _encode_once(
         node: dict[str, Any] = {KIND: "tensor", "dtype": packed.dtype, "array": array}
         if packed.shape is not None:
             node["shape"] = packed.shape
-        # the tensor is kept, so that its memory, or its id, is not given to another one meanwhile
-        encoder.tensors[key] = (held, node)
+        # the reference to the tensor prevents reuse of its memory and its id
+        encoder.tensors[key] = (tensor, node)
     return encoder.tensors[key][1]
 
 
 def _packed(tensor: Any) -> PackedTensor | None:
-    """Return a tensor as an array, which shares its memory where it can; None if it is not that kind of tensor."""
+    """Return a dense tensor as an array that shares its memory if possible; None for other tensors."""
     if not _is_dense(tensor):
         return None
     plain = tensor.detach().resolve_conj().resolve_neg()
     owned = plain.device.type != "cpu" or plain.data_ptr() != tensor.data_ptr()
     plain = plain.cpu()
     dtype = str(plain.dtype).removeprefix("torch.")
-    if dtype in _NUMPY_KNOWS:
+    if dtype in _NUMPY_DTYPES:
         return PackedTensor(dtype, plain.numpy(), owned)
-    if dtype in _SAFETENSORS_KNOWS:
-        return PackedTensor(dtype, _bits(plain), owned, _SAFETENSORS_KNOWS[dtype])
+    if dtype in _SAFETENSORS_FORMATS:
+        return PackedTensor(dtype, _bits(plain), owned, _SAFETENSORS_FORMATS[dtype])
     raw = _raw_bytes(plain)
     return None if raw is None else PackedTensor(dtype, raw, owned=True, shape=list(plain.shape))
 
@@ -171,6 +171,6 @@ def _raw_bytes(tensor: Any) -> NDArray[np.uint8] | None:
         raw: NDArray[np.uint8] = (
             tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
         )
-    except (RuntimeError, TypeError):  # dtypes of less than a byte, and those that no operator knows
+    except (RuntimeError, TypeError):  # dtypes of less than a byte or without operators
         return None
     return raw

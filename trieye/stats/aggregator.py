@@ -275,14 +275,6 @@ class Aggregator:
         summary["min"] = min(summary["min"], point.value)
         summary["max"] = max(summary["max"], point.value)
 
-    def latest(self) -> dict[str, tuple[int, float]]:
-        """Return (step, value) of each metric: its last point, or its open window if it has no point."""
-        values = {name: (summary["step"], summary["last"]) for name, summary in self.summary.items()}
-        for name, windows in self._windows.items():
-            if name not in values and (latest := windows.latest()) is not None:
-                values[name] = latest
-        return values
-
     @property
     def waits_for_time(self) -> bool:
         """Whether `advance` could return a point without new events."""

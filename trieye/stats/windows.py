@@ -353,13 +353,6 @@ class MetricWindows:
         """Whether points of an earlier configuration are pending."""
         return bool(self._carried)
 
-    def latest(self) -> tuple[int, float] | None:
-        """Return (step, value) of the newest open window, for metrics that are aggregated and never logged."""
-        if not self._open:
-            return None
-        window = self._open[max(self._open)]
-        return window.step, self._reduce(window)
-
     def _reached(self) -> list[tuple[int, Accumulator]]:
         if not self._length or self.watermark is None:
             return []

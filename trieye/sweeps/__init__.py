@@ -1,4 +1,4 @@
-"""Sweeps: the jobs of a grid or a search on Ray, what became of each, and the start of those that are missing.
+"""Sweeps: run the jobs of a grid or a search on Ray, track their states, and relaunch unfinished jobs.
 
 Entered through `grid`, `jobs`, `record`, `launcher`, `sweeper` and `status`.
 """

@@ -1,4 +1,4 @@
-"""Description: a JSON file in which PyExpUtils describes an experiment, read as what varies in a sweep."""
+"""Description: reads a PyExpUtils experiment description (JSON) as the axes of a sweep."""
 
 import json
 import math
@@ -26,15 +26,15 @@ _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True)
 class Description:
-    """An experiment: job `i` has combination `i % num_combinations` of its values, and is run `i // num_combinations`.
+    """An experiment: job `i` is run `i // num_combinations` of the value combination `i % num_combinations`.
 
     The last key varies fastest.
 
     Attributes:
-        path: Its file.
-        fields: What the file holds.
-        axes: The values of each key below `metaParameters`, dotted; an element of a list has its number as its key.
-        runs: How often each combination is run.
+        path: The file.
+        fields: Content of the file.
+        axes: Values of each dotted key below `metaParameters`; list elements have their index as key.
+        runs: Number of runs of each combination.
     """
 
     path: Path
@@ -48,12 +48,11 @@ class Description:
 
         Args:
             path: The file.
-            runs: How often each combination is run.
-            blocks: What in it varies.
+            runs: Number of runs of each combination.
+            blocks: Top-level keys with swept values.
 
         Raises:
-            ConfigurationError: It is not there, is damaged, or describes no sweep; the message names the file and the
-                key.
+            ConfigurationError: The file is missing or damaged, or describes no sweep; the message names file and key.
         """
         fields = _fields(path)
         axes: dict[str, list[Any]] = {}
@@ -63,41 +62,41 @@ class Description:
                 raise ConfigurationError(f"{path}: {block}, an object with the values of each key, is missing{hint}")
             for key, values in _leaves(path, fields[block], (block,), ()):
                 if key in axes:
-                    raise ConfigurationError(f"{path}: {key} is described twice")
+                    raise ConfigurationError(f"{path}: duplicate key {key}")
                 axes[key] = values
         return cls(path, fields, axes, runs)
 
     @property
     def words(self) -> list[str]:
-        """What varies, as it would be typed."""
+        """The swept keys and values as command-line overrides."""
         return [f"{key}={','.join(map(_word, values))}" for key, values in self.axes.items()]
 
     @property
     def num_combinations(self) -> int:
-        """How many combinations there are; without keys there is one, the empty one."""
+        """Number of combinations; 1, the empty one, without keys."""
         return math.prod(map(len, self.axes.values()))
 
     def values(self, index: int) -> dict[str, Any]:
-        """Return the values of a job, by their dotted keys; they are its own.
+        """Return a deep copy of the values of a job, by dotted key.
 
         Raises:
-            IndexError: There is no such job.
+            IndexError: The index is out of range.
         """
         _, rest = self._run_and_combination(index)
         chosen = {}
         for key, values in reversed(list(self.axes.items())):
-            rest, place = divmod(rest, len(values))
-            chosen[bare(key)] = deepcopy(values[place])
+            rest, position = divmod(rest, len(values))
+            chosen[bare(key)] = deepcopy(values[position])
         return dict(reversed(chosen.items()))
 
     def _run_and_combination(self, index: int) -> tuple[int, int]:
         if not 0 <= index < self.num_combinations * self.runs:
-            raise IndexError(f"job {index}: {self.path} has the jobs 0 to {self.num_combinations * self.runs - 1}")
+            raise IndexError(f"job {index}: {self.path} has jobs 0 to {self.num_combinations * self.runs - 1}")
         return divmod(index, self.num_combinations)
 
     @property
     def name(self) -> str:
-        """Its `name`, else the directories between that of all experiments and its file, else `unnamed`."""
+        """The `name` field, else the path of its directory below the experiment directory, else `unnamed`."""
         if isinstance(self.fields.get("name"), str):
             return str(self.fields["name"])
         root = Path(self._settings.get("experiment_directory", "experiments"))
@@ -112,43 +111,43 @@ class Description:
 
     @property
     def save_pattern(self) -> str | None:
-        """Its `save_path`, else that of the config.json in the working directory."""
-        found = self.fields.get("save_path", self._settings.get("save_path"))
-        return None if found is None else str(found)
+        """The `save_path` field, else `save_path` of the config.json in the working directory."""
+        pattern = self.fields.get("save_path", self._settings.get("save_path"))
+        return None if pattern is None else str(pattern)
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
         return _fields(_CONFIG) if _CONFIG.is_file() else {}
 
     def save_path(self, index: int) -> str:
-        """Return where a job keeps its results.
+        """Return the result directory of a job.
 
-        `{name}`, `{run}`, `{params}`, a key that varies and what else is in the file stand for themselves.
+        The pattern may contain `{name}`, `{run}`, `{params}`, swept keys and other fields of the file.
 
         Raises:
-            ConfigurationError: Nothing says where, or two jobs would share a path.
-            IndexError: There is no such job.
+            ConfigurationError: There is no `save_path`, or two jobs would share a path.
+            IndexError: The index is out of range.
         """
         pattern = self.save_pattern
         if pattern is None:
             raise ConfigurationError(
-                f"{self.path}: save_path is missing; write it there or into {_CONFIG}, "
+                f"{self.path}: save_path is missing; set it there or in {_CONFIG}, "
                 "as in results/{name}/{params}/{run}"
             )
         run, _ = self._run_and_combination(index)
         values = {key: str(value).replace("/", "%2F") for key, value in self.values(index).items()}
         named = {key: str(value) for key, value in self.fields.items() if isinstance(value, str | int | float)}
         params = "_".join(f"{key}-{values[key]}" for key in sorted(values))
-        known = {**named, **values, "name": self.name, "run": str(run), "params": params}
-        self._check_places(pattern, known)
-        return _PLACEHOLDER.sub(lambda match: known[match[1]], pattern)
+        fields = {**named, **values, "name": self.name, "run": str(run), "params": params}
+        self._check_pattern(pattern, fields)
+        return _PLACEHOLDER.sub(lambda match: fields[match[1]], pattern)
 
-    def _check_places(self, pattern: str, known: Mapping[str, str]) -> None:
+    def _check_pattern(self, pattern: str, fields: Mapping[str, str]) -> None:
         used = set(_PLACEHOLDER.findall(pattern))
-        for name in sorted(used - known.keys()):
+        for name in sorted(used - fields.keys()):
             raise ConfigurationError(
-                f"save_path={pattern}: {{{name}}} stands for nothing in {self.path}{did_you_mean(name, known)} "
-                f"(known: {', '.join(known)})"
+                f"save_path={pattern}: {{{name}}} is undefined in {self.path}{did_you_mean(name, fields)} "
+                f"(choose from: {', '.join(fields)})"
             )
         missing = ["run"] if self.runs > 1 and "run" not in used else []
         if "params" not in used:
@@ -160,69 +159,69 @@ class Description:
             )
 
     def save_context(self, index: int, base: Path | str = ".") -> "SaveContext":
-        """Return the directory in which a job keeps its results.
+        """Return the result directory of a job as a `SaveContext`.
 
         Args:
-            index: The job.
-            base: What the path begins from.
+            index: Index of the job.
+            base: Directory that the path is relative to.
 
         Raises:
-            ConfigurationError: As `save_path`.
-            IndexError: There is no such job.
+            ConfigurationError: See `save_path`.
+            IndexError: The index is out of range.
         """
         return SaveContext(Path(base) / self.save_path(index))
 
 
 @dataclass(frozen=True, slots=True)
 class SaveContext:
-    """Where a job keeps its results.
+    """Result directory of a job.
 
     Attributes:
-        directory: The place.
+        directory: The directory.
     """
 
     directory: Path
 
     def resolve(self, name: str = "") -> Path:
-        """Return the path of a file in it; a `../` at the beginning leads out of it."""
-        found = self.directory
+        """Return the path of a file in the directory; leading `../` leave it."""
+        base = self.directory
         parts = list(Path(name).parts)
         while parts and parts[0] == "..":
-            found, parts = found.parent, parts[1:]
-        return found.joinpath(*parts)
+            base, parts = base.parent, parts[1:]
+        return base.joinpath(*parts)
 
     def ensure_exists(self) -> Path:
-        """Make the directory if it is not there, and return it."""
+        """Create the directory if necessary, and return it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         return self.directory
 
     def remove(self) -> None:
-        """Delete the directory with all that is in it, if it is there."""
+        """Delete the directory and its content, if it exists."""
         if self.directory.exists():
             shutil.rmtree(self.directory)
 
 
 def _fields(path: Path) -> dict[str, Any]:
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        items: dict[str, Any] = {}
         for key, value in pairs:
-            if key in found:
-                raise ConfigurationError(f"{path}: {key} is described twice")
-            found[key] = value
-        return found
+            if key in items:
+                raise ConfigurationError(f"{path}: duplicate key {key}")
+            items[key] = value
+        return items
 
     try:
-        held = json.loads(path.read_bytes(), object_pairs_hook=once)
+        fields = json.loads(path.read_bytes(), object_pairs_hook=unique)
     except FileNotFoundError as error:
         near = did_you_mean(path.name, [other.name for other in path.parent.glob("*.json")])
-        raise ConfigurationError(f"{path}: there is no such file{near}") from error
+        raise ConfigurationError(f"{path} does not exist{near}") from error
     except OSError as error:
-        raise ConfigurationError(f"{path}: it cannot be read: {error.strerror}") from error
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: this is no JSON: {error}") from error
-    if not isinstance(held, dict):
-        raise ConfigurationError(f"{path}: an object was expected, as in {{'{SWEPT}': {{'alpha': [0.1, 0.5]}}}}")
-    return held
+        raise ConfigurationError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ConfigurationError(f"{path}: expected an object, as in {{'{SWEPT}': {{'alpha': [0.1, 0.5]}}}}")
+    return fields
 
 
 def _leaves(path: Path, value: Any, where: tuple[str, ...], key: tuple[str, ...]) -> Iterator[tuple[str, list[Any]]]:
@@ -233,24 +232,24 @@ def _leaves(path: Path, value: Any, where: tuple[str, ...], key: tuple[str, ...]
         for name, item in items:
             yield from _leaves(path, item, (*where, name), (*key, name))
         return
-    values, place = value if is_list else [value], ".".join(where)
+    values, full_key = value if is_list else [value], ".".join(where)
     if not values:
         raise ConfigurationError(
-            f"{path}: {place} is an empty list, so there would be no jobs; leave it out, or [null]"
+            f"{path}: {full_key} is an empty list, so there would be no jobs; remove it, or use [null]"
         )
     if any(isinstance(item, dict) for item in values):
-        raise ConfigurationError(f"{path}: {place} holds objects and values; a list holds either")
+        raise ConfigurationError(f"{path}: {full_key} mixes objects and values; a list may contain only one kind")
     if not _KEY.fullmatch(".".join(key)):
-        raise ConfigurationError(f"{path}: {place} cannot be the key of a config: letters, digits, _, - and dots can")
-    told = [str(item) for item in values]
-    twice = next((item for at, item in enumerate(told) if item in told[:at]), None)
-    if twice is not None:
-        raise ConfigurationError(f"{path}: {place} has {twice} twice")
+        raise ConfigurationError(f"{path}: {full_key} is no valid config key; use letters, digits, _, - and dots")
+    texts = [str(item) for item in values]
+    duplicate = next((item for at, item in enumerate(texts) if item in texts[:at]), None)
+    if duplicate is not None:
+        raise ConfigurationError(f"{path}: {full_key} contains {duplicate} twice")
     yield ".".join(key), values
 
 
 def _word(value: Any) -> str:
-    """Return a value as Hydra's grammar has it."""
+    """Format a value in Hydra's override grammar."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, list):

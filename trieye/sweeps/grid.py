@@ -1,4 +1,4 @@
-"""Grid: the jobs of a sweep by their number, without a list of them."""
+"""Grid: the jobs of a sweep by index, computed without a list of all jobs."""
 
 import hashlib
 import itertools
@@ -24,41 +24,41 @@ _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What varies: one key, or several that vary together.
+    """One varying key, or several keys that vary together.
 
     Attributes:
-        keys: As they are typed.
-        places: What each place along the axis sets, a value for each key as it is typed.
+        keys: The keys, as typed.
+        places: The positions along the axis, each with a value per key, as typed.
     """
 
     keys: tuple[str, ...]
     places: tuple[tuple[str, ...], ...]
 
-    def overrides(self, place: int) -> tuple[str, ...]:
-        """Return what a place along the axis sets, as overrides."""
-        return tuple(f"{key}={value}" for key, value in zip(self.keys, self.places[place], strict=True))
+    def overrides(self, position: int) -> tuple[str, ...]:
+        """Return the overrides at a position along the axis."""
+        return tuple(f"{key}={value}" for key, value in zip(self.keys, self.places[position], strict=True))
 
     def has_values_of(self, other: Self) -> bool:
-        """Tell whether another axis has the same values for each key, in whatever order."""
+        """Return whether another axis has the same values for each key, in any order."""
         if self.keys != other.keys or len(self.places) != len(other.places):
             return False
         columns = zip(zip(*self.places, strict=True), zip(*other.places, strict=True), strict=True)
         return all(sorted(mine) == sorted(theirs) for mine, theirs in columns)
 
     def begins_with(self, other: Self) -> bool:
-        """Tell whether it is another axis with further places at its end, or with none."""
+        """Return whether this axis equals another axis, possibly extended at its end."""
         return self.keys == other.keys and self.places[: len(other.places)] == other.places
 
 
 @dataclass(frozen=True)
 class Grid:
-    """All combinations of the places of its axes, numbered from 0; the last axis varies fastest, as in Hydra's sweeps.
+    """All combinations of its axes, indexed from 0; the last axis varies fastest, as in Hydra's sweeps.
 
-    A job that is left out keeps its number, so that nothing is numbered anew by that.
+    An excluded job keeps its index, so an exclusion renumbers nothing.
 
     Attributes:
-        axes: The axes; one with a single place is a key that does not vary.
-        without: Combinations that are left out: values by key, as typed; a key that is not named may have any value.
+        axes: The axes; an axis with a single position is a constant key.
+        without: Excluded combinations: values by key, as typed; unnamed keys may have any value.
     """
 
     axes: tuple[Axis, ...]
@@ -67,16 +67,16 @@ class Grid:
     def __post_init__(self) -> None:
         for combination in self.without:
             for key, value in combination.items():
-                self._places(key, value)
+                self._positions(key, value)
 
     @cached_property
     def size(self) -> int:
-        """How many numbers there are, those of jobs that are left out among them."""
+        """Number of jobs, including excluded jobs."""
         return math.prod(len(axis.places) for axis in self.axes)
 
     @cached_property
     def varying(self) -> tuple[str, ...]:
-        """The keys that have more than one value."""
+        """The keys with more than one value."""
         return tuple(key for axis in self.axes if len(axis.places) > 1 for key in axis.keys)
 
     @cached_property
@@ -91,111 +91,111 @@ class Grid:
         """Return the overrides of a job.
 
         Raises:
-            IndexError: There is no such job.
+            IndexError: The index is out of range.
         """
         self._check(index)
         words: tuple[str, ...] = ()
         for table in self._tables:
-            index, place = divmod(index, len(table))
-            words = table[place] + words
+            index, position = divmod(index, len(table))
+            words = table[position] + words
         return words
 
     @cached_property
     def _tables(self) -> list[list[tuple[str, ...]]]:
-        """The overrides of neighbouring axes together, from the fastest on: a look-up takes 0.4 us for four axes."""
+        """Overrides of adjacent axes combined, fastest first: a lookup takes 0.4 us for four axes."""
         tables: list[list[tuple[str, ...]]] = [[()]]
         for axis in reversed(self.axes):
-            here = [axis.overrides(place) for place in range(len(axis.places))]
-            if len(here) * len(tables[-1]) <= _LARGEST_TABLE:
-                tables[-1] = [slow + fast for slow in here for fast in tables[-1]]
+            table = [axis.overrides(position) for position in range(len(axis.places))]
+            if len(table) * len(tables[-1]) <= _LARGEST_TABLE:
+                tables[-1] = [slow + fast for slow in table for fast in tables[-1]]
             else:
-                tables.append(here)
+                tables.append(table)
         return tables
 
     def _check(self, index: int) -> None:
         if not 0 <= index < self.size:
-            raise IndexError(f"job {index}: the sweep has the jobs 0 to {self.size - 1}")
+            raise IndexError(f"job {index}: the sweep has jobs 0 to {self.size - 1}")
 
     def places_of(self, index: int) -> tuple[int, ...]:
-        """Return the place of a job along each axis.
+        """Return the position of a job along each axis.
 
         Raises:
-            IndexError: There is no such job.
+            IndexError: The index is out of range.
         """
         self._check(index)
         return tuple(index // stride % len(axis.places) for axis, stride in zip(self.axes, self._strides, strict=True))
 
     def values(self, index: int) -> dict[str, str]:
-        """Return what varies in a job: values by key, without the marks of Hydra's grammar before it."""
-        found: dict[str, str] = {}
-        for axis, place in zip(self.axes, self.places_of(index), strict=True):
+        """Return the varying values of a job, by key without Hydra's prefixes."""
+        values: dict[str, str] = {}
+        for axis, position in zip(self.axes, self.places_of(index), strict=True):
             if len(axis.places) > 1:
-                found |= zip((bare(key) for key in axis.keys), axis.places[place], strict=True)
-        return found
+                values |= zip((bare(key) for key in axis.keys), axis.places[position], strict=True)
+        return values
 
     def is_left_out(self, index: int) -> bool:
-        """Tell whether a job is one of those that are not to run."""
+        """Return whether `without` excludes a job."""
         if not self.without:
             return False
-        set_here = {
+        values = {
             bare(key): value
-            for axis, place in zip(self.axes, self.places_of(index), strict=True)
-            for key, value in zip(axis.keys, axis.places[place], strict=True)
+            for axis, position in zip(self.axes, self.places_of(index), strict=True)
+            for key, value in zip(axis.keys, axis.places[position], strict=True)
         }
         return any(
-            all(same_value(set_here[bare(key)], value) for key, value in combination.items())
+            all(same_value(values[bare(key)], value) for key, value in combination.items())
             for combination in self.without
         )
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the numbers of the jobs that are to run."""
+        """Iterate over the indices of the jobs to run."""
         return (index for index in range(self.size) if not self.is_left_out(index))
 
     def find(self, wanted: Mapping[str, str]) -> Iterator[int]:
-        """Yield the numbers of the jobs with these values, in order.
+        """Yield the indices of the jobs with these values, in order.
 
         Args:
-            wanted: Values by key; a key that is not named may have any value.
+            wanted: Values by key; unnamed keys may have any value.
 
         Raises:
-            ConfigurationError: No axis has a key or a value.
+            ConfigurationError: No axis has the key or the value.
         """
         allowed: list[Sequence[int]] = [range(len(axis.places)) for axis in self.axes]
         for key, value in wanted.items():
-            number, places = self._places(key, value)
-            allowed[number] = [place for place in allowed[number] if place in places]
+            number, positions = self._positions(key, value)
+            allowed[number] = [position for position in allowed[number] if position in positions]
         for chosen in itertools.product(*allowed):
             index = sum(map(operator.mul, chosen, self._strides))
             if not self.is_left_out(index):
                 yield index
 
-    def _places(self, key: str, value: str) -> tuple[int, list[int]]:
-        """Return the axis with a key, and the places along it with a value."""
-        known: dict[str, tuple[int, int]] = {}
+    def _positions(self, key: str, value: str) -> tuple[int, list[int]]:
+        """Return the index of the axis with a key, and the positions along it with a value."""
+        columns: dict[str, tuple[int, int]] = {}
         for number, axis in enumerate(self.axes):
             for at, name in enumerate(axis.keys):
-                if len(axis.places) > 1 or bare(name) not in known:  # `x=1,2 ~x` has two axes of x
-                    known[bare(name)] = (number, at)
-        if bare(key) not in known:
+                if len(axis.places) > 1 or bare(name) not in columns:  # `x=1,2 ~x` has two axes of x
+                    columns[bare(name)] = (number, at)
+        if bare(key) not in columns:
             raise ConfigurationError(
-                f"{key}: the sweep has no such axis{did_you_mean(key, known)} (axes: {', '.join(known) or 'none'})"
+                f"{key}: the sweep has no such axis{did_you_mean(key, columns)} (axes: {', '.join(columns) or 'none'})"
             )
-        number, at = known[bare(key)]
-        values = [place[at] for place in self.axes[number].places]
-        places = [place for place, held in enumerate(values) if same_value(held, value)]
-        if not places:
+        number, at = columns[bare(key)]
+        values = [position[at] for position in self.axes[number].places]
+        positions = [position for position, other in enumerate(values) if same_value(other, value)]
+        if not positions:
             shown = ", ".join([*values[:_MOST_SHOWN], *(["..."] if len(values) > _MOST_SHOWN else [])])
             raise ConfigurationError(f"{key}={value}: the sweep has no such value (values of {key}: {shown})")
-        return number, places
+        return number, positions
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of all that decides which number is which job."""
-        held = json.dumps(self.plain(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(held.encode()).hexdigest()[:12]
+        """A short hash of everything that determines the indices of jobs."""
+        text = json.dumps(self.plain(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def without_secrets(self) -> Self:
-        """Return the grid as it may be written down: with `***` in the place of secrets."""
+        """Return the grid with secrets replaced by `***`, for storage."""
         axes = []
         for axis in self.axes:
             columns = redacted(dict(zip(axis.keys, zip(*axis.places, strict=True), strict=True)))
@@ -203,20 +203,20 @@ class Grid:
         return type(self)(tuple(axes), tuple(redacted(dict(combination)) for combination in self.without))
 
     def plain(self) -> dict[str, Any]:
-        """Return it as what JSON can hold; `of_plain` makes it again."""
+        """Return a JSON-compatible dict, which `of_plain` converts back."""
         return {
             "axes": [{"keys": axis.keys, "places": axis.places} for axis in self.axes],
             "without": [dict(combination) for combination in self.without],
         }
 
     @classmethod
-    def of_plain(cls, held: Mapping[str, Any]) -> Self:
-        """Return the grid that `plain` described."""
-        axes = (Axis(tuple(axis["keys"]), tuple(map(tuple, axis["places"]))) for axis in held["axes"])
-        return cls(tuple(axes), tuple(held["without"]))
+    def of_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Return the grid of a dict from `plain`."""
+        axes = (Axis(tuple(axis["keys"]), tuple(map(tuple, axis["places"]))) for axis in plain["axes"])
+        return cls(tuple(axes), tuple(plain["without"]))
 
     def first_renumbered(self, then: Self) -> int | None:
-        """Return the first job of an earlier grid that has another number here, or none; None if all are as before."""
+        """Return the index of the first job of an earlier grid that differs or is missing here, else None."""
         pairs = list(zip(self.axes, then.axes, strict=False))
         grown = next((at for at, (now, before) in enumerate(pairs) if now != before), None)
         if len(self.axes) == len(then.axes):
@@ -234,11 +234,11 @@ class Grid:
         return next((index for index in range(both) if self[index] != then[index]), gone)
 
     def in_the_order_of(self, then: Self, keys: set[str]) -> Self:
-        """Return the grid with the order of an earlier one along axes with the same values.
+        """Return the grid with the value order of an earlier grid along axes with the same values.
 
         Args:
             then: The earlier grid.
-            keys: Which axes may be put into another order, by one of their keys as typed.
+            keys: Axes that may be reordered, by one of their keys as typed.
         """
         before = {axis.keys: axis for axis in then.axes}
         axes = (
@@ -251,37 +251,39 @@ class Grid:
 
 
 def with_seeds(axes: Iterable[Axis], num: int, key: str = "seed") -> tuple[Axis, ...]:
-    """Return axes with one more for repetitions, the slowest: whoever wants more of them later renumbers nothing.
+    """Prepend a seed axis, the slowest axis, so that adding seeds later renumbers nothing.
 
     Args:
-        axes: The others.
-        num: How many seeds, from 0.
-        key: What takes the seed.
+        axes: The other axes.
+        num: Number of seeds, from 0.
+        key: Config key of the seed.
 
     Raises:
         ConfigurationError: The number is not positive, or the key has an axis already.
     """
     axes = tuple(axes)
     if num < 1:
-        raise ConfigurationError(f"seeds={num}: there has to be one")
+        raise ConfigurationError(f"seeds={num}: expected 1 or more")
     if any(key in map(bare, axis.keys) for axis in axes):
-        raise ConfigurationError(f"{key} is an axis of the sweep already; leave it or the number of seeds out")
+        raise ConfigurationError(
+            f"{key} is already an axis of the sweep; remove either the axis or the number of seeds"
+        )
     return (Axis((key,), tuple((str(seed),) for seed in range(num))), *axes)
 
 
 def zipped(axes: Iterable[Axis], groups: Iterable[Sequence[str]]) -> tuple[Axis, ...]:
-    """Return axes of which some vary together, place by place; they stand where the first of them stood.
+    """Merge groups of axes that vary together into one axis, at the position of the first member.
 
     Args:
         axes: The axes, with one key each.
         groups: Keys that vary together.
 
     Raises:
-        ConfigurationError: A key has no axis, or those of a group are not of one length.
+        ConfigurationError: A key has no axis, or the axes of a group differ in length.
     """
-    held = list(axes)
+    merged = list(axes)
     for group in (list(map(bare, named)) for named in groups):
-        by_key = {bare(key): axis for axis in held for key in axis.keys}
+        by_key = {bare(key): axis for axis in merged for key in axis.keys}
         for key in group:
             if key not in by_key:
                 raise ConfigurationError(
@@ -293,32 +295,32 @@ def zipped(axes: Iterable[Axis], groups: Iterable[Sequence[str]]) -> tuple[Axis,
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{key} has {length}" for key, length in lengths.items())
             raise ConfigurationError(
-                f"zip={','.join(group)}: keys that vary together need as many values each; {counts}"
+                f"zip={','.join(group)}: keys that vary together need equal numbers of values; {counts}"
             )
         places = tuple(sum(parts, ()) for parts in zip(*(axis.places for axis in members), strict=True))
         together = Axis(sum((axis.keys for axis in members), ()), places)
-        at = min(held.index(axis) for axis in members)
-        held = [
+        at = min(merged.index(axis) for axis in members)
+        merged = [
             together if number == at else axis
-            for number, axis in enumerate(held)
+            for number, axis in enumerate(merged)
             if number == at or axis not in members
         ]
-    return tuple(held)
+    return tuple(merged)
 
 
 def bare(key: str) -> str:
-    """Return a key without the marks of Hydra's grammar before it."""
+    """Return a key without Hydra's prefixes `+` and `~`."""
     return key.lstrip("+~")
 
 
 def shown(overrides: Iterable[str], varying: Iterable[str]) -> list[str]:
-    """Return the overrides of keys that vary, each with the last part of its key, as people want to read them."""
+    """Format the overrides of varying keys for display, with the last part of each key."""
     pairs = [word.partition("=") for word in overrides]
     return [f"{bare(key).rpartition('.')[2]}={short(value)}" for key, _, value in pairs if bare(key) in varying]
 
 
 def short(value: str) -> str:
-    """Return a value as people want to read it: a number with four digits that count."""
+    """Format a value for display; long numbers get four significant digits."""
     try:
         return value if len(value) <= _LONGEST_NUMBER else f"{float(value):.4g}"
     except ValueError:
@@ -326,7 +328,7 @@ def short(value: str) -> str:
 
 
 def same_value(one: str, other: str) -> bool:
-    """Tell whether two values are the same, also where a number, a list or null is written in another way."""
+    """Return whether two values are equal, including different spellings of a number, a list or null."""
     if one == other:
         return True
     try:
@@ -336,5 +338,5 @@ def same_value(one: str, other: str) -> bool:
 
 
 def _simplest(value: str) -> str:
-    """Return a value as the grammar of Hydra writes it, also where it was written by YAML or Python; without quotes."""
+    """Normalize a value written by YAML, Python or Hydra to Hydra's grammar without quotes."""
     return _WORDS.get(value.casefold()) or _SPACE.sub("", value).strip("'\"")

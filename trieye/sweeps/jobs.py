@@ -1,4 +1,4 @@
-"""JobRecord: what became of a job of a sweep, in its status.json, which the process that runs it writes."""
+"""JobRecord: the state of a sweep job in its status.json, written by the process that runs it."""
 
 import os
 import socket
@@ -18,27 +18,27 @@ from trieye.files.atomic import relink
 from trieye.process.identity import Liveness, ProcessIdentity
 from trieye.process.lock import RunLock
 from trieye.sweeps.grid import bare
-from trieye.sweeps.record import Record
+from trieye.sweeps.record import JsonRecord
 
 STATUS, OUTPUT, RUN, LOCK = "status.json", "output.log", "run", "job.lock"
-"""The files of a job in its directory; `run` is a link to the directory of its run."""
+"""Files in the directory of a job; `run` is a link to the run directory."""
 
 HEARTBEAT_S = 5.0
 ORPHAN_WAIT_S = 30.0
-"""How long a job waits for a process of an earlier start that still runs it."""
+"""How long a job waits for a process of an earlier start that is still running it."""
 
 _LONGEST_ERROR = 2000
 
 State = Literal["running", "completed", "failed", "interrupted", "pruned", "lost"]
-"""`lost` is what a job is whose process was killed; all others are written by the job itself."""
+"""`lost`: the process was killed; the job itself writes all other states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job that is to run.
+    """A job to run.
 
     Attributes:
-        index: Its number.
+        index: Index of the job.
         overrides: Its overrides.
     """
 
@@ -47,11 +47,11 @@ class Job:
 
 
 class JobElsewhereError(TrieyeError):
-    """Raised when a job is left out because another process runs it, or may run it."""
+    """Raised when a job is skipped because another process runs it or may be running it."""
 
 
-class ToldError(RuntimeError):
-    """What another process said of an error, with its type."""
+class ReportedError(RuntimeError):
+    """An error that another process reported as text, including its type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ class Done:
     """A job that has ended.
 
     Attributes:
-        index: Its number.
-        value: What it returned.
-        error: Why it failed; None if it did not.
-        returned: Hydra's `JobReturn`; None if it could not begin, or had ended before the sweep was started again.
-        is_pruned: Whether a search stopped it, since it was hopeless.
-        record: What its process wrote of it, perhaps on another machine's disk; None if nothing came back.
-        run_dir: Of its run, on that machine; None if it began none.
+        index: Index of the job.
+        value: Its return value.
+        error: The error, if it failed.
+        returned: Hydra's `JobReturn`; None if the job could not start, or had ended before this start of the sweep.
+        is_pruned: Whether a search pruned it.
+        record: The record that its process wrote, possibly on another machine's disk; None if nothing was returned.
+        run_dir: Its run directory on that machine; None if it started no run.
     """
 
     index: int
@@ -77,42 +77,42 @@ class Done:
     run_dir: Path | None = None
 
     def bring_to(self, directory: Path) -> None:
-        """Leave its record and the link to its run in its directory on this machine, if it was written elsewhere."""
+        """Copy the record and the link to the run to a local directory, if the job ran on another machine."""
         if self.record is not None and self.record.bring_to(directory) and self.run_dir is not None:
             relink(directory / RUN, self.run_dir)
 
     @property
     def has_ended_by_itself(self) -> bool:
-        """Whether nobody stopped it."""
+        """Whether the job ended without being stopped."""
         return self.error is None or self.returned is not None
 
     @property
     def number(self) -> float | None:
-        """What it returned, if that is a number."""
+        """The return value, if it is a number."""
         is_number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
         return float(self.value) if is_number else None  # type: ignore[arg-type]
 
 
-class JobRecord(Record, kw_only=True):
-    """One job of a sweep; all times are Unix seconds.
+class JobRecord(JsonRecord, kw_only=True):
+    """State of one job of a sweep; all times are Unix seconds.
 
     Attributes:
-        index: Its number.
-        overrides: What it was started with, without secrets.
-        state: What it does, or how it ended.
-        attempt: 1 for the first start, one more for each restart.
-        deaths: How many of its processes were killed.
+        index: Index of the job.
+        overrides: Its overrides, without secrets.
+        state: Current or final state.
+        attempt: 1 for the first start, plus 1 for each restart.
+        deaths: Number of its processes that were killed.
         host: Machine of its process.
-        boot: As in `ProcessIdentity`.
-        pid: Its process.
-        start: As in `ProcessIdentity`.
-        is_brought: Whether the job ran on another machine with its own disk, which holds the run.
-        started: When this attempt was started.
-        heartbeat: When its process last wrote the record, by the clock of its machine.
-        ended: When it ended.
-        step: The last step that is known.
-        objective: What it returned, if that is a number.
-        error: Why it failed.
+        boot: See `ProcessIdentity`.
+        pid: Id of its process.
+        start: See `ProcessIdentity`.
+        is_brought: Whether the job ran on another machine, whose disk contains the run.
+        started: Start time of this attempt.
+        heartbeat: Time of the last write by its process, on the clock of its machine.
+        ended: End time.
+        step: Last recorded step.
+        objective: The return value, if it is a number.
+        error: The error, if it failed.
     """
 
     FILE = STATUS
@@ -136,57 +136,57 @@ class JobRecord(Record, kw_only=True):
     error: str | None = None
 
     def values(self, varying: Collection[str]) -> dict[str, str]:
-        """Return what it was started with of these keys."""
+        """Return the values of the given keys from its overrides."""
         pairs = (word.partition("=") for word in self.overrides)
         return {bare(key): value for key, _, value in pairs if bare(key) in varying}
 
     def fail(self, error: str) -> None:
-        """Note why it failed, now."""
+        """Set the state to failed, with the error and the current time."""
         self.state, self.error = "failed", redacted_text(error)[:_LONGEST_ERROR]
         self.ended = time.time()
 
     @property
     def process(self) -> ProcessIdentity:
-        """The process that wrote it."""
+        """The process that wrote the record."""
         return ProcessIdentity(self.host, self.boot, self.pid, self.start)
 
     def liveness(self, directory: Path) -> Liveness:
-        """Return whether its process still runs the job.
+        """Return whether its process is still running the job.
 
         Args:
-            directory: Of the job.
+            directory: Directory of the job.
         """
         if self.state != "running":
             return "dead"
         liveness, is_locked = self.process.liveness, _is_locked(directory)
-        if is_locked is None:  # a trial of a study, whose driver writes the record, or an earlier version
+        if is_locked is None:  # a study's trial (its driver writes the record), or an earlier version
             return liveness
         if is_locked:
             return "alive"
-        return "dead" if liveness == "alive" else liveness  # of a copied directory, the process runs the original
+        return "dead" if liveness == "alive" else liveness  # in a copied directory: the live process runs the original
 
     def bring_to(self, directory: Path) -> bool:
-        """Write it into a job's directory on this machine, if what is there is not of the same process; tell whether.
+        """Write the record to a local job directory, unless its record is from the same process; return whether it did.
 
-        The disks of two machines count the attempts of a job each for itself.
+        Each machine counts the attempts on its own disk only, so the counts are merged.
         """
-        known = JobRecord.read(directory)
-        if known is not None and (known.host, known.pid, known.started) == (self.host, self.pid, self.started):
+        local = JobRecord.read(directory)
+        if local is not None and (local.host, local.pid, local.started) == (self.host, self.pid, self.started):
             return False
-        if known is not None:
-            self.attempt, self.deaths = max(self.attempt, known.attempt + 1), max(self.deaths, known.deaths)
+        if local is not None:
+            self.attempt, self.deaths = max(self.attempt, local.attempt + 1), max(self.deaths, local.deaths)
         self.is_brought = True
         self.write(directory)
         return True
 
     @property
     def took_s(self) -> float:
-        """Seconds of this attempt, so far."""
+        """Duration of this attempt so far, in seconds."""
         return (self.ended or self.heartbeat) - self.started
 
 
 def _is_locked(directory: Path) -> bool | None:
-    """Return whether a process holds the lock of a job; None if no job has taken it yet."""
+    """Return whether a process holds the lock of a job; None if the job was never locked."""
     if not (directory / LOCK).exists():
         return None
     try:
@@ -197,10 +197,7 @@ def _is_locked(directory: Path) -> bool | None:
 
 
 class RunningJob:
-    """A job that runs in this process; the block of `running` is the job.
-
-    The lock of the job keeps every other process out of the block.
-    """
+    """A job that runs in this process, in the `running` block, under the lock of the job."""
 
     def __init__(self, directory: Path, index: int, overrides: Sequence[str]) -> None:
         self._directory = directory
@@ -216,14 +213,14 @@ class RunningJob:
 
     @contextmanager
     def running(self) -> Iterator["JobRecord | None"]:
-        """Keep the record while the block runs; an exception of the block is its end, too.
+        """Maintain the record while the block runs; an exception in the block ends the job as well.
 
         Yields:
-            The record of another process that completed the job while this one waited for it; usually None. The block
-            must not run the job then.
+            None, or the record of another process that completed the job while this process waited for the lock; the
+            block must not run the job then.
 
         Raises:
-            JobElsewhereError: Another process still runs the job after `ORPHAN_WAIT_S`, or began it with other values.
+            JobElsewhereError: Another process still runs the job after `ORPHAN_WAIT_S`, or started another job.
         """
         try:
             self._run_lock.acquire(ORPHAN_WAIT_S)
@@ -236,23 +233,23 @@ class RunningJob:
                 yield now
                 return
             if now is not None and now != self._before and now.overrides != self._record.overrides:
-                raise JobElsewhereError(f"another process began it with {' '.join(now.overrides)!r} meanwhile")
+                raise JobElsewhereError(f"another process has started it with {' '.join(now.overrides)!r}")
             self._follow(now)
-            with self._kept():
+            with self._recorded():
                 yield None
         finally:
             self._run_lock.release()
 
     def _follow(self, before: JobRecord | None) -> None:
         if before is not None:
-            died = before.state == "running"  # and nobody was there to note it
+            died = before.state == "running"  # killed without a final record
             self._record.attempt, self._record.deaths = before.attempt + 1, before.deaths + died
             self._record.step = before.step
 
     @contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _recorded(self) -> Iterator[None]:
         self._record.started = self._record.heartbeat = time.time()
-        self._record.write(self._directory, is_lasting=False)  # whoever loses it begins the job again
+        self._record.write(self._directory, is_lasting=False)  # if it is lost, the job restarts
         beating = threading.Thread(target=self._beat, name="trieye-job", daemon=True)
         beating.start()
         try:
@@ -271,17 +268,17 @@ class RunningJob:
 
     @property
     def record(self) -> JobRecord:
-        """What was written of it."""
+        """The record of the job."""
         return self._record
 
     @property
     def run_dir(self) -> Path | None:
-        """Directory of its run; None if it has begun none."""
+        """The run directory; None if the job has started no run."""
         link = self._directory / RUN
         return link.resolve() if link.is_symlink() else None
 
     def end(self, state: State, *, objective: float | None = None, error: BaseException | None = None) -> None:
-        """Note how it ended."""
+        """Write the final state."""
         with self._lock:
             self._record.state, self._record.step = state, self._step()
             self._record.objective = objective
@@ -292,18 +289,18 @@ class RunningJob:
 
     def _beat(self) -> None:
         while not self._over.wait(HEARTBEAT_S):
-            with self._lock, suppress(OSError):  # a disk that is full for a moment is no reason to stop
+            with self._lock, suppress(OSError):  # a temporarily full disk must not stop the job
                 if self._record.ended is None:
                     self._record.heartbeat, self._record.step = time.time(), self._step()
                     self._record.write(self._directory, is_lasting=False)
 
     def _step(self) -> int | None:
-        """Return the last step of its run, as far as it is known."""
-        from trieye.hub.status import read_status  # with NumPy, which those who only read records have no use for
+        """Return the last recorded step of the run."""
+        from trieye.hub.status import read_status  # imports NumPy, which readers of records do not need
 
         run_dir = self._directory / RUN
         with suppress(JournalError, OSError):
             metrics = read_status(run_dir).get("metrics", {}) if run_dir.is_dir() else {}
-            steps = [int(held["step"]) for held in metrics.values() if held.get("step") is not None]
+            steps = [int(metric["step"]) for metric in metrics.values() if metric.get("step") is not None]
             return max(steps, default=self._record.step)
         return self._record.step

@@ -1,4 +1,4 @@
-"""The body of the launcher: it starts jobs where resources are free, and records how each ends."""
+"""Implementation of the launcher: starts jobs when resources are free, and records their outcomes."""
 
 import contextlib
 import signal
@@ -25,8 +25,8 @@ from trieye.process.signals import StopSignals, exit_code_of
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import Done, Job, JobElsewhereError, JobRecord
 from trieye.sweeps.orphans import Orphans
-from trieye.sweeps.pools import Died, Outcome, Places, ThisProcess
-from trieye.sweeps.progress import Progress
+from trieye.sweeps.pools import Died, Outcome, ThisProcess, WorkerPool
+from trieye.sweeps.progress import SweepProgress
 from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.status import is_removed
 from trieye.sweeps.working import Shared
@@ -35,45 +35,45 @@ _LOOK_S = 0.5
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "resources")
 
 
-class Source(Protocol):
-    """Where jobs come from, one at a time: a search knows the next one when it has seen others end."""
+class JobQueue(Protocol):
+    """Yields jobs one at a time, because a search chooses the next job from earlier outcomes."""
 
     def next(self) -> Job | None:
-        """Return the next job; None if there is none, or none as long as nobody else has ended."""
+        """Return the next job; None if there is none, or none until another job has ended."""
 
     def ended(self, job: Job, done: Done) -> None:
-        """Hear of a job that has ended, also of one that had ended before the sweep was started again."""
+        """Receive the outcome of a job, including jobs that ended before this start of the sweep."""
 
     def hopeless(self, running: Sequence[Job]) -> Mapping[int, float]:
-        """Return which of the jobs that run are to be stopped, with what each has reached."""
+        """Return the running jobs to prune, with their last objectives."""
 
 
-class Listed:
-    """Jobs that are known from the beginning."""
+class JobList:
+    """A fixed list of jobs."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self._jobs = iter(jobs)
 
     def next(self) -> Job | None:
-        """Return the next one."""
+        """Return the next job."""
         return next(self._jobs, None)
 
     def ended(self, job: Job, done: Done) -> None:
-        """Do nothing: the others are to run in any case."""
+        """Do nothing: outcomes do not affect the list."""
 
     def hopeless(self, running: Sequence[Job]) -> Mapping[int, float]:
-        """Return none."""
+        """Return no jobs."""
         del running
         return {}
 
 
-class Launching:
-    """The jobs of one sweep, on their way.
+class SweepExecution:
+    """Runs the jobs of one sweep.
 
     Args:
         options: The options of the launcher.
-        context: What Hydra composes with.
-        task: What a job runs.
+        context: Hydra's context, which composes configs.
+        task: The task function of a job.
         config: The config that Hydra composed for the sweep.
         varying: The keys that differ between jobs.
     """
@@ -93,40 +93,40 @@ class Launching:
         self._varies = any("${" in str(unresolved.get(name)) for name in _RESOURCES)
         self._running: dict[int, Job] = {}
         self._ended: dict[int, Done] = {}
-        self._again: deque[Job] = deque()
-        self._hopeless: dict[int, float] = {}
-        self._composed: dict[int, DictConfig] = {}  # of jobs that wait for room: their resources stand there
+        self._requeued: deque[Job] = deque()
+        self._pruned: dict[int, float] = {}
+        self._composed: dict[int, DictConfig] = {}  # configs of waiting jobs, which contain their resources
         self._deaths: Counter[int] = Counter()
         self._exit_code: int | None = None
         self._fails = False
         self._orphans = Orphans(self.directory)
 
-    def run(self, source: Source, size: int | None) -> list[Done]:
-        """Run the jobs of a source to their end; return what became of each, in the order of their numbers.
+    def run(self, queue: JobQueue, size: int | None) -> list[Done]:
+        """Run the jobs of a queue; return their outcomes in order of index.
 
         The caller holds the lock of the sweep.
 
         Args:
-            source: Where they come from.
-            size: How many there will be; None if nobody knows.
+            queue: The jobs.
+            size: Number of jobs; None: unknown.
 
         Raises:
-            ConfigurationError: A job was another one when the sweep was started the last time.
-            RunInterrupted: A signal; what ran has ended, or has been stopped.
+            ConfigurationError: A job had other overrides in an earlier start of the sweep.
+            RunInterrupted: A signal arrived; running jobs have ended or were stopped.
         """
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         size = size if self.options.only is None else len(self.options.only)
         try:
-            with Progress(self.directory, size, self._shared.varying) as progress:
-                places = self._places()
+            with SweepProgress(self.directory, size, self._shared.varying) as progress:
+                pool = self._pool()
                 try:
-                    self._run(source, places, progress)
-                except BaseException:  # the second Ctrl-C, or what no job is to blame for
-                    self._stop(places)
+                    self._run(queue, pool, progress)
+                except BaseException:  # a second Ctrl-C, or an error outside of the jobs
+                    self._stop(pool)
                     raise
-                # whoever presses Ctrl-C while the last jobs run has stopped nothing
-                is_over = self._exit_code is not None and not self._running and self._next(source, progress) is None
+                # Ctrl-C during the last jobs has skipped no job
+                is_over = self._exit_code is not None and not self._running and self._next(queue, progress) is None
                 is_over = is_over and not self._orphans
             if self._exit_code is None or is_over:
                 return [self._ended[index] for index in sorted(self._ended)]
@@ -135,101 +135,99 @@ class Launching:
                 error.tell(say)
             self._exit_code = getattr(error, "exit_code", exit_code_of(signal.SIGINT))
         interrupt = RunInterrupted(
-            f"the sweep was stopped; what is not completed goes on with: trieye sweep relaunch {self.directory}",
+            f"the sweep was stopped; resume the unfinished jobs with: trieye sweep relaunch {self.directory}",
             self._exit_code,
         )
         interrupt.tell(say)
         raise interrupt
 
-    def _run(self, source: Source, places: Places, progress: Progress) -> None:
+    def _run(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:
         with self._signals():
             while True:
-                self._again.extend(self._orphans.ended())
-                self._begin(source, places, progress)
+                self._requeued.extend(self._orphans.ended())
+                self._begin(queue, pool, progress)
                 if self._running:
-                    self._hear(source, places, progress)
+                    self._collect(queue, pool, progress)
                 elif not self._orphans or self._exit_code is not None or self._fails:
                     return
                 else:
-                    self._await_orphans(source, progress)
+                    self._await_orphans(queue, progress)
                 if self._exit_code not in (None, exit_code_of(signal.SIGINT)):
-                    self._stop(places)  # a scheduler does not wait for jobs to finish
+                    self._stop(pool)  # a scheduler does not wait for jobs to finish
                     return
                 progress.show()
 
-    def _stop(self, places: Places) -> None:
+    def _stop(self, pool: WorkerPool) -> None:
         if self._running:
             num = len(self._running)
-            say(f"sweep: {num} jobs save and stop ..." if num > 1 else "sweep: 1 job saves and stops ...")
+            say(f"sweep: {num} job{'s' if num > 1 else ''} saving and stopping ...")
         with StopSignals(lambda _: None, "jobs are still being saved", received={signal.SIGINT}):
-            places.stop()
+            pool.stop()
 
-    def _hear(self, source: Source, places: Places, progress: Progress) -> None:
-        """Wait for jobs that end, and stop those that a search gives up."""
-        for outcome in places.wait(_LOOK_S):
+    def _collect(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:
+        """Wait for jobs to end, and stop jobs that the queue prunes."""
+        for outcome in pool.wait(_LOOK_S):
             job = self._running.pop(outcome.index)
-            done = self._judged(job, outcome)
+            done = self._resolve(job, outcome)
             if done is None:
-                self._again.append(job)
+                self._requeued.append(job)
                 progress.died(job, outcome.reason if isinstance(outcome, Died) else "")
                 continue
             self._ended[job.index] = done
-            source.ended(job, done)
+            queue.ended(job, done)
             progress.ended(job, done)
             self._fails |= self.options.fail_fast and done.error is not None
-        for index, value in source.hopeless(list(self._running.values())).items():
-            if index not in self._hopeless:
-                self._hopeless[index] = value
-                places.cancel(index)
+        for index, value in queue.hopeless(list(self._running.values())).items():
+            if index not in self._pruned:
+                self._pruned[index] = value
+                pool.cancel(index)
 
-    def _await_orphans(self, source: Source, progress: Progress) -> None:
-        """Wait a moment for the jobs that other processes run, and leave out those that run for too long."""
+    def _await_orphans(self, queue: JobQueue, progress: SweepProgress) -> None:
+        """Wait briefly for jobs of other processes, and skip jobs that time out."""
         self._orphans.wait()
-        for job, error in self._orphans.given_up():
+        for job, error in self._orphans.timed_out():
             self._ended[job.index] = done = Done(job.index, error=error)
-            source.ended(job, done)
+            queue.ended(job, done)
             progress.ended(job, done)
         time.sleep(_LOOK_S)
 
     def _signals(self) -> contextlib.AbstractContextManager[Any]:
-        """Let the first signal end the beginning of jobs; one that runs in this process minds its signals itself."""
+        """Stop starting jobs at the first signal; a job in this process handles its own signals."""
         if self.options.isolate == "none":
             return contextlib.nullcontext()
         code = OmegaConf.select(self.config, "runtime.requeue_exit_code", default=None)
-        message = (
-            "no other job begins; those that run finish, or, after a second Ctrl-C or another signal, save and stop"
-        )
+        message = "no further jobs start; running jobs finish, or save and stop after a second Ctrl-C or another signal"
         return StopSignals(self._on_signal, message, requeue_exit_code=code)
 
     def _on_signal(self, exit_code: int) -> None:
         self._exit_code = exit_code
 
-    def _places(self) -> Places:
+    def _pool(self) -> WorkerPool:
         if self.options.isolate == "none":
             return ThisProcess(self._shared)
-        from trieye.sweeps.in_ray import RayPlaces
+        from trieye.sweeps.in_ray import RayPool
 
-        return RayPlaces(self._shared, self.options)
+        return RayPool(self._shared, self.options)
 
-    def _begin(self, source: Source, places: Places, progress: Progress) -> None:
-        """Begin jobs as long as there is room for them."""
+    def _begin(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:
+        """Start jobs while the pool has room."""
         usual = {} if self._varies else self._resources(self.options)
-        while self._exit_code is None and not self._fails and places.has_room(usual):
-            job = self._next(source, progress)
+        while self._exit_code is None and not self._fails and pool.has_room(usual):
+            job = self._next(queue, progress)
             if job is None:
                 return
             wanted = self._resources_of(job) if self._varies else usual
-            if not places.has_room(wanted):
-                self._again.appendleft(job)
+            if not pool.has_room(wanted):
+                self._requeued.appendleft(job)
                 return
             progress.began(job)
-            places.begin(job.index, job.overrides, wanted, self._composed.pop(job.index, None))
+            pool.begin(job.index, job.overrides, wanted, self._composed.pop(job.index, None))
             self._running[job.index] = job
 
-    def _next(self, source: Source, progress: Progress) -> Job | None:
-        """Return the next job that is to run; None if there is none."""
+    def _next(self, queue: JobQueue, progress: SweepProgress) -> Job | None:
+        """Return the next job to run, or None."""
         while True:
-            job = self._again.popleft() if self._again else source.next()
+            job = self._requeued.popleft() if self._requeued else queue.next()
             if job is None:
                 return None
             if self.options.only is not None and job.index not in self.options.only:
@@ -241,11 +239,11 @@ class Launching:
                 return job
             before = Done(job.index, record.objective, is_pruned=record.state == "pruned")
             self._ended[job.index] = before
-            source.ended(job, before)
+            queue.ended(job, before)
             progress.skipped(job, before)
 
     def record_before(self, job: Job) -> JobRecord | None:
-        """Return the record of a job from an earlier start of the sweep; None if the job never began.
+        """Return the record of a job from an earlier start of the sweep; None if the job never started.
 
         Raises:
             ConfigurationError: The job had other overrides then.
@@ -256,13 +254,13 @@ class Launching:
         overrides = [redacted_text(word) for word in job.overrides]
         if record.overrides != overrides:
             raise ConfigurationError(
-                f"{self.directory}: its job {job.index} was {' '.join(record.overrides)!r} and would be "
-                f"{' '.join(overrides)!r}; for another sweep leave hydra.sweep.dir out, or name another directory"
+                f"{self.directory}: job {job.index} was {' '.join(record.overrides)!r} and would be "
+                f"{' '.join(overrides)!r}; for another sweep, omit hydra.sweep.dir or set another directory"
             )
         return record
 
     def _has_ended(self, job: Job, record: JobRecord) -> bool:
-        """Return whether a job has ended for good; a completed job whose run was deleted has not if `only` names it."""
+        """Return whether a job must not run again; a completed job with a deleted run may, if `only` names it."""
         if self.options.only is not None and is_removed(self.directory / str(job.index), record):
             return False
         return record.state in ("completed", "pruned")
@@ -271,16 +269,16 @@ class Launching:
         if job.index not in self._composed:
             self._composed[job.index] = self._shared.composed(job.index, job.overrides)
         composed = self._composed[job.index]
-        held: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
-        return self._resources(plugin_options("hydra.launcher", LauncherConfig, held, job.overrides))
+        options: Any = OmegaConf.to_container(composed.hydra.launcher, resolve=True)
+        return self._resources(plugin_options("hydra.launcher", LauncherConfig, options, job.overrides))
 
     @staticmethod
     def _resources(options: LauncherConfig) -> dict[str, Any]:
-        asked: Mapping[str, Any] = {name: getattr(options, name) for name in _RESOURCES}
-        return {name: value for name, value in asked.items() if value is not None}
+        requested: Mapping[str, Any] = {name: getattr(options, name) for name in _RESOURCES}
+        return {name: value for name, value in requested.items() if value is not None}
 
-    def _judged(self, job: Job, outcome: Outcome) -> Done | None:
-        """Return what became of a job, as its record says it, too; None if it gets another process."""
+    def _resolve(self, job: Job, outcome: Outcome) -> Done | None:
+        """Record and return the outcome of a job; None if the job is retried in another process."""
         directory = self.directory / str(job.index)
         if isinstance(outcome, Done):
             if isinstance(outcome.error, JobElsewhereError):
@@ -288,91 +286,91 @@ class Launching:
             outcome.bring_to(directory)
         record = JobRecord.read(directory) or JobRecord(index=job.index, overrides=list(job.overrides), attempt=0)
         if isinstance(outcome, Done):
-            if job.index in self._hopeless and not outcome.has_ended_by_itself:
-                record.state, record.objective, record.error = "pruned", self._hopeless[job.index], None
+            if job.index in self._pruned and not outcome.has_ended_by_itself:
+                record.state, record.objective, record.error = "pruned", self._pruned[job.index], None
                 record.ended = time.time()
                 record.write(directory)
                 return Done(job.index, record.objective, is_pruned=True)
-            if outcome.error is not None and record.state in ("running", "lost"):  # it did not come so far
+            if outcome.error is not None and record.state in ("running", "lost"):  # no final record
                 record.fail(f"{type(outcome.error).__name__}: {outcome.error}")
                 record.write(directory)
             return outcome
-        if record.state == "completed":  # what was killed is what had still to bring the result
+        if record.state == "completed":  # the process was killed after the job, before it returned the result
             return Done(job.index, record.objective)
         self._deaths[job.index] += 1
         deaths = self._deaths[job.index]
         record.deaths += 1
-        record.attempt = max(record.attempt, deaths)  # it may have begun on the disk of another machine
+        record.attempt = max(record.attempt, deaths)  # attempts may be on the disk of another machine
         record.state, record.error = "lost", outcome.reason
-        epitaph = f"its process was killed{f' {deaths} times' if deaths > 1 else ''}: {outcome.reason}"
-        is_given_up = deaths > self.options.retries
-        if is_given_up:
-            record.fail(epitaph)
+        reason = f"its process was killed{f' {deaths} times' if deaths > 1 else ''}: {outcome.reason}"
+        has_no_retries = deaths > self.options.retries
+        if has_no_retries:
+            record.fail(reason)
         record.write(directory)
-        if is_given_up or self._exit_code is not None or self._fails:
-            return Done(job.index, error=RuntimeError(f"job {job.index}: {epitaph}"))
+        if has_no_retries or self._exit_code is not None or self._fails:
+            return Done(job.index, error=RuntimeError(f"job {job.index}: {reason}"))
         return None
 
 
 class LauncherBody:
-    """What `hydra/launcher=trieye_ray` does.
+    """Implements `hydra/launcher=trieye_ray`.
 
     Args:
-        **options: As `LauncherConfig` has them.
+        **options: Fields of `LauncherConfig`.
 
     Attributes:
-        is_part: Whether it runs some jobs of a sweep of which others run at the same time, as a batch system does.
-        lock: Of the sweep, or of this part of it; not taken.
+        is_part: Whether it runs one part of a sweep while other processes run other parts, as on a batch system.
+        lock: Lock of the sweep, or of this part; not acquired.
 
     Raises:
-        ConfigurationError: An option is not allowed.
+        ConfigurationError: An option is invalid.
     """
 
     def __init__(self, **options: Any) -> None:
         self.options = plugin_options("hydra.launcher", LauncherConfig, options)
-        self._given: tuple[HydraContext, TaskFunction, DictConfig] | None = None
+        self._hydra_setup: tuple[HydraContext, TaskFunction, DictConfig] | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Hear from Hydra what is to be run."""
-        self._given = (hydra_context, RedactingTask.of(task_function), config)
+        """Receive the task and config from Hydra."""
+        self._hydra_setup = (hydra_context, RedactingTask.of(task_function), config)
         directory, only = Path(str(config.hydra.sweep.dir)).resolve(), self.options.only
         self.is_part = self.options.is_part and bool(only)
         self.lock = lock_in(directory / str(min(only or [0])) if self.is_part else directory)
 
-    def launching(self, varying: Sequence[str]) -> Launching:
-        """Return what runs the jobs of this sweep, in which some keys differ."""
-        assert self._given is not None  # noqa: S101 - Hydra calls `setup` first
-        return Launching(self.options, *self._given, varying)
+    def execution(self, varying: Sequence[str]) -> SweepExecution:
+        """Return the execution of this sweep, whose jobs differ in the keys `varying`."""
+        assert self._hydra_setup is not None  # noqa: S101 - Hydra calls `setup` first
+        return SweepExecution(self.options, *self._hydra_setup, varying)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run jobs; return what became of each, in order."""
+        """Run jobs; return their outcomes in order."""
         jobs = [Job(number, tuple(words)) for number, words in enumerate(job_overrides, initial_job_idx)]
         constant = set.intersection(*(set(words) for words in job_overrides)) if job_overrides else set()
         varying = {bare(word.partition("=")[0]) for words in job_overrides for word in words if word not in constant}
-        launching = self.launching(sorted(varying))
+        execution = self.execution(sorted(varying))
         with self.lock:
             for job in jobs:
-                launching.record_before(job)  # raises before any job begins
-            # a batch of several adds to it
-            before = SweepRecord.read(launching.directory)
-            record = new_record(launching.config) if before is None else before.at(launching.directory)
+                execution.record_before(job)  # raises before any job starts
+            # other batches of the same sweep extend its record
+            before = SweepRecord.read(execution.directory)
+            record = new_record(execution.config) if before is None else before.at(execution.directory)
             record.varying = sorted(varying)
             record.size = max(record.size, initial_job_idx + len(jobs))
-            record.write(launching.directory)
-            ended = launching.run(Listed(jobs), len(jobs))
+            record.write(execution.directory)
+            ended = execution.run(JobList(jobs), len(jobs))
         return [_as_returned(jobs[done.index - initial_job_idx], done) for done in ended]
 
 
 def new_record(config: DictConfig) -> SweepRecord:
-    """Return the record of a sweep that is about to begin, without its grid."""
+    """Return the record of a new sweep, without its grid."""
     return _record_of(config.hydra, str(OmegaConf.select(config, "loop.mode", default="max")))
 
 
 def record_of_study(mode: str) -> SweepRecord:
-    """Return the record of a study that this program is about to begin, which Hydra has started for one run.
+    """Return the record of a new study, whose program Hydra has started as a single run.
 
     Args:
-        mode: Whether more of the objective is better, `max`, or less, `min`.
+        mode: `max` or `min`: whether a higher or lower objective is better.
     """
     if not HydraConfig.initialized():
         return SweepRecord(spec=[], working_dir=str(Path.cwd()), mode=mode)
@@ -382,7 +380,7 @@ def record_of_study(mode: str) -> SweepRecord:
 
 
 def _record_of(hydra: Any, mode: str) -> SweepRecord:
-    overrides: Any = OmegaConf.to_container(hydra.overrides, resolve=False)  # `${cpus}` is each job's own
+    overrides: Any = OmegaConf.to_container(hydra.overrides, resolve=False)  # `${cpus}` is resolved for each job
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     started = ["-m", main.name.removesuffix(".__main__")] if main is not None else [str(Path(sys.argv[0]).resolve())]
     return SweepRecord(
@@ -395,26 +393,26 @@ def _record_of(hydra: Any, mode: str) -> SweepRecord:
 
 
 def _flags(hydra: Any) -> list[str]:
-    """Return the flags that say where the configs are."""
-    found, name = [], hydra.job.config_name
+    """Return the command-line flags of Hydra that locate the configs."""
+    flags, name = [], hydra.job.config_name
     if name is not None:
-        found += ["--config-name", str(name)]
+        flags += ["--config-name", str(name)]
     is_elsewhere = any(word.startswith(("--config-p", "-cp")) for word in sys.argv[1:])
     for source in hydra.runtime.config_sources:
         path = source.path if source.schema == "file" else f"{source.schema}://{source.path}"
         if source.provider == "command-line":
-            found += ["--config-dir", path]
+            flags += ["--config-dir", path]
         elif source.provider == "main" and is_elsewhere:
-            found += ["--config-path", path]
-    return found
+            flags += ["--config-path", path]
+    return flags
 
 
 def _as_returned(job: Job, done: Done) -> JobReturn:
-    """Return it as Hydra has it, also where there is nothing of Hydra's."""
+    """Return Hydra's `JobReturn` of a job, or construct one."""
     if done.returned is not None:
         returned: JobReturn = done.returned
         return returned
-    made = JobReturn(overrides=list(job.overrides))
-    made.status = JobStatus.COMPLETED if done.error is None else JobStatus.FAILED
-    made.return_value = done.value if done.error is None else done.error
-    return made
+    job_return = JobReturn(overrides=list(job.overrides))
+    job_return.status = JobStatus.COMPLETED if done.error is None else JobStatus.FAILED
+    job_return.return_value = done.value if done.error is None else done.error
+    return job_return

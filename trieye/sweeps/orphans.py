@@ -1,4 +1,4 @@
-"""Orphans: jobs that a process of an earlier start, or another part of the sweep, may still run."""
+"""Orphans: jobs that a process of an earlier start, or of another part of the sweep, may still be running."""
 
 import time
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from trieye.process.progress import say
 from trieye.sweeps.jobs import ORPHAN_WAIT_S, Job, JobElsewhereError, JobRecord
 
 SILENT_AFTER_S = 90.0
-"""A job on another machine counts as dead after so many seconds without a heartbeat, by the clock of this process.
+"""Seconds without a heartbeat, on the clock of this process, after which a job on another machine counts as dead.
 
 The file systems of clusters cache files for up to 60 s.
 """
@@ -24,12 +24,12 @@ class _Orphan:
 
 
 class Orphans:
-    """Observes jobs that another process may still run, and never lets one start twice.
+    """Observes jobs that another process may still be running, and prevents duplicate starts.
 
-    Heartbeats are compared with earlier ones of the same machine only: the clocks of two machines may differ.
+    Heartbeats are only compared with earlier heartbeats of the same machine, since clocks may differ.
 
     Args:
-        directory: Of the sweep.
+        directory: Directory of the sweep.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -41,7 +41,7 @@ class Orphans:
         return bool(self._orphans)
 
     def add(self, job: Job, record: JobRecord) -> bool:
-        """Observe a job if another process may run it; return whether that is so.
+        """Observe a job if another process may be running it; return whether it may.
 
         Args:
             job: The job.
@@ -53,22 +53,22 @@ class Orphans:
         return True
 
     def ended(self) -> list[Job]:
-        """Return, and forget, the jobs that no process runs any more."""
+        """Remove and return the jobs that no process runs any longer."""
         ended = [index for index, orphan in self._orphans.items() if self._liveness(orphan) == "dead"]
         return [self._orphans.pop(index).job for index in ended]
 
     def wait(self) -> None:
-        """Note that nothing else is left to do; the first call prints which jobs the sweep waits for."""
+        """Start the timeout, since no other jobs are left; the first call reports the awaited jobs."""
         if self._waiting_since is None:
             self._waiting_since = time.monotonic()
             one = len(self._orphans) == 1
             say(
                 f"sweep: waiting for {'a job' if one else f'{len(self._orphans)} jobs'} that another process still "
-                f"runs: {', '.join(f'{index} ({_process(held)})' for index, held in sorted(self._orphans.items()))}"
+                f"runs: {', '.join(f'{index} ({_process(orphan)})' for index, orphan in sorted(self._orphans.items()))}"
             )
 
-    def given_up(self) -> list[tuple[Job, JobElsewhereError]]:
-        """Return, and forget, the jobs that another process runs although this one has waited for long enough."""
+    def timed_out(self) -> list[tuple[Job, JobElsewhereError]]:
+        """Remove and return the jobs that another process still runs after `ORPHAN_WAIT_S`."""
         if self._waiting_since is None or time.monotonic() - self._waiting_since < ORPHAN_WAIT_S:
             return []
         alive = [index for index, orphan in self._orphans.items() if self._liveness(orphan) == "alive"]
@@ -95,5 +95,5 @@ def _process(orphan: _Orphan) -> str:
 
 def _error(index: int, orphan: _Orphan) -> JobElsewhereError:
     return JobElsewhereError(
-        f"job {index} is left out: {_process(orphan)} still runs it; wait for that process, or end it"
+        f"job {index} is left out: {_process(orphan)} is still running it; wait for that process, or stop it"
     )

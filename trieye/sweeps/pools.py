@@ -1,4 +1,4 @@
-"""Where jobs run: what all places have in common, and the one in this process."""
+"""WorkerPool: the protocol for running jobs, and its implementation in this process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from trieye.sweeps.working import Composed, Shared, work
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A job whose process was killed, and how that was noticed."""
+    """A job whose process was killed, with the reported reason."""
 
     index: int
     reason: str
@@ -19,57 +19,57 @@ class Died:
 Outcome = Done | Died
 
 
-class Places(Protocol):
-    """Where jobs run."""
+class WorkerPool(Protocol):
+    """Runs jobs."""
 
     def has_room(self, resources: Mapping[str, Any]) -> bool:
-        """Tell whether a job that asks for these resources may be begun before another one has ended."""
+        """Return whether a job with these resources may start now."""
 
     def begin(
         self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
     ) -> None:
-        """Begin a job, with its config if that is composed already."""
+        """Start a job, with its config if that is already composed."""
 
     def wait(self, timeout_s: float) -> list[Outcome]:
-        """Return the jobs that have ended, at once if there are some, else within the time."""
+        """Return ended jobs: immediately if there are any, else after at most `timeout_s`."""
 
     def cancel(self, index: int) -> None:
-        """Stop a job, as by Ctrl-C."""
+        """Interrupt a job like Ctrl-C."""
 
     def stop(self) -> None:
         """Stop all jobs."""
 
 
 class ThisProcess:
-    """Runs one job after another in this process."""
+    """Runs jobs sequentially in this process."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._ended: list[Outcome] = []
 
     def has_room(self, resources: Mapping[str, Any]) -> bool:
-        """Tell whether the last job, which has ended when `begin` returns, was heard of."""
+        """Return whether `wait` has returned the last job, which ends before `begin` returns."""
         del resources
         return not self._ended
 
     def begin(
         self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
     ) -> None:
-        """Run a job to its end."""
+        """Run a job to completion."""
         del resources
         try:
             self._ended.append(work(self._shared, index, overrides, config, is_own_process=False))
-        except Exception as error:  # noqa: BLE001 - what is around the job: its directory, its config
+        except Exception as error:  # noqa: BLE001 - an error outside of the job, such as in its directory or config
             self._ended.append(Done(index, error=error))
 
     def wait(self, timeout_s: float) -> list[Outcome]:
-        """Return the job that has ended."""
+        """Return the ended job, if any."""
         del timeout_s
         ended, self._ended = self._ended, []
         return ended
 
     def cancel(self, index: int) -> None:
-        """Do nothing: none runs."""
+        """Do nothing: no job is running."""
 
     def stop(self) -> None:
-        """Do nothing: none runs."""
+        """Do nothing: no job is running."""

@@ -1,4 +1,4 @@
-"""Progress: how a sweep gets on, as a table that stands still on a terminal, and as lines elsewhere."""
+"""SweepProgress: the progress of a sweep, as a live table on a terminal, else as lines."""
 
 import statistics
 import sys
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from trieye.config.redaction import redacted_text
 from trieye.process.progress import say
 from trieye.sweeps.grid import shown
-from trieye.sweeps.jobs import Done, Job, JobElsewhereError, ToldError
+from trieye.sweeps.jobs import Done, Job, JobElsewhereError, ReportedError
 
 if TYPE_CHECKING:
     from trieye.process.terminal import Table
@@ -20,14 +20,14 @@ _MOST_SHOWN = 12
 _REFRESH_S = 0.5
 
 
-class Progress:
-    """Shows how many jobs run, are done and failed, how long it will take, and what they returned.
+class SweepProgress:
+    """Shows running, finished and failed jobs, their return values, and the estimated remaining time.
 
     Args:
-        directory: Of the sweep.
-        size: How many jobs there are; None if nobody knows.
+        directory: Directory of the sweep.
+        size: Number of jobs; None: unknown.
         varying: The keys that differ between jobs.
-        of: What it is called; the jobs of a study are trials.
+        of: `sweep` or `study`; the jobs of a study are called trials.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Progress:
     ) -> None:
         self._directory, self._size, self._varying, self._of = directory, size, varying, of
         self._one = "trial" if of == "study" else "job"
-        self._told: dict[int, tuple[int, float | None]] = {}
+        self._reported: dict[int, tuple[int, float | None]] = {}
         self._running: dict[int, tuple[Job, float]] = {}
         self._took: list[float] = []
         self._num = {"done": 0, "failed": 0, "left out": 0, "pruned": 0, "completed before": 0, "killed": 0}
@@ -64,17 +64,17 @@ class Progress:
         say(f"{self._of}: {', '.join(parts) or 'nothing to do'}, in {_clock(time.monotonic() - self._began)}")
 
     def began(self, job: Job) -> None:
-        """Note that a job has begun, or waits for room."""
+        """Record that a job was submitted."""
         self._running[job.index] = (job, time.monotonic())
 
-    def told(self, job: Job, step: int, objective: float | None) -> None:
-        """Note how far a job is that runs, and how good."""
-        self._told[job.index] = (step, objective)
+    def report(self, job: Job, step: int, objective: float | None) -> None:
+        """Record the step and objective of a running job."""
+        self._reported[job.index] = (step, objective)
         if job.index in self._running:
             self._running[job.index] = (job, self._running[job.index][1])
 
     def ended(self, job: Job, done: Done) -> None:
-        """Note how a job has ended, or that it is left out because another process runs it."""
+        """Record the outcome of a job, or that it was skipped because another process runs it."""
         if isinstance(done.error, JobElsewhereError):
             self._running.pop(job.index, None)
             self._num["left out"] += 1
@@ -85,34 +85,34 @@ class Progress:
         self._took.append(took)
         if done.is_pruned:
             self._num["pruned"] += 1
-            what = f"{done.number:g}, which is hopeless: stopped"
+            outcome = f"pruned at {done.number:g}"
         elif done.error is not None:
             self._num["failed"] += 1
-            kind = "" if isinstance(done.error, ToldError) else f"{type(done.error).__name__}: "
-            what = f"FAILED: {kind}{done.error}"
+            kind = "" if isinstance(done.error, ReportedError) else f"{type(done.error).__name__}: "
+            outcome = f"FAILED: {kind}{done.error}"
         else:
             self._num["done"] += 1
-            what = "done" if done.number is None else f"{done.number:g}"
-        self._say(f"{self._count()} {self._named(job)}: {redacted_text(what)} ({_clock(took)})")
+            outcome = "done" if done.number is None else f"{done.number:g}"
+        self._say(f"{self._count()} {self._named(job)}: {redacted_text(outcome)} ({_clock(took)})")
 
     def skipped(self, job: Job, done: Done) -> None:
-        """Note that a job had ended before."""
+        """Record that a job had ended in an earlier start."""
         del job, done
         self._num["completed before"] += 1
 
     def died(self, job: Job, reason: str) -> None:
-        """Note that the process of a job was killed, and that it gets another one."""
+        """Record that the process of a job was killed and the job restarts."""
         self._running.pop(job.index, None)
         self._num["killed"] += 1
-        self._say(f"{self._named(job)}: its process was killed, it goes on in another one ({reason})")
+        self._say(f"{self._named(job)}: its process was killed; resuming in another process ({reason})")
 
-    def again(self, job: Job, reason: str) -> None:
-        """Note that a job failed, or its process died, and that it goes on from its last checkpoint."""
+    def retried(self, job: Job, reason: str) -> None:
+        """Record that a job failed or its process died, and that it resumes from its last checkpoint."""
         self._running.pop(job.index, None)
-        self._say(f"{self._named(job)}: {redacted_text(reason)}; it goes on from its last checkpoint")
+        self._say(f"{self._named(job)}: {redacted_text(reason)}; resuming from its last checkpoint")
 
     def show(self) -> None:
-        """Draw the table anew if it is time."""
+        """Redraw the table if due."""
         if self._live is not None and time.monotonic() - self._shown_at > _REFRESH_S:
             self._shown_at = time.monotonic()
             self._live.update(self._table(), refresh=True)
@@ -123,15 +123,15 @@ class Progress:
         table = Table()
         table.note(self._caption())
         table.add_column(self._one, justify="right")
-        table.add_column("what varies", no_wrap=True)
-        for name in ("step", "objective") if self._told else ():
+        table.add_column("values", no_wrap=True)
+        for name in ("step", "objective") if self._reported else ():
             table.add_column(name, justify="right")
         table.add_column("for", justify="right")
         now = time.monotonic()
         for job, began in list(self._running.values())[:_MOST_SHOWN]:
-            step, objective = self._told.get(job.index, (None, None))
-            how_far = ("" if step is None else f"{step:,}", "" if objective is None else f"{objective:g}")
-            table.add_row(str(job.index), self._words(job), *(how_far if self._told else ()), _clock(now - began))
+            step, objective = self._reported.get(job.index, (None, None))
+            state = ("" if step is None else f"{step:,}", "" if objective is None else f"{objective:g}")
+            table.add_row(str(job.index), self._words(job), *(state if self._reported else ()), _clock(now - began))
         if len(self._running) > _MOST_SHOWN:
             table.add_row("", f"and {len(self._running) - _MOST_SHOWN} more", "")
         return table
@@ -142,16 +142,16 @@ class Progress:
         return f"{self._count()} {', '.join(parts)}" + ("" if left_s is None else f", about {_clock(left_s)} left")
 
     def _left_s(self) -> float | None:
-        """Return how long the rest will take, if the jobs that are done tell."""
+        """Return the estimated remaining seconds, if a job has finished."""
         if self._size is None or not self._took or not self._running:
             return None
         left = self._size - sum(self._num.values()) + self._num["killed"]
         return statistics.fmean(self._took) * left / len(self._running)
 
     def _counts(self) -> list[tuple[str, int]]:
-        known = [*self._num.items(), ("stopped", len(self._running))]
-        begun = sum(number for name, number in known if name != "killed")
-        return [*known, ("left", 0 if self._size is None else self._size - begun)]
+        counts = [*self._num.items(), ("stopped", len(self._running))]
+        begun = sum(number for name, number in counts if name != "killed")
+        return [*counts, ("left", 0 if self._size is None else self._size - begun)]
 
     def _count(self) -> str:
         ended = sum(self._num.values()) - self._num["killed"]

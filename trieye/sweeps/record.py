@@ -1,4 +1,4 @@
-"""SweepRecord: what a sweep is, in its sweep.json, by which it is looked at and started again; how records are kept."""
+"""SweepRecord: the definition of a sweep in its sweep.json, and the base class of JSON records."""
 
 import time
 from collections.abc import Sequence
@@ -17,35 +17,35 @@ from trieye.sweeps.grid import Grid
 SWEEP = "sweep.json"
 LOCK = "sweep.lock"
 ONLY = "hydra.launcher.only="
-"""The option by which some jobs of a sweep are run again; it is none of the sweep."""
+"""The option that selects jobs of a sweep; it is not part of the sweep's command."""
 
 _SHOWN = 5
 
 
 def lock_in(directory: Path) -> RunLock:
-    """Return the lock by which one process at a time runs the sweep in a directory, or changes its record."""
+    """Return the lock that a process holds while it runs the sweep in a directory or changes its record."""
     return RunLock(directory / LOCK, of="sweep", instead="leave hydra.sweep.dir out")
 
 
-class Record(msgspec.Struct, kw_only=True):
-    """A JSON file that is read as a whole, and replaced as a whole."""
+class JsonRecord(msgspec.Struct, kw_only=True):
+    """A JSON file that is read and replaced as a whole."""
 
     FILE: ClassVar[str]
-    """Its name."""
+    """File name."""
     ADVICE: ClassVar[str]
-    """What to do if it is damaged."""
+    """Advice for a damaged file."""
 
     @classmethod
     def read(cls, directory: Path) -> Self | None:
-        """Return the record in a directory, or None if there is none, or it was lost with the power.
+        """Return the record in a directory; None if it is missing, or empty after a power failure.
 
         Raises:
             SerializationError: The file is damaged.
         """
         path = directory / cls.FILE
         try:
-            held = path.read_bytes()
-            return msgspec.json.decode(held, type=cls) if held else None
+            content = path.read_bytes()
+            return msgspec.json.decode(content, type=cls) if content else None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except msgspec.MsgspecError as error:
@@ -55,33 +55,33 @@ class Record(msgspec.Struct, kw_only=True):
         """Replace the record.
 
         Args:
-            directory: Where it is, or will be.
-            is_lasting: Whether it has to survive a loss of power, which takes the disk up to 100 ms.
+            directory: Its directory, created if necessary.
+            is_lasting: Whether to fsync, so that the record survives a power failure; takes up to 100 ms.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         directory.mkdir(parents=True, exist_ok=True)
         write_atomic(directory / self.FILE, msgspec.json.format(msgspec.json.encode(self)), is_lasting=is_lasting)
 
 
-class SweepRecord(Record, kw_only=True):
-    """A sweep.
+class SweepRecord(JsonRecord, kw_only=True):
+    """Definition and summary of a sweep.
 
     Attributes:
         program: The words that start its program, without overrides; empty if it was planned without one.
-        working_dir: Where they were typed.
-        directory: Absolute directory of the sweep at its last start, by which a moved or copied sweep is recognised.
-        spec: The overrides that were typed, sweeps and all, without secrets.
-        own: The overrides of Hydra's own keys, such as the directory.
-        grid: The grid as `Grid.plain` describes it; None for a search, whose jobs are known when they begin.
-        size: How many jobs there are.
+        working_dir: Working directory of the command.
+        directory: Absolute directory of the sweep at its last start, which identifies a moved or copied sweep.
+        spec: The typed overrides, including swept values, without secrets.
+        own: The overrides of `hydra.*` keys, such as the directory.
+        grid: The grid from `Grid.plain`; None for a search, whose jobs are determined when they start.
+        size: Number of jobs.
         varying: The keys that differ between jobs.
-        mode: Whether more of the objective is better, `max` or less, `min`.
-        created: When it was begun, in Unix seconds.
-        summary: What became of the jobs when a sweeper of trieye last came to its end, and the best one.
-        study: Of a study of Ray Tune: its name, and what it tries; empty for a sweep.
-        signature: Of the command, by the user's key; empty if there was none.
+        mode: `max` or `min`: whether a higher or lower objective is better.
+        created: Start time in Unix seconds.
+        summary: Job counts by state, and the best job, at the last completion of a trieye sweeper.
+        study: Name and search space of a Ray Tune study; empty for a sweep.
+        signature: Signature of the command with the user's key; empty if unsigned.
     """
 
     FILE = SWEEP
@@ -106,17 +106,17 @@ class SweepRecord(Record, kw_only=True):
         """Return the record of the sweep in a directory.
 
         Raises:
-            ConfigurationError: There is none.
+            ConfigurationError: The directory contains no sweep.
             SerializationError: The file is damaged.
         """
         record = cls.read(directory)
         if record is None and not directory.is_dir():
             near = did_you_mean(directory.name, [other.name for other in directory.parent.glob("*/")])
-            raise ConfigurationError(f"{directory}: there is no such directory{near}")
+            raise ConfigurationError(f"{directory} does not exist{near}")
         if record is None:
             below = sorted(path.parent.name for path in directory.glob(f"*/{SWEEP}"))[:_SHOWN]
             hint = f"; there is one in {', '.join(below)}" if below else ""
-            raise ConfigurationError(f"{directory} holds no sweep, which would have a {SWEEP}{hint}")
+            raise ConfigurationError(f"{directory} contains no sweep (no {SWEEP}){hint}")
         return record
 
     @property
@@ -128,27 +128,27 @@ class SweepRecord(Record, kw_only=True):
         """Return the grid.
 
         Raises:
-            ConfigurationError: It has none.
+            ConfigurationError: The sweep has no grid.
         """
         if self.grid is None:
             raise ConfigurationError(
-                "this sweep has no grid: it is a search or a study, whose jobs are known when they begin, or was begun "
-                "with another sweeper than hydra/sweeper=trieye"
+                "this sweep has no grid: it is a search or a study, whose jobs are determined when they start, or used "
+                "a sweeper other than hydra/sweeper=trieye"
             )
         return Grid.of_plain(self.grid)
 
     def sign(self) -> Self:
-        """Sign the command with the user's key, so that `relaunch` runs it without a question."""
+        """Sign the command with the user's key, so that `relaunch` runs it without confirmation."""
         self.signature = sign_command(self.program, self.working_dir, self.spec, self.own)
         return self
 
     @property
     def is_signed(self) -> bool:
-        """Whether this user's key signs the command: whoever else wrote it may have any program started."""
+        """Whether this user's key signed the command; an unsigned command could start any program."""
         return is_own_command(self.signature, self.program, self.working_dir, self.spec, self.own)
 
     def follow(self, before: Self) -> None:
-        """Take what a further start leaves as it was; one that is for some of the jobs has options of its own."""
+        """Take over fields of an earlier start; a start of selected jobs also retains the original command."""
         self.created = before.created
         if any(word.startswith(ONLY) for word in self.own):
             self.program, self.working_dir, self.own = before.program, before.working_dir, before.own
@@ -160,12 +160,12 @@ class SweepRecord(Record, kw_only=True):
         super().write(directory, is_lasting=is_lasting)
 
     def at(self, directory: Path) -> Self:
-        """Return the record for the directory in which it is now.
+        """Return the record for its current directory.
 
         A sweep that was moved or copied with its project belongs to the program and the runs of the new project.
 
         Raises:
-            ConfigurationError: It is a copy of a sweep whose program and runs it would share.
+            ConfigurationError: The directory is a copy of a sweep and would share its program and runs.
         """
         here = directory.resolve()
         if self.directory in ("", str(here)) or self.is_study:
@@ -177,24 +177,24 @@ class SweepRecord(Record, kw_only=True):
         if (Path(self.directory) / SWEEP).exists():
             raise ConfigurationError(
                 f"{directory} is a copy of the sweep in {self.directory}: its jobs would run that sweep's program and "
-                "write to its runs; go on with the original, or start another sweep in a new directory"
+                "write to its runs; resume the original, or start another sweep in a new directory"
             )
         return msgspec.structs.replace(self, directory=str(here))
 
     def set_grid(self, grid: Grid) -> None:
-        """Note which jobs there are."""
+        """Set the grid, without secrets, and the number of jobs."""
         self.grid, self.size = grid.without_secrets().plain(), grid.size
 
     def going_on(self, grid: Grid, words: Sequence[str], directory: Path) -> Grid:
-        """Return the grid with which the sweep goes on: a shuffled axis keeps the order that it had.
+        """Return the grid of a resumed sweep, in which shuffled axes retain their recorded order.
 
         Args:
-            grid: That of the words.
-            words: What was typed now.
-            directory: Of the sweep.
+            grid: The grid of `words`.
+            words: The overrides of this start.
+            directory: Directory of the sweep.
 
         Raises:
-            ConfigurationError: A job would get another number.
+            ConfigurationError: A job would get another index.
         """
         if self.grid is None:
             return grid
@@ -207,14 +207,13 @@ class SweepRecord(Record, kw_only=True):
         was = " ".join(then[changed]) if changed < then.size else "none"
         now = f"would be {' '.join(after[changed])!r}" if changed < after.size else "would be gone"
         raise ConfigurationError(
-            f"{directory}: its job {changed} is {was!r} and {now}; a sweep grows by values that are added at the end "
-            "of its first key (a seed, say) and by nothing else. For another sweep leave hydra.sweep.dir out, or name "
-            "another directory"
+            f"{directory}: its job {changed} is {was!r} and {now}; a sweep can only grow by values appended to its "
+            "first key (such as seeds). For another sweep, omit hydra.sweep.dir or set another directory"
         )
 
 
 def _project_of(here: Path, before: Path, working_dir: Path) -> Path | None:
-    """Return the directory that contains a sweep under the path it had below its working directory, if any."""
+    """Return the directory with the same relative path to the sweep as its old working directory, if any."""
     if not before.is_relative_to(working_dir):
         return None
     below = before.relative_to(working_dir).parts
@@ -223,17 +222,17 @@ def _project_of(here: Path, before: Path, working_dir: Path) -> Path | None:
 
 
 def _moved(program: Sequence[str], before: Path, project: Path) -> list[str] | None:
-    """Return the words of a program with the paths of another project; None if its file or module is not there."""
+    """Return the words of a program with the paths of another project; None if its file or module does not exist."""
     if not program:
         return []
     interpreter, *rest = program
     module = rest[1].partition(".")[0] if rest[:1] == ["-m"] else None
     script = f"{module}.py" if module is not None else rest[0]
-    is_there = [(place / script).exists() or bool(module and (place / module).is_dir()) for place in (project, before)]
+    exists = [(root / script).exists() or bool(module and (root / module).is_dir()) for root in (project, before)]
     words = [_below(word, before, project) for word in rest]
     if module is None and not Path(project, words[0]).exists():
         return None
-    if module is not None and is_there == [False, True]:
+    if module is not None and exists == [False, True]:
         return None
     own = _below(interpreter, before, project)
     return [own if Path(own).exists() else interpreter, *words]

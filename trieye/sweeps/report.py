@@ -1,4 +1,4 @@
-"""The tables of a sweep: what it would run, and what it has found."""
+"""Tables of a sweep: its planned jobs, and its best jobs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,40 +15,40 @@ _MOST = 10
 
 
 def plan_table(grid: Grid) -> None:
-    """Show which jobs a grid has: its axes, the first jobs and the last one."""
+    """Print the axes of a grid, its first jobs and its last job."""
     console, grid = Terminal(), grid.without_secrets()
     num = sum(1 for _ in grid) if grid.without else grid.size
     console.print(f"{num} job{'s' if num != 1 else ''}, fingerprint {grid.fingerprint}")
     table = Table("axis")
     table.add_column("values", justify="right")
-    table.add_column("which")
+    table.add_column("choices")
     for axis in grid.axes:
         if len(axis.places) > 1:
-            shown = [" ".join(place) for place in axis.places]
+            shown = [" ".join(values) for values in axis.places]
             cut = shown if len(shown) <= _MOST else [*shown[: _MOST - 1], "...", shown[-1]]
             table.add_row(" ".join(map(bare, axis.keys)), str(len(shown)), ", ".join(cut))
     if table.rows:
         console.print(table)
     constant = [word for axis in grid.axes if len(axis.places) == 1 for word in axis.overrides(0)]
     if constant:
-        console.print(f"the same in all: {' '.join(constant)}")
+        console.print(f"same in all jobs: {' '.join(constant)}")
     for index in _few(grid) if table.rows else []:
         varied = " ".join(f"{key}={value}" for key, value in grid.values(index).items())
         console.print(f"  job {index}: {varied}")
 
 
 def _few(grid: Grid) -> list[int]:
-    found: list[int] = []
+    shown: list[int] = []
     for index in grid:
-        found.append(index)
-        if len(found) == 3:  # noqa: PLR2004
+        shown.append(index)
+        if len(shown) == 3:  # noqa: PLR2004
             break
     last = next((index for index in range(grid.size - 1, -1, -1) if not grid.is_left_out(index)), None)
-    return found if last is None or last in found else [*found, last]
+    return shown if last is None or last in shown else [*shown, last]
 
 
 def final_table(directory: Path, record: SweepRecord) -> None:
-    """Show the best jobs of a sweep."""
+    """Print the best jobs of a sweep."""
     from trieye.sweeps.status import status_of
 
     jobs = [job for job in status_of(directory) if job.objective is not None]
@@ -62,13 +62,13 @@ def final_table(directory: Path, record: SweepRecord) -> None:
 
 
 def headings(keys: Sequence[str]) -> list[str]:
-    """Return keys as the columns of a table have them: by their last part, where that is enough to tell them apart."""
+    """Return column headings of keys: their last part, or the full key where that is ambiguous."""
     lasts = [key.rpartition(".")[2] for key in keys]
     return [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
 
 
 def ranked(jobs: "Sequence[JobStatus]", record: SweepRecord) -> Table:
-    """Return a table of jobs with what varies in them and what they returned."""
+    """Return a table of jobs with their varying values and objectives."""
     keys, one = list(dict.fromkeys(key for job in jobs for key in job.values)), "trial" if record.is_study else "job"
     table = Table(title=f"best of {record.size} {one}s")
     table.add_column(one, justify="right")

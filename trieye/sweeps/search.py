@@ -1,4 +1,4 @@
-"""Searches: the values of a job are chosen when there is room for it, from the results of the others."""
+"""Searches: choose the values of a job when it starts, from the results of earlier jobs."""
 
 import math
 import random
@@ -22,17 +22,17 @@ from trieye.sweeps.status import JobStatus
 
 _LOOK_S = 1.0
 _LATER = 2
-"""Points of a job before Optuna's pruners look at it."""
+"""Points of a job before Optuna's pruners consider it."""
 _OWN_DRAWS, _MOST_DRAWS = 5, 100
-"""Draws of the sampler, and then at random, to avoid the values of an unfinished job in a discrete space."""
+"""Draws of the sampler, and in total including random draws, to avoid the values of unfinished jobs."""
 _FEWEST_TIED, _TIED_SHARE = 3, 0.8
-"""Trials with one objective, and their share of all, that make a search meaningless."""
+"""Minimum number and share of trials with equal objectives for a warning about ties."""
 _PACKAGES = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
-"""What Optuna's samplers import when they draw for the first time."""
+"""Packages that Optuna's samplers import at their first draw."""
 
 
 class Search(Protocol):
-    """Chooses values."""
+    """Chooses the values of jobs."""
 
     def ask(self, index: int) -> tuple[str, ...]:
         """Return the overrides of a new job."""
@@ -41,22 +41,22 @@ class Search(Protocol):
         """Return the overrides of a job that an earlier start of the sweep began.
 
         Args:
-            index: Its number.
+            index: Index of the job.
             recorded: The overrides in its record, without secrets.
 
         Raises:
-            ConfigurationError: One of them is a secret that was not typed again.
+            ConfigurationError: A secret among them was not passed again.
         """
 
     def tell(self, index: int, overrides: Sequence[str], value: float | None, *, is_pruned: bool) -> None:
         """Report the objective of a job that `ask` or `resume` returned; None if it failed."""
 
     def is_hopeless(self, index: int, step: int, value: float) -> bool:
-        """Hear of a point of a job that runs; tell whether to stop it."""
+        """Report a point of a running job; return whether to prune it."""
 
 
 class RandomSearch:
-    """Draws values; what a job tries depends on the seed and its number only."""
+    """Draws random values, which depend only on the seed and the index of the job."""
 
     def __init__(self, dimensions: Sequence[Dimension], seed: int) -> None:
         self._dimensions, self._seed = dimensions, seed
@@ -74,13 +74,13 @@ class RandomSearch:
         """Do nothing."""
 
     def is_hopeless(self, index: int, step: int, value: float) -> bool:
-        """No job is."""
+        """Return False."""
         del index, step, value
         return False
 
 
 def _resumed(dimensions: Sequence[Dimension], index: int, recorded: Sequence[str]) -> tuple[str, ...]:
-    """Return drawn values as they were recorded, and constants, which may be secrets, as they are typed now."""
+    """Return the recorded drawn values, and constants, which may be secrets, from the current command."""
     constants = {bare(axis.key): f"{axis.key}={axis.choices[0]}" for axis in dimensions if len(axis.choices) == 1}
     words = [constants.pop(bare(word.partition("=")[0]), word) for word in recorded]
     if hidden := next((word for word in words if HIDDEN in word), None):
@@ -103,19 +103,19 @@ def _drawn(dimension: Dimension, generator: random.Random) -> str:
 
 
 class OptunaSearch:
-    """Lets a sampler of Optuna choose, and a pruner of Optuna stop.
+    """Chooses values with an Optuna sampler, and prunes with an Optuna pruner.
 
-    Its study lives as long as the process; `resume` and `tell` rebuild it when a sweep is started again. Each proposal
-    has its own sampler, seeded with the seed of the search and the number of the job: a resumed search neither repeats
-    its first proposals nor differs from one that was never interrupted.
+    Its study exists only in this process; `resume` and `tell` rebuild it when a sweep restarts. Each proposal has its
+    own sampler, seeded with the seed of the search and the index of the job: a resumed search neither repeats its first
+    proposals nor differs from an uninterrupted search.
 
     Args:
-        dimensions: What may be chosen.
-        options: The sampler, the pruner, the seed.
-        mode: Whether more is better, `max`, or less, `min`.
+        dimensions: The search space.
+        options: The sampler, the pruner and the seed.
+        mode: `max` or `min`: whether a higher or lower objective is better.
 
     Raises:
-        ConfigurationError: Optuna is not installed, or lacks what the sampler needs.
+        ConfigurationError: Optuna or a package of the sampler is not installed.
     """
 
     def __init__(self, dimensions: Sequence[Dimension], options: SweeperConfig, mode: str) -> None:
@@ -145,7 +145,7 @@ class OptunaSearch:
         self._trials: dict[int, Any] = {}
 
     def ask(self, index: int) -> tuple[str, ...]:
-        """Return the overrides of a new job; values that an unfinished job has are drawn again."""
+        """Return the overrides of a new job; values of an unfinished job are drawn again."""
         states = self._optuna.trial.TrialState
         earlier = self._study.get_trials(deepcopy=False)
         unfinished = [trial.params for trial in earlier if trial.state in (states.RUNNING, states.FAIL)]
@@ -166,12 +166,10 @@ class OptunaSearch:
         )
 
     def resume(self, index: int, recorded: Sequence[str]) -> tuple[str, ...]:
-        """Return the overrides of a job that an earlier start of the sweep began, which becomes a running trial."""
+        """Return the overrides of a job from an earlier start of the sweep, and add it as a running trial."""
         overrides = _resumed(self._dimensions, index, recorded)
         words = {bare(key): text for key, _, text in (word.partition("=") for word in overrides)}
-        with suppress(
-            KeyError, ValueError
-        ):  # of other bounds than those of the sweep now: it tells nothing about these
+        with suppress(KeyError, ValueError):  # outside of the current search space: not informative
             params = {name: _read(words[name], space) for name, space in self._spaces.items()}
             waiting = self._optuna.trial.TrialState.WAITING
             self._study.add_trial(
@@ -192,7 +190,7 @@ class OptunaSearch:
         self._study.tell(trial, value if state == states.COMPLETE else None, state=state)
 
     def is_hopeless(self, index: int, step: int, value: float) -> bool:
-        """Hear of a point of a job that runs; tell whether to stop it."""
+        """Report a point of a running job; return whether to prune it."""
         trial = self._trials.get(index)
         if trial is None or not math.isfinite(value):
             return False
@@ -200,16 +198,16 @@ class OptunaSearch:
         return bool(trial.should_prune())
 
 
-class Searching:
-    """The jobs of a search: those that an earlier start of the sweep began, and then new ones.
+class SearchQueue:
+    """The jobs of a search: first the jobs of earlier starts of the sweep, then new jobs.
 
     Args:
-        search: Chooses values.
-        num_trials: How many jobs there will be.
-        begun: The records of the jobs that an earlier start began, by number; the search hears at once of those that
-            have ended, whether they are asked for now or not.
-        directory: Of the sweep.
-        objective: The metric by whose points a job may be hopeless; None = none is.
+        search: Chooses the values.
+        num_trials: Number of jobs.
+        begun: Records of the jobs of earlier starts, by index; the search receives all ended jobs at once, including
+            jobs that this start does not select.
+        directory: Directory of the sweep.
+        objective: Metric whose points decide on pruning; None: no pruning.
     """
 
     def __init__(
@@ -222,46 +220,46 @@ class Searching:
     ) -> None:
         self._search, self._directory, self._objective = search, directory, objective
         self._begun: dict[int, tuple[str, ...]] = {}
-        self._known = {index for index, record in begun.items() if record.state in ("completed", "pruned")}
+        self._reported = {index for index, record in begun.items() if record.state in ("completed", "pruned")}
         for index, record in sorted(begun.items()):
             self._begun[index] = search.resume(index, record.overrides)
-            if index in self._known:
+            if index in self._reported:
                 search.tell(index, self._begun[index], record.objective, is_pruned=record.state == "pruned")
         self._left = deque([*sorted(begun), *(index for index in range(num_trials) if index not in begun)])
-        self._told: dict[int, int] = {}
+        self._last_step: dict[int, int] = {}
         self._look_at = 0.0
 
     def next(self) -> Job | None:
-        """Return the next job; what it is to try is decided here."""
+        """Return the next job, and choose its values."""
         if not self._left:
             return None
         index = self._left.popleft()
         return Job(index, self._begun.get(index) or self._search.ask(index))
 
     def ended(self, job: Job, done: Done) -> None:
-        """Tell the search what a job has reached."""
-        if job.index not in self._known:
+        """Report the objective of a job to the search."""
+        if job.index not in self._reported:
             self._search.tell(job.index, job.overrides, done.number, is_pruned=done.is_pruned)
 
     def hopeless(self, running: Sequence[Job]) -> Mapping[int, float]:
-        """Return the jobs that the search gives up, by the points of their objective."""
-        found: dict[int, float] = {}
+        """Return the running jobs that the search prunes, with their last objectives."""
+        pruned: dict[int, float] = {}
         if self._objective is None or time.monotonic() < self._look_at:
-            return found
+            return pruned
         self._look_at = time.monotonic() + _LOOK_S
         for job in running:
             point = self._newest(job.index)
-            if point is not None and point[0] > self._told.get(job.index, -1):
-                self._told[job.index] = point[0]
+            if point is not None and point[0] > self._last_step.get(job.index, -1):
+                self._last_step[job.index] = point[0]
                 if self._search.is_hopeless(job.index, *point):
-                    found[job.index] = point[1]
-        return found
+                    pruned[job.index] = point[1]
+        return pruned
 
     def _newest(self, index: int) -> tuple[int, float] | None:
         run_dir = self._directory / str(index) / RUN
         with suppress(JournalError, OSError):
-            held = read_status(run_dir).get("metrics", {}).get(self._objective) if run_dir.is_dir() else None
-            return None if held is None else (int(held["step"]), float(held["last"]))
+            metric = read_status(run_dir).get("metrics", {}).get(self._objective) if run_dir.is_dir() else None
+            return None if metric is None else (int(metric["step"]), float(metric["last"]))
         return None
 
 
@@ -283,7 +281,7 @@ def _space(dimension: Dimension, distributions: Any) -> Any:
 
 
 def _sampler(samplers: Any, name: str, seed: int) -> Any:
-    if name == "tpe":  # several jobs run at once: those that have not ended count as bad ones
+    if name == "tpe":  # with parallel jobs: running trials count as bad ones
         return samplers.TPESampler(seed=seed, constant_liar=True)
     return {"random": samplers.RandomSampler, "cmaes": samplers.CmaEsSampler, "gp": samplers.GPSampler}[name](seed=seed)
 
@@ -297,23 +295,23 @@ def _pruner(pruners: Any, options: SweeperConfig) -> Any:
 
 
 def remarks(jobs: Sequence[JobStatus]) -> list[str]:
-    """Return what a user should know of the jobs of a search: how many repeat values, and whether they tie.
+    """Return notes for the user: how many jobs of a search repeat values, and whether objectives tie.
 
     Args:
         jobs: All jobs of the search.
     """
     tried = {tuple(job.values.items()): job for job in reversed(jobs) if job.record is not None}
     num = sum(job.record is not None for job in jobs)
-    said = []
+    notes = []
     if num > len(tried):
-        said.append(f"{num - len(tried)} of {num} trials repeat the values of an earlier one")
+        notes.append(f"{num - len(tried)} of {num} trials repeat the values of an earlier one")
     reached = [job.objective for job in tried.values() if job.how == "completed" and job.objective is not None]
-    value, tied = max(Counter(reached).items(), key=lambda pair: pair[1], default=(0.0, 0))
-    if tied >= max(_FEWEST_TIED, _TIED_SHARE * len(reached)):
-        said.append(
-            f"warning: {tied} of {len(reached)} trials with different values have the objective {value:g}, so the "
-            "search could not tell them apart. An early evaluation, such as that of the untrained policy, may have "
-            "reached it already: train longer (loop.steps), evaluate later (loop.evaluate_every_steps) and on more "
+    value, num_tied = max(Counter(reached).items(), key=lambda pair: pair[1], default=(0.0, 0))
+    if num_tied >= max(_FEWEST_TIED, _TIED_SHARE * len(reached)):
+        notes.append(
+            f"warning: {num_tied} of {len(reached)} trials with different values have the objective {value:g}, so the "
+            "search cannot rank them. An early evaluation, such as of the untrained policy, may have reached this "
+            "value already: train longer (loop.steps), evaluate later (loop.evaluate_every_steps) and on more "
             "episodes, or choose another loop.objective"
         )
-    return said
+    return notes

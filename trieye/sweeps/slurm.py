@@ -1,4 +1,4 @@
-"""Slurm: the script of an array that runs jobs of a sweep, and its submission."""
+"""Slurm: the script of a job array that runs a sweep, and its submission."""
 
 import math
 import re
@@ -13,43 +13,43 @@ from pathlib import Path
 from trieye.exceptions import ConfigurationError
 
 SCRIPT, LOGS = "slurm.sh", "slurm"
-"""The script in the directory of the sweep, and beside it the directory of what tasks print."""
+"""The script, and the directory of the tasks' output, in the directory of the sweep."""
 
 _PATIENCE_S = 120.0
 _LEAST_H, _MOST_H = 1.0 / 60.0, 8760.0
 _HINTS = (
-    ("invalid account", "--account names who pays; `sacctmgr show associations user=$USER` lists yours"),
-    ("invalid partition", "--partition names where to run; `sinfo -s` lists what there is"),
-    ("partition specified", "--partition names where to run; `sinfo -s` lists what there is"),
+    ("invalid account", "--account sets the account to charge; `sacctmgr show associations user=$USER` lists yours"),
+    ("invalid partition", "--partition sets the partition; `sinfo -s` lists the partitions"),
+    ("partition specified", "--partition sets the partition; `sinfo -s` lists the partitions"),
     ("time limit", "the partition allows less than --hours; `sinfo -o '%P %l'` lists its limits"),
-    ("memory specification", "no node has that much: lower --gigs or --at-once"),
-    ("node configuration is not available", "no node has all of that: lower --gigs, --cpus, --gpus or --at-once"),
+    ("memory specification", "no node has this much memory: lower --gigs or --at-once"),
+    ("node configuration is not available", "no node has these resources: lower --gigs, --cpus, --gpus or --at-once"),
     ("job array specification", "too many tasks for one array: raise --per-task"),
-    ("qosmax", "you may not submit so many: raise --per-task, or wait until others have ended"),
-    ("assocmax", "you may not submit so many: raise --per-task, or wait until others have ended"),
-    ("invalid qos", "`sacctmgr show qos` lists what there is; give it by --option qos=NAME"),
-    ("gres", "--gpus asks for what no node has; `sinfo -o '%P %G'` lists what there is"),
+    ("qosmax", "submission limit reached: raise --per-task, or wait for other jobs to end"),
+    ("assocmax", "submission limit reached: raise --per-task, or wait for other jobs to end"),
+    ("invalid qos", "`sacctmgr show qos` lists the QOS; set it by --option qos=NAME"),
+    ("gres", "no node has the GPUs of --gpus; `sinfo -o '%P %G'` lists the GPUs"),
     ("unable to contact", "the controller does not answer: try again later"),
-    ("socket timed out", "the controller does not answer: look with `squeue --me` whether it was submitted after all"),
+    ("socket timed out", "the controller does not answer: check with `squeue --me` whether the array was submitted"),
 )
-"""What sbatch says, in small letters, and what to do then."""
+"""Lower-case parts of sbatch errors, and advice for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What an array asks for.
+    """Requested resources and options of a job array.
 
     Attributes:
-        hours: Time limit of a task; it ends a second earlier, so that it counts among those of so many hours.
-        gigs: Memory of a job, GiB; None = what the cluster gives.
+        hours: Time limit of a task; one second is subtracted, so that limits of full hours stay below them.
+        gigs: Memory of a job in GiB; None: the default of the cluster.
         cpus: CPUs of a job.
-        gpus: GPUs of a job; a fraction lets the jobs of a task share them.
-        per_task: Jobs of a task.
-        at_once: Jobs of a task that run side by side.
-        most_tasks: Tasks that run at the same time; None = as many as there is room for.
-        signal_s: Seconds before the time is over at which jobs are told to save and to be queued again.
-        name: Of the array.
-        options: Further ones of sbatch, each `KEY=VALUE` or `KEY`.
+        gpus: GPUs of a job; the jobs of a task can share GPUs by fractions.
+        per_task: Jobs per task.
+        at_once: Parallel jobs within a task.
+        most_tasks: Maximum number of running tasks; None: no limit.
+        signal_s: Seconds before the time limit when jobs are signaled to save; the task is then requeued.
+        name: Name of the array.
+        options: Further sbatch options, each `KEY=VALUE` or `KEY`.
     """
 
     hours: float
@@ -64,7 +64,7 @@ class Asked:
     options: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Check the bounds of all values."""
         for key, value, least in (
             ("cpus", self.cpus, 1),
             ("per-task", self.per_task, 1),
@@ -73,30 +73,30 @@ class Asked:
             ("gpus", self.gpus, 0),
         ):
             if value < least:
-                raise ConfigurationError(f"--{key} {value}: it has to be {least} or more")
+                raise ConfigurationError(f"--{key} {value}: expected {least} or more")
         if not _LEAST_H <= self.hours <= _MOST_H:
-            raise ConfigurationError(f"--hours {self.hours:g}: it has to be between a minute (0.017) and a year (8760)")
+            raise ConfigurationError(f"--hours {self.hours:g}: expected between a minute (0.017) and a year (8760)")
         if self.gigs is not None and self.gigs <= 0.0:
-            raise ConfigurationError(f"--gigs {self.gigs:g}: it has to be above 0")
+            raise ConfigurationError(f"--gigs {self.gigs:g}: expected a value above 0")
         if not 0 <= self.signal_s < self.hours * 3600.0:
-            raise ConfigurationError(f"--signal {self.signal_s}: it has to be below the {self.hours:g} h of --hours")
+            raise ConfigurationError(f"--signal {self.signal_s}: expected less than the {self.hours:g} h of --hours")
         if self.at_once > self.per_task:
-            raise ConfigurationError(f"--at-once {self.at_once}: a task has --per-task {self.per_task}")
+            raise ConfigurationError(f"--at-once {self.at_once}: expected at most --per-task {self.per_task}")
 
 
 def time_text(hours: float) -> str:
-    """Return a time limit as Slurm reads it, a second below: 3 hours are 2:59:59."""
+    """Format a time limit for Slurm, minus one second: 3 hours are 2:59:59."""
     minutes, seconds = divmod(max(round(hours * 3600.0) - 1, 1), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
 def memory_text(gigs: float) -> str:
-    """Return an amount of memory as Slurm reads it: 4 GiB are 4G, half of one is 512M."""
+    """Format an amount of memory for Slurm: 4 GiB are 4G, 0.5 GiB are 512M."""
     return f"{gigs:g}G" if float(gigs).is_integer() else f"{math.ceil(gigs * 1024)}M"
 
 
 def ranges(indices: Sequence[int]) -> str:
-    """Return numbers in words, as in `0-3,7`."""
+    """Format indices as ranges, such as `0-3,7`."""
     runs: list[list[int]] = []
     for index in sorted(indices):
         if runs and runs[-1][1] == index - 1:
@@ -107,34 +107,34 @@ def ranges(indices: Sequence[int]) -> str:
 
 
 def numbers(text: str) -> list[int]:
-    """Return the numbers of `0-3,7`.
+    """Parse indices from ranges such as `0-3,7`.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The text has another format.
     """
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
-        raise ConfigurationError(f"-i {text}: jobs are named by their numbers, as in 7, or 0-9,12")
+        raise ConfigurationError(f"-i {text}: expected indices of jobs, such as 7 or 0-9,12")
     pairs = ([int(number) for number in part.split("-")] for part in text.split(","))
     return [index for first, *last in pairs for index in range(first, (last[0] if last else first) + 1)]
 
 
-def script_of(directory: Path, indices: Sequence[int], asked: Asked, *, working_dir: str) -> str:
-    """Return a bash script whose array runs these jobs of the sweep in a directory.
+def script_of(directory: Path, indices: Sequence[int], request: Asked, *, working_dir: str) -> str:
+    """Return the bash script of an array that runs these jobs of the sweep in a directory.
 
-    Time that runs out, and a task that is to make room, tell the jobs to save; they go on when the task runs again.
+    Before the time limit, and before preemption, jobs are signaled to save; they resume when the task runs again.
 
     Raises:
-        ConfigurationError: A line break or another control character would end a line of the header.
+        ConfigurationError: A line break or another control character would break a line of the header.
     """
-    tasks = [indices[begin : begin + asked.per_task] for begin in range(0, len(indices), asked.per_task)]
+    tasks = [indices[begin : begin + request.per_task] for begin in range(0, len(indices), request.per_task)]
     directory = directory.resolve()
     command = [sys.executable, "-m", "trieye.cli", "sweep", "run", "--yes", "-d", str(directory)]
-    command += ["--at-once", str(asked.at_once)] if asked.at_once > 1 else []
-    options = list(_options(directory, len(tasks), asked))
+    command += ["--at-once", str(request.at_once)] if request.at_once > 1 else []
+    options = list(_options(directory, len(tasks), request))
     for text in (str(directory), *options):
         if not text.isprintable():
             raise ConfigurationError(
-                f"{text!r}: sbatch reads its options line by line, so they cannot hold control characters; rename the "
+                f"{text!r}: control characters are not allowed, since sbatch reads options line by line; rename the "
                 "directory of the sweep, or correct the option"
             )
     header = "\n".join(f"#SBATCH --{option}" for option in options)
@@ -146,8 +146,8 @@ jobs=({" ".join(ranges(task) for task in tasks)})
 
 again=0
 tell() {{ again=$1; kill -USR1 "$child"; }}
-trap 'tell 1' USR1  # the time is nearly over
-trap 'tell 0' TERM  # Slurm needs the nodes, and queues the task again by itself
+trap 'tell 1' USR1  # shortly before the time limit
+trap 'tell 0' TERM  # preemption: Slurm requeues the task itself
 cd {shlex.quote(working_dir)} || exit
 {shlex.join(command)} -i "${{jobs[$SLURM_ARRAY_TASK_ID]}}" &
 child=$!
@@ -160,37 +160,37 @@ exit "$code"
 """
 
 
-def _options(directory: Path, num_tasks: int, asked: Asked) -> Iterator[str]:
-    yield f"job-name={shlex.quote(asked.name)}"
-    most = "" if asked.most_tasks is None else f"%{asked.most_tasks}"
+def _options(directory: Path, num_tasks: int, request: Asked) -> Iterator[str]:
+    yield f"job-name={shlex.quote(request.name)}"
+    most = "" if request.most_tasks is None else f"%{request.most_tasks}"
     yield f"array=0-{num_tasks - 1}{most}"
-    yield f"time={time_text(asked.hours)}"
+    yield f"time={time_text(request.hours)}"
     yield "nodes=1"
     yield "ntasks=1"
-    yield f"cpus-per-task={asked.cpus * asked.at_once}"
-    if asked.gigs is not None:
-        yield f"mem={memory_text(asked.gigs * asked.at_once)}"
-    if asked.gpus:
-        yield f"gres=gpu:{math.ceil(asked.gpus * asked.at_once)}"
-    if asked.signal_s:
-        yield f"signal=B:USR1@{asked.signal_s}"
+    yield f"cpus-per-task={request.cpus * request.at_once}"
+    if request.gigs is not None:
+        yield f"mem={memory_text(request.gigs * request.at_once)}"
+    if request.gpus:
+        yield f"gres=gpu:{math.ceil(request.gpus * request.at_once)}"
+    if request.signal_s:
+        yield f"signal=B:USR1@{request.signal_s}"
     yield "requeue"
     yield "open-mode=append"
-    logs = str(directory / LOGS).replace("%", "%%")  # sbatch expands %j and the like in the names of files
+    logs = str(directory / LOGS).replace("%", "%%")  # sbatch expands %j and similar patterns in file names
     yield f"output={shlex.quote(f'{logs}/%A_%a.log')}"
-    yield from asked.options
+    yield from request.options
 
 
 def submit(script: Path) -> str:
-    """Hand a script to sbatch; return the number of the array.
+    """Submit a script to sbatch; return the id of the array.
 
     Raises:
-        ConfigurationError: There is no sbatch, or it refused the script.
+        ConfigurationError: sbatch is not installed, or refused the script.
     """
     sbatch = shutil.which("sbatch")
     if sbatch is None:
         raise ConfigurationError(
-            f"there is no sbatch on this machine; submit it where there is one: sbatch {shlex.quote(str(script))}"
+            f"sbatch is not installed on this machine; submit the script elsewhere: sbatch {shlex.quote(str(script))}"
         )
     try:
         done = subprocess.run(
@@ -198,7 +198,7 @@ def submit(script: Path) -> str:
         )
     except subprocess.TimeoutExpired:
         raise ConfigurationError(
-            f"sbatch does not answer for {_PATIENCE_S:.0f} s; `squeue --me` says whether it was submitted after all"
+            f"sbatch did not answer for {_PATIENCE_S:.0f} s; check with `squeue --me` whether the array was submitted"
         ) from None
     number = done.stdout.strip().rpartition("\n")[2].partition(";")[0]
     if done.returncode == 0 and number.isdecimal():
@@ -206,8 +206,8 @@ def submit(script: Path) -> str:
     raise ConfigurationError(_refusal(done.stderr.strip() or done.stdout.strip(), done.returncode))
 
 
-def _refusal(said: str, code: int) -> str:
-    lines = [re.sub(r"^sbatch: (error: )?", "", line).strip() for line in said.splitlines()]
-    told = "; ".join(line for line in lines if line) or f"exit code {code}, and no word"
-    hint = next((hint for words, hint in _HINTS if words in said.lower()), None)
-    return f"sbatch refused the script: {told}" + (f". {hint}" if hint else "")
+def _refusal(output: str, code: int) -> str:
+    lines = [re.sub(r"^sbatch: (error: )?", "", line).strip() for line in output.splitlines()]
+    reason = "; ".join(line for line in lines if line) or f"exit code {code} without output"
+    hint = next((hint for words, hint in _HINTS if words in output.lower()), None)
+    return f"sbatch refused the script: {reason}" + (f". {hint}" if hint else "")

@@ -1,4 +1,4 @@
-"""From what is typed to a grid."""
+"""Conversion of command-line overrides to a grid."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +12,12 @@ def grid_of(overrides: Sequence[str], options: SweeperConfig, config_loader: Any
     """Return the grid of a command line.
 
     Args:
-        overrides: As typed.
-        options: Seeds, what varies together, what is left out.
-        config_loader: Hydra's, which knows the options of groups.
+        overrides: The overrides, as typed.
+        options: Options of the sweeper: seeds, zipped keys, exclusions.
+        config_loader: Hydra's config loader, which resolves the options of config groups.
 
     Raises:
-        ConfigurationError: Something is no override, or a key has no axis.
+        ConfigurationError: A word is no valid override, or a key has no axis.
     """
     axes = tuple(Axis((key,), tuple((value,) for value in values)) for key, values in axes_of(overrides, config_loader))
     axes = zipped(axes, options.zip)

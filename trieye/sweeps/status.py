@@ -1,4 +1,4 @@
-"""How the jobs of a sweep are, from their files."""
+"""JobStatus: the states of the jobs of a sweep, from their files."""
 
 import math
 from collections import Counter
@@ -19,21 +19,21 @@ How = Literal["completed", "running", "unknown", "failed", "pruned", "incomplete
 HOWS: tuple[How, ...] = ("completed", "running", "unknown", "failed", "pruned", "incomplete", "removed", "missing")
 
 ENDED: frozenset[How] = frozenset(("completed", "pruned"))
-"""What nobody has to go on with."""
+"""States of jobs that need no relaunch."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """How a job is.
+    """State of a job.
 
     Attributes:
-        index: Its number.
-        how: What became of it.
-        values: What varies, by key.
-        record: What it says of itself; None if it never began.
-        has_checkpoint: Whether it would go on from a checkpoint.
+        index: Index of the job.
+        how: Its state.
+        values: Its varying values, by key.
+        record: Its record; None if it never started.
+        has_checkpoint: Whether it would resume from a checkpoint.
         is_away: Whether its run is on the disk of another machine.
-        problem: What is wrong with its files.
+        problem: Damage of its files.
     """
 
     index: int
@@ -46,16 +46,16 @@ class JobStatus:
 
     @property
     def objective(self) -> float | None:
-        """What it returned."""
+        """The objective that the job returned, or None."""
         return self.record.objective if self.record is not None else None
 
 
 def status_of(directory: Path) -> list[JobStatus]:
-    """Return how each job of a sweep is, in the order of their numbers; what is left out of the grid is left out here.
+    """Return the state of each job of a sweep, in order of index, except jobs excluded from the grid.
 
     Raises:
-        ConfigurationError: The directory holds no sweep.
-        SerializationError: The record of the sweep is damaged; that of a job is only said.
+        ConfigurationError: The directory contains no sweep.
+        SerializationError: The record of the sweep is damaged; a damaged job record only sets `problem`.
     """
     sweep = SweepRecord.of(directory)
     grid = sweep.the_grid() if sweep.grid is not None else None
@@ -66,7 +66,7 @@ def status_of(directory: Path) -> list[JobStatus]:
 
 
 def sum_up(directory: Path, record: SweepRecord) -> None:
-    """Note in the record of a sweep what became of its jobs, and which of those that came to their end is the best."""
+    """Set the summary of a sweep's record: the job counts by state, and the best completed job."""
     jobs = status_of(directory)
     record.summary = dict(Counter(job.how for job in jobs))
     numbers = {job.index: job.objective for job in jobs if job.how == "completed" and job.objective is not None}
@@ -101,9 +101,9 @@ def _how(directory: Path, record: JobRecord) -> How:
 
 
 def is_removed(directory: Path, record: JobRecord) -> bool:
-    """Return whether the run of a job was on a disk of this machine and has been deleted.
+    """Return whether the run of a job was on this machine and has been deleted.
 
-    The directory of the app's runs is still there then; without it the run is on the disk of another machine.
+    The directory of the app's runs still exists in that case; otherwise the run is on another machine's disk.
     """
     run = directory / RUN
     if record.is_brought or not run.is_symlink() or run.exists():

@@ -1,4 +1,4 @@
-"""The body of the sweeper: it knows the jobs of a grid by their numbers, and asks a search for the next one."""
+"""Implementation of the sweeper: takes the jobs of a grid by index, and asks a search for each next job."""
 
 import contextlib
 import time
@@ -23,10 +23,10 @@ from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
 from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.jobs import Done, Job, JobElsewhereError, JobRecord
-from trieye.sweeps.launcher import LauncherBody, Listed, new_record
+from trieye.sweeps.launcher import JobList, LauncherBody, new_record
 from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
 from trieye.sweeps.report import final_table, plan_table
-from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, Searching, remarks
+from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, SearchQueue, remarks
 from trieye.sweeps.spec import grid_of
 from trieye.sweeps.status import status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
@@ -35,24 +35,24 @@ _NAMED = 10
 
 
 class SweepError(TrieyeError):
-    """Raised at the end of a sweep some of whose jobs failed."""
+    """Raised at the end of a sweep if jobs failed."""
 
 
 class SweeperBody:
-    """What `hydra/sweeper=trieye` does.
+    """Implements `hydra/sweeper=trieye`.
 
     Args:
-        **options: As `SweeperConfig` has them.
+        **options: Fields of `SweeperConfig`.
 
     Raises:
-        ConfigurationError: An option is not allowed.
+        ConfigurationError: An option is invalid.
     """
 
     def __init__(self, **options: Any) -> None:
         self.options = plugin_options("hydra.sweeper", SweeperConfig, options)
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Hear from Hydra what is to be run."""
+        """Receive the task and config from Hydra."""
         self._config, self._context = config, hydra_context
         self._launcher: Launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=RedactingTask.of(task_function), config=config
@@ -63,12 +63,12 @@ class SweeperBody:
         self._lock = self._ours.lock if self._ours is not None else lock_in(self._directory)
 
     def sweep(self, arguments: Sequence[str]) -> list[Done]:
-        """Run the sweep; return what became of each job, in the order of their numbers.
+        """Run the sweep; return the outcomes of its jobs in order of index.
 
         Raises:
-            ConfigurationError: The sweep cannot be run like this.
-            RunLockedError: Another process runs it.
-            SweepError: Some of the jobs failed.
+            ConfigurationError: The sweep cannot run with these options.
+            RunLockedError: Another process runs the sweep.
+            SweepError: A job failed.
         """
         words = [*(f"{key}={value}" for key, value in (self.options.params or {}).items()), *arguments]
         loader, record = self._context.config_loader, new_record(self._config)
@@ -88,7 +88,7 @@ class SweeperBody:
             self._sum_up(record)
         failed = [done for done in ended if done.error is not None]
         if failed:
-            raise SweepError(_about_failed(failed, len(ended), self._directory))
+            raise SweepError(_failure_message(failed, len(ended), self._directory))
         return ended
 
     def _of_grid(self, words: Sequence[str], grid: Grid, record: SweepRecord, before: SweepRecord | None) -> list[Done]:
@@ -105,13 +105,11 @@ class SweeperBody:
     def _dimensions(self, words: Sequence[str]) -> list[Dimension]:
         if self._ours is None:
             raise ConfigurationError(
-                "a search needs hydra/launcher=trieye_ray; other launchers run whole lists of jobs"
+                "a search needs hydra/launcher=trieye_ray; other launchers only run fixed lists of jobs"
             )
         dimensions = dimensions_of(words, self._context.config_loader)
         if all(len(dimension.choices) == 1 for dimension in dimensions):
-            raise ConfigurationError(
-                "nothing to search for: type KEY=interval(a,b), KEY=range(1,9) or KEY=a,b,c for what may vary"
-            )
+            raise ConfigurationError("the search space is empty; add KEY=interval(a,b), KEY=range(1,9) or KEY=a,b,c")
         for axis in dimensions:
             if len(axis.choices) > 1 and any(HIDDEN in redacted_text(f"{axis.key}={value}") for value in axis.choices):
                 raise ConfigurationError(
@@ -132,28 +130,28 @@ class SweeperBody:
                 say(f"job {index}: {' '.join(search.ask(index))}")
             return []
         assert self._ours is not None  # noqa: S101 - see `_dimensions`
-        record.size, record.varying = num, [bare(held.key) for held in dimensions if len(held.choices) != 1]
+        record.size, record.varying = num, [bare(axis.key) for axis in dimensions if len(axis.choices) != 1]
         self._begin(record)
         read = (JobRecord.read(self._directory / str(index)) for index in range(num))
-        begun = {held.index: held for held in read if held is not None}
+        begun = {job_record.index: job_record for job_record in read if job_record is not None}
         objective = OmegaConf.select(self._config, "loop.objective") if self.options.pruner != "none" else None
-        source = Searching(search, num, begun, self._directory, objective)
-        return self._ours.launching(record.varying).run(source, num)
+        queue = SearchQueue(search, num, begun, self._directory, objective)
+        return self._ours.execution(record.varying).run(queue, num)
 
     def _begin(self, record: SweepRecord) -> None:
-        if not self._is_kept:
+        if not self._is_unchanged:
             record.write(self._directory)
             write_redacted(self._config, self._directory / "multirun.yaml")
 
     @property
-    def _is_kept(self) -> bool:
-        """Whether what is written down of the sweep stays as it is: others run other parts of it at the same time."""
+    def _is_unchanged(self) -> bool:
+        """Whether the sweep's files must not change, because other processes run other parts of it."""
         return self._ours is not None and self._ours.is_part and (self._directory / SWEEP).exists()
 
     def _sum_up(self, record: SweepRecord) -> None:
-        """Write down and show what the sweep has found, in this start and in those before."""
+        """Record and print the results of the sweep, including earlier starts."""
         sum_up(self._directory, record)
-        if not self._is_kept:
+        if not self._is_unchanged:
             record.write(self._directory)
         show_in_mlflow(self._directory, record)
         final_table(self._directory, record)
@@ -162,28 +160,28 @@ class SweeperBody:
 
     def _run(self, grid: Grid) -> list[Done]:
         if self._ours is not None:
-            listed = Listed(Job(index, grid[index]) for index in grid)
-            return self._ours.launching([bare(key) for key in grid.varying]).run(
-                listed, sum(1 for _ in grid) if grid.without else grid.size
+            jobs = JobList(Job(index, grid[index]) for index in grid)
+            return self._ours.execution([bare(key) for key in grid.varying]).run(
+                jobs, sum(1 for _ in grid) if grid.without else grid.size
             )
         ended: list[Done] = []
         left = (index for index in grid if not self._is_completed(index))
-        for _, run in groupby(enumerate(left), lambda pair: pair[1] - pair[0]):  # such a launcher counts by itself
-            jobs = [Job(index, grid[index]) for _, index in run]
-            returned = self._launcher.launch([job.overrides for job in jobs], initial_job_idx=jobs[0].index)
-            ended += map(self._noted, jobs, returned)
+        for _, run in groupby(enumerate(left), lambda pair: pair[1] - pair[0]):  # others number jobs consecutively
+            batch = [Job(index, grid[index]) for _, index in run]
+            returned = self._launcher.launch([job.overrides for job in batch], initial_job_idx=batch[0].index)
+            ended += map(self._recorded, batch, returned)
         return ended
 
     def _is_completed(self, index: int) -> bool:
         record = JobRecord.read(self._directory / str(index))
         return record is not None and record.state == "completed"
 
-    def _noted(self, job: Job, returned: JobReturn) -> Done:
-        """Write down what became of a job of another launcher."""
+    def _recorded(self, job: Job, returned: JobReturn) -> Done:
+        """Record the outcome of a job of another launcher."""
         record = JobRecord(index=job.index, overrides=[redacted_text(word) for word in job.overrides])
         try:
             done = Done(job.index, returned.return_value, returned=returned)
-        except Exception as error:  # noqa: BLE001 - what the job raised
+        except Exception as error:  # noqa: BLE001 - the error of the job
             done = Done(job.index, error=error, returned=returned)
             record.fail(f"{type(error).__name__}: {error}")
         else:
@@ -192,11 +190,11 @@ class SweeperBody:
         return done
 
 
-def _about_failed(failed: Sequence[Done], num: int, directory: Path) -> str:
-    left_out = sum(isinstance(done.error, JobElsewhereError) for done in failed)
-    what = "failed" if left_out < len(failed) else "run in other processes"
+def _failure_message(failed: Sequence[Done], num: int, directory: Path) -> str:
+    num_skipped = sum(isinstance(done.error, JobElsewhereError) for done in failed)
+    verb = "failed" if num_skipped < len(failed) else "are running in other processes"
     first = failed[0].error
     return (
-        f"{len(failed)} of {num} jobs {what}; job {failed[0].index} said {type(first).__name__}: {first}. "
-        f"All of them: trieye sweep status {directory}; once more: trieye sweep relaunch {directory}"
+        f"{len(failed)} of {num} jobs {verb}; job {failed[0].index} raised {type(first).__name__}: {first}. "
+        f"For all jobs: trieye sweep status {directory}; to retry: trieye sweep relaunch {directory}"
     )

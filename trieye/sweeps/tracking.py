@@ -1,4 +1,4 @@
-"""A sweep as a whole in MLflow."""
+"""Summary of a sweep in its parent MLflow run."""
 
 import time
 from collections import Counter
@@ -19,12 +19,12 @@ _MOST_NOTED = 30
 
 
 def show_in_mlflow(directory: Path, record: SweepRecord) -> None:
-    """Show the sweep in the MLflow run below which those of its jobs lie; do nothing if it has none.
+    """Log a summary of the sweep to the parent MLflow run of its jobs, if any.
 
-    A sweep is not lost with its picture, so what MLflow refuses is only said.
+    Errors of MLflow are only reported, since the sweep does not depend on the summary.
 
     Args:
-        directory: Of the sweep.
+        directory: Directory of the sweep.
         record: The sweep.
     """
     jobs = status_of(directory)
@@ -61,7 +61,7 @@ def _mlflow_id(directory: Path, job: JobStatus) -> str | None:
 
 
 def _is_of(directory: Path, index: int) -> bool:
-    """Return whether the run of a job was last started by the sweep in this directory, not by one it is a copy of."""
+    """Return whether this sweep, not a sweep that it is a copy of, last started the run of a job."""
     record = _run_record(directory, index)
     return record is not None and record.group is not None and Path(record.group).resolve() == directory.resolve()
 
@@ -96,9 +96,9 @@ def _note(jobs: Sequence[JobStatus], record: SweepRecord) -> str:
         key=lambda job: job.objective or 0.0,
         reverse=record.mode == "max",
     )
-    told = ", ".join(f"{number} {how}" for how, number in Counter(job.how for job in jobs).items())
+    counts = ", ".join(f"{number} {how}" for how, number in Counter(job.how for job in jobs).items())
     lines = [
-        f"{len(jobs)} jobs: {told}",
+        f"{len(jobs)} jobs: {counts}",
         "",
         f"| job | {' | '.join(keys)} | objective |",
         "|" + " --- |" * (len(keys) + 2),

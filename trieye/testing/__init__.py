@@ -1,4 +1,4 @@
-"""Fakes and contract tests for those who extend trieye; importing it needs neither pytest nor torch."""
+"""Fakes and contract tests for extensions of trieye; the import requires neither pytest nor torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # torch takes seconds, and those who test a sink do without
+    if name in __all__:  # torch takes seconds to import, and tests of sinks do not need it
         return getattr(import_module("trieye.testing.training_contracts"), name)
     raise AttributeError(f"module 'trieye.testing' has no attribute {name!r}")

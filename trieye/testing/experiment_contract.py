@@ -1,4 +1,4 @@
-"""ExperimentContract: the tests that every experiment has to pass, alone and under Ray Tune."""
+"""ExperimentContract: tests that every experiment must pass, alone and under Ray Tune."""
 
 # ruff: noqa: S101 - these are tests
 
@@ -17,67 +17,67 @@ _COUNTED = ("training_iteration", "step", "env_steps", "updates", "done")
 
 
 class Driven(Protocol):
-    """What drives an experiment, an evaluation at a time."""
+    """Trains an experiment one evaluation at a time."""
 
     def iterate(self) -> Mapping[str, Any]:
         """Train until the next evaluation, and return its result."""
 
     def save(self, directory: Path) -> None:
-        """Put a copy of the state into a directory, which is not there."""
+        """Save a copy of the state to a directory that does not exist."""
 
     def restore(self, directory: Path) -> None:
-        """Go on from a copy of a state."""
+        """Restore a copy of a state."""
 
     def reset(self, config: Any, values: Mapping[str, Any]) -> None:
-        """Become another trial, with other values."""
+        """Continue as another trial, with other values."""
 
     def export_model(self, directory: Path) -> list[Path]:
-        """Write the model into a directory."""
+        """Write the model to a directory."""
 
     def close(self) -> None:
-        """Leave."""
+        """Close the run and the experiment."""
 
 
 class ExperimentContract:
-    """Tests that an experiment inherits: subclass it, in a class that pytest collects, name it and give its config.
+    """Inherited tests of an experiment: subclass it in a class that pytest collects, and set the class and the config.
 
-    Trainings of `make_config` are made by each test, so they should be small. With `UNDER_TUNE`, the experiment is
-    driven as Ray Tune drives it, by `trieye.as_trainable`.
+    Each test runs trainings of `make_config`, so they should be small. With `UNDER_TUNE`, tests drive the experiment
+    through `trieye.as_trainable`, like Ray Tune.
     """
 
     experiment_class: ClassVar[type[Experiment[Any]]]
-    """The experiment."""
+    """The experiment class."""
 
     OTHER: ClassVar[Mapping[str, Any]] = {"seed": 1}
-    """Values by key, as a study would choose them, with which it trains otherwise."""
+    """Values by key, as a study would choose them, that change the training."""
 
     UNDER_TUNE: ClassVar[bool] = False
-    """Whether Ray Tune drives it."""
+    """Whether to drive the experiment through Ray Tune's trainable."""
 
     def make_config(self) -> TrieyeConfig:
-        """Return the config of a training that has three evaluations or more; its place and its sinks are set here."""
+        """Return the config of a training with three or more evaluations; the tests set its directory and sinks."""
         raise NotImplementedError
 
     def begin(self, root: Path, run_name: str = "run", values: Mapping[str, Any] | None = None) -> Driven:
-        """Return what drives an experiment in a run below `root`."""
-        config = self._placed(root, run_name)
+        """Return a driver of the experiment, with a run below `root`."""
+        config = self._config_below(root, run_name)
         if self.UNDER_TUNE:
             return _Tuned(self.experiment_class, config, values or {})
         return Trial(self.experiment_class, with_values(config, values or {}), values)
 
     def test_evaluations_come_one_after_another_and_the_last_one_says_so(self, tmp_path: Path) -> None:
-        """Each has the objective, as a number."""
+        """Each result has a finite objective."""
         driven, results = self.begin(tmp_path), list[Mapping[str, Any]]()
         while not results or not results[-1]["done"]:
             results.append(driven.iterate())
         driven.close()
-        assert len(results) > 2, "give it a config with three evaluations or more"  # noqa: PLR2004
+        assert len(results) > 2, "make_config() must return a config with three or more evaluations"  # noqa: PLR2004
         assert [result["training_iteration"] for result in results] == list(range(1, len(results) + 1))
         objective = self.make_config().loop.objective
-        assert all(math.isfinite(result[objective]) for result in results), f"{objective} is no number"
+        assert all(math.isfinite(result[objective]) for result in results), f"{objective} is not finite"
 
     def test_a_save_changes_nothing_and_another_process_goes_on_bit_for_bit(self, tmp_path: Path) -> None:
-        """Nothing that training depends on is lost, generators and counters included."""
+        """A checkpoint contains all state that training depends on, including generators and counters."""
         undisturbed = self.begin(tmp_path, "undisturbed")
         whole = [self._numbers(undisturbed.iterate()) for _ in range(3)]
         undisturbed.close()
@@ -89,11 +89,11 @@ class ExperimentContract:
         assert [first, *rest] == whole, "saving changes the training"
         again = self.begin(tmp_path)
         again.restore(tmp_path / "saved")
-        assert [self._numbers(again.iterate()) for _ in range(2)] == rest, "something was not saved"
+        assert [self._numbers(again.iterate()) for _ in range(2)] == rest, "the saved state is incomplete"
         again.close()
 
     def test_a_process_that_becomes_another_trial_keeps_nothing_of_the_first_one(self, tmp_path: Path) -> None:
-        """It begins anew, or goes on from a state, like a process of its own; also if `reset_config` agrees."""
+        """It starts from scratch or from a restored state like a new process, even if `reset_config` returns True."""
         fresh = self.begin(tmp_path, "fresh", self.OTHER)
         alone = self._numbers(fresh.iterate())
         fresh.save(tmp_path / "saved")
@@ -105,29 +105,29 @@ class ExperimentContract:
 
         driven = self.begin(tmp_path)
         driven.iterate()
-        driven.reset(with_values(self._placed(tmp_path, "second"), self.OTHER), self.OTHER)
+        driven.reset(with_values(self._config_below(tmp_path, "second"), self.OTHER), self.OTHER)
         assert self._numbers(driven.iterate()) == alone
-        driven.reset(with_values(self._placed(tmp_path, "third"), self.OTHER), self.OTHER)
+        driven.reset(with_values(self._config_below(tmp_path, "third"), self.OTHER), self.OTHER)
         driven.restore(tmp_path / "saved")
         assert self._numbers(driven.iterate()) == onwards
         driven.close()
 
     def test_a_state_that_is_not_there_changes_nothing(self, tmp_path: Path) -> None:
-        """The error names the place, and the training goes on."""
+        """The error names the directory, and the training continues."""
         driven = self.begin(tmp_path)
         driven.iterate()
         (tmp_path / "empty").mkdir()
-        said = ""
+        message = ""
         try:
             driven.restore(tmp_path / "empty")
         except CheckpointError as error:
-            said = str(error)
-        assert str(tmp_path / "empty") in said
+            message = str(error)
+        assert str(tmp_path / "empty") in message
         assert driven.iterate()["training_iteration"] == 2  # noqa: PLR2004
         driven.close()
 
     def test_what_it_exports_is_in_the_directory_that_is_given(self, tmp_path: Path) -> None:
-        """Files, or nothing."""
+        """`export_model` writes files only to its argument, or nothing."""
         driven = self.begin(tmp_path)
         driven.iterate()
         (tmp_path / "exported").mkdir()
@@ -135,11 +135,11 @@ class ExperimentContract:
         driven.close()
         assert [path for path in paths if not path.is_file() or tmp_path / "exported" not in path.parents] == []
 
-    def _placed(self, root: Path, run_name: str) -> TrieyeConfig:
+    def _config_below(self, root: Path, run_name: str) -> TrieyeConfig:
         config = self.make_config()
-        place = {"root_data_dir": str(root), "app_name": "contract"}
+        paths = {"root_data_dir": str(root), "app_name": "contract"}
         return named(
-            config.model_copy(update={"persistence": config.persistence.model_copy(update=place)}),
+            config.model_copy(update={"persistence": config.persistence.model_copy(update=paths)}),
             run_name,
             app_name="contract",
             runtime=config.runtime.model_copy(update={"kind": "local", "address": None}),
@@ -151,10 +151,10 @@ class ExperimentContract:
 
 
 class _Tuned:
-    """The calls of Ray Tune as those of a `Trial`."""
+    """Adapts a Ray Tune trainable to the interface of `Trial`."""
 
     def __init__(self, kind: type[Experiment[Any]], config: TrieyeConfig, values: Mapping[str, Any]) -> None:
-        from trieye.tune.trainable import as_trainable  # with Ray
+        from trieye.tune.trainable import as_trainable  # imports Ray
 
         self._trainable = as_trainable(kind, config)(dict(values))
 

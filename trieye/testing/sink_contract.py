@@ -1,4 +1,4 @@
-"""SinkContract: the tests that every sink has to pass."""
+"""SinkContract: tests that every sink must pass."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,28 +14,28 @@ from trieye.testing.sources import MemorySource
 
 
 class SinkContract:
-    """Tests that a sink inherits: subclass it, in a class that pytest collects, and give the two methods.
+    """Inherited tests of a sink: subclass it in a class that pytest collects, and implement its two abstract methods.
 
-    The sink has to be one whose points can be read back.
+    The points of the sink must be readable.
     """
 
     TIMEOUT_S = 60.0
-    """How long a sink may take to open, write and close."""
+    """Time limit for open, write and close."""
 
     exactly_once: ClassVar[bool] = False
-    """Whether the sink shows a point once even if it comes again after the process died."""
+    """Whether the sink stores a point once even if it is delivered again after a crash."""
 
     def make_sink(self) -> Sink:
         """Return a new sink, not yet open."""
         raise NotImplementedError
 
     def read_points(self, run: RunInfo) -> list[tuple[str, float, int]]:
-        """Return (metric, value, step) of all points that all attempts wrote, those of one metric in written order."""
+        """Return (metric, value, step) of all points of all attempts, in written order within a metric."""
         raise NotImplementedError
 
     @contextmanager
     def running(self, run: RunInfo, source: MemorySource, status: RunStatus = "FINISHED") -> Iterator[SinkThread]:
-        """Run the sink for one attempt, which ends with the block; a source that was used before is a restart."""
+        """Run the sink for one attempt, which ends with the block; reusing a source simulates a restart."""
         thread = SinkThread(self.make_sink(), run, source)
         yield thread
         assert thread.close(status, self.TIMEOUT_S), thread.health  # noqa: S101 - a test
@@ -47,38 +47,38 @@ class SinkContract:
         status: RunStatus = "FINISHED",
         source: MemorySource | None = None,
     ) -> None:
-        """Write batches as one attempt of a run would and close."""
+        """Write batches like one attempt of a run, and close."""
         history = MemorySource() if source is None else source
         with self.running(run, history, status) as thread:
             for batch in batches:
                 self.write(thread, history, batch)
 
     def write(self, thread: SinkThread, source: MemorySource, points: Sequence[Point]) -> None:
-        """Let the sink have points before this returns."""
+        """Add points, and block until the sink has written them."""
         source.append(points)
         thread.wake()
         assert thread.flush(self.TIMEOUT_S), thread.health  # noqa: S101 - a test
 
     def test_it_has_a_name(self) -> None:
-        """A sink is known by its name."""
+        """A sink has a non-empty name."""
         assert isinstance(self.make_sink().name, str)  # noqa: S101 - a test
         assert self.make_sink().name  # noqa: S101 - a test
 
     def test_every_point_arrives_once(self, tmp_path: Path) -> None:
-        """More points than one write takes arrive once each, in order."""
+        """Points in excess of one write arrive once each, in order."""
         run = make_run(tmp_path)
         points = _points(0, 2500)
         self.attempt(run, points[:1], [], points[1:])
         assert self.read_points(run) == _rows(points)  # noqa: S101 - a test
 
     def test_an_attempt_without_points_is_fine(self, tmp_path: Path) -> None:
-        """Opening and closing is enough."""
+        """A sink can be opened and closed without points."""
         run = make_run(tmp_path)
         self.attempt(run, status="FAILED")
         assert self.read_points(run) == []  # noqa: S101 - a test
 
     def test_a_later_attempt_adds_to_the_earlier(self, tmp_path: Path) -> None:
-        """Points of both attempts are there."""
+        """The sink contains the points of both attempts."""
         run, source = make_run(tmp_path), MemorySource()
         self.attempt(run, _points(1, 2), status="KILLED", source=source)
         self.attempt(run, _points(2, 3), source=source)
@@ -91,7 +91,7 @@ class SinkContract:
         assert sorted(self.read_points(run)) == [("a", 1.0, 7), ("b/c d", -2.0, 7), ("é", 0.0, 7)]  # noqa: S101 - a test
 
     def test_extreme_steps_and_times_are_kept(self, tmp_path: Path) -> None:
-        """Steps of 64 bits, negative steps, and times before 1970."""
+        """64-bit steps, negative steps and times before 1970 are stored exactly."""
         run = make_run(tmp_path)
         steps = [-(2**63), -1, 0, 2**62, 2**63 - 1]
         self.attempt(run, [Point("loss", float(n), step, -5.0 + n) for n, step in enumerate(steps)])
@@ -100,17 +100,17 @@ class SinkContract:
         ]
 
     def test_a_sink_that_is_enabled_later_gets_what_was_logged_before(self, tmp_path: Path) -> None:
-        """The history is older than the sink."""
+        """A sink enabled after the start of a run receives its whole history."""
         if getattr(self.make_sink(), "live_only", False):
-            raise SkipTest("it shows only what comes")
+            raise SkipTest("the sink shows only new points")
         run, source = make_run(tmp_path), MemorySource(_points(0, 1200))
         self.attempt(run, _points(1200, 1210), source=source)
         assert self.read_points(run) == _rows(_points(0, 1210))  # noqa: S101 - a test
 
     def test_points_that_come_again_appear_once(self, tmp_path: Path) -> None:
-        """A process was killed before it stored how far the sink is, or that was lost."""
+        """A process was killed before it stored the sink's cursor, or the cursor was lost."""
         if not self.exactly_once:
-            raise SkipTest("it may show a point twice")
+            raise SkipTest("the sink may store a point twice")
         run, source = make_run(tmp_path), MemorySource()
         with self.running(run, source, "KILLED") as thread:
             self.write(thread, source, _points(0, 10))
@@ -124,9 +124,9 @@ class SinkContract:
         assert self.read_points(run) == _rows(_points(0, 40))  # noqa: S101 - a test
 
     def test_a_rewound_branch_disappears(self, tmp_path: Path) -> None:
-        """A sink that can go back shows the surviving branch only, whenever the rewind was."""
+        """A resumable sink shows only the surviving branch, whenever the rewind happened."""
         if not isinstance(self.make_sink(), Resumable):
-            raise SkipTest("it cannot take points back")
+            raise SkipTest("the sink cannot remove points")
         run, source = make_run(tmp_path), MemorySource()
         with self.running(run, source, "KILLED") as thread:
             self.write(thread, source, _points(0, 10))
@@ -134,21 +134,21 @@ class SinkContract:
             thread.rewind(5)
             self.write(thread, source, _points(5, 8, branch=1))
             assert self.read_points(run) == _rows(_points(0, 5), _points(5, 8, branch=1))  # noqa: S101 - a test
-        source.supersede(11, 13)  # and the process dies before it tells the sink
+        source.supersede(11, 13)  # and the process dies before it notifies the sink
         self.attempt(run, _points(6, 9, branch=2), source=source)
         expected = _rows(_points(0, 5), _points(5, 6, branch=1), _points(6, 9, branch=2))
         assert self.read_points(run) == expected  # noqa: S101 - a test
 
     def test_a_point_that_is_run_again_appears_once(self, tmp_path: Path) -> None:
-        """A run went back to a checkpoint and computes the same values again, at another time."""
+        """A run restored a checkpoint and computes the same values again, at another time."""
         if not (self.exactly_once and isinstance(self.make_sink(), Resumable | Rerunning)):
-            raise SkipTest("it may show a point twice")
+            raise SkipTest("the sink may store a point twice")
         run, source = make_run(tmp_path), MemorySource()
         with self.running(run, source, "KILLED") as thread:
             self.write(thread, source, _points(0, 5))
             stored = dict(source.cursors)
             self.write(thread, source, _points(5, 10))
-        source.cursors = stored  # the process was killed before it stored how far the sink is
+        source.cursors = stored  # the process was killed before it stored the sink's cursor
         source.supersede(3, 10)
         with self.running(run, source) as thread:
             self.write(thread, source, _points(3, 7, later_s=60.0))

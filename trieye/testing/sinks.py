@@ -1,4 +1,4 @@
-"""Sinks for tests."""
+"""Fake sinks, and the description of a run, for tests."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ def make_run(root: Path, **changes: Any) -> RunInfo:
 
     Args:
         root: A directory, usually pytest's `tmp_path`.
-        **changes: Fields of `RunInfo` that are to differ.
+        **changes: Fields of `RunInfo` to override.
     """
     run_dir, mlflow_dir = root / "app" / "runs" / "run", root / "app" / "mlruns"
     fields: dict[str, Any] = {
@@ -33,15 +33,15 @@ def make_run(root: Path, **changes: Any) -> RunInfo:
 
 
 class MemorySink:
-    """A tracker that keeps everything, as it came.
+    """A sink that stores everything in memory, in order of arrival.
 
     Attributes:
-        points: All points written.
-        params: All parameters logged.
-        tags: All tags set.
-        artifacts: (path, artifact path) of all files logged.
-        media: All histograms, pictures, videos, tables and texts.
-        writes: How many points each write had.
+        points: All written points.
+        params: All logged parameters.
+        tags: All set tags.
+        artifacts: (path, artifact path) of all logged files.
+        media: All histograms, images, videos, tables and texts.
+        writes: Number of points of each write.
         statuses: Arguments of `close`.
     """
 
@@ -59,37 +59,37 @@ class MemorySink:
         """Do nothing."""
 
     def write(self, points: Sequence[Point]) -> None:
-        """Keep the points."""
+        """Store the points."""
         self.points.extend(points)
         self.writes.append(len(points))
 
     def log_params(self, params: Mapping[str, str]) -> None:
-        """Keep the parameters."""
+        """Store the parameters."""
         self.params.update(params)
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Keep the tags."""
+        """Store the tags."""
         self.tags.update(tags)
 
     def log_artifact(self, path: Path, artifact_path: str | None) -> None:
-        """Keep where the file is."""
+        """Store the path of the file."""
         self.artifacts.append((path, artifact_path))
 
     def log_media(self, medium: Medium) -> None:
-        """Keep the histogram, picture or another medium."""
+        """Store the histogram, image or another medium."""
         self.media.append(medium)
 
     def close(self, status: RunStatus) -> None:
-        """Keep the status."""
+        """Store the status."""
         self.statuses.append(status)
 
 
 class FlakySink(MemorySink):
-    """A `MemorySink` that fails for a while, or until `repair` is called.
+    """A `MemorySink` that fails a number of times, or until `repair` is called.
 
     Args:
-        num_failures: How many calls fail, those of `open` included; None = all until `repair`.
-        error: What they raise.
+        num_failures: Number of failing calls, including `open`; None: all calls until `repair`.
+        error: The exception that failing calls raise.
         name: Name of the sink.
     """
 
@@ -97,16 +97,16 @@ class FlakySink(MemorySink):
         super().__init__(name)
         self.num_calls = 0
         self._left = num_failures
-        self._error = error or ConnectionError("the other side is away")
+        self._error = error or ConnectionError("the server is unavailable")
         self._broken = threading.Event()
         self._broken.set()
 
     def repair(self) -> None:
-        """Let everything work from now on."""
+        """Make all later calls succeed."""
         self._broken.clear()
 
     def fail(self) -> None:
-        """Let everything fail from now on."""
+        """Make all later calls fail."""
         self._left = None
         self._broken.set()
 
@@ -116,17 +116,17 @@ class FlakySink(MemorySink):
         super().open(run)
 
     def write(self, points: Sequence[Point]) -> None:
-        """Fail, or keep the points."""
+        """Fail, or store the points."""
         self._maybe_fail()
         super().write(points)
 
     def log_media(self, medium: Medium) -> None:
-        """Fail, or keep the histogram, picture or another medium."""
+        """Fail, or store the histogram, image or another medium."""
         self._maybe_fail()
         super().log_media(medium)
 
     def close(self, status: RunStatus) -> None:
-        """Fail, or keep the status."""
+        """Fail, or store the status."""
         self._maybe_fail()
         super().close(status)
 

@@ -1,4 +1,4 @@
-"""MemorySource: a history of a run for tests."""
+"""MemorySource: an in-memory history of a run for tests."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -9,12 +9,12 @@ from trieye.stats.point import Point
 
 
 class MemorySource:
-    """A history in memory: what a sink thread reads; give the same one to two threads, and the second is a restart.
+    """An in-memory history for a sink thread; a second thread with the same source simulates a restart.
 
-    Safe to use from several threads. After `append` the thread wants `wake`, after `supersede` it wants `rewind`.
+    Thread-safe. Call `wake` of the sink thread after `append`, and `rewind` after `supersede`.
 
     Attributes:
-        cursors: How far each sink is, by name; change it to make a process that died.
+        cursors: Cursor of each sink, by name; assign an older cursor to simulate a crash.
     """
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
@@ -34,25 +34,25 @@ class MemorySource:
             self._items.extend(items)
 
     def supersede(self, first: int, end: int) -> None:
-        """Leave out the points and media from one index to before another, as a rewind does."""
+        """Supersede the points and media with indices in `[first, end)`, like a rewind."""
         with self._lock:
             self._superseded.update(range(first, end))
 
     def read(self, start: int, limit: int) -> tuple[list[Item], int]:
-        """Return at most `limit` items from an index on, and the index to go on with."""
+        """Return at most `limit` items from an index on, and the index after them."""
         with self._lock:
             after = max(start, min(start + limit, len(self._items)))
             if not self._superseded:
                 return self._items[start:after], after
-            found = enumerate(self._items[start:after], start)
-            return [item for index, item in found if not (index in self._superseded and _is_of_a_branch(item))], after
+            items = enumerate(self._items[start:after], start)
+            return [item for index, item in items if not (index in self._superseded and _is_of_a_branch(item))], after
 
     def cursor(self, sink: str) -> Cursor | None:
-        """Return how far a sink is; None if it was never there."""
+        """Return the cursor of a sink; None if it has none."""
         return self.cursors.get(sink)
 
     def set_cursor(self, sink: str, cursor: Cursor) -> None:
-        """Remember how far a sink is."""
+        """Set the cursor of a sink."""
         self.cursors[sink] = cursor
 
     def superseded(self, before: int) -> Iterator[Point]:
@@ -63,12 +63,12 @@ class MemorySource:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything can be read."""
+        """Whether the history is complete."""
         return True
 
     @property
     def branch(self) -> int:
-        """A number for what rewinds have superseded."""
+        """A number that changes with each rewind."""
         return len(self._superseded)
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, cast, get_args
+from typing import Any, ClassVar, Generic, cast, get_args
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from trieye.training.config import TrainingConfig
 from trieye.training.environments import make_envs, spaces_of_config
 from trieye.training.evaluating import Evaluator
 from trieye.training.evaluation import Evaluation, summary
+from trieye.training.exploring.explorers import Explorers
 from trieye.training.exploring.making import make_explorers
 from trieye.training.exporting import export_policy
 from trieye.training.finite import OnNonfinite, UpdateGuard
@@ -45,38 +46,6 @@ BatchT = TypeVar("BatchT", bound=Minibatch, default=Minibatch)
 _OTHER_DRAWS = 1 << 30  # the policy explores with the seed itself
 _NO_STATE = {"config", "agent", "device", "envs", "policy", "replay"}
 """Attributes that are made from the config, or saved by other names."""
-
-
-class Source(Protocol):
-    """Where rows come from: environments of the engine's own (`Collector`), or explorers.
-
-    Attributes:
-        env_steps: Environment steps made in the whole run.
-    """
-
-    env_steps: int
-
-    def collect(self, steps: Any) -> Rows:
-        """Return the next rows, so many steps of them."""
-
-    def learned(self) -> None:
-        """Take note that a step of the engine is over."""
-
-    def metrics(self) -> dict[str, float]:
-        """Return what there is to say since the last call."""
-
-    @property
-    def can_save(self) -> bool:
-        """Whether what is saved now goes on exactly."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return how far it is."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Go on where `state_dict` was called; return whether all episodes do."""
-
-    def close(self) -> None:
-        """Close the environments."""
 
 
 class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
@@ -104,7 +73,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
 
     def __init_subclass__(cls, *, policy: type[Policy[Any, Any]] | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for base in getattr(cls, "__orig_bases__", ()):
+        for base in vars(cls).get("__orig_bases__", ()):
             for kind in get_args(base):
                 for name, bound in (("config", TrainingConfig), ("agent", AgentConfig), ("policy", Policy)):
                     if isinstance(kind, type) and issubclass(kind, bound):
@@ -171,7 +140,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         is_beside = kind.evaluate_saved is not TrainEngine.evaluate_saved
         return kind.evaluate is not TrainEngine.evaluate and not is_beside
 
-    def _make_source(self, config: ConfigT, replay: ReplayConfig, spaces: Spaces) -> tuple[Source, Any]:
+    def _make_source(self, config: ConfigT, replay: ReplayConfig, spaces: Spaces) -> tuple[Collector | Explorers, Any]:
         """Make what rows come from, and the replay buffer of an agent that has one."""
         has_replay = isinstance(config.agent, ReplayAgentConfig)
         if config.explorer.num:
@@ -223,7 +192,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         """
         if self.config.mode == "train":
             return Rows.nothing(self.envs.num_envs, self.device)
-        if self.config.explorer.num:
+        if isinstance(self._source, Explorers):
             return self._source.collect(steps)
         if self.config.replay.max_staleness is not None and self.replay is not None:
             self._version += 1

@@ -20,7 +20,7 @@ from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.run.media import number_of
 from trieye.training.environments import make_env, seed_spaces
-from trieye.training.policy import Context, Policy, chosen_actions, mapped
+from trieye.training.policy import Context, EvaluationMode, Policy, chosen_actions, mapped
 from trieye.training.seeds import FIRST_SEED
 from trieye.training.spaces import columns_of, nested
 
@@ -92,27 +92,23 @@ class Evaluation:
             CancelledError: Another thread has set `is_cancelled`.
             StepInterrupted: A stop was requested.
         """
-        training = [module for module in policy.modules() if module.training]
-        policy.eval()
         waiting = [Episode(seed) for seed in reversed(range(first_seed, first_seed + episodes))]
         done: list[Episode] = []
         generator = torch.Generator(policy.device).manual_seed(first_seed)
         ctx = Context(explore=False, env_steps=env_steps, generator=generator)
         try:
-            if with_frames:
-                with closing(make_env(self._config, render_mode="rgb_array")) as env:
-                    waiting[-1].fps = float(env.metadata.get("render_fps") or waiting[-1].fps)
-                    self._play_some([waiting.pop()], [env], policy, ctx, done)
-            while len(self._envs) < min(len(waiting), _MAX_AT_ONCE):
-                self._envs.append(make_env(self._config))
-            if waiting:
-                self._play_some(waiting, self._envs, policy, ctx, done)
+            with EvaluationMode(policy):
+                if with_frames:
+                    with closing(make_env(self._config, render_mode="rgb_array")) as env:
+                        waiting[-1].fps = float(env.metadata.get("render_fps") or waiting[-1].fps)
+                        self._play_some([waiting.pop()], [env], policy, ctx, done)
+                while len(self._envs) < min(len(waiting), _MAX_AT_ONCE):
+                    self._envs.append(make_env(self._config))
+                if waiting:
+                    self._play_some(waiting, self._envs, policy, ctx, done)
         except StepInterrupted:
             self._envs.clear()  # one may be in the middle of a call, and may never close
             raise
-        finally:
-            for module in training:
-                module.training = True
         self._tell_cut(done)
         return sorted(done, key=lambda episode: episode.seed)
 

@@ -84,20 +84,20 @@ def evaluate(
     import numpy as np
 
     from trieye.training.evaluation import Evaluation, summary
-    from trieye.training.loading import directory_of, evaluator_of, loaded_policy, recorded_config
+    from trieye.training.loading import directory_of, evaluator_of, policy_of, recorded_config
 
     run_dir = directory_of(run)
     saved = load_checkpoint(run_dir, which)
     evaluator = evaluator_of(recorded_config(run_dir, saved))
     if evaluator is not None:
         return evaluator(run_dir, which, episodes=episodes, first_seed=first_seed, video=video, device=device)
-    loaded = loaded_policy(run_dir, saved, device)
-    evaluation = Evaluation(loaded.config.env)
+    policy = policy_of(run_dir, saved, device)
+    evaluation = Evaluation(policy.config.env)
     try:
         played = evaluation.play(
-            loaded.policy,
+            policy,
             episodes,
-            env_steps=loaded.schedule_step,
+            env_steps=policy.schedule_step,
             first_seed=first_seed,
             with_frames=video is not None,
         )
@@ -109,9 +109,9 @@ def evaluate(
     own = {name.partition("/")[2]: value for name, value in summary(played).items()}
     return {
         "run": run_dir.resolve().name,
-        "checkpoint": str(loaded.checkpoint.path),
-        "is_best": which == "best" and loaded.checkpoint.objective is not None,
-        "step": loaded.checkpoint.step,
+        "checkpoint": str(saved.path),
+        "is_best": which == "best" and saved.objective is not None,
+        "step": saved.step,
         "episodes": episodes,
         "return_mean": float(returns.mean()),
         "return_std": float(returns.std()),

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from trieye.checkpoints.store import LoadedCheckpoint, Which, load_checkpoint
 from trieye.config.env import EnvConfig
@@ -12,7 +12,6 @@ from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.experiment.experiment import imported
 from trieye.runs.finding import RunReference, run_directory
 from trieye.training import environments
-from trieye.training.config import TrainingConfig
 from trieye.training.engine import TrainEngine, device_of
 from trieye.training.policy import Policy
 from trieye.training.spaces import from_data
@@ -31,7 +30,7 @@ def load_policy(run: RunReference, which: Which = "best", *, device: str = "cpu"
         ConfigurationError: The engine of the run or the device does not exist, or the config does not fit.
     """
     run_dir = directory_of(run)
-    return loaded_policy(run_dir, load_checkpoint(run_dir, which), device).policy
+    return policy_of(run_dir, load_checkpoint(run_dir, which), device)
 
 
 def make_env(run: RunReference, *, render_mode: str | None = None, seed: int | None = None) -> Any:
@@ -69,24 +68,8 @@ def directory_of(run: RunReference) -> Path:
     return Path(run) if isinstance(run, str | Path) and Path(run).is_dir() else run_directory(run)
 
 
-class LoadedPolicy(NamedTuple):
-    """A policy, and where it comes from.
-
-    Attributes:
-        policy: Ready to act.
-        config: The config of its run.
-        checkpoint: What it was read from.
-        schedule_step: What schedules are called with; see `TrainEngine.schedule_step`.
-    """
-
-    policy: Policy
-    config: TrainingConfig
-    checkpoint: LoadedCheckpoint
-    schedule_step: int
-
-
-def loaded_policy(run_dir: Path, saved: LoadedCheckpoint, device: str = "cpu") -> LoadedPolicy:
-    """Return the policy in a checkpoint of a run with its config; see `load_policy`."""
+def policy_of(run_dir: Path, saved: LoadedCheckpoint, device: str = "cpu") -> Policy:
+    """Return the policy in a checkpoint of a run; see `load_policy`."""
     try:
         state, loop = saved.objects["experiment"]["state"], saved.objects["loop"]
         weights, spaces = state["policy"], from_data(state["spaces"])
@@ -103,7 +86,7 @@ def loaded_policy(run_dir: Path, saved: LoadedCheckpoint, device: str = "cpu") -
             f"{saved.path} does not fit the policy of {run_dir / 'configs.json'}: {reason}"
         ) from error
     policy.schedule_step = loop[config.schedule_axis]
-    return LoadedPolicy(policy.eval(), config, saved, policy.schedule_step)
+    return policy.eval()
 
 
 def recorded_config(run_dir: Path, saved: LoadedCheckpoint | None = None) -> Mapping[str, Any]:

@@ -1,1 +1,1 @@
-"""Studies: many trials of an experiment under Ray Tune, early stopping and population-based training."""
+"""Studies: hyperparameter search under Ray Tune, with early stopping and population-based training."""

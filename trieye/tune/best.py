@@ -1,4 +1,4 @@
-"""The best trial of a study as a config that runs again."""
+"""Export of the best trial of a study as an experiment preset."""
 
 import re
 from collections.abc import Mapping
@@ -19,21 +19,22 @@ from trieye.tune.values import with_values
 
 _WRITTEN = "by trieye, as the best trial of a study"
 _HOW_IT_RUNS = {
-    "app_name", "run_name", "runtime", "persistence", "sinks", "stats", "tune", "tags", "description", "print_config"
+    "app_name", "run_name", "runtime", "persistence", "sinks", "stats", "tune", "tags", "description", "print_config",
+    "progress_bar",
 }  # fmt: skip
-"""What a run decides for itself."""
+"""Config keys that are not part of the preset, because each run sets them."""
 
 
 def best_config(config: TrieyeConfig, directory: Path, index: int) -> tuple[TrieyeConfig, dict[str, Any]]:
-    """Return the config of a trial, with the values that it had in the end, and these.
+    """Return the config of a trial with its final values, and these values.
 
     Args:
         config: The config of the study.
-        directory: Of the study.
-        index: Number of the trial.
+        directory: Directory of the study.
+        index: Index of the trial.
 
     Raises:
-        SerializationError: Its record is not there.
+        SerializationError: The record of the trial is missing.
     """
     record = JobRecord.read(directory / str(index))
     if record is None:
@@ -51,32 +52,32 @@ def write_best(
     index: int,
     objective: float,
 ) -> Path:
-    """Write the config of a trial as a preset, `experiment=best_<study>`, and return the file.
+    """Write the config of a trial as the preset `experiment=best_<study>`, and return the file.
 
-    It says everything that is trained, and which options that began with, so that it runs the same whatever else is
-    chosen. It lies in the config directory of the program, or, where there is none that takes it, below the study.
+    The preset contains the complete training config and its group options, so that it does not depend on other
+    overrides. It is written to the config directory of the program, or below the study if that is not possible.
 
     Args:
         made: The config, and the values that the study chose.
         launch: How the program was started.
-        directory: Of the study.
-        index: Number of the trial.
-        objective: What it reached.
+        directory: Directory of the study.
+        index: Index of the trial.
+        objective: Objective of the trial.
     """
     config, values = made
-    held = redacted(config.model_dump(mode="json", exclude=_HOW_IT_RUNS))
+    items = redacted(config.model_dump(mode="json", exclude=_HOW_IT_RUNS))
     choices = {} if launch is None else launch.choices
-    chosen = {group: option for group, option in choices.items() if group in held and isinstance(option, str)}
-    content = {"defaults": [{f"override /{group}": option} for group, option in chosen.items()], **held}
-    told = ", ".join(f"{key}={value}" for key, value in values.items())
+    chosen = {group: option for group, option in choices.items() if group in items and isinstance(option, str)}
+    content = {"defaults": [{f"override /{group}": option} for group, option in chosen.items()], **items}
+    chosen_values = ", ".join(f"{key}={value}" for key, value in values.items())
     lines = [
         "# @package _global_",
         f"# Written {_WRITTEN}: trial {index} of {directory.name}, {config.loop.objective} {objective:g}.",
-        f"# What the study chose: {told}",
-        *(["# They changed on the way, as population-based training does; these are the last ones."] * _is_pbt(config)),
+        f"# Values chosen by the study: {chosen_values}",
+        *(["# Final values; population-based training changed them during the trial."] * _is_pbt(config)),
         yaml.safe_dump(content, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120),
     ]
-    path = _place(launch, directory)
+    path = _preset_path(launch, directory)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, "\n".join(lines).encode())
     return path
@@ -86,15 +87,15 @@ def _is_pbt(config: TrieyeConfig) -> bool:
     return config.tune.scheduler == "pbt"
 
 
-def _place(launch: Launch | None, directory: Path) -> Path:
+def _preset_path(launch: Launch | None, directory: Path) -> Path:
     name = f"best_{re.sub(r'[^0-9A-Za-z_-]', '_', directory.name)}.yaml"
-    own = directory / "conf" / "experiment" / name
+    fallback = directory / "conf" / "experiment" / name
     if launch is None or launch.config_dir is None or not launch.config_dir.is_dir():
-        return own
+        return fallback
     path = launch.config_dir / "experiment" / name
     try:
-        is_ours = not path.exists() or _WRITTEN in path.read_text("utf-8")
+        may_replace = not path.exists() or _WRITTEN in path.read_text("utf-8")
         path.parent.mkdir(exist_ok=True)
     except OSError:
-        return own
-    return path if is_ours else own
+        return fallback
+    return path if may_replace else fallback

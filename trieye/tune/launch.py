@@ -1,4 +1,4 @@
-"""run_experiment: one training, or a study of many, as the config says."""
+"""run_experiment: runs one training, or a study of many trials, depending on the config."""
 
 from trieye.experiment.experiment import ConfigT, Experiment
 from trieye.experiment.finished import Result
@@ -6,26 +6,26 @@ from trieye.experiment.loop import run_alone
 
 
 def run_experiment(experiment: type[Experiment[ConfigT]] | str, config: ConfigT) -> Result:
-    """Train until the first limit of `config.loop`, or with `tune=...` run a study of many such trainings.
+    """Train until the first limit of `config.loop`, or, with `tune=...`, run a study of many such trainings.
 
-    What was interrupted goes on where it was saved; what is finished says so, and nothing is loaded or started for it.
+    Interrupted runs and studies resume from their last checkpoint. Finished ones only report their result.
 
     Args:
-        experiment: What to train: a class, or `my_agent.dqn:DQN`, which is imported when it is needed.
+        experiment: A class, or an import path such as `my_agent.dqn:DQN`, imported on use.
         config: The config of the run, or of all trials.
 
     Returns:
-        How the training ended; of a study, that of its best trial.
+        The result of the training, or of the best trial of a study.
 
     Raises:
-        ConfigurationError: The config sets no limit, `evaluate` does not return the objective, or the study cannot be
-            run like this.
+        ConfigurationError: The config sets no limit, `evaluate` does not return the objective, or the options of the
+            study are invalid.
         CheckpointError: A checkpoint does not fit the experiment, or cannot be saved.
-        RunInterrupted: A signal asked the run to stop; its state is saved.
+        RunInterrupted: A signal stopped the run; its state is saved.
         TrieyeError: Trials of the study failed.
     """
     if not config.tune.enabled:
         return run_alone(experiment, config)
-    from trieye.tune.study import Study  # with Ray
+    from trieye.tune.study import Study  # imports Ray
 
     return Study(experiment, config).run()

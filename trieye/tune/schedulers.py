@@ -1,4 +1,4 @@
-"""Schedulers: what Ray Tune does with trials that are behind, as a config says."""
+"""Schedulers: the Ray Tune scheduler of a study, for early stopping and population-based training."""
 
 import math
 from typing import Any
@@ -22,14 +22,14 @@ _LONGEST = 1 << 20
 
 
 class InStep(PopulationBasedTraining):  # type: ignore[misc]  # Ray has no types for us
-    """Population-based training whose trials wait for one another, but for none that has failed or has ended.
+    """Synchronous population-based training whose trials do not wait for failed or finished trials.
 
-    Ray compares the population when the last trial reports. If that one fails, or reports that it is done, the others
-    would stay paused for ever.
+    Ray compares the population when the last trial reports. If that trial fails or is done, the others would stay
+    paused forever.
     """
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """Return the trial that goes on; if all that are left have waited for one that is gone, they are compared."""
+        """Return the next trial; if all live trials wait for finished ones, compare the population first."""
         chosen = super().choose_trial_to_run(tune_controller)
         if chosen is not None:
             return chosen
@@ -43,7 +43,7 @@ class InStep(PopulationBasedTraining):  # type: ignore[misc]  # Ray has no types
             states[trial].last_train_time = max(states[trial].last_train_time, now)
         self.on_trial_result(tune_controller, waiting[0], states[waiting[0]].last_result)
         if (chosen := super().choose_trial_to_run(tune_controller)) is None:
-            # they were compared already, by a driver that was killed before the next moment was written down
+            # The trials were compared already, by a driver that was killed before it stored the next interval.
             earliest = min(states[trial].last_train_time for trial in waiting)
             self._next_perturbation_sync: float = earliest + self._perturbation_interval
             chosen = super().choose_trial_to_run(tune_controller)
@@ -51,74 +51,74 @@ class InStep(PopulationBasedTraining):  # type: ignore[misc]  # Ray has no types
 
 
 class GoingOn(TrialScheduler):  # type: ignore[misc]  # Ray has no types for us
-    """A scheduler that hears again, when a study goes on, what each trial reported before.
+    """A scheduler that receives the earlier results of each trial when a study resumes.
 
-    Ray keeps the trials of a study, but nothing of its scheduler: those that go on would be compared with nobody.
+    Ray restores the trials of a study, but not its scheduler: resumed trials would be compared with no others.
     """
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """Take note of a trial, and of what it reported."""
+        """Add a trial and replay its earlier results."""
         super().on_trial_add(tune_controller, trial)
         for result in Watching.watch.reported_by(trial) if Watching.watch is not None else ():
-            self.hear_again(tune_controller, trial, result)
+            self.replay(tune_controller, trial, result)
 
-    def hear_again(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        """Take note of one result; what follows from it was decided then."""
+    def replay(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """Process one earlier result, whose decision was already made."""
         raise NotImplementedError
 
 
 class Halving(GoingOn, AsyncHyperBandScheduler):  # type: ignore[misc]  # likewise
-    """Asynchronous successive halving, of a study that may go on."""
+    """Asynchronous successive halving for resumable studies."""
 
-    hear_again = AsyncHyperBandScheduler.on_trial_result
+    replay = AsyncHyperBandScheduler.on_trial_result
 
 
 class Median(GoingOn, MedianStoppingRule):  # type: ignore[misc]  # likewise
-    """Stopping what is worse than the median, in a study that may go on."""
+    """Median stopping rule for resumable studies."""
 
-    hear_again = MedianStoppingRule.on_trial_complete  # which keeps the result, and decides nothing
+    replay = MedianStoppingRule.on_trial_complete  # stores the result without a decision
 
 
 def scheduler_of(config: TrieyeConfig, space: Space) -> Any:
     """Return the scheduler of a study.
 
     Raises:
-        ConfigurationError: Trials would be compared that are not evaluated on their way.
+        ConfigurationError: The scheduler compares running trials, but the config sets no evaluations.
     """
-    asked = config.tune
-    if asked.scheduler == "none":
+    tune = config.tune
+    if tune.scheduler == "none":
         return FIFOScheduler()
     if not config.loop.evaluate_every_steps:
         raise ConfigurationError(
-            f"tune.scheduler={asked.scheduler} compares trials on their way; set loop.evaluate_every_steps"
+            f"tune.scheduler={tune.scheduler} compares running trials; set loop.evaluate_every_steps"
         )
-    if asked.scheduler == "median":
-        return Median(time_attr=TRAINING_ITERATION, grace_period=asked.grace, min_samples_required=2, hard_stop=True)
-    if asked.scheduler == "asha":
-        # a trial is done when it says so, which is after as many evaluations or a few more
-        longest = max(_evaluations_of(config), asked.grace)
+    if tune.scheduler == "median":
+        return Median(time_attr=TRAINING_ITERATION, grace_period=tune.grace, min_samples_required=2, hard_stop=True)
+    if tune.scheduler == "asha":
+        # Trials report themselves when they are done, after this number of evaluations or slightly more.
+        longest = max(_evaluations_of(config), tune.grace)
         return Halving(
             time_attr=TRAINING_ITERATION,
-            grace_period=asked.grace,
+            grace_period=tune.grace,
             max_t=longest,
-            reduction_factor=asked.reduction,
+            reduction_factor=tune.reduction,
             stop_last_trials=False,
         )
-    return (InStep if asked.in_step else PopulationBasedTraining)(
+    return (InStep if tune.in_step else PopulationBasedTraining)(
         time_attr=TRAINING_ITERATION,
-        perturbation_interval=asked.interval,
+        perturbation_interval=tune.interval,
         hyperparam_mutations=space.mutations(),
-        quantile_fraction=asked.quantile,
-        resample_probability=asked.resample,
+        quantile_fraction=tune.quantile,
+        resample_probability=tune.resample,
         custom_explore_fn=space.clamp,
-        synch=asked.in_step,
+        synch=tune.in_step,
         log_config=False,  # the hyperparameters of a trial are metrics of its run
     )
 
 
 def _evaluations_of(config: TrieyeConfig) -> int:
-    """Return how many evaluations a trial makes at most, as far as its limits tell."""
+    """Return the maximum number of evaluations of a trial, from its limits."""
     limits = config.loop
     same_axis = [limits.steps, limits.env_steps if limits.axis == "env_steps" else None]
-    known = [steps for steps in same_axis if steps is not None]
-    return math.ceil(min(known) / limits.evaluate_every_steps) if known else _LONGEST
+    set_limits = [steps for steps in same_axis if steps is not None]
+    return math.ceil(min(set_limits) / limits.evaluate_every_steps) if set_limits else _LONGEST

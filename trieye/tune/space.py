@@ -1,4 +1,4 @@
-"""Space: what a study may try for each key, as Ray Tune draws it."""
+"""Space: the search space of a study, as Ray Tune domains."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,17 +12,17 @@ from trieye.tune.values import flat, with_values
 
 
 class Space:
-    """What varies in a study.
+    """The search space of a study.
 
     Args:
         config: The config of the study, whose `tune.space` is read.
 
     Attributes:
-        dimensions: What may be chosen for each key.
+        dimensions: The interval or choices of each key.
 
     Raises:
-        ConfigurationError: A key is not there, a text cannot be read, or an end of an interval or a choice is not
-            allowed for its key.
+        ConfigurationError: A key is unknown, an expression cannot be parsed, or a bound or a choice is invalid for its
+            key.
     """
 
     def __init__(self, config: TrieyeConfig) -> None:
@@ -38,38 +38,40 @@ class Space:
         for dimension in self.dimensions:
             if dimension.key.partition(".")[0] in {"tune", "run_name", "app_name"}:
                 raise ConfigurationError(f"tune.space.{dimension.key}: a study does not vary this key")
-            tried = [value_of(text) for text in dimension.choices] or [_end(dimension, end) for end in _ends(dimension)]
-            for value in tried:
+            values = [value_of(text) for text in dimension.choices] or [
+                _end(dimension, end) for end in _ends(dimension)
+            ]
+            for value in values:
                 with_values(config, {dimension.key: value})
         if all(len(dimension.choices) == 1 for dimension in self.dimensions):
             raise ConfigurationError(
-                "tune.space: nothing varies; give a key an interval(a,b), a range(1,9) or several values, 1,2,3"
+                "tune.space: nothing varies; set a key to interval(a,b), range(1,9) or several values, as in 1,2,3"
             )
 
     @property
     def keys(self) -> list[str]:
-        """The keys that vary."""
+        """The varying keys."""
         return [dimension.key for dimension in self.dimensions if len(dimension.choices) != 1]
 
     def domains(self) -> dict[str, Any]:
-        """Return what Tune draws from, by key; for a grid, all combinations."""
+        """Return the Tune domain of each key; for a grid search, its grid values."""
         if self._axes:
             return {key: tune.grid_search([value_of(text) for text in texts]) for key, texts in self._axes}
         return {dimension.key: _domain(dimension) for dimension in self.dimensions}
 
     def mutations(self) -> dict[str, Any]:
-        """Return what population-based training changes, by key: choices to the next one, numbers by a factor."""
+        """Return the mutations of population-based training: choices move to a neighbor, numbers scale by a factor."""
         varying = [dimension for dimension in self.dimensions if len(dimension.choices) != 1]
-        return {held.key: [value_of(text) for text in held.choices] or _domain(held) for held in varying}
+        return {axis.key: [value_of(text) for text in axis.choices] or _domain(axis) for axis in varying}
 
     @property
     def clamp(self) -> Callable[[dict[str, Any]], dict[str, Any]]:
-        """What keeps values within their intervals, which population-based training leaves by its factors."""
-        return Clamp({held.key: held for held in self.dimensions if not held.choices})
+        """Function that clamps values to their intervals, which factors of population-based training may leave."""
+        return Clamp({axis.key: axis for axis in self.dimensions if not axis.choices})
 
 
 class Clamp:
-    """Keeps values within their intervals; sent to the process of a scheduler.
+    """Clamps values to their intervals; pickled with the scheduler.
 
     Args:
         intervals: The interval of each key.
@@ -79,20 +81,20 @@ class Clamp:
         self._intervals = intervals
 
     def __call__(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of a trial, each within its interval."""
+        """Return the values of a trial, clamped to their intervals."""
         return {key: self._within(key, value) for key, value in values.items()}
 
     def _within(self, key: str, value: Any) -> Any:
-        if (held := self._intervals.get(key)) is None:
+        if (interval := self._intervals.get(key)) is None:
             return value
-        return _end(held, min(max(value, held.low), held.high))
+        return _end(interval, min(max(value, interval.low), interval.high))
 
 
 def _text(key: str, value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value))
     if value is None:
-        raise ConfigurationError(f"tune.space.{key} is null; leave the key out, or say what it may be")
+        raise ConfigurationError(f"tune.space.{key} is null; remove the key, or set its values")
     return str(value)
 
 

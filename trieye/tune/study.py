@@ -1,4 +1,4 @@
-"""Study: many trials of an experiment under Ray Tune, begun, gone on with and summed up."""
+"""Study: runs, resumes and summarizes the trials of an experiment under Ray Tune."""
 
 import importlib
 import logging
@@ -42,57 +42,57 @@ from trieye.tune.search import Asking
 from trieye.tune.space import Space
 from trieye.tune.trainable import StudyPlace, as_trainable, run_name_of
 from trieye.tune.values import named
-from trieye.tune.watching import Watch, Watching
+from trieye.tune.watching import StudyMonitor, Watching
 
 _STORED = "tune"
-"""Directory, in that of the study, with what Ray Tune keeps."""
+"""Subdirectory of the study with the state of Ray Tune."""
 
-_KEPT = 4
-"""Copies of a trial's newest checkpoints, from which others may go on meanwhile."""
+_RETAINED_CHECKPOINTS = 4
+"""Retained copies of a trial's newest checkpoints, since other trials may still be loading them."""
 
 
 class StudyError(TrieyeError):
-    """Raised at the end of a study some of whose trials failed, or none of which came to its end."""
+    """Raised at the end of a study if a trial failed, or if no trial completed."""
 
 
 class Study:
-    """One study; the same again goes on with it.
+    """One study; constructing it again resumes it.
 
     Args:
-        experiment: What is trained.
+        experiment: The experiment to train.
         config: The config of all trials, with `tune`.
 
     Raises:
-        ConfigurationError: The study cannot be run like this; nothing was started.
+        ConfigurationError: The options are invalid; nothing was started.
     """
 
     def __init__(self, experiment: type[Experiment[Any]] | str, config: TrieyeConfig) -> None:
         launch = launch_info()
         if launch is not None and launch.is_multirun:
-            raise ConfigurationError("tune runs many trials by itself, and -m many jobs; leave one of them out")
+            raise ConfigurationError("tune=... and -m cannot be combined, since both run many jobs; remove either")
         self._launch = launch
         self._config = config
         self._space = Space(config)
         working_dir = Path.cwd() if launch is None else launch.working_dir
         self.directory = study_dir(working_dir, config.run_name).absolute()
-        self._place = StudyPlace(self.directory, working_dir.absolute(), tuple(sys.path))
-        self._trainable = as_trainable(experiment, config, self._place)
+        self._study_place = StudyPlace(self.directory, working_dir.absolute(), tuple(sys.path))
+        self._trainable = as_trainable(experiment, config, self._study_place)
         self._size = self._num_trials()
         self._scheduler, self._search = scheduler_of(config, self._space), self._searcher()
         check_start(named(config, run_name_of(config, 0)))
 
     def run(self) -> Result:
-        """Run the study, or what is left of it; return what the best trial has reached.
+        """Run or resume the study; return the result of the best trial.
 
         Raises:
-            ConfigurationError: A study of this name tried something else.
-            RunLockedError: Another process runs it.
-            RunInterrupted: A signal; the same command goes on with it.
-            StudyError: Trials failed.
+            ConfigurationError: A study of this name has other options.
+            RunLockedError: Another process runs the study.
+            RunInterrupted: A signal stopped the study; the same command resumes it.
+            StudyError: A trial failed, or no trial completed.
         """
         with lock_in(self.directory):
             record, before = record_of_study(self._config.loop.mode), SweepRecord.read(self.directory)
-            record.study = {"run_name": self._config.run_name, **self._told()}
+            record.study = {"run_name": self._config.run_name, **self._identity()}
             record.varying, record.size = self._space.keys, self._size
             if before is not None:
                 self._check_same(before, record)
@@ -100,27 +100,27 @@ class Study:
                 record.summary = before.summary
             record.write(self.directory)
             if self._is_over(record):
-                say(f"study {self._config.run_name!r} is finished; choose another run_name for another one")
+                say(f"study {self._config.run_name!r} is finished; set another run_name for another study")
             else:
                 self._fit()
             return self._result(record)
 
-    def _told(self) -> dict[str, Any]:
-        """Return what makes the study this study."""
-        asked = self._config.tune.model_dump(
+    def _identity(self) -> dict[str, Any]:
+        """Return the options that must not change when the study resumes."""
+        options = self._config.tune.model_dump(
             mode="json", include={"space", "search", "scheduler", "num_trials", "seed"}
         )
-        return {**asked, "seed_of_trials": self._config.seed}
+        return {**options, "seed_of_trials": self._config.seed}
 
     def _check_same(self, before: SweepRecord, now: SweepRecord) -> None:
         if not before.is_study:
-            raise ConfigurationError(f"{self.directory} holds a sweep; choose another run_name")
+            raise ConfigurationError(f"{self.directory} contains a sweep, not a study; set another run_name")
         for key, value in now.study.items():
             if before.study.get(key) != value:
                 named_key = "seed" if key == "seed_of_trials" else f"tune.{key}"
                 raise ConfigurationError(
-                    f"study {self._config.run_name!r} was begun with {named_key}={before.study.get(key)}, and now it "
-                    f"is {value}; a study goes on as it was begun: choose another run_name"
+                    f"study {self._config.run_name!r} was started with {named_key}={before.study.get(key)} and cannot "
+                    f"resume with {value}; restore the value, or set another run_name"
                 )
 
     @staticmethod
@@ -129,20 +129,20 @@ class Study:
         return bool(counts) and sum(counts.values()) == record.size
 
     def _num_trials(self) -> int:
-        asked = self._config.tune
-        if asked.search != "grid":
-            return asked.num_trials
-        return asked.num_trials * math.prod(len(held["grid_search"]) for held in self._space.domains().values())
+        config = self._config.tune
+        if config.search != "grid":
+            return config.num_trials
+        return config.num_trials * math.prod(len(domain["grid_search"]) for domain in self._space.domains().values())
 
     def _searcher(self) -> Any:
-        asked, loop = self._config.tune, self._config.loop
-        if asked.search != "optuna":
-            return BasicVariantGenerator(random_state=asked.seed, max_concurrent=asked.at_once or 0)
-        options = SweeperConfig(kind="optuna", sampler=asked.sampler, seed=asked.seed)
+        config, loop = self._config.tune, self._config.loop
+        if config.search != "optuna":
+            return BasicVariantGenerator(random_state=config.seed, max_concurrent=config.at_once or 0)
+        options = SweeperConfig(kind="optuna", sampler=config.sampler, seed=config.seed)
         search = Asking(
-            self._space.dimensions, options, metric=loop.objective, mode=loop.mode, num_trials=asked.num_trials
+            self._space.dimensions, options, metric=loop.objective, mode=loop.mode, num_trials=config.num_trials
         )
-        return ConcurrencyLimiter(search, asked.at_once) if asked.at_once is not None else search
+        return ConcurrencyLimiter(search, config.at_once) if config.at_once is not None else search
 
     def _fit(self) -> None:
         runtime = self._config.runtime
@@ -150,37 +150,37 @@ class Study:
         with _quiet():
             join_ray(runtime if is_cluster else RuntimeConfig(kind="ray", num_cpus=runtime.num_cpus))
             self._check_room(is_cluster=is_cluster)
-            watch = Watch(self._config, self.directory, self._space.keys, self._size)
-            Watching.watch = watch
+            monitor = StudyMonitor(self._config, self.directory, self._space.keys, self._size)
+            Watching.watch = monitor
             stops = StopSignals(
-                lambda _: signal.raise_signal(signal.SIGUSR1),  # which Tune takes for the wish to save and to stop
-                "trials save and stop; the same signal again (or Ctrl-C) stops at once",
+                lambda _: signal.raise_signal(signal.SIGUSR1),  # Tune saves and stops on this signal
+                "trials are saving and stopping; the same signal again (or Ctrl-C) stops at once",
                 requeue_exit_code=runtime.requeue_exit_code,
             )
             try:
-                with watch.progress, stops:
+                with monitor.progress, stops:
                     results = self._tuner().fit()
-                    while watch.given_up_early and stops.exit_code is None:
-                        watch.given_up_early.clear()
+                    while monitor.retryable and stops.exit_code is None:
+                        monitor.retryable.clear()
                         results = self._tuner().fit()
             finally:
-                watch.left()
+                monitor.mark_interrupted()
                 Watching.watch = None
         is_interrupted = results.num_terminated + results.num_errors < len(results)
         if stops.exit_code is not None or is_interrupted:
             code = stops.exit_code if stops.exit_code is not None else exit_code_of(signal.SIGUSR1)
             interrupt = RunInterrupted(
-                f"the study was stopped; it goes on with the same command, or: trieye sweep relaunch {self.directory}",
+                f"the study was stopped; resume it with the same command, or: trieye sweep relaunch {self.directory}",
                 code,
             )
             interrupt.tell(say)
             raise interrupt
 
     def _check_room(self, *, is_cluster: bool) -> None:
-        """Refuse trials that this Ray has no room for; a cluster may grow, so there it is only said.
+        """Check that Ray has the resources for a trial; on a cluster, which may grow, only warn.
 
         Raises:
-            ConfigurationError: A trial needs more than there is.
+            ConfigurationError: A trial needs more resources than a local Ray has.
         """
         needed, offered = self._trainable.default_resource_request({}).required_resources, ray.cluster_resources()
         missing = [
@@ -191,8 +191,8 @@ class Study:
         if not missing:
             return
         text = (
-            f"a trial with its explorers needs more than this Ray has ({', '.join(missing)}); lower tune.num_cpus, "
-            "tune.num_gpus or what explorer.num explorers need (explorer.num_cpus, num_gpus, resources)"
+            f"a trial with its explorers needs more than Ray has ({', '.join(missing)}); lower tune.num_cpus, "
+            "tune.num_gpus, explorer.num or the resources of an explorer (explorer.num_cpus, num_gpus, resources)"
         )
         if not is_cluster:
             raise ConfigurationError(f"{text}, or raise runtime.num_cpus")
@@ -202,18 +202,18 @@ class Study:
         stored = str(self.directory / _STORED)
         if tune.Tuner.can_restore(stored):
             return tune.Tuner.restore(stored, self._trainable, resume_errored=True, param_space=self._space.domains())
-        asked, loop = self._config.tune, self._config.loop
+        config, loop = self._config.tune, self._config.loop
         return tune.Tuner(
             self._trainable,
-            param_space={} if asked.search == "optuna" else self._space.domains(),
+            param_space={} if config.search == "optuna" else self._space.domains(),
             tune_config=tune.TuneConfig(
                 metric=loop.objective,
                 mode=loop.mode,
                 search_alg=self._search,
                 scheduler=self._scheduler,
-                num_samples=asked.num_trials,
-                reuse_actors=asked.reuse_actors,
-                time_budget_s=asked.time_s,
+                num_samples=config.num_trials,
+                reuse_actors=config.reuse_actors,
+                time_budget_s=config.time_s,
                 trial_dirname_creator=_own_directory,
             ),
             run_config=tune.RunConfig(
@@ -221,16 +221,16 @@ class Study:
                 storage_path=str(self.directory),
                 verbose=0,
                 callbacks=[Watching()],
-                stop=TargetStopper() if asked.target is not None else None,
-                failure_config=tune.FailureConfig(max_failures=asked.retries),
+                stop=TargetStopper() if config.target is not None else None,
+                failure_config=tune.FailureConfig(max_failures=config.retries),
                 checkpoint_config=tune.CheckpointConfig(
-                    checkpoint_frequency=1, checkpoint_at_end=True, num_to_keep=_KEPT
+                    checkpoint_frequency=1, checkpoint_at_end=True, num_to_keep=_RETAINED_CHECKPOINTS
                 ),
             ),
         )
 
     def _result(self, record: SweepRecord) -> Result:
-        """Write down and show what the study has found; return that of its best trial."""
+        """Record and print the results of the study; return the result of its best trial."""
         sum_up(self.directory, record)
         record.write(self.directory)
         show_in_mlflow(self.directory, record)
@@ -244,13 +244,13 @@ class Study:
             self._write_best(int(index), float(record.summary["objective"]))
         if failed:
             record_of_first = failed[0].record
-            said = "" if record_of_first is None else f"; trial {failed[0].index} said: {record_of_first.error}"
+            error = "" if record_of_first is None else f"; trial {failed[0].index} failed with {record_of_first.error}"
             raise StudyError(
-                f"{counts} of {self._size} trials{said}. All of them: trieye sweep status {self.directory}; once more: "
-                f"trieye sweep relaunch {self.directory}"
+                f"{counts} of {self._size} trials{error}. For all trials: trieye sweep status {self.directory}; to "
+                f"retry: trieye sweep relaunch {self.directory}"
             )
         if index is None:
-            raise StudyError(f"no trial of {self.directory} came to its end with an objective: {counts}")
+            raise StudyError(f"no trial of {self.directory} completed with an objective: {counts}")
         return self._result_of(int(index), float(record.summary["objective"]), counts)
 
     def _result_of(self, index: int, objective: float, reason: str) -> Result:
@@ -265,22 +265,22 @@ class Study:
     def _write_best(self, index: int, objective: float) -> None:
         made = best_config(self._config, self.directory, index)
         path = write_best(made, self._launch, self.directory, index=index, objective=objective)
-        say(f"the config of the best trial is in {path}: run it again with experiment={path.stem}")
+        say(f"the config of the best trial is in {path}; rerun it with experiment={path.stem}")
 
 
 _HOWS = ("completed", "pruned", "failed", "incomplete", "running", "missing")
 
 
 class TargetStopper(tune.Stopper):  # type: ignore[misc]  # Ray has no types for us
-    """Ends a study when a trial has reached the target; pickled with the study."""
+    """Stops a study when a trial has reached the target; pickled with the study."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Stop no trial by itself."""
+        """Return False: trials are not stopped individually."""
         del trial_id, result
         return False
 
     def stop_all(self) -> bool:
-        """Tell whether the target is reached."""
+        """Return whether the target is reached."""
         return Watching.watch is not None and Watching.watch.has_reached_target
 
 
@@ -290,18 +290,18 @@ def _own_directory(trial: Any) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Let Ray Tune say nothing that the table and the records of the study say, and write no second set of curves."""
-    wanted = {
+    """Silence Ray Tune's output and loggers, which duplicate the table, records and curves of the study."""
+    variables = {
         "RAY_AIR_NEW_OUTPUT": "0",
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
         "RAY_CHDIR_TO_TRIAL_DIR": "0",
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    importlib.import_module("ray.tune.tune")  # it makes its logger
+    before = {name: os.environ.get(name) for name in variables}
+    importlib.import_module("ray.tune.tune")  # creates its logger
     loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.train", "ray.air")]
     levels = [logger.level for logger in loggers]
-    os.environ |= wanted
+    os.environ |= variables
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:

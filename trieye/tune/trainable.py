@@ -1,4 +1,4 @@
-"""as_trainable: an experiment as a class that Ray Tune trains; what is an actor only forwards to `Trial`."""
+"""as_trainable: wraps an experiment in a Ray Tune trainable, which only forwards to `Trial`."""
 
 import os
 import sys
@@ -24,21 +24,21 @@ from trieye.tune.trial import Trial
 from trieye.tune.values import flat, named, with_values
 
 INDEX = "trial"
-"""Key of a trial's number, where its id does not end with that."""
+"""Key of a trial's index in its values, if its id does not end with the index."""
 
 
 _OUTSIDE = "default"
-"""What Tune says that the id of a trial is where there is no study."""
+"""Trial id that Tune sets outside of a study."""
 
 
 @dataclass(frozen=True)
 class StudyPlace:
-    """Where the trials of a study belong.
+    """Directories of a study.
 
     Attributes:
-        directory: Of the study, absolute; the trial with the number 3 has `3` in it.
-        working_dir: Where the study was begun; trials run there.
-        path: Where the process that began it finds modules.
+        directory: Absolute directory of the study; trial 3 has the subdirectory `3`.
+        working_dir: Directory where the study was started and trials run.
+        path: `sys.path` of the process that started the study.
     """
 
     directory: Path
@@ -51,30 +51,30 @@ def as_trainable(
 ) -> type[Trainable]:
     """Return a subclass of `ray.tune.Trainable` that trains an experiment, for `ray.tune.Tuner` and its schedulers.
 
-    One iteration of Tune is one evaluation. Each trial is a run of its own, `<run_name>_<number>`, whose hub is a
-    thread of the process of the trial, or an actor if the config asks for explorers, which are actors, too.
+    One iteration of Tune is one evaluation. Each trial is a separate run, `<run_name>_<index>`. Its hub is a thread of
+    the trial's process, or an actor if the config has explorers, which are actors as well.
 
     Example:
         trainable = trieye.as_trainable(MyExperiment, config)
         tune.Tuner(trainable, param_space={"agent.lr": tune.loguniform(1e-5, 1e-2)}).fit()
 
     Args:
-        experiment: What to train: a class, or `my_agent.dqn:DQN`.
-        base_config: The config of all trials. What a trial is given, `{"agent.lr": 1e-3}` or nested dicts, takes the
-            place of its values.
-        place: Where the trials belong; None: nowhere, each is a run and no more.
+        experiment: A class, or an import path such as `my_agent.dqn:DQN`.
+        base_config: The config of all trials, whose values the parameters of a trial override, as `{"agent.lr": 1e-3}`
+            or nested dicts.
+        place: Directories of the study; None: trials are runs outside of a study.
 
     Raises:
-        ConfigurationError: The config sets no limit, or the experiment is not there.
+        ConfigurationError: The config sets no limit, or the experiment cannot be imported.
     """
     check_limits(base_config)
     kind = checked(experiment, base_config)
-    held = {"experiment": kind, "base_config": base_config, "place": place, "__doc__": kind.__doc__}
-    return type(f"{kind.__name__}Trainable", (ExperimentTrainable,), held)
+    attributes = {"experiment": kind, "base_config": base_config, "place": place, "__doc__": kind.__doc__}
+    return type(f"{kind.__name__}Trainable", (ExperimentTrainable,), attributes)
 
 
 def index_of(trial_id: str, values: Mapping[str, Any]) -> int | None:
-    """Return the number of a trial in its study; None outside of one."""
+    """Return the index of a trial in its study; None outside of a study."""
     if INDEX in values:
         return int(values[INDEX])
     _, _, number = trial_id.rpartition("_")
@@ -82,17 +82,17 @@ def index_of(trial_id: str, values: Mapping[str, Any]) -> int | None:
 
 
 def run_name_of(base: TrieyeConfig, index: int | str) -> str:
-    """Return the name of the run of a trial."""
+    """Return the run name of a trial."""
     return f"{base.run_name}_{index}"
 
 
 class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types for us
-    """An experiment under Ray Tune; subclasses are made by `as_trainable`.
+    """An experiment under Ray Tune; `as_trainable` creates subclasses.
 
     Attributes:
-        experiment: What to train.
+        experiment: The experiment to train.
         base_config: The config of all trials.
-        place: Where the trials belong.
+        place: Directories of the study, or None.
     """
 
     experiment: ClassVar[type[Experiment[Any]]]
@@ -100,11 +100,11 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
     place: ClassVar[StudyPlace | None]
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Take the values of a trial; nothing is made before it is known whether a state follows."""
+        """Receive the values of a trial; the run and experiment are created later, since a restore may follow."""
         self._own_name = uuid.uuid4().hex[:8]
         self._printing = ExitStack()
         made, values = self._config_of(config)
-        self._settle()
+        self._enter_working_dir()
         group = None if self.place is None else str(self.place.directory)
         self._trial = Trial(self.experiment, made, values, group)
 
@@ -113,11 +113,11 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         return dict(self._trial.iterate())
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Put a copy of the state into a directory."""
+        """Save a copy of the state to a directory."""
         self._trial.save(Path(checkpoint_dir))
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Go on from what `save` returned; where that fails, the counters are what they were."""
+        """Restore a state that `save` returned; after an error, the counters are unchanged."""
         before = dict(vars(self))
         try:
             super().restore(checkpoint_path)
@@ -126,21 +126,21 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
             raise
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Go on from a copy of a state, of this trial or another one, with the counters that are in it."""
+        """Restore the state and counters of this trial or of another trial."""
         self._trial.restore(Path(checkpoint))
         self._iteration = self._trial.evaluations
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Become another trial."""
+        """Continue as another trial in the same process."""
         self._own_name = uuid.uuid4().hex[:8]
         made, values = self._config_of(new_config)
         self._trial.reset(made, values)
         self._last_result = None
-        self._settle()
+        self._enter_working_dir()
         return True
 
     def cleanup(self) -> None:
-        """Leave the trial; whether it has ended is known to Tune alone."""
+        """Close the trial, which may have ended or may be resumed by Tune."""
         try:
             self._trial.close()
         finally:
@@ -152,16 +152,16 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
-        """Return what a trial needs: its process, and its explorers."""
+        """Return the resources of a trial's process and its explorers."""
         del config
-        asked, explorer = cls.base_config.tune, getattr(cls.base_config, "explorer", None)
-        bundles = [{"CPU": asked.num_cpus, "GPU": asked.num_gpus}]
+        tune, explorer = cls.base_config.tune, getattr(cls.base_config, "explorer", None)
+        bundles = [{"CPU": tune.num_cpus, "GPU": tune.num_gpus}]
         if explorer is None or not explorer.num:
-            return PlacementGroupFactory(_needed(bundles))
+            return PlacementGroupFactory(_nonzero(bundles))
         need = {"CPU": explorer.num_cpus, "GPU": explorer.num_gpus, **explorer.resources}
         bundles += [need] * explorer.num if any(need.values()) else []
         strategies = {"spread": "SPREAD", "pack": "PACK", "learner": "STRICT_PACK"}
-        return PlacementGroupFactory(_needed(bundles), strategy=strategies[explorer.placement])
+        return PlacementGroupFactory(_nonzero(bundles), strategy=strategies[explorer.placement])
 
     def _config_of(self, config: Mapping[str, Any]) -> tuple[TrieyeConfig, dict[str, Any]]:
         values = {key: _plain(value) for key, value in flat(config).items() if key != INDEX}
@@ -180,16 +180,16 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         made = named(with_values(base, values), name, runtime=runtime, tune=TuneConfig(), tags=tags)
         return made, values
 
-    def _settle(self) -> None:
-        """Be where the study was begun, with what is printed in the file of the trial; Tune is where its files are."""
+    def _enter_working_dir(self) -> None:
+        """Change back to the working directory of the study, and redirect output to the trial's file."""
         if self.place is None:
             return
         try:
             os.chdir(self.place.working_dir)
         except FileNotFoundError as error:
             raise ConfigurationError(
-                f"the study was begun in {self.place.working_dir}, which is not on this machine ({gethostname()}): the "
-                "nodes that its trials run on have to share that directory, and persistence.root_data_dir"
+                f"the study was started in {self.place.working_dir}, which does not exist on this machine "
+                f"({gethostname()}): all nodes of its trials must share this directory and persistence.root_data_dir"
             ) from error
         sys.path += [path for path in self.place.path if path not in sys.path]
         self._printing.close()
@@ -198,10 +198,10 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
             self._printing.enter_context(printing_to(self.place.directory / str(index) / OUTPUT))
 
 
-def _needed(bundles: list[dict[str, float]]) -> list[dict[str, float]]:
+def _nonzero(bundles: list[dict[str, float]]) -> list[dict[str, float]]:
     return [{name: need for name, need in each.items() if need} for each in bundles]
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that was drawn as Python's own type, not NumPy's."""
+    """Convert a drawn NumPy value to a Python value."""
     return value.item() if hasattr(value, "item") else value

@@ -1,4 +1,4 @@
-"""Trial: an experiment that is trained an evaluation at a time, in a run of its own; knows no Ray."""
+"""Trial: trains an experiment one evaluation at a time in a separate run; independent of Ray."""
 
 import math
 import shutil
@@ -19,33 +19,33 @@ from trieye.run.run import Run
 from trieye.snapshot.generators import seed_all
 
 HYPERPARAMETERS = "tune/"
-"""What the metrics of a trial begin with that say with which values it trains now."""
+"""Prefix of the metrics that record the current hyperparameter values of a trial."""
 
 DAMAGE = "damage"
-"""Key of a result: which checkpoint was damaged, so that the trial went on from what its run had saved."""
+"""Key of a result: the damaged checkpoint that the newest checkpoint of the trial's own run replaced."""
 
 
 @dataclass
-class _Begun:
+class _OpenTrial:
     run: Run
     experiment: Experiment[Any]
     loop: Loop
 
 
 class Trial:
-    """One trial: what `ray.tune.Trainable` asks of a training, as a plain object.
+    """One trial: the operations of `ray.tune.Trainable`, as a plain object.
 
-    All counters are in the checkpoint, its name is not. A trial whose run is there already goes on from what that saved
-    last, unless a checkpoint is given.
+    A checkpoint contains all counters, but not the name of the trial. A trial whose run exists resumes from the run's
+    newest checkpoint, unless `restore` sets another one.
 
     Args:
-        kind: The experiment.
-        config: The config of the trial, with the name of its run.
-        values: Those of its values that a study chose, by key.
-        group: The study that it belongs to; None: none.
+        kind: The experiment class.
+        config: The config of the trial, with its run name.
+        values: Values that a study chose, by key.
+        group: Directory of the study, or None.
 
     Raises:
-        Exception: Whatever the experiment raises; the run is recorded as failed then.
+        Exception: Errors of the experiment propagate; the run is recorded as failed.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Trial:
         group: str | None = None,
     ) -> None:
         self._kind, self._config, self._values, self._group = kind, config, dict(values or {}), group
-        self._open: _Begun | None = None
+        self._open: _OpenTrial | None = None
         self._spare: Experiment[Any] | None = None
         self._result: dict[str, Any] = {}
         self._step: int | None = None
@@ -64,114 +64,115 @@ class Trial:
 
     @property
     def evaluations(self) -> int:
-        """Evaluations made, over all processes; those of a state that was taken over count, too."""
+        """Number of evaluations over all processes, including evaluations before a restored state."""
         return int(self._result.get("training_iteration", 0))
 
     @property
     def run_dir(self) -> Path:
-        """Directory of its run."""
+        """The run directory."""
         return RunFiles(self._config.trieye.persistence).run_base_dir
 
     def iterate(self) -> dict[str, Any]:
         """Train until the next evaluation, or to the end.
 
         Returns:
-            What the evaluation found; `training_iteration`, the number of evaluations; `step`, `env_steps`, `updates`;
-            `time_train_s`; `best_objective`; `done`, whether a limit is reached, and `stop_reason`, which; `damage`, if
-            a checkpoint was damaged since the last one.
+            The metrics of the evaluation; `training_iteration`, the number of evaluations; `step`, `env_steps`,
+            `updates`; `time_train_s`; `best_objective`; `done`, whether a limit is reached, and `stop_reason`;
+            `damage`, if a damaged checkpoint was replaced since the last result.
         """
         if self._result.get("done"):
             return self._result
-        begun = self._begun()
+        opened = self._ensure_open()
         try:
-            found = self._advanced(begun)
-            if begun.loop.reason is None:  # a trial that is made to take over a state is not asked to save first
-                begun.loop.save()
-                begun.run.wait_for_saves()
+            metrics = self._advanced(opened)
+            if opened.loop.reason is None:  # Tune does not save a trial before it restores another state into it
+                opened.loop.save()
+                opened.run.wait_for_saves()
         except BaseException as error:
             self._fail(error)
             raise
-        self._result = self._told(begun, found)
-        self._step = begun.run.step
-        if self._result["done"]:  # what is reported as done is done, whatever becomes of this process
+        self._result = self._result_of(opened, metrics)
+        self._step = opened.run.step
+        if self._result["done"]:  # a reported end must survive a crash of this process
             self.close()
         return self._result
 
-    def _advanced(self, begun: _Begun) -> Mapping[str, float]:
-        loop, before = begun.loop, begun.loop.progress.evaluations
-        found: Mapping[str, float] = {}
+    def _advanced(self, opened: _OpenTrial) -> Mapping[str, float]:
+        loop, before = opened.loop, opened.loop.progress.evaluations
+        metrics: Mapping[str, float] = {}
         while loop.reason is None and loop.progress.evaluations == before:
-            found = loop.advance() or found
+            metrics = loop.advance() or metrics
         if loop.reason is not None:
             loop.end()
-        return found
+        return metrics
 
     def _hyperparameters(self) -> dict[str, float]:
         numbers = {key: value for key, value in self._values.items() if isinstance(value, int | float)}
         return {f"{HYPERPARAMETERS}{key}": float(value) for key, value in numbers.items()}
 
-    def _told(self, begun: _Begun, found: Mapping[str, float]) -> dict[str, Any]:
-        at, limits = begun.loop.progress, self._config.loop
-        told: dict[str, Any] = {name: float(value) for name, value in found.items()}
+    def _result_of(self, opened: _OpenTrial, metrics: Mapping[str, float]) -> dict[str, Any]:
+        at, limits = opened.loop.progress, self._config.loop
+        result: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
         best = at.best
-        if (objective := told.get(limits.objective, best)) is not None:
-            worst = -math.inf if limits.mode == "max" else math.inf  # than anything that a scheduler compares it with
-            told[limits.objective] = objective if math.isfinite(objective) else worst
+        if (objective := result.get(limits.objective, best)) is not None:
+            worst = -math.inf if limits.mode == "max" else math.inf  # in every comparison of a scheduler
+            result[limits.objective] = objective if math.isfinite(objective) else worst
         damage, self._damage = self._damage, None
-        return told | {
+        return result | {
             **({} if damage is None else {DAMAGE: damage}),
             "training_iteration": at.evaluations,
-            "step": begun.run.step,
+            "step": opened.run.step,
             "env_steps": at.env_steps,
             "updates": at.updates,
             "time_train_s": at.time_s,
             "best_objective": best,
-            "done": begun.loop.reason is not None,
-            "stop_reason": begun.loop.reason,
-            "attempt": begun.run.attempt,
+            "done": opened.loop.reason is not None,
+            "stop_reason": opened.loop.reason,
+            "attempt": opened.run.attempt,
         }
 
     def save(self, directory: Path) -> None:
-        """Put a copy of the state into a directory, as a checkpoint of the run; whole, or an error.
+        """Save a complete copy of the state to a directory, as a checkpoint of the run.
 
         Raises:
-            CheckpointError: It could not be saved.
+            CheckpointError: The state could not be saved.
         """
         if not self._result.get("done"):
-            begun = self._begun()
-            begun.loop.save()
-            begun.run.wait_for_saves()
-            self._step = begun.run.step
+            opened = self._ensure_open()
+            opened.loop.save()
+            opened.run.wait_for_saves()
+            self._step = opened.run.step
         paths = RunFiles(self._config.trieye.persistence)
         source = CheckpointStore(paths.checkpoint_dir, read_only=True).path(self._step or 0)
         shutil.copytree(source, directory / source.name, copy_function=_as_copied)
 
     def restore(self, directory: Path) -> None:
-        """Go on from what `save` put into a directory, this trial's or another's; all of it, or an error.
+        """Restore the complete state that `save` wrote to a directory, from this trial or another one.
 
-        In place of one that is damaged, the trial goes on from what its own run has saved, and its next result says so.
+        If the checkpoint is damaged, the trial resumes from the newest checkpoint of its own run, and its next result
+        reports the damage.
 
         Raises:
-            CheckpointError: There is none, it does not fit, or it is damaged and the run has saved nothing.
+            CheckpointError: There is no checkpoint, it does not fit, or it is damaged and the run has none either.
         """
-        found = sorted(directory.glob(f"{CHECKPOINT_PREFIX}*"))
-        if not found:
-            raise CheckpointError(f"{directory} holds no checkpoint of a trial, {CHECKPOINT_PREFIX}<step>")
+        checkpoints = sorted(directory.glob(f"{CHECKPOINT_PREFIX}*"))
+        if not checkpoints:
+            raise CheckpointError(f"{directory} contains no checkpoint of a trial, {CHECKPOINT_PREFIX}<step>")
         self._leave()
         try:
-            begun = self._begun(found[0])
+            opened = self._ensure_open(checkpoints[0])
         except CheckpointError:
-            self._damage = self._damage_of(found[0])
+            self._damage = self._damage_of(checkpoints[0])
             if self._damage is None:
                 raise
-            say(f"run {self._config.run_name!r} goes on from what it has saved itself: {self._damage}")
-            begun = self._begun()
-        at = begun.loop.progress
+            say(f"run {self._config.run_name!r} resumes from the newest checkpoint of the run: {self._damage}")
+            opened = self._ensure_open()
+        at = opened.loop.progress
         self._result = {"training_iteration": at.evaluations, "time_train_s": at.time_s}
-        self._step = begun.run.step
+        self._step = opened.run.step
 
     def _damage_of(self, checkpoint: Path) -> str | None:
-        """Return what is damaged of a checkpoint; None if nothing is, or if the run has none in its place."""
+        """Describe the damage of a checkpoint; None if it is intact, or if the run has no checkpoint to replace it."""
         try:
             check(checkpoint)
         except CheckpointError as error:
@@ -180,27 +181,27 @@ class Trial:
         return None
 
     def reset(self, config: TrieyeConfig, values: Mapping[str, Any]) -> None:
-        """Leave this trial, and become another one in the same process.
+        """Close this trial, and continue as another trial in the same process.
 
-        The experiment is made anew, unless its `reset_config` agrees to the config and a state follows.
+        The experiment is created again, unless its `reset_config` accepts the config and a restore follows.
 
         Args:
             config: The config of the other trial.
-            values: Those of its values that a study chose.
+            values: Values that a study chose, by key.
         """
         self._leave(config)
         self._config, self._values, self._result, self._step = config, dict(values), {}, None
 
     def export_model(self, directory: Path) -> list[Path]:
         """Write the trained model for use elsewhere, and return the files."""
-        return self._begun().experiment.export_model(directory)
+        return self._ensure_open().experiment.export_model(directory)
 
     def close(self) -> None:
-        """Leave the trial: its run is finished if a limit is reached, and else goes on wherever it is begun again."""
+        """Close the trial; its run is finished if a limit is reached, else it can be resumed elsewhere."""
         self._leave()
         self._drop_spare()
 
-    def _begun(self, checkpoint: Path | None = None) -> _Begun:
+    def _ensure_open(self, checkpoint: Path | None = None) -> _OpenTrial:
         if self._open is not None:
             return self._open
         run = Run(self._config, group=self._group)
@@ -212,7 +213,7 @@ class Trial:
             if experiment is None:
                 self._drop_spare()
                 experiment = self._kind(self._config, run)
-            self._open = _Begun(run, experiment, Loop(experiment, run, constants=self._hyperparameters()))
+            self._open = _OpenTrial(run, experiment, Loop(experiment, run, constants=self._hyperparameters()))
             self._open.loop.begin(checkpoint)
         except BaseException as error:
             if self._open is None:
@@ -229,27 +230,27 @@ class Trial:
         return experiment
 
     def _fail(self, error: BaseException) -> None:
-        begun, self._open = self._open, None
-        if begun is not None:
+        opened, self._open = self._open, None
+        if opened is not None:
             with noted(error, "cleanup() of the experiment"):
-                begun.experiment.cleanup()
+                opened.experiment.cleanup()
             with noted(error, "closing the run"):
-                begun.run.__exit__(type(error), error, error.__traceback__)
+                opened.run.__exit__(type(error), error, error.__traceback__)
 
     def _leave(self, config: TrieyeConfig | None = None) -> None:
-        """Close the run; the experiment stays for a trial with another config, if it agrees to that."""
-        begun, self._open = self._open, None
-        if begun is None:
+        """Close the run; retain the experiment for a trial with another config, if its `reset_config` accepts it."""
+        opened, self._open = self._open, None
+        if opened is None:
             return
         try:
-            if config is not None and begun.experiment.reset_config(config):
-                self._spare = begun.experiment
+            if config is not None and opened.experiment.reset_config(config):
+                self._spare = opened.experiment
             else:
-                begun.experiment.cleanup()
+                opened.experiment.cleanup()
         except BaseException as error:
-            begun.run.__exit__(type(error), error, error.__traceback__)
+            opened.run.__exit__(type(error), error, error.__traceback__)
             raise
-        begun.run.close("FINISHED" if begun.loop.reason is not None else "KILLED")
+        opened.run.close("FINISHED" if opened.loop.reason is not None else "KILLED")
 
     def _drop_spare(self) -> None:
         spare, self._spare = self._spare, None
@@ -258,4 +259,4 @@ class Trial:
 
 
 def _as_copied(source: str, target: str) -> None:
-    link_or_copy(Path(source), Path(target))  # nobody changes a file of a checkpoint
+    link_or_copy(Path(source), Path(target))  # files of a checkpoint are immutable

@@ -1,4 +1,4 @@
-"""Values: a config with some of its keys set anew, checked like a whole one."""
+"""with_values: validated copies of a config with other values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -15,19 +15,19 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def flat(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what stands in nested dicts under dotted keys; a key may be dotted already."""
+    """Flatten nested dicts to dotted keys; keys may already be dotted."""
     return dict(leaves(nested))
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return a config with other values; all that they leave alone is the very same.
+    """Return a config with other values; unaffected parts are shared with the original.
 
     Args:
-        config: A whole config, which is not changed.
+        config: A complete config, which is not modified.
         values: Values by dotted key, `{"agent.lr": 1e-3}`.
 
     Raises:
-        ConfigurationError: There is no such key, or a value is not allowed; the message names it.
+        ConfigurationError: A key is unknown or a value is invalid; the message names both.
     """
     for key, value in values.items():
         config = _with(config, key.split("."), value, key)
@@ -35,31 +35,30 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def named(config: Config, run_name: str, **changes: Any) -> Config:
-    """Return a config with another name of its run, and other parts, which are checked already."""
+    """Return a config with another run name and other parts, which must be validated already."""
     persistence = config.persistence.model_copy(update={"run_name": run_name})
     return config.model_copy(update={"run_name": run_name, "persistence": persistence, **changes})
 
 
 def _with(model: Model, path: Sequence[str], value: Any, key: str) -> Model:
     name, *rest = path
-    known = type(model).model_fields
-    if name not in known:
-        place = key.split(".")[: -len(path)]
-        where = ".".join(place) or "the config"
+    allowed = type(model).model_fields
+    if name not in allowed:
+        parent = ".".join(key.split(".")[: -len(path)]) or "the config"
         raise ConfigurationError(
-            f"tune.space.{key}: there is no key {name!r} in {where}{did_you_mean(name, known)} "
-            f"(keys: {', '.join(sorted(known))})"
+            f"tune.space.{key}: there is no key {name!r} in {parent}{did_you_mean(name, allowed)} "
+            f"(choose from: {', '.join(sorted(allowed))})"
         )
-    held = getattr(model, name)
-    if rest and isinstance(held, BaseModel):
-        value = _with(held, rest, value, key)
+    current = getattr(model, name)
+    if rest and isinstance(current, BaseModel):
+        value = _with(current, rest, value, key)
     elif rest:
-        raise ConfigurationError(f"tune.space.{key}: {key.removesuffix('.' + '.'.join(rest))} has no keys of its own")
-    elif isinstance(held, BaseModel) and isinstance(value, Mapping):
-        raise ConfigurationError(f"tune.space.{key}: it is a group; name a key of it, as tune.space.{key}.<key>")
-    # a default that is made anew, such as a name with the time, must not be
-    kept = {*model.model_fields_set, *({"run_name", "app_name"} & known.keys())}
-    fields = {other: getattr(model, other) for other in kept} | {name: value}
+        raise ConfigurationError(f"tune.space.{key}: {key.removesuffix('.' + '.'.join(rest))} has no subkeys")
+    elif isinstance(current, BaseModel) and isinstance(value, Mapping):
+        raise ConfigurationError(f"tune.space.{key} is a group; set a key of it, as tune.space.{key}.<key>")
+    # Generated defaults, such as a name with the current time, must not be generated again.
+    unchanged = {*model.model_fields_set, *({"run_name", "app_name"} & allowed.keys())}
+    fields = {other: getattr(model, other) for other in unchanged} | {name: value}
     try:
         return type(model).model_validate(fields)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Watching: what Ray Tune says of trials, as the records and the table of a sweep."""
+"""StudyMonitor: records events of Ray Tune trials as the records and the progress table of a sweep."""
 
 import json
 import math
@@ -16,31 +16,31 @@ from trieye.config.redaction import redacted_text
 from trieye.exceptions import SerializationError
 from trieye.files.atomic import relink
 from trieye.process.identity import ProcessIdentity
-from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, ToldError
-from trieye.sweeps.progress import Progress
+from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, ReportedError
+from trieye.sweeps.progress import SweepProgress
 from trieye.tune.trainable import INDEX, index_of, run_name_of
 from trieye.tune.trial import DAMAGE
 
 REPORTED = "reported.jsonl"
-"""File of a trial, a line for each evaluation: [its number, objective]. Tune keeps the last, schedulers compare all."""
+"""File of a trial with a line `[iteration, objective]` per evaluation; Tune itself stores only the last."""
 
 _WRITE_EVERY_S = 1.0
 _LONGEST = 300
 
 
-class Watch:
-    """The trials of a study as this process knows them; records lie where those of a sweep do.
+class StudyMonitor:
+    """State of the trials of a study in this process; records have the layout of sweep records.
 
     Args:
         config: The config of the study.
-        directory: Of the study.
-        keys: What varies.
-        size: How many trials there will be.
+        directory: Directory of the study.
+        keys: The varying keys.
+        size: Number of trials.
 
     Attributes:
-        progress: The table.
-        has_reached_target: Whether a trial was as good as `tune.target`.
-        given_up_early: Numbers of the trials that Tune has given up, and that may be tried again.
+        progress: The progress table.
+        has_reached_target: Whether a trial has reached `tune.target`.
+        retryable: Indices of trials that Tune marked as failed although retries are left.
     """
 
     def __init__(self, config: TrieyeConfig, directory: Path, keys: Sequence[str], size: int) -> None:
@@ -48,10 +48,10 @@ class Watch:
         self._records: dict[int, JobRecord] = {}
         self._written: dict[int, float] = {}
         self._running: set[int] = set()
-        self.progress = Progress(directory, size, keys, of="study")
+        self.progress = SweepProgress(directory, size, keys, of="study")
         self._process = ProcessIdentity.current().as_mapping()
         self.has_reached_target = False
-        self.given_up_early: set[int] = set()
+        self.retryable: set[int] = set()
 
     def started(self, trial: Any) -> None:
         """Record that a trial has started or resumed."""
@@ -67,8 +67,8 @@ class Watch:
         relink(job_dir / RUN, self._config.persistence.get_run_base_dir().with_name(name))
         self._write(record)
 
-    def told(self, trial: Any, result: dict[str, Any]) -> None:
-        """Take note of a result of a trial."""
+    def record_result(self, trial: Any, result: dict[str, Any]) -> None:
+        """Record a result of a trial."""
         record, mode = self._record_of(trial), self._config.loop.mode
         record.step = int(result["step"])
         record.attempt = max(record.attempt, int(result.get("attempt") or 1))
@@ -76,36 +76,36 @@ class Watch:
         if value is not None and math.isfinite(value):
             best = record.objective
             record.objective = value if best is None else (max if mode == "max" else min)(value, best)
-            self._look_at_target(value)
+            self._check_target(value)
             with (self._directory / str(record.index) / REPORTED).open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps([result[TRAINING_ITERATION], value])}\n")
         record.heartbeat = time.time()
         record.overrides = _overrides_of(trial)
-        self.progress.told(self._job(record), record.step, value)
+        self.progress.report(self._job(record), record.step, value)
         if DAMAGE in result:
             self._fell_back(record, result[DAMAGE])
-            self.progress.began(self._job(record))  # it has gone on already
+            self.progress.began(self._job(record))  # it has resumed already
         elif time.monotonic() - self._written.get(record.index, -math.inf) > _WRITE_EVERY_S:
             self._write(record)
 
     def reported_by(self, trial: Any) -> list[dict[str, Any]]:
-        """Return what a trial has reported, also to the processes before this one: the last objective of each time."""
+        """Return all results of a trial, including earlier processes: the last objective of each iteration."""
         path = self._directory / str(index_of(trial.trial_id, trial.config)) / REPORTED
-        found: dict[int, float] = {}
+        objectives: dict[int, float] = {}
         for line in path.read_text("utf-8").splitlines() if path.exists() else ():
-            with suppress(ValueError):  # half a line, of a process that was killed
+            with suppress(ValueError):  # an incomplete line of a killed process
                 at, value = json.loads(line)
-                found[int(at)] = float(value)
+                objectives[int(at)] = float(value)
         objective = self._config.loop.objective
-        return [{TRAINING_ITERATION: at, objective: value} for at, value in found.items()]
+        return [{TRAINING_ITERATION: at, objective: value} for at, value in objectives.items()]
 
-    def _look_at_target(self, value: float) -> None:
+    def _check_target(self, value: float) -> None:
         target = self._config.tune.target
         if target is not None:
             self.has_reached_target |= value >= target if self._config.loop.mode == "max" else value <= target
 
     def recovered(self, trial: Any) -> None:
-        """Take note that a trial failed, or its process died, and that it goes on."""
+        """Record that a trial failed or its process died, and that it will be retried."""
         record = self._record_of(trial)
         self._fell_back(record, _reason(trial))
         self._running.discard(record.index)
@@ -114,10 +114,10 @@ class Watch:
         record.deaths += 1
         record.error = redacted_text(reason)
         self._write(record)
-        self.progress.again(self._job(record), reason)
+        self.progress.retried(self._job(record), reason)
 
     def ended(self, trial: Any) -> None:
-        """Take note that a trial has ended: by itself, or since a scheduler stopped it."""
+        """Record that a trial has completed, or that a scheduler stopped it."""
         record, result = self._record_of(trial), trial.last_result or {}
         is_done = bool(result.get("done")) and result.get("stop_reason") is not None
         record.state = "completed" if is_done else "pruned"
@@ -126,18 +126,18 @@ class Watch:
         self._show(Done(record.index, record.objective, is_pruned=not is_done and record.objective is not None), record)
 
     def failed(self, trial: Any) -> None:
-        """Take note that a trial has failed: for good, unless it may be tried again."""
+        """Record that a trial has failed, permanently unless retries are left."""
         record, reason = self._record_of(trial), _reason(trial)
-        if trial.should_recover():  # Ray gives up a trial whose process dies while it takes over from another one
-            self.given_up_early.add(record.index)
+        if trial.should_recover():  # Ray fails a trial whose process dies while it restores another trial's state
+            self.retryable.add(record.index)
             self.recovered(trial)
             return
         record.fail(reason)
         self._write(record, is_lasting=True)
-        self._show(Done(record.index, error=ToldError(reason)), record)
+        self._show(Done(record.index, error=ReportedError(reason)), record)
 
-    def left(self) -> None:
-        """Take note that nobody goes on with the trials that have not ended."""
+    def mark_interrupted(self) -> None:
+        """Mark all unfinished trials as interrupted."""
         for record in self._records.values():
             if record.state == "running":
                 record.state, record.ended = "interrupted", time.time()
@@ -145,7 +145,7 @@ class Watch:
 
     @property
     def failures(self) -> list[JobRecord]:
-        """The trials that have failed for good."""
+        """The permanently failed trials."""
         return [record for record in self._records.values() if record.state == "failed"]
 
     def _show(self, done: Done, record: JobRecord) -> None:
@@ -160,7 +160,7 @@ class Watch:
 
     def _record_of(self, trial: Any) -> JobRecord:
         index = index_of(trial.trial_id, trial.config)
-        assert index is not None  # noqa: S101 - trials of a study have numbers
+        assert index is not None  # noqa: S101 - trials of a study have indices
         if index not in self._records:
             self._records[index] = self._begun(index)
         return self._records[index]
@@ -169,7 +169,7 @@ class Watch:
         record = JobRecord(index=index, overrides=[], **self._process)
         try:
             before = JobRecord.read(self._directory / str(index))
-        except SerializationError:  # it is written anew
+        except SerializationError:  # damaged: replaced by a new record
             before = None
         if before is not None:
             record.attempt, record.deaths = before.attempt, before.deaths
@@ -182,50 +182,50 @@ class Watch:
 
 
 class Watching(Callback):  # type: ignore[misc]  # Ray has no types for us
-    """What Tune calls; it is pickled with the study, and finds the watch of the process.
+    """Callback of Tune that forwards to the monitor of this process; pickled with the study.
 
     Attributes:
-        watch: That of the study that this process runs.
+        watch: The monitor of the study that this process runs.
     """
 
-    watch: ClassVar[Watch | None] = None
+    watch: ClassVar[StudyMonitor | None] = None
 
     @property
-    def _watch(self) -> Watch:
+    def _monitor(self) -> StudyMonitor:
         assert self.watch is not None  # noqa: S101 - Tune calls it in a study only
         return self.watch
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Forward."""
         del iteration, trials, info
-        self._watch.started(trial)
+        self._monitor.started(trial)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """Forward."""
         del iteration, trials, info
-        self._watch.told(trial, result)
+        self._monitor.record_result(trial, result)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Forward."""
         del iteration, trials, info
-        self._watch.recovered(trial)
+        self._monitor.recovered(trial)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Forward."""
         del iteration, trials, info
-        self._watch.ended(trial)
+        self._monitor.ended(trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Forward."""
         del iteration, trials, info
-        self._watch.failed(trial)
+        self._monitor.failed(trial)
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Show the table."""
+        """Refresh the table."""
         del iteration, trials, info
-        self._watch.progress.show()
+        self._monitor.progress.show()
 
 
 def _overrides_of(trial: Any) -> list[str]:
@@ -233,10 +233,10 @@ def _overrides_of(trial: Any) -> list[str]:
 
 
 def _reason(trial: Any) -> str:
-    """Return why a trial failed the last time: the last line of its error, or that its process died."""
-    path = None if trial.error_file is None else Path(trial.error_file)  # which is in the storage of Tune only later
+    """Return the reason of a trial's last failure: the last line of its error, or the death of its process."""
+    path = None if trial.error_file is None else Path(trial.error_file)  # copied to Tune's storage only later
     text = path.read_text("utf-8", "replace") if path is not None and path.exists() else str(trial.get_error() or "")
     lines = [line.strip() for line in text.rpartition("Failure # ")[2].splitlines() if line.strip()]
     if any("The actor died" in line or "The actor is unavailable" in line for line in lines):
-        return "its process died: it was killed, or there was no memory left"
+        return "its process died: it was killed, or ran out of memory"
     return (lines or ["it failed"])[-1][:_LONGEST]

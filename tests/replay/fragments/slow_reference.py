@@ -1,4 +1,4 @@
-"""What a fragment buffer should do, in lists that are searched from end to end."""
+"""A reference fragment buffer that scans lists."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -78,7 +78,7 @@ class Reference:
             return "fits" if self.is_fresh(meta.model_version) else "stale"
         return "wrong_session" if meta.session in self.past else "early"
 
-    def place(self, meta):
+    def classify(self, meta):
         if meta.worker not in self.newest:
             return "next"
         incarnation, fid = self.newest[meta.worker]
@@ -100,9 +100,9 @@ class Reference:
         return status
 
     def status_of(self, meta):
-        place, verdict = self.place(meta), self.judge(meta)
-        if place in {"duplicate", "old_incarnation"}:
-            return place
+        continuation, verdict = self.classify(meta), self.judge(meta)
+        if continuation in {"duplicate", "old_incarnation"}:
+            return continuation
         key = (meta.worker, meta.incarnation, meta.fid)
         if key in [(item.meta.worker, item.meta.incarnation, item.meta.fid) for item in self.early]:
             return "duplicate"
@@ -110,18 +110,18 @@ class Reference:
             return verdict
         if verdict == "fits":
             self.give_up_before(meta)
-            place = self.place(meta)
+            continuation = self.classify(meta)
         is_early = verdict == "early" or any(item.meta.worker == meta.worker for item in self.early)
         if is_early and len(self.early) >= self.rules.max_early:
             return "future_version"
-        if not self.make_room(meta, place):
+        if not self.make_room(meta, continuation):
             return "full"
-        return "early" if is_early else "gap" if place == "gap" else "accepted"
+        return "early" if is_early else "gap" if continuation == "gap" else "accepted"
 
-    def make_room(self, meta, place):
+    def make_room(self, meta, continuation):
         if self.rules.max_bytes is None:
             return True
-        own = self.pending.get(meta.worker, []) if place == "next" else []
+        own = self.pending.get(meta.worker, []) if continuation == "next" else []
         room = self.rules.max_bytes // self.size_bytes
         leased = [chunk for _, chunks in self.leases.values() for chunk in chunks]
         if len({item.number for chunk in leased for item in chunk.items}) + len(own) + 1 > room:
@@ -143,19 +143,19 @@ class Reference:
             came_before = (item.meta.incarnation, item.meta.fid) < (meta.incarnation, meta.fid)
             if item.meta.worker == meta.worker and came_before and item.meta.session != self.session:
                 self.early.remove(item)
-                if self.place(item.meta) not in {"duplicate", "old_incarnation"}:
+                if self.classify(item.meta) not in {"duplicate", "old_incarnation"}:
                     self.pass_over(item.meta)
                 self.dropped["wrong_session"] += 1
 
     def pass_over(self, meta):
-        place = self.place(meta)
-        self.drop(self.pending.setdefault(meta.worker, []), "gap" if place == "next" else place)
+        continuation = self.classify(meta)
+        self.drop(self.pending.setdefault(meta.worker, []), "gap" if continuation == "next" else continuation)
         self.newest[meta.worker] = (meta.incarnation, meta.fid)
 
     def take_in(self, item):
-        place, items = self.place(item.meta), self.pending.setdefault(item.meta.worker, [])
-        if place != "next":
-            self.drop(items, place)
+        continuation, items = self.classify(item.meta), self.pending.setdefault(item.meta.worker, [])
+        if continuation != "next":
+            self.drop(items, continuation)
         items.append(item)
         self.newest[item.meta.worker] = (item.meta.incarnation, item.meta.fid)
         if len(items) == self.rules.fragments_per_chunk:
@@ -200,9 +200,9 @@ class Reference:
         verdict = self.judge(item.meta)
         if verdict == "fits":
             self.give_up_before(item.meta)
-        place = self.place(item.meta)
-        if place in {"duplicate", "old_incarnation"}:
-            self.dropped[place] += 1
+        continuation = self.classify(item.meta)
+        if continuation in {"duplicate", "old_incarnation"}:
+            self.dropped[continuation] += 1
         elif verdict == "early" or any(other.meta.worker == item.meta.worker for other in self.early):
             self.early.append(item)
         elif verdict == "fits":
@@ -213,7 +213,7 @@ class Reference:
             self.dropped[verdict] += 1
 
     def fetched(self, lease, now):
-        """Check that a lease is one that could be given, and take note of it."""
+        """Check that a lease is valid here, and record it."""
         self.sweep(now)
         groups = [next(chunk for chunk in self.chunks if chunk.id == got.id) for got in lease.chunks]
         for group, got in zip(groups, lease.chunks, strict=True):

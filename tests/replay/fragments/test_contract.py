@@ -28,9 +28,9 @@ def test_unfinished_chunks_of_silent_workers_leave_in_time_and_with_their_sessio
     assert buffer.metrics()["replay/partial_chunks"] == 0
     fill(buffer, 100, start=100)
     buffer.set_version("other", 0)
-    found = buffer.metrics()
-    assert (found["replay/partial_chunks"], found["replay/bytes"]) == (0, 0)
-    assert (found["replay/dropped/expired"], found["replay/dropped/wrong_session"]) == (100, 100)
+    metrics = buffer.metrics()
+    assert (metrics["replay/partial_chunks"], metrics["replay/bytes"]) == (0, 0)
+    assert (metrics["replay/dropped/expired"], metrics["replay/dropped/wrong_session"]) == (100, 100)
 
 
 def test_a_second_fetch_takes_nothing_from_readers_of_the_first():
@@ -62,26 +62,26 @@ def test_the_same_seed_gives_the_same_chunks():
     for seed in (1, 1, 2):
         buffer = make_buffer(seed=seed)
         fill(buffer, 50)
-        np.random.seed(seed + len(fetched))  # noqa: NPY002 - the global generator has no say
+        np.random.seed(seed + len(fetched))  # noqa: NPY002 - the global generator must not matter
         fetched.append([numbers(buffer.fetch(5)) for _ in range(5)])
     assert fetched[0] == fetched[1] != fetched[2]
 
 
 def test_metrics_are_numbers_of_what_was_handed_out_and_absent_when_nothing_was():
     buffer = make_buffer(fragments_per_chunk=2, max_reuse=1, version=4)
-    found = buffer.metrics()
-    assert all(np.isfinite(value) for value in found.values())
-    assert not {name for name in found if "staleness" in name or "reuse" in name or "wait_s" in name}
+    metrics = buffer.metrics()
+    assert all(np.isfinite(value) for value in metrics.values())
+    assert not {name for name in metrics if "staleness" in name or "reuse" in name or "wait_s" in name}
     for worker, version in enumerate([1, 3, 4]):
         add(buffer, 0, 1, worker=f"worker-{worker}", version=version)
     add(buffer, 2, 4, worker="worker-0", version=4)
     buffer.fetch(3)
-    found = buffer.metrics()
-    assert found["replay/staleness_mean"] == pytest.approx(4 / 3)
-    assert found["replay/staleness_max"] == 3
-    assert [found[f"replay/staleness/{age}"] for age in (0, 1, 3)] == [1, 1, 1]
-    assert found["replay/reuse_mean"] == 1
-    assert found["replay/dropped/gap"] == 1
+    metrics = buffer.metrics()
+    assert metrics["replay/staleness_mean"] == pytest.approx(4 / 3)
+    assert metrics["replay/staleness_max"] == 3
+    assert [metrics[f"replay/staleness/{age}"] for age in (0, 1, 3)] == [1, 1, 1]
+    assert metrics["replay/reuse_mean"] == 1
+    assert metrics["replay/dropped/gap"] == 1
     assert not {name for name in buffer.metrics() if "staleness" in name}
 
 
@@ -158,6 +158,6 @@ def test_priorities_weights_and_a_schema_for_each_key_are_there():
     assert sorted(chunk.weight for chunk in both.chunks) == pytest.approx([1 / 9, 1.0])
     wrong = {**payload(1), "obs": np.zeros((5, 2), np.float32)}
     refused = buffer.add(wrong, meta("x"))
-    assert refused.reason == "fragment 0 of worker 'x': replay key 'obs': shape (4, 2) is expected, found (5, 2)"
+    assert refused.reason == "fragment 0 of worker 'x': replay key 'obs': expected shape (4, 2), got (5, 2)"
     wrong = {**payload(1), "bootstrap": np.zeros(3, np.float64)}
-    assert "'bootstrap': int16 is expected, found float64" in buffer.add(wrong, meta("x")).reason
+    assert "'bootstrap': expected int16, got float64" in buffer.add(wrong, meta("x")).reason

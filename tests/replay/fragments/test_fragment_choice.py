@@ -40,12 +40,12 @@ def test_prioritized_picks_follow_the_priorities_of_what_is_left():
 
 def test_importance_weights_follow_the_formula():
     choice = filled(PrioritizedChoice(4, alpha=1.0, beta=0.5), [1.0, 4.0, 5.0])
-    places, weights = choice.choose(3, np.random.default_rng(0))
-    raw = {place: (3 * share) ** -0.5 for place, share in enumerate([0.1, 0.4, 0.5])}
-    assert weights == pytest.approx([raw[place] / raw[0] for place in places])
+    slots, weights = choice.choose(3, np.random.default_rng(0))
+    raw = {slot: (3 * share) ** -0.5 for slot, share in enumerate([0.1, 0.4, 0.5])}
+    assert weights == pytest.approx([raw[slot] / raw[0] for slot in slots])
     assert weights.dtype == np.float32
     again = choice.choose(3, np.random.default_rng(0))[0]
-    assert again == places
+    assert again == slots
 
 
 @settings(deadline=None)
@@ -56,14 +56,14 @@ def test_importance_weights_follow_the_formula():
 )
 def test_any_priorities_and_removals_give_distinct_places(priorities, changes, seed):
     choice, size = filled(PrioritizedChoice(4, alpha=1.0, beta=1.0), priorities), len(priorities)
-    for place, priority in changes:
-        if place < size:
-            choice.update([place], [priority])
+    for slot, priority in changes:
+        if slot < size:
+            choice.update([slot], [priority])
         elif size > 1:
             size -= 1
-            choice.remove(place % (size + 1))
-    places, weights = choice.choose(size, np.random.default_rng(seed))
-    assert sorted(places) == list(range(size))
+            choice.remove(slot % (size + 1))
+    slots, weights = choice.choose(size, np.random.default_rng(seed))
+    assert sorted(slots) == list(range(size))
     assert ((weights > 0) & (weights <= 1)).all() or max(priorities) > 1e20
 
 

@@ -72,17 +72,17 @@ class AgainstTheReference(RuleBasedStateMachine):
         lease = self.buffer.fetch(max(round(share * len(self.model.chunks)), 1), timeout_s=0)
         self.model.fetched(lease, self.now)
 
-    @rule(place=st.integers(0, 9))
+    @rule(index=st.integers(0, 9))
     @precondition(lambda self: self.model.leases)
-    def release(self, place):
-        lease_id = list(self.model.leases)[place % len(self.model.leases)]
+    def release(self, index):
+        lease_id = list(self.model.leases)[index % len(self.model.leases)]
         del self.model.leases[lease_id]
         assert self.buffer.release(lease_id)
 
-    @rule(place=st.integers(0, 9), priority=st.floats(0, 100))
+    @rule(index=st.integers(0, 9), priority=st.floats(0, 100))
     @precondition(lambda self: self.model.chunks)
-    def prioritize(self, place, priority):
-        chunk = self.model.chunks[place % len(self.model.chunks)]
+    def prioritize(self, index, priority):
+        chunk = self.model.chunks[index % len(self.model.chunks)]
         assert self.buffer.update_priorities([chunk.id, chunk.id + 1000], [priority, 1.0]) == 1
 
     @rule(seconds=st.sampled_from([0.5, 0.5, 4.0, 12.0]))
@@ -93,9 +93,9 @@ class AgainstTheReference(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def save_and_restart(self, share):
-        known = [name for place, name in enumerate(self.files) if place <= share * len(self.files)]
-        parts = self.buffer.state_parts(known)
-        assert set(parts.kept) <= set(known)
+        known_parts = [name for index, name in enumerate(self.files) if index <= share * len(self.files)]
+        parts = self.buffer.state_parts(known_parts)
+        assert set(parts.kept) <= set(known_parts)
         self.files |= parts.new
         restarted = FragmentBuffer(self.model.rules, seed=99, clock=lambda: self.now)
         restarted.load_state_dict(SavedParts(parts.state, (*parts.kept, *parts.new), self.files))
@@ -110,16 +110,16 @@ class AgainstTheReference(RuleBasedStateMachine):
     def looks_the_same(self):
         if not hasattr(self, "model"):
             return
-        held, rules = self.model.held(), self.model.rules
-        found = self.buffer.metrics()
+        fragments, rules = self.model.held(), self.model.rules
+        metrics = self.buffer.metrics()
         assert len(self.buffer) == len(self.model.chunks) <= rules.max_chunks
-        assert found["replay/fragments"] == len(held)
-        assert found["replay/bytes"] == len(held) * FRAGMENT_BYTES <= (rules.max_bytes or np.inf)
-        assert found["replay/early"] == len(self.model.early)
-        assert found["replay/leases"] == len(self.model.leases)
-        assert found["replay/partial_chunks"] == self.model.num_partial()
+        assert metrics["replay/fragments"] == len(fragments)
+        assert metrics["replay/bytes"] == len(fragments) * FRAGMENT_BYTES <= (rules.max_bytes or np.inf)
+        assert metrics["replay/early"] == len(self.model.early)
+        assert metrics["replay/leases"] == len(self.model.leases)
+        assert metrics["replay/partial_chunks"] == self.model.num_partial()
         prefix = "replay/dropped/"
-        dropped = {name.removeprefix(prefix): count for name, count in found.items() if name.startswith(prefix)}
+        dropped = {name.removeprefix(prefix): count for name, count in metrics.items() if name.startswith(prefix)}
         assert dropped == {reason: count for reason, count in self.model.dropped.items() if count}
 
 

@@ -35,9 +35,9 @@ def test_where_a_fragment_comes_from_is_checked(fields, message):
 
 
 def test_numpy_integers_become_plain_ones():
-    found = FragmentMeta("w", np.uint8(255), np.int16(3), "s", np.int64(1))
-    assert [type(value) for value in (found.fid, found.model_version, found.incarnation)] == [int] * 3
-    assert pickle.loads(pickle.dumps(found)) == found
+    converted = FragmentMeta("w", np.uint8(255), np.int16(3), "s", np.int64(1))
+    assert [type(value) for value in (converted.fid, converted.model_version, converted.incarnation)] == [int] * 3
+    assert pickle.loads(pickle.dumps(converted)) == converted
 
 
 class Spoiled:
@@ -49,10 +49,10 @@ class Spoiled:
     ("change", "message"),
     [
         ({"extra": 1}, "'extra' is unknown"),
-        ({"obs": [[1, 2], [3]]}, "key 'obs': no array can be made of the value: setting an array"),
-        ({"obs": None}, "'obs': shape (4, 2) is expected, found ()"),
+        ({"obs": [[1, 2], [3]]}, "key 'obs': cannot convert the value to an array: setting an array"),
+        ({"obs": None}, "'obs': expected shape (4, 2), got ()"),
         ({"obs": "text"}, "shape"),
-        ({"number": 2**70}, "found object"),
+        ({"number": 2**70}, "got object"),
         ({"obs": Spoiled()}, "spoiled"),
         ({"obs": torch.zeros(STEPS, 2, requires_grad=True)}, "grad"),
         ({"bootstrap": np.full(3, 40_000)}, "out of range of int16"),
@@ -181,7 +181,7 @@ def test_fragments_behind_one_that_stays_early_wait_with_it():
 def test_what_came_after_a_fragment_is_not_given_up_for_it():
     buffer = make_buffer(session="a", fragments_per_chunk=1)
     assert add(buffer, 1, session="b") == ["early"]
-    assert add(buffer, 0, session="a") == ["early"]  # it was late: in its place, the other one would be a duplicate
+    assert add(buffer, 0, session="a") == ["early"]  # it is late: appended now, the other fragment would be a duplicate
     buffer.set_version("b", 0)
     assert numbers(buffer.fetch(1)) == [[1]]
 
@@ -196,8 +196,8 @@ def test_a_lease_that_is_not_read_runs_out_and_one_that_is_read_does_not(clock):
     assert [len(buffer.read(busy, rank, 2)) for rank in (0, 1)] == [1, 0]
     with pytest.raises(LeaseExpiredError, match="expired after lease_ttl_s=10"):
         buffer.read(idle)
-    found = buffer.metrics()
-    assert (found["replay/expired_leases"], found["replay/leases"], found["replay/fragments"]) == (1, 1, 1)
+    metrics = buffer.metrics()
+    assert (metrics["replay/expired_leases"], metrics["replay/leases"], metrics["replay/fragments"]) == (1, 1, 1)
     with pytest.raises(ConfigurationError, match="rank=2 of world=2 must be from 0 to 1"):
         buffer.read(busy, 2, 2)
 
@@ -305,8 +305,8 @@ def test_room_is_made_by_the_unfinished_chunk_that_was_silent_longest():
             finished += [(lease.chunks[0].fragments[0].meta.worker, *numbers(lease)[0])]
             buffer.release(lease)
     assert finished == [("b", 0, 1), ("d", 0, 1)]
-    found = buffer.metrics()
-    assert (found["replay/dropped/evicted"], found["replay/partial_chunks"]) == (2, 0)
+    metrics = buffer.metrics()
+    assert (metrics["replay/dropped/evicted"], metrics["replay/partial_chunks"]) == (2, 0)
 
 
 def test_a_chunk_that_is_on_a_lease_does_not_leave_in_vain():
@@ -371,5 +371,5 @@ def test_rules_out_of_range_are_named(settings, message):
 
 
 def test_the_example_in_the_docstring_holds():
-    found = doctest.testmod(buffer_module)
-    assert (found.failed, found.attempted > 5) == (0, True)
+    results = doctest.testmod(buffer_module)
+    assert (results.failed, results.attempted > 5) == (0, True)

@@ -13,7 +13,7 @@ from trieye.snapshot.parts import SavedParts
 
 
 def saved(parts, files=None):
-    """Return what a restored buffer would get, without writing anything."""
+    """Return the argument of a restore, without writing files."""
     return SavedParts(parts.state, (*parts.kept, *parts.new), {**(files or {}), **parts.new})
 
 
@@ -65,20 +65,20 @@ def test_a_group_of_which_most_is_gone_is_written_anew_and_the_rest_linked(tmp_p
 
 
 def test_many_small_groups_become_one():
-    buffer, counts, known = make_buffer(max_chunks=1000), [], []
+    buffer, counts, known_parts = make_buffer(max_chunks=1000), [], []
     for number in range(40):
         fill(buffer, 1, start=number)
-        parts = buffer.state_parts(known)
-        known = [*parts.kept, *parts.new]
-        counts.append(len(known))
+        parts = buffer.state_parts(known_parts)
+        known_parts = [*parts.kept, *parts.new]
+        counts.append(len(known_parts))
     assert counts[:33] == list(range(1, 34))
     assert counts[33:] == list(range(1, 8))
 
 
 def test_large_contents_are_written_in_groups_that_can_leave_one_by_one():
     groups = SavedGroups()
-    kept, missing = groups.plan(set(range(7)), [], 20 << 20)
-    assert (kept, missing) == ([], [[0, 1, 2], [3, 4, 5], [6]])
+    reused, missing = groups.plan(set(range(7)), [], 20 << 20)
+    assert (reused, missing) == ([], [[0, 1, 2], [3, 4, 5], [6]])
     names = [groups.add(serials) for serials in missing]
     assert [name[:8] for name in names] == ["seg-0-3-", "seg-3-6-", "seg-6-7-"]
     assert groups.plan({1, 2, 6, 7}, names, 20 << 20) == ([names[0], names[2]], [[7]])
@@ -153,8 +153,8 @@ def test_sessions_limiter_priorities_and_counts_come_back(tmp_path):
     assert numbers(other.fetch(1)) == [[2]]
     late = [meta(f"late-{number}", 0, 3, "b") for number in range(3)]
     assert [other.add(payload(9), one).status for one in late] == ["accepted", "accepted", "full"]
-    found = other.metrics()
-    assert (found["replay/dropped/stale"], found["replay/dropped/duplicate"]) == (1, 1)
+    metrics = other.metrics()
+    assert (metrics["replay/dropped/stale"], metrics["replay/dropped/duplicate"]) == (1, 1)
 
 
 def test_the_bounds_of_the_new_buffer_hold_at_once(tmp_path):
@@ -245,12 +245,12 @@ def test_fragments_of_a_damaged_group_leave_with_their_chunks_and_the_others_go_
         for worker in ("a", "b"):
             add(buffer, *range(first, end), worker=worker)
         parts |= buffer.state_parts(parts).new
-    held = buffer.state_parts(parts)
-    _, damaged, *_ = held.kept
+    saved_parts = buffer.state_parts(parts)
+    _, damaged, *_ = saved_parts.kept
     entry = FileEntry(size_bytes=1, crc32=0)
-    found = SavedParts(held.state, held.kept, {**parts, damaged: PartFile(path / "gone", entry)})
+    restored = SavedParts(saved_parts.state, saved_parts.kept, {**parts, damaged: PartFile(path / "gone", entry)})
     other = make_buffer(fragments_per_chunk=2)
-    other.load_state_dict(found)
+    other.load_state_dict(restored)
     assert sorted(numbers(other.fetch(len(other)))) == sorted([[0, 1], [6, 7], [8, 9]] * 2)
     assert other.metrics()["replay/dropped/damaged"] == 4
     assert "4 fragments of the replay are lost" in caplog.text
@@ -259,4 +259,4 @@ def test_fragments_of_a_damaged_group_leave_with_their_chunks_and_the_others_go_
     again = other.state_parts(parts)
     assert damaged not in again.kept
     with pytest.raises(CheckpointError, match="is damaged"):
-        make_buffer(fragments_per_chunk=2).load_state_dict(replace(found, on_damage="refuse"))
+        make_buffer(fragments_per_chunk=2).load_state_dict(replace(restored, on_damage="refuse"))

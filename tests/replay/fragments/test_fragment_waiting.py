@@ -16,7 +16,7 @@ def num_waiting(buffer):
 
 
 class Readers:
-    """Threads that fetch; their results come in the order in which they were served."""
+    """Threads that fetch; results are in the order of service."""
 
     def __init__(self, buffer):
         self.buffer, self.served, self.threads = buffer, [], []
@@ -129,7 +129,7 @@ def test_cancelled_tasks_take_nothing_and_leave_no_place_in_the_line():
         tasks = [asyncio.create_task(buffer.afetch(1)) for _ in range(5)]
         await asyncio.sleep(0)
         assert num_waiting(buffer) == 5
-        fill(buffer, 1)  # the first is woken, and cancelled before it runs
+        fill(buffer, 1)  # the first task is woken, and cancelled before it runs
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -137,8 +137,8 @@ def test_cancelled_tasks_take_nothing_and_leave_no_place_in_the_line():
 
     buffer = make_buffer(max_reuse=1)
     asyncio.run(cancel_all())
-    found = buffer.metrics()
-    assert (found["replay/waiters"], found["replay/leases"], found["replay/samples_per_insert"]) == (0, 0, 0)
+    metrics = buffer.metrics()
+    assert (metrics["replay/waiters"], metrics["replay/leases"], metrics["replay/samples_per_insert"]) == (0, 0, 0)
     assert numbers(buffer.fetch(1, timeout_s=0)) == [[0]]
 
 
@@ -166,7 +166,7 @@ def test_a_reader_whose_event_loop_is_gone_holds_up_nobody():
     loop = asyncio.new_event_loop()
     task = loop.create_task(buffer.afetch(1))
     loop.run_until_complete(asyncio.sleep(0))
-    loop.set_exception_handler(lambda *_: None)  # it would complain about the task
+    loop.set_exception_handler(lambda *_: None)  # it would warn about the task
     assert num_waiting(buffer) == 1
     loop.close()
     readers = Readers(buffer)
@@ -177,7 +177,7 @@ def test_a_reader_whose_event_loop_is_gone_holds_up_nobody():
 
 
 def write_all(buffer, worker, count):
-    """Add fragments until all are accepted, and return the results that say otherwise."""
+    """Add fragments until all are accepted, and return the other results."""
     failures = []
     for fid in range(count):
         while (result := buffer.add(payload(fid), meta(worker, fid))).should_retry:
@@ -187,7 +187,7 @@ def write_all(buffer, worker, count):
 
 
 def read_all(buffer):
-    """Fetch until the buffer is closed, and return how often each chunk came."""
+    """Fetch until the buffer is closed, and return how often each chunk was fetched."""
     seen = Counter()
     while True:
         try:

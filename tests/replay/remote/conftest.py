@@ -1,4 +1,4 @@
-"""Servers that lose calls and die, in one process."""
+"""In-process servers that lose calls and die."""
 
 import random
 import threading
@@ -13,7 +13,7 @@ from trieye.replay.samplers.base import Draw
 
 
 class FlakyChannel:
-    """Makes each call in a thread of the server, loses some of them and some answers, and can kill the server."""
+    """Makes each call in a server thread, loses some calls and answers, and can kill the server."""
 
     def __init__(self, make_server, *, seed=0, loss=0.0):
         self.server = make_server()
@@ -35,7 +35,7 @@ class FlakyChannel:
             with self._lock:
                 is_gone = server is not self.server
             if is_gone or fate < self.loss:
-                call.set_exception(ConnectionError("nobody heard the answer"))
+                call.set_exception(ConnectionError("the answer was lost"))
             elif done.exception() is not None:
                 call.set_exception(done.exception())
             else:
@@ -45,10 +45,10 @@ class FlakyChannel:
         return call
 
     def die(self):
-        """Let the server vanish, with all that it has in memory, and another one take its place."""
+        """Replace the server by a new one, losing everything in its memory."""
         with self._lock:
             old, self.server = self.server, None
-        old.stop_snapshots()  # a process that died writes nothing more
+        old.stop_snapshots()  # a dead process writes nothing
         self.server = self._make_server()
 
     def kill(self):
@@ -57,7 +57,7 @@ class FlakyChannel:
 
 @pytest.fixture
 def make_replay():
-    """Return a function that makes a replay of one table in this process."""
+    """Return a function that creates a replay with one table in this process."""
     made = []
 
     def make(capacity=1000, **table):
@@ -71,7 +71,7 @@ def make_replay():
 
 @pytest.fixture
 def make_flaky(tmp_path):
-    """Return a function that makes a replay of one table, and the channel at which its server can die."""
+    """Return a function that creates a replay with one table, and a channel that can kill its server."""
     made = []
 
     def make(capacity=100, *, loss=0.0, seed=0, options=None, **table):
@@ -91,12 +91,12 @@ def local_replay(tables, **options):
 
 
 def content(replay):
-    """Return the column `x` of the rows of a table in shared memory, in the order of their ids."""
+    """Return the column `x` of a table's rows in shared memory, in id order."""
     view = replay.attach()
     ids = np.arange(view.counters()["low"], view.counters()["total"])
     return view.rows(Draw(ids, np.ones(len(ids), np.float32)))["x"].tolist()
 
 
 def row(value, *, terminated=False):
-    """Return a row that shows where it comes from."""
+    """Return a row that encodes its origin."""
     return {"obs": np.full(3, value, np.float32), "x": value, "terminated": terminated}

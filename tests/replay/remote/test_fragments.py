@@ -1,4 +1,4 @@
-"""Fragments in another process: what is added there is fetched here, and survives the death of the actor."""
+"""Fragments in another process: they are fetched here, and survive the death of the actor."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ def test_calls_reach_the_buffer_and_chunks_come_back(tmp_path):
     assert other.add(*fragments("b", 1, first=1)[0]).status == "accepted"
     assert other.fetch(1, timeout_s=0).chunks
     other.close()
-    with pytest.raises(ConfigurationError, match="no directory"):
+    with pytest.raises(ConfigurationError, match="no snapshot directory"):
         replay.snapshot()
 
 

@@ -1,4 +1,4 @@
-"""What a writer sends next, and what it keeps."""
+"""The batches that a writer sends and retains."""
 
 import random
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trieye.replay.remote.delivery import Ack, Outbox, Receipts
+from trieye.replay.remote.delivery import Ack, AcknowledgedCounts, Outbox
 from trieye.replay.remote.messages import Block
 from trieye.replay.rows.schema import Column
 
@@ -94,33 +94,33 @@ def test_rows_that_nobody_has_any_more_are_not_waited_for():
 
 
 class Ring:
-    """A server that may lose calls and answers, refuse, die and come back older."""
+    """A server that may lose calls and answers, refuse batches, and restart from an older snapshot."""
 
     def __init__(self):
-        self.receipts, self.rows = Receipts(), []
-        self.snapshot = (self.receipts.state_dict(), [])
+        self.counts, self.rows = AcknowledgedCounts(), []
+        self.snapshot = (self.counts.state_dict(), [])
 
     def add(self, first, oldest, rows, refused):
-        if self.receipts.judge("w", first, oldest) == "next" and not refused:
+        if self.counts.judge("w", first, oldest) == "next" and not refused:
             self.rows += rows.by_key()["x"].tolist()
-            self.receipts.take("w", first, len(rows))
+            self.counts.record("w", first, len(rows))
         return self.ack(refused)
 
     def ack(self, refused=""):
-        return self.receipts.ack("w", refused)
+        return self.counts.ack("w", refused)
 
     def save(self):
-        self.snapshot = (self.receipts.state_dict(), list(self.rows))
-        self.receipts.are_saved(self.snapshot[0]["ends"])
+        self.snapshot = (self.counts.state_dict(), list(self.rows))
+        self.counts.are_saved(self.snapshot[0]["ends"])
 
     def die(self):
-        self.receipts = Receipts()
-        self.receipts.load_state_dict(self.snapshot[0])
+        self.counts = AcknowledgedCounts()
+        self.counts.load_state_dict(self.snapshot[0])
         self.rows = list(self.snapshot[1])
 
 
 class Journey:
-    """A writer's outbox and a server, with dice that decide what happens between them."""
+    """A writer's outbox and a server, with random events between them."""
 
     def __init__(self, seed, **options):
         self.dice, self.ring, self.outbox = random.Random(seed), Ring(), Outbox(**options)
@@ -187,16 +187,16 @@ def test_every_row_is_taken_once_and_in_order_whatever_gets_lost(seed, keep_byte
 
 def test_more_writers_than_can_be_remembered_push_out_the_one_that_was_silent_for_longest(monkeypatch):
     monkeypatch.setattr("trieye.replay.remote.delivery.MAX_CLIENTS", 2)
-    receipts = Receipts()
+    counts = AcknowledgedCounts()
     for client in ("a", "b", "a", "c"):
-        receipts.take(client, receipts.ack(client).end, 1)
-    assert [receipts.ack(client).end for client in "abc"] == [2, 0, 1]
+        counts.record(client, counts.ack(client).end, 1)
+    assert [counts.ack(client).end for client in "abc"] == [2, 0, 1]
 
 
 @pytest.mark.parametrize(
-    ("first", "oldest", "verdict"), [(5, 0, "next"), (4, 0, "known"), (7, 5, "early"), (7, 7, "next")]
+    ("first", "oldest", "verdict"), [(5, 0, "next"), (4, 0, "duplicate"), (7, 5, "early"), (7, 7, "next")]
 )
 def test_the_number_of_the_first_row_tells_what_a_batch_is(first, oldest, verdict):
-    receipts = Receipts()
-    receipts.take("a", 0, 5)
-    assert receipts.judge("a", first, oldest) == verdict
+    counts = AcknowledgedCounts()
+    counts.record("a", 0, 5)
+    assert counts.judge("a", first, oldest) == verdict

@@ -1,4 +1,4 @@
-"""Readers: what they draw is what writers sent, whatever is overwritten or dies meanwhile."""
+"""Readers draw the rows that writers sent, even if rows are overwritten or processes die."""
 
 import copy
 import threading
@@ -167,7 +167,7 @@ def test_an_empty_table_is_waited_for_and_the_error_says_what_is_missing(make_re
     reader = replay.reader(timeout_s=0.05)
     with pytest.raises(ReplayTimeoutError, match=r"nothing to draw for sample\(4\) in 0.05 s \(it is empty\)"):
         reader.sample(4)
-    with pytest.raises(ReplayTimeoutError, match="came to 0 of 10 rows"):
+    with pytest.raises(ReplayTimeoutError, match="reached 0 of 10 rows"):
         reader.wait(10, timeout_s=0.05)
     threading.Timer(0.05, add, (replay, range(10))).start()
     check(replay.reader().sample(4), 4)
@@ -219,12 +219,12 @@ def test_a_limiter_makes_both_sides_wait_for_each_other(make_replay):
             writer.add(**row(value))
         writer.flush()
         writer.add(**row(48))
-        with pytest.raises(ReplayTimeoutError, match="the limiter of table 'default' waits for rows to be drawn"):
+        with pytest.raises(ReplayTimeoutError, match="the limiter of table 'default' requires more draws first"):
             writer.flush(0.2)
         for _ in range(6):
             check(reader.sample(8), 8)
         writer.flush(20)
-        with pytest.raises(ReplayTimeoutError, match="its limiter waits for new rows"):
+        with pytest.raises(ReplayTimeoutError, match="its limiter requires more rows first"):
             for _ in range(100):
                 reader.sample(8)
         stats = replay.stats()
@@ -255,7 +255,7 @@ def test_goals_that_are_made_by_the_buffer_are_made_by_the_server(make_replay):
             writer.add(**row(value, terminated=value == 19), reward=1.0, **goals)
     batch = replay.reader().sample(64)
     assert (batch["desired_goal"] < 20).any()
-    with pytest.raises(ConfigurationError, match="cannot be attached to"):
+    with pytest.raises(ConfigurationError, match="cannot attach to table"):
         replay.attach()
 
 
@@ -269,7 +269,7 @@ def test_a_reader_that_is_sent_away_is_another_reader(make_replay):
     add(replay, range(10))
     with replay.reader(ahead=3) as reader:
         with copy.copy(reader) as other:
-            for batch in other.sample_many(2, 4):  # the first alone, then three at a time
+            for batch in other.sample_many(2, 4):  # a single draw first, then three per call
                 check(batch, 4)
         check(reader.sample(4), 4)
         assert replay.stats()["sampled"] == 4 * (1 + 3 + 1)
@@ -290,7 +290,7 @@ def test_wrong_numbers_are_errors(make_replay):
     replay = make_replay()
     with pytest.raises(ConfigurationError, match="ahead is 0"):
         replay.reader(ahead=0)
-    with pytest.raises(ConfigurationError, match="at least 1 row"):
+    with pytest.raises(ConfigurationError, match="must be at least 1"):
         replay.reader().sample(0)
     with pytest.raises(ConfigurationError, match="flush_rows is 0"):
         replay.writer(flush_rows=0)

@@ -1,4 +1,4 @@
-"""The actor: tasks write, a reader copies out of shared memory, and processes die."""
+"""The actor: tasks write, a reader copies from shared memory, and processes die."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def start(ray):
 
 
 def write(replay, number, count, flush_every):
-    """Write rows that tell where they come from."""
+    """Write rows that encode their origin."""
     with replay.writer(flush_rows=64) as writer:
         for value in range(1, count + 1):
             x = 10_000 * number + value
@@ -51,7 +51,7 @@ def write(replay, number, count, flush_every):
 
 
 def test_a_table_without_rows_cannot_be_attached_to(start):
-    with pytest.raises(ConfigurationError, match="'other' cannot be attached to"):
+    with pytest.raises(ConfigurationError, match="cannot attach to table 'other'"):
         start().attach("other")
 
 
@@ -83,19 +83,19 @@ def test_nothing_is_lost_or_doubled_when_a_writer_and_then_the_actor_are_killed(
         writer.flush()
         pid = int(replay.stats()["pid"])
         os.kill(pid, signal.SIGKILL)
-        for _ in range(30):  # more than the reader has asked for ahead
+        for _ in range(30):  # more than the reader has drawn ahead
             check(reader.sample(32))
         reader.wait(int(2000 + acknowledged + 400))
         assert replay.stats()["pid"] != pid
         assert reader.stats()["reader_attached"]
         assert writer.stats()["lost_rows"] == 0
-    found = np.array(content(replay))
+    values = np.array(content(replay))
     for number, count in ((1, 1000), (2, 1000), (3, acknowledged), (4, 400)):
-        assert (found[found // 10_000 == number] - 10_000 * number).tolist() == list(range(1, count + 1))
+        assert (values[values // 10_000 == number] - 10_000 * number).tolist() == list(range(1, count + 1))
 
 
 class Victim:
-    """A worker that is killed with rows under way."""
+    """A worker that is killed with rows in flight."""
 
     def add(self, replay, number, count):
         self.writer = replay.writer(flush_rows=1000, flush_ms=60_000)
@@ -132,7 +132,7 @@ def test_a_named_actor_is_found_again_and_batches_travel_where_memory_cannot_be_
 def test_an_actor_that_cannot_start_says_why(start, tmp_path):
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot" / "something").touch()
-    with pytest.raises(TrieyeError, match=r"gone for good: .*CheckpointError.*snapshot"):
+    with pytest.raises(TrieyeError, match=r"permanently gone: .*CheckpointError.*snapshot"):
         start(directory=tmp_path / "snapshot").stats()
 
 
@@ -142,5 +142,5 @@ def test_an_actor_that_was_ended_is_an_error_and_no_endless_wait(start):
     replay.close()
     writer.add(x=1)
     for call in (writer.flush, lambda: reader.sample(1), writer.close):
-        with pytest.raises(TrieyeError, match="gone for good"):
+        with pytest.raises(TrieyeError, match="permanently gone"):
             call()

@@ -1,4 +1,4 @@
-"""The server: several tables, snapshots of all of them, and what comes back after a restart."""
+"""The server: several tables, snapshots of all of them, and restarts."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
@@ -15,8 +15,8 @@ from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.replay.remote import FragmentServer, LocalChannel, RemoteReplay, ReplayServer
 from trieye.replay.remote.channel import Group, operations_of
 from trieye.replay.remote.handle import table_of
-from trieye.replay.remote.messages import Plan, Rows
-from trieye.replay.remote.table import Edge
+from trieye.replay.remote.messages import Plan, RowBatch
+from trieye.replay.remote.table import OverwriteEstimate
 
 TABLES = {"main": {"capacity": 50}, "demos": {"capacity": 20, "sampler": "prioritized"}}
 
@@ -99,13 +99,13 @@ def test_a_snapshot_that_cannot_be_written_is_told_and_counted(tmp_path, capsys)
     server = ReplayServer(TABLES, directory=tmp_path / "file" / "below", snapshot_every_s=0.01)
     wait_until(lambda: server.stats("main")["failed_snapshots"] >= 1)
     server.close()
-    assert "no snapshot was written" in capsys.readouterr().err
+    assert "writing a snapshot failed" in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_errors_that_say_what_to_do(tmp_path):
-    with pytest.raises(ConfigurationError, match="needs a directory"):
+    with pytest.raises(ConfigurationError, match="requires a snapshot directory"):
         ReplayServer(TABLES, snapshot_every_s=1.0)
-    with pytest.raises(ConfigurationError, match="no directory for snapshots"):
+    with pytest.raises(ConfigurationError, match="no snapshot directory"):
         ReplayServer(TABLES).snapshot()
     with pytest.raises(ConfigurationError, match="'demo' is unknown; did you mean 'demos'"):
         ReplayServer(TABLES).stats("demo")
@@ -143,16 +143,16 @@ def test_the_version_of_the_model_and_the_metrics_are_those_of_the_table():
 
 
 def test_rows_are_held_back_as_many_as_came_during_the_last_calls_at_most_a_tenth():
-    edge = Edge(1000)
-    assert edge.rows(5000, 1000) == 0
-    edge.called(5000)
-    assert [edge.rows(5030, size) for size in (1000, 980, 100)] == [30, 10, 0]
-    assert edge.rows(5500, 1000) == 100
+    estimate = OverwriteEstimate(1000)
+    assert estimate.rows(5000, 1000) == 0
+    estimate.called(5000)
+    assert [estimate.rows(5030, size) for size in (1000, 980, 100)] == [30, 10, 0]
+    assert estimate.rows(5500, 1000) == 100
     for _ in range(3):
-        edge.called(5030)
-    assert edge.rows(5030, 1000) == 30
-    other = Edge(1000)
-    other.load_state_dict(edge.state_dict())
+        estimate.called(5030)
+    assert estimate.rows(5030, 1000) == 30
+    other = OverwriteEstimate(1000)
+    other.load_state_dict(estimate.state_dict())
     other.called(5030)
     assert other.rows(5030, 1000) == 0
 
@@ -237,7 +237,7 @@ def test_the_episodes_of_a_writer_that_left_are_forgotten():
 
 
 def rows_of(count, **more):
-    return Rows({"x": np.arange(count)}, **more)
+    return RowBatch({"x": np.arange(count)}, **more)
 
 
 def test_those_who_wait_are_woken_by_what_they_wait_for():
@@ -248,7 +248,7 @@ def test_those_who_wait_are_woken_by_what_they_wait_for():
         call = threads.submit(operation, "main", *values, 60.0)
         wait_until(call.running)
         for _ in range(100):
-            server.stats("main")  # takes the lock in turn with the one that is about to wait
+            server.stats("main")  # alternates with the waiting thread in taking the lock
         return call
 
     with ThreadPoolExecutor(1) as threads:
@@ -271,7 +271,7 @@ def test_a_restored_table_goes_on_with_its_version_and_its_limiter_and_knows_no_
     before = server.memory("main").generation
     for one in (server, other):
         one.restore(tmp_path / "snapshot")
-        assert "waits for rows to be drawn" in one.await_insert("main", "w", 1, 0.0).refused
+        assert "requires more draws first" in one.await_insert("main", "w", 1, 0.0).refused
     assert server.memory("main").generation != before
     other.plan("main", 1, 50, 0.0)
     other.add_batch("main", "w", 102, 102, rows_of(1, versions=np.array([-1])))
@@ -281,6 +281,6 @@ def test_a_restored_table_goes_on_with_its_version_and_its_limiter_and_knows_no_
 def test_writers_keep_what_only_a_snapshot_elsewhere_holds(tmp_path):
     server = ReplayServer(TABLES, directory=tmp_path / "own")
     server.add_batch("main", "w", 0, 0, rows_of(3))
-    for place, saved in ((tmp_path / "elsewhere", 0), (None, 3)):
-        server.snapshot(place)
+    for directory, saved in ((tmp_path / "elsewhere", 0), (None, 3)):
+        server.snapshot(directory)
         assert server.await_insert("main", "w", 1, 0.0).saved == saved

@@ -1,4 +1,4 @@
-"""Writers: rows arrive once, in order, whatever happens to the calls that carry them."""
+"""Writers: rows arrive exactly once and in order, even if calls are lost."""
 
 import copy
 import gc
@@ -108,7 +108,7 @@ def test_rows_that_the_table_will_never_take_are_an_error_of_the_writer(make_rep
         writer.add(**row(1))
     with pytest.raises(ConfigurationError):
         writer.close()
-    assert "takes no rows of this writer any more" in capsys.readouterr().err
+    assert "accepts no more rows of this writer" in capsys.readouterr().err
 
 
 def test_a_closed_writer_takes_nothing_and_a_second_close_is_fine(make_replay):
@@ -148,7 +148,7 @@ def test_a_writer_that_is_sent_away_is_another_writer(make_replay):
 def test_a_writer_does_not_work_in_a_forked_process(make_replay):
     with make_replay().writer() as writer:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, about threads: they are the point
+            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, for forks with threads
             child = os.fork()
         if child == 0:
             try:
@@ -166,7 +166,7 @@ def fill(replay, number, count, writers, together):
             writer.add(**row(10_000 * number + value))
             if value % 100 == 0:
                 writer.flush()
-                together.wait(60)  # none is done before the last death: what comes then is lost, with nobody to resend
+                together.wait(60)  # no writer finishes before the last death: its rows could not be resent
 
 
 @pytest.mark.parametrize("deaths", [0, 3])
@@ -183,9 +183,9 @@ def test_every_row_of_every_writer_arrives_once_though_calls_are_lost_and_the_se
         channel.die()
     for thread in threads:
         thread.join()
-    found = content(replay)
+    values = content(replay)
     for number in range(3):
-        assert [value - 10_000 * number for value in found if value // 10_000 == number] == list(range(600))
+        assert [value - 10_000 * number for value in values if value // 10_000 == number] == list(range(600))
     assert sum(writer.stats()["lost_rows"] for writer in writers) == 0
 
 
@@ -239,17 +239,17 @@ def test_rows_that_were_lost_for_good_are_counted_and_the_user_reads_it(make_fla
         assert content(replay) == [6]
         assert writer.stats()["lost_rows"] == 6
         assert replay.stats()["lost_rows"] == 6
-    assert "has lost 6 rows of this writer" in capsys.readouterr().err
+    assert "lost 6 rows of this writer" in capsys.readouterr().err
 
 
 def numbered(value):
-    """Return a row that shows where it and the next one are in an episode without end."""
+    """Return a row that encodes its own and the next position in an endless episode."""
     obs = np.full(1, value, np.float32)
     return row(value) | {"obs": obs, "next_obs": obs + 1, "reward": 1.0}
 
 
 def longest(replay, draws=200):
-    """Return how many steps lie between the observations of the n-step row with the most of them."""
+    """Return the largest number of steps between the observations of an n-step row."""
     batch = replay.reader().sample(draws)
     return (batch["next_obs"] - batch["obs"]).max()
 
@@ -282,7 +282,7 @@ def test_an_interruption_begins_an_episode_in_each_environment_of_the_writer(mak
                 writer.extend({name: [item] for name, item in numbered(value).items()}, env_ids=[2])
                 other.add(**numbered(first // 20 + value % 5))
             other.flush()
-            if first:  # rows before and after an interruption may come together
+            if first:  # rows before and after an interruption may arrive together
                 writer.flush()
             writer.interrupt()
         writer.flush()

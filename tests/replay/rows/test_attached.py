@@ -32,10 +32,10 @@ def test_another_process_reads_the_rows_that_the_owner_drew():
     draw = buffer.draw(16)
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
-        found = pool.apply(read, (pickle.dumps(buffer.handle), pickle.dumps(draw)))
+        arrays = pool.apply(read, (pickle.dumps(buffer.handle), pickle.dumps(draw)))
     expected = buffer.rows(draw)
-    assert set(found) == set(expected)
-    for key, values in found.items():
+    assert set(arrays) == set(expected)
+    for key, values in arrays.items():
         assert np.array_equal(values, expected[key]), key
 
 
@@ -48,7 +48,7 @@ def test_rows_that_were_overwritten_meanwhile_are_not_handed_out():
     view = ReplayBuffer.attach(buffer.handle)
     draw = buffer.draw(16)
     assert view.rows(draw) is not None
-    buffer.extend(frames(100, int(draw.ids.min()) - 36))  # the oldest row drawn is the oldest one left
+    buffer.extend(frames(100, int(draw.ids.min()) - 36))  # the oldest drawn row is the oldest remaining one
     assert view.rows(draw) is not None
     buffer.extend(frames(500, 1))
     assert view.rows(draw) is None
@@ -73,15 +73,15 @@ def test_rows_that_are_being_overwritten_are_gone_before_the_first_byte(monkeypa
     view = ReplayBuffer.attach(buffer.handle)
     draw = buffer.draw(16)
     draw.ids[:] = 36  # the oldest
-    write_rows, found = Ring.write_rows, []
+    write_rows, batches = Ring.write_rows, []
 
     def write(*arguments):
-        found.append(view.rows(draw))
+        batches.append(view.rows(draw))
         write_rows(*arguments)
 
     monkeypatch.setattr(Ring, "write_rows", write)
     buffer.extend(frames(100, 1))
-    assert found == [None]
+    assert batches == [None]
 
 
 def test_reused_memory_and_single_keys_are_as_in_the_owner():
@@ -121,12 +121,12 @@ def test_a_next_observation_that_moves_while_it_is_copied_is_read_again(monkeypa
     buffer = shared(dedup_next=True)
     view = ReplayBuffer.attach(buffer.handle)
     draw = buffer.draw(2)
-    draw.ids[:] = 99  # the newest: its next observation is kept aside until the next row comes
+    draw.ids[:] = 99  # the newest row: its next observation is stored separately until the next row arrives
     fill, calls = NextRows.fill, []
 
     def slow(*arguments):
         if not calls:
-            buffer.extend(frames(100, 1))  # takes the place for the next observation of row 100
+            buffer.extend(frames(100, 1))  # takes the slot of the next observation of row 100
         calls.append(arguments)
         fill(*arguments)
 
@@ -140,7 +140,7 @@ def test_a_view_of_memory_that_its_owner_gave_up_finds_no_rows(tmp_path):
     buffer.save(tmp_path / "replay")
     view = ReplayBuffer.attach(buffer.handle)
     draw = buffer.draw(8)
-    buffer.load(tmp_path / "replay")  # into other memory: this one has rows
+    buffer.load(tmp_path / "replay")  # into other memory, since this one has rows
     assert view.rows(draw) is None
     assert len(view) == 0
     fresh = ReplayBuffer.attach(buffer.handle)
@@ -160,8 +160,8 @@ def test_rows_that_came_after_the_memory_are_not_there():
 
 @pytest.mark.parametrize("storage", ["shm", "mmap"])
 def test_a_forked_child_can_do_nothing_to_the_rows_of_its_parent_and_is_told_to_attach(storage, tmp_path):
-    place = {"storage_dir": tmp_path} if storage == "mmap" else {}
-    buffer = ReplayBuffer(64, storage=storage, sampler="prioritized", **place)
+    options = {"storage_dir": tmp_path} if storage == "mmap" else {}
+    buffer = ReplayBuffer(64, storage=storage, sampler="prioritized", **options)
     buffer.extend(frames(0, 100))
     batches = buffer.iter_batches(4, prefetch=0)
     refused = {
@@ -186,11 +186,11 @@ def test_a_forked_child_can_do_nothing_to_the_rows_of_its_parent_and_is_told_to_
         buffer.close()
         return count
 
-    view, held = ReplayBuffer.attach(buffer.handle), buffer.state_parts(()).state
+    view, state = ReplayBuffer.attach(buffer.handle), buffer.state_parts(()).state
     assert in_a_child(count_refusals) == len(refused)
     assert len(view) == len(buffer) == 64
     assert view.rows(buffer.draw(16)) is not None
-    assert held["store"]["total"] == buffer.state_parts(()).state["store"]["total"]
+    assert state["store"]["total"] == buffer.state_parts(()).state["store"]["total"]
     assert buffer.add(**one_of(frames(100, 1))) == 100
 
 

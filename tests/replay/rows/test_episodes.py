@@ -13,7 +13,7 @@ from trieye.replay import ReplayBuffer
 from trieye.replay.rows.episodes import EpisodeLinks
 from trieye.replay.rows.memory import AttachedMemory, open_memory
 
-# (environment, whether its episode ends), in the order of the rows
+# (environment, whether its episode ends), in row order
 STREAMS = st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60)
 CUTS = st.lists(st.integers(0, 60), max_size=8)
 
@@ -89,18 +89,18 @@ def test_travelling_goes_from_row_to_row_of_an_episode(rows, capacity, count_ste
     ids = np.arange(low, len(rows))
     limit = np.array([data.draw(st.integers(0, 9) | st.just(1 << 62)) for _ in ids], np.int64)
     reached, gone = links.travel(ids, limit, low=low, backwards=backwards)
-    for place in range(len(ids)):
-        at, length = int(ids[place]), 0
-        while length < limit[place]:
+    for index in range(len(ids)):
+        at, length = int(ids[index]), 0
+        while length < limit[index]:
             target = (slow.previous if backwards else slow.next)[at]
             if target < low:
                 break
             at, length = target, length + 1
-        assert (reached[place], gone[place]) == (at, length)
+        assert (reached[index], gone[index]) == (at, length)
 
 
 def test_regular_turns_are_travelled_in_few_leaps():
-    # 16 environments in turn; each episode begins in the slot where one began that is overwritten by now: a trap
+    # 16 environments in turn; each episode begins in the slot of the start of an overwritten episode
     links, looked_at = EpisodeLinks(16_000, count_steps=True), []
     for turn in range(1050):
         links.add(np.arange(16 * turn, 16 * turn + 16), np.arange(16), np.full(16, turn % 100 == 99))
@@ -111,7 +111,7 @@ def test_regular_turns_are_travelled_in_few_leaps():
     turns = ids // 16
     assert np.array_equal(gone, np.minimum(99 - turns % 100, 1049 - turns))
     assert np.array_equal(reached, ids + 16 * gone)
-    assert looked_at == [16_000]  # once, to see that there is nothing more
+    assert looked_at == [16_000]  # the last pass checks that nothing remains
 
 
 def test_an_interrupted_stream_begins_an_episode():
@@ -138,7 +138,7 @@ def test_places_in_episodes_are_kept_only_when_asked_for():
 
 
 class Counting(gymnasium.Env):
-    """Observes the length of its episodes and the step; the reward is the step."""
+    """Observations are the episode length and the step; the reward is the step."""
 
     observation_space, action_space = gymnasium.spaces.Box(0, 1000, (2,)), gymnasium.spaces.Discrete(2)
 
@@ -160,7 +160,7 @@ class Counting(gymnasium.Env):
 @pytest.mark.parametrize("dedup_next", [False, True])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_rows_of_vector_environments_are_kept_as_the_docs_say(mode, dedup_next):
-    made = [partial(Counting, length, length == 3) for length in (2, 3, 5)]  # those of 3 steps are cut off
+    made = [partial(Counting, length, length == 3) for length in (2, 3, 5)]  # episodes of 3 steps are truncated
     envs, buffer = (
         SyncVectorEnv(made, autoreset_mode=mode),
         ReplayBuffer(500, n_step=3, gamma=0.5, dedup_next=dedup_next),

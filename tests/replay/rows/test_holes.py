@@ -1,4 +1,4 @@
-"""Restoring a replay buffer some of whose parts are damaged: what is drawn is what was added, never across a hole."""
+"""Restoring a replay buffer with damaged parts: draws match the added rows and never cross a gap."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from tests.replay.plain_replay import assert_same, restored
 from trieye.exceptions import CheckpointError, ReplayTimeoutError
 from trieye.files.checksum import FileEntry
 from trieye.replay import Hindsight, Limiter, ReplayBuffer
-from trieye.replay.rows.segments import Holes
+from trieye.replay.rows.segments import Gaps
 from trieye.replay.samplers.base import Draw
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
@@ -19,7 +19,7 @@ ENVS, LENGTHS = 3, (5, 7, 1000)
 
 
 class World:
-    """Environments that take turns, whose observations are (environment, episode, step) and nothing else."""
+    """Environments that take turns; observations are (environment, episode, step)."""
 
     def __init__(self):
         self.state = np.array([[env, 0, 0] for env in range(ENVS)])
@@ -43,7 +43,7 @@ class World:
 
 
 def saved_in_parts(buffer, world, rounds=(40, 1, 30, 25, 3, 60)):
-    """Fill a buffer, saved now and then, and return what the last save amounts to."""
+    """Fill a buffer with occasional saves, and return the last saved state."""
     parts = {}
     for count in rounds:
         for _ in range(count):
@@ -55,7 +55,7 @@ def saved_in_parts(buffer, world, rounds=(40, 1, 30, 25, 3, 60)):
 
 
 def damaged(encoded, tmp_path, numbers):
-    """Return the same with parts, counted from the oldest on, whose files are not there."""
+    """Return the same state with missing files for some parts, counted from the oldest."""
     names = sorted(encoded.parts, key=lambda name: int(name.split("-")[1]))
     lost = [names[number] for number in numbers]
     gone = {name: PartFile(tmp_path / name, FileEntry(size_bytes=1, crc32=0)) for name in lost}
@@ -65,7 +65,7 @@ def damaged(encoded, tmp_path, numbers):
 
 
 def loaded(encoded, capacity=400, *, lazy=False, **options):
-    """Return a buffer with what is left."""
+    """Return a buffer with the remaining rows."""
     buffer = ReplayBuffer(capacity, **options)
     buffer.load_state_dict(decode(encoded), lazy=lazy)
     return buffer
@@ -82,7 +82,7 @@ KINDS = {
 
 
 def check_rows(batch, options):
-    """Compare what was drawn with what the world would have shown."""
+    """Compare drawn rows with the world's own rows."""
     obs, after = batch["obs"], batch["next_obs"]
     if "frame_stack" in options:
         for stack, following in ((obs, obs[:, -1]), (after, after[:, -1])):
@@ -111,7 +111,7 @@ def test_what_is_drawn_is_what_was_added_and_nothing_lies_across_a_hole(kind, lo
     assert count - ENVS * 41 <= missing <= count + ENVS * len(lost)  # the oldest part is partly overwritten
     assert "of the replay are lost" in caplog.text
     check_rows(after.sample(1500), options)
-    for _ in range(10):  # the episodes that go on do so
+    for _ in range(10):  # the open episodes continue
         world.step(after)
     check_rows(after.sample(1500), options)
     again = restored(after, seed=3, **options)
@@ -165,14 +165,14 @@ def test_goals_in_hindsight_are_of_the_same_episode(tmp_path, strategy):
             {"obs": obs, "achieved": obs + 1, "goal": obs * 0, "reward": numbers * 0.0, "done": numbers % 7 == 6}
         )
 
-    # all episodes have 7 rows, and so have the holes: rows before and after one look as if they were of one episode
+    # episodes and gaps have 7 rows, so that the rows around a gap look like a single episode
     before, parts = ReplayBuffer(400, her=her), {}
     for first, end in ((0, 3), (3, 38), (38, 73), (73, 108), (108, 143), (143, 145)):
         add(before, first, end)
         parts |= before.state_parts(parts).new
     encoded, _ = damaged(replace(encode(before, known=parts), parts=dict(parts)), tmp_path, (1, 4))
     after = loaded(encoded, her=her)
-    add(after, 145, 150)  # the episode that goes on began in the last hole
+    add(after, 145, 150)  # the open episode began in the last gap
     drawn = after.sample(4000)
     relabelled = drawn["goal"].any(axis=1)
     assert relabelled.sum() > 1000
@@ -212,11 +212,11 @@ def test_damage_is_an_error_where_it_is_refused(tmp_path):
 
 
 def test_holes_that_touch_are_one_and_rows_before_them_move_up():
-    holes = Holes([(30, 40), (10, 20), (20, 25)], 5, 50)
-    assert (str(holes), holes.num_rows, holes.low) == ("10-24, 30-39", 25, 30)
-    assert holes.moved(np.array([5, 9, 10, 24, 25, 29, 30, 40, 49])).tolist() == [30, 34, -1, -1, 35, 39, -1, 40, 49]
-    assert holes.pieces(0, 60) == [(5, 10), (25, 30), (40, 50)]
-    assert [holes.run_of(row) for row in (5, 9, 25, 45)] == [30, 30, 35, 40]
+    gaps = Gaps([(30, 40), (10, 20), (20, 25)], 5, 50)
+    assert (str(gaps), gaps.num_rows, gaps.low) == ("10-24, 30-39", 25, 30)
+    assert gaps.moved(np.array([5, 9, 10, 24, 25, 29, 30, 40, 49])).tolist() == [30, 34, -1, -1, 35, 39, -1, 40, 49]
+    assert gaps.remaining(0, 60) == [(5, 10), (25, 30), (40, 50)]
+    assert [gaps.run_start(row) for row in (5, 9, 25, 45)] == [30, 30, 35, 40]
 
 
 def test_a_directory_of_its_own_is_loaded_whole_or_not_at_all(tmp_path):

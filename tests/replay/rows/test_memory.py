@@ -57,7 +57,7 @@ def test_closing_lets_go_of_the_files_but_not_of_arrays_in_use(kind, how, tmp_pa
         assert memory.handle is None
     del memory
     gc.collect()
-    with contextlib.suppress(OSError):  # another thread may have the number by now
+    with contextlib.suppress(OSError):  # another thread may have reused the number
         assert not os.path.samestat(os.fstat(descriptor), file)
     array[:] = 7
     assert array.sum() == 70
@@ -106,13 +106,13 @@ def test_shared_memory_of_a_killed_owner_stays_for_those_attached_and_for_nobody
     owner.kill()
     owner.wait()
     assert view.sum() == 9 << 20
-    with pytest.raises(ConfigurationError, match="has to be alive"):
+    with pytest.raises(ConfigurationError, match="must be alive"):
         AttachedMemory(handle).allocate("x", (1 << 20,), np.uint8)
 
 
 @pytest.mark.parametrize("kind", ["ram", "shm"])
 def test_more_than_there_is_is_refused_before_it_is_touched(kind):
-    with pytest.raises(ConfigurationError, match=r"storage of 'x' needs \d+\.\d GiB, and .*; lower replay.capacity"):
+    with pytest.raises(ConfigurationError, match=r"storage of 'x' needs \d+\.\d GiB, but .*; lower replay.capacity"):
         open_memory(kind).allocate("x", (available_bytes() + (1 << 30),), np.uint8)
 
 
@@ -179,7 +179,7 @@ def test_memory_that_is_full_soon_is_neither_touched_nor_promised_in_vain():
 
 
 def test_a_disk_without_space_is_named(tmp_path):
-    with pytest.raises(ConfigurationError, match=f"there is not that much space in {tmp_path}"):
+    with pytest.raises(ConfigurationError, match=f"there is not enough space in {tmp_path}"):
         open_memory("mmap", tmp_path).allocate("x", (1 << 50,), np.uint8)
 
 
@@ -187,9 +187,9 @@ def test_a_disk_without_space_is_named(tmp_path):
     ("arguments", "message"),
     [
         (("rom",), r"storage 'rom' is unknown; did you mean 'ram'\? \(known: ram, shm, mmap\)"),
-        (("mmap",), "storage_dir is 'None'; it is needed for storage='mmap'"),
-        (("ram", "/tmp"), "storage_dir is '/tmp'; it is needed for storage='mmap' and for no other"),
-        (("mmap", "/nowhere"), "storage_dir '/nowhere' is no directory"),
+        (("mmap",), "storage_dir is 'None' and storage is 'mmap'; storage='mmap' requires"),
+        (("ram", "/tmp"), "storage_dir is '/tmp' and storage is 'ram'; .* other storages do not accept it"),
+        (("mmap", "/nowhere"), "storage_dir '/nowhere' is not a directory"),
     ],
 )
 def test_unusable_storage_is_named(arguments, message):

@@ -13,8 +13,8 @@ def rows(first, count):
     return {"obs": obs[:-1], "next_obs": obs[1:], "done": np.arange(first, first + count) % 10 == 9}
 
 
-def kept(buffer):
-    """Return how many next observations are kept aside, as a snapshot tells."""
+def num_stored(buffer):
+    """Return the number of separately stored next observations, according to a snapshot."""
     saved = buffer.state_parts(())
     return len(saved.state["store"]["next_rows"]["ids"]) + sum(len(part["next"]) for part in saved.new.values())
 
@@ -22,10 +22,10 @@ def kept(buffer):
 def test_only_ends_and_the_newest_rows_keep_their_next_observation():
     buffer = ReplayBuffer(100, dedup_next=True)
     buffer.extend(rows(0, 45))
-    assert kept(buffer) == 5  # 9, 19, 29, 39 and the newest, 44
+    assert num_stored(buffer) == 5  # 9, 19, 29, 39 and the newest, 44
     for number in range(45, 75):
         buffer.add(**one_of(rows(number, 1)))
-    assert kept(buffer) == 8
+    assert num_stored(buffer) == 8
 
 
 def test_places_are_used_again():
@@ -34,7 +34,7 @@ def test_places_are_used_again():
     before = buffer.stats()["size_bytes"]
     for first in range(7, 5000, 7):
         buffer.extend(rows(first, 7))
-    assert kept(buffer) <= 11
+    assert num_stored(buffer) <= 11
     assert buffer.stats()["size_bytes"] - before <= 11 * SHAPE[0] * 4
 
 
@@ -44,7 +44,7 @@ def test_a_restored_buffer_lets_go_of_what_the_next_row_holds():
     other = restored(buffer, dedup_next=True)
     for one in (buffer, other):
         one.extend(rows(45, 3))
-    assert kept(other) == kept(buffer) == 5
+    assert num_stored(other) == num_stored(buffer) == 5
 
 
 def test_next_observations_are_compared_bit_by_bit():
@@ -56,7 +56,7 @@ def test_next_observations_are_compared_bit_by_bit():
     buffer, nan = ReplayBuffer(10, dedup_next=True), np.full(SHAPE, np.nan, np.float32)
     buffer.add(obs=nan, next_obs=nan, done=False)
     buffer.add(obs=nan, next_obs=nan, done=False)
-    assert kept(buffer) == 1
+    assert num_stored(buffer) == 1
 
 
 def test_partners_that_differ_are_named():

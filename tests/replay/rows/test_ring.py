@@ -16,7 +16,7 @@ def block(count, shape, *, seed):
     return {"obs": rng.normal(size=(count, *shape)).astype(np.float32), "action": rng.integers(0, 9, count)}
 
 
-def held(buffer):
+def stored_rows(buffer):
     rows, _ = next(buffer.iter_rows(10_000))
     return rows
 
@@ -29,8 +29,8 @@ def test_blocks_of_equal_and_of_other_lengths_are_kept_in_order(shape):
     for number, rows in enumerate(blocks):
         buffer.extend(rows if number % 3 else dict(reversed(rows.items())))
         expected = {key: np.concatenate([each[key] for each in blocks[: number + 1]])[-20:] for key in rows}
-        found = held(buffer)
-        assert all(np.array_equal(found[key], expected[key]) for key in expected)
+        stored = stored_rows(buffer)
+        assert all(np.array_equal(stored[key], expected[key]) for key in expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -41,7 +41,7 @@ def test_single_rows_and_blocks_take_turns(shape):
         buffer.extend(rows)
         buffer.add(obs=rows["obs"][0], action=int(rows["action"][0]))
         expected += [*rows["obs"], rows["obs"][0]]
-    assert np.array_equal(held(buffer)["obs"], np.stack(expected[-20:]))
+    assert np.array_equal(stored_rows(buffer)["obs"], np.stack(expected[-20:]))
 
 
 def after_two_blocks():
@@ -68,18 +68,18 @@ FITTING = block(4, (3,), seed=9)
 )
 def test_a_block_that_does_not_fit_changes_nothing_after_one_that_does(rows, complaint):
     buffer = after_two_blocks()
-    before = held(buffer)
+    before = stored_rows(buffer)
     with pytest.raises(ConfigurationError, match=complaint):
         buffer.extend(rows)
     assert len(buffer) == 8
-    assert all(np.array_equal(held(buffer)[key], before[key]) for key in before)
+    assert all(np.array_equal(stored_rows(buffer)[key], before[key]) for key in before)
 
 
 def test_a_block_of_another_dtype_is_converted_after_one_that_fits():
     buffer = after_two_blocks()
     buffer.extend({"obs": np.ones((4, 3), np.int16), "action": np.arange(4, dtype=np.uint8)})
-    assert held(buffer)["obs"].dtype == np.float32
-    assert held(buffer)["action"][-4:].tolist() == [0, 1, 2, 3]
+    assert stored_rows(buffer)["obs"].dtype == np.float32
+    assert stored_rows(buffer)["action"][-4:].tolist() == [0, 1, 2, 3]
 
 
 SINGLES = ["b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"]

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 from tests.replay.plain_replay import PlainLinks, links_of
 from trieye.replay.rows.reader import NStep
 
-# (environment, how the episode goes on after the row), in the order of the rows
+# (environment, how the episode continues after the row), in row order
 STREAMS = st.lists(
     st.tuples(st.integers(0, 2), st.sampled_from(["on", "on", "terminated", "truncated"])), min_size=1, max_size=40
 )
 
 
 class Rows:
-    """Rows in plain Python, with links to them."""
+    """Rows in plain Python, with their links."""
 
     def __init__(self, stream, rewards):
         self.stream, self.rewards = stream, np.asarray(rewards)
@@ -26,11 +26,11 @@ class Rows:
         return NStep(n, gamma).returns(ids, self.links, self.rewards.__getitem__, self.terminated.__getitem__)
 
     def slow(self, first, n, gamma):
-        """Return last row, summed reward, discount and length of the window from a row on."""
+        """Return last row, summed reward, discount and length of a row's window."""
         window = [first]
         while len(window) < n and self.follow[window[-1]] >= 0:
             window.append(self.follow[window[-1]])
-        total = sum(gamma**place * float(self.rewards[row]) for place, row in enumerate(window))
+        total = sum(gamma**power * float(self.rewards[row]) for power, row in enumerate(window))
         discount = 0.0 if self.terminated[window[-1]] else gamma ** len(window)
         return window[-1], total, discount, len(window)
 

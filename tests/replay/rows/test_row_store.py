@@ -23,7 +23,7 @@ OPTIONS = st.fixed_dictionaries(
 
 
 class Pair:
-    """Our buffer, and the plain one beside it."""
+    """The buffer under test and the plain reference."""
 
     def __init__(self, capacity, seed, options, shape):
         self.options, self.seed = options, seed

@@ -33,7 +33,7 @@ def loaded(path, **options):
 
 
 def ranges(names):
-    """Return the rows of parts, as their names tell."""
+    """Return the rows of parts according to their names."""
     return sorted(tuple(map(int, name.split("-")[1:3])) for name in names)
 
 
@@ -64,12 +64,12 @@ def test_parts_whose_rows_are_all_overwritten_are_dropped(tmp_path):
 
 
 def test_many_small_parts_become_one():
-    buffer, known = filled(10), set()
+    buffer, known_parts = filled(10), set()
     counts = []
     for first in range(10, 700, 10):
-        saved = buffer.state_parts(known)
-        known = {*saved.kept, *saved.new}
-        counts.append(len(known))
+        saved = buffer.state_parts(known_parts)
+        known_parts = {*saved.kept, *saved.new}
+        counts.append(len(known_parts))
         buffer.extend(rows(first, 10))
     assert max(counts) == segments.MAX_SMALL_PARTS + 1
     assert counts[-1] < 20
@@ -94,7 +94,7 @@ def test_a_part_of_a_save_that_is_under_way_is_given_out_again_without_a_copy():
     assert arrays["row.n"] is under_way.new[first]["row.n"]
     assert ranges([second]) == [(900, 1200)]
     buffer.extend(rows(1200, 100))
-    third = buffer.state_parts(under_way.new)  # the first save is done, the second is not
+    third = buffer.state_parts(under_way.new)  # the first save is finished, the second is not
     assert third.kept == (first,)
     assert ranges(third.new) == [(900, 1200), (1200, 1300)]
     parts = {**under_way.new, **also_under_way.new, **third.new}
@@ -104,13 +104,13 @@ def test_a_part_of_a_save_that_is_under_way_is_given_out_again_without_a_copy():
 
 
 def test_saves_that_overlap_for_ever_do_not_grow():
-    buffer, counts, known, before = filled(100, capacity=5000), [], set(), None
+    buffer, counts, known_parts, before = filled(100, capacity=5000), [], set(), None
     for first in range(100, 2000, 100):
         buffer.extend(rows(first, 100))
-        saved = buffer.state_parts(known)  # while the one before is being written
+        saved = buffer.state_parts(known_parts)  # during the previous save
         counts.append(sum(len(part["row.n"]) for part in saved.new.values()))
-        known, before = set() if before is None else {*before.kept, *before.new}, saved
-    assert max(counts) == 300  # all of the first two, and from then on those of the last two
+        known_parts, before = set() if before is None else {*before.kept, *before.new}, saved
+    assert max(counts) == 300  # all parts of the first two saves, then of the last two
 
 
 def test_an_empty_state_that_is_loaded_leaves_no_old_parts_behind(tmp_path):
@@ -119,30 +119,30 @@ def test_an_empty_state_that_is_loaded_leaves_no_old_parts_behind(tmp_path):
     buffer.extend(rows(0, 100))
     buffer.save(tmp_path / "replay")
     buffer.load(tmp_path / "empty")
-    buffer.extend(rows(5000, 100))  # other rows, with the ids of the first ones
+    buffer.extend(rows(5000, 100))  # other rows with the ids of the first rows
     buffer.save(tmp_path / "replay")
     assert loaded(tmp_path / "replay").sample(16)["n"].min() >= 5000
 
 
 def test_places_that_are_saved_to_in_turn_each_get_the_new_rows_only(tmp_path):
-    buffer, places = filled(500), [tmp_path / "checkpoints", tmp_path / "snapshots"]
-    for place in places:
-        buffer.save(place)
+    buffer, directories = filled(500), [tmp_path / "checkpoints", tmp_path / "snapshots"]
+    for directory in directories:
+        buffer.save(directory)
     for first in range(500, 900, 100):
-        for place in places:
-            before = parts_in(place).keys()
+        for directory in directories:
+            before = parts_in(directory).keys()
             buffer.extend(rows(first, 50))
-            buffer.save(place)
-            (new,) = parts_in(place).keys() - before
-            assert parts_in(place)[new].st_size < 100 * 60 + 1000
-            assert_goes_on_alike(buffer, loaded(place, lazy=True), 2)
+            buffer.save(directory)
+            (new,) = parts_in(directory).keys() - before
+            assert parts_in(directory)[new].st_size < 100 * 60 + 1000
+            assert_goes_on_alike(buffer, loaded(directory, lazy=True), 2)
 
 
 def test_a_known_part_is_kept_rather_than_one_under_way_written_again():
     buffer = filled(500)
     done = set(buffer.state_parts(()).new)
     buffer.extend(rows(500, 50))
-    under_way = buffer.state_parts(())  # to another place, which knows nothing
+    under_way = buffer.state_parts(())  # to another target without known parts
     buffer.extend(rows(550, 50))
     saved = buffer.state_parts(done)
     assert set(saved.kept) == done
@@ -156,7 +156,7 @@ def test_parts_of_a_branch_that_was_left_are_never_kept(tmp_path):
     buffer.extend(rows(100, 100))
     left = set(buffer.state_parts(()).new)
     buffer.load(tmp_path / "early")
-    buffer.extend(rows(7000, 100))  # other rows, with the ids of those that were left
+    buffer.extend(rows(7000, 100))  # other rows with the ids of the remaining rows
     saved = buffer.state_parts(left)
     assert left.isdisjoint(saved.kept)
     assert sum(len(part["row.n"]) for part in saved.new.values()) == 200
@@ -200,7 +200,7 @@ def test_a_lazily_loaded_buffer_copies_the_rows_that_are_drawn_and_needs_its_fil
     assert 990 <= rings[-1].unread.count < 1000
     other.extend(rows(1000, 500, 300))
     assert rings[-1].unread.count <= 500
-    other.save(tmp_path / "other")  # from the maps, as nothing is there yet
+    other.save(tmp_path / "other")  # from the memory maps, since no row is in memory yet
     assert_goes_on_alike(other, loaded(tmp_path / "other"))
 
 
@@ -219,7 +219,7 @@ def test_loading_uses_several_threads(tmp_path, monkeypatch):
     def noted(*arguments):
         if len(threads) < 2:
             threads.add(threading.get_ident())
-            meeting.wait()  # never comes back unless two threads are here
+            meeting.wait()  # returns only when two threads are here
         write_rows(*arguments)
 
     filled(1000, width=80).save(tmp_path / "replay")
@@ -232,19 +232,19 @@ def test_loading_uses_several_threads(tmp_path, monkeypatch):
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=12), st.integers(1, 40))
 def test_only_saves_that_were_finished_are_built_upon(steps, capacity):
-    """Each step adds rows and saves; the save is finished or lost."""
-    buffer, on_disk, known, total = ReplayBuffer(capacity, seed=2), {}, set(), 0
+    """Each step adds rows and saves; the save finishes or is lost."""
+    buffer, on_disk, known_parts, total = ReplayBuffer(capacity, seed=2), {}, set(), 0
     for count, is_finished in steps:
         buffer.extend(rows(total, count))
         total += count
-        saved = buffer.state_parts(known)
-        assert set(saved.kept) <= known
+        saved = buffer.state_parts(known_parts)
+        assert set(saved.kept) <= known_parts
         if is_finished:
             on_disk = {name: on_disk[name] for name in saved.kept} | dict(saved.new)
-            known = set(on_disk)
-            held = sorted(int(n) for part in on_disk.values() for n in part["row.n"])
-            assert len(held) == len(set(held))
-            assert set(range(total - len(buffer), total)) <= set(held)
+            known_parts = set(on_disk)
+            row_ids = sorted(int(n) for part in on_disk.values() for n in part["row.n"])
+            assert len(row_ids) == len(set(row_ids))
+            assert set(range(total - len(buffer), total)) <= set(row_ids)
 
 
 def test_a_mapped_buffer_is_saved_and_loaded_too(tmp_path):

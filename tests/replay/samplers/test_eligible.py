@@ -32,7 +32,7 @@ ACTIONS = st.lists(
 
 
 class Case:
-    """A sampler, and what its rows are in plain Python."""
+    """A sampler and its expected rows in plain Python."""
 
     def __init__(self, capacity, **bounds):
         self.capacity, self.bounds = capacity, bounds

@@ -10,7 +10,7 @@ from trieye.replay.samplers.prioritized import PrioritizedSampler
 
 
 def made(capacity, added, priorities=None, **options):
-    """A sampler after `added` rows, and the ids of those that are left."""
+    """Return a sampler after `added` rows, and the ids of the remaining rows."""
     sampler = PrioritizedSampler(capacity, **options)
     sampler.added(0, added)
     ids = np.arange(max(added - capacity, 0), added)
@@ -98,7 +98,7 @@ def test_rows_are_picked_in_proportion_to_their_chances_among_the_ids_given():
 
 
 class SlowPriorities:
-    """Chances row by row, by id, with alpha 1 and no epsilon."""
+    """The expected chances by row id, with alpha 1 and epsilon 0."""
 
     def __init__(self, capacity):
         self.capacity, self.chances, self.largest, self.total, self.low = capacity, {}, 1.0, 0, 0
@@ -136,17 +136,17 @@ ACTIONS = st.lists(
 def test_chances_are_those_of_a_slow_reference_whatever_happens(capacity, actions):
     slow, rng = SlowPriorities(capacity), np.random.default_rng(0)
     sampler = PrioritizedSampler(capacity, alpha=1.0, epsilon=0.0)
-    for action, given_ in actions:
+    for action, argument in actions:
         if action == "add":
-            sampler.added(slow.total, given_)
-            slow.add(given_)
+            sampler.added(slow.total, argument)
+            slow.add(argument)
         elif action == "clear":
             sampler.forgot(slow.total)
             slow.forget(slow.total)
         elif action == "update" and slow.chances:
-            ids = [slow.low + place % len(slow.chances) for place, _ in given_]
-            slow.update(ids, [float(priority) for _, priority in given_])
-            sampler.update(np.array(ids), [float(priority) for _, priority in given_])
+            ids = [slow.low + index % len(slow.chances) for index, _ in argument]
+            slow.update(ids, [float(priority) for _, priority in argument])
+            sampler.update(np.array(ids), [float(priority) for _, priority in argument])
         elif action == "draw" and any(slow.chances.values()):
             drawn = sampler.draw(20, slow.low, slow.total, rng).ids
             assert all(slow.chances[row_id] for row_id in drawn.tolist())
@@ -197,7 +197,7 @@ def test_weights_of_two_draws_that_become_one_are_those_of_one_draw(beta):
     sampler.added(0, 100)
     sampler.update(np.arange(100), np.arange(1, 101))
     draw = sampler.draw(32, 0, 100, rng)
-    for count in (1, 5, 20):  # each is divided by a largest weight of its own
+    for count in (1, 5, 20):  # each draw is divided by its own largest weight
         draw = spliced(draw, rng.permutation(32)[:count], sampler.draw(count, 0, 100, rng))
         expected = (draw.ids + 1.0) ** -beta
         assert draw.weights == pytest.approx(expected / expected.max(), rel=1e-5)

@@ -65,7 +65,7 @@ def test_only_the_ids_given_are_picked():
 
 
 def test_a_uniform_draw_is_what_the_ring_of_0_2_drew_from_the_same_seed():
-    # there slots were drawn: first + [0, size) with first = low % capacity
+    # that version drew slots: first + [0, size) with first = low % capacity
     low, high, capacity = 1234, 1300, 100
     first = low % capacity
     slots = rng(9).integers(first, first + high - low, 50)

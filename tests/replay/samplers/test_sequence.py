@@ -16,7 +16,7 @@ STREAMS = st.lists(
 
 
 def plain_sequences(stream, low, length, period=1, cross=False, pad=False):
-    """Every sequence that may be drawn, by its first row."""
+    """Return all valid sequences by first row."""
     links, sequences = PlainLinks(stream), {}
     follow = links.next_of_env if cross else links.next
     for row in range(low, len(stream)):
@@ -29,7 +29,7 @@ def plain_sequences(stream, low, length, period=1, cross=False, pad=False):
 
 
 class NoProposals(UniformSampler):
-    """Proposes no start, so that all are looked up."""
+    """Proposes no starts, so that all rows are scanned."""
 
     def propose(self, n, low, high, rng):
         return np.empty(0, np.int64)
@@ -59,7 +59,7 @@ def test_exactly_the_sequences_within_episodes_are_drawn(stream, capacity, lengt
         assert np.array_equal(draw.mask, draw.ids >= 0)
     else:
         assert draw.mask is None
-    # and the rows that can start one are found without chance, too
+    # the rows that can start a sequence are also found by the scan
     sampler.starts = NoProposals()
     sampler.draw(1, low, len(stream), rng)
     assert sampler.starts.looked_up == sorted(possible)
@@ -67,7 +67,7 @@ def test_exactly_the_sequences_within_episodes_are_drawn(stream, capacity, lengt
 
 @pytest.mark.parametrize("length", [3, 18])
 def test_every_possible_start_is_drawn_equally_often(length):
-    # with length 18, two rows of forty start a sequence: most proposals are refused, and then all rows looked at
+    # with length 18, two of forty rows start a sequence: most proposals are rejected, then all rows are scanned
     stream = [(0, row in {11, 20}) for row in range(40)]
     sampler, rng = SequenceSampler(links_of(stream), length), np.random.default_rng(0)
     starts = np.concatenate([sampler.draw(64, 0, 40, rng).ids[:, 0] for _ in range(200)])
@@ -100,7 +100,7 @@ def test_starts_can_be_drawn_by_priority():
 
 
 def test_rows_that_can_never_start_a_sequence_lose_their_chances_and_others_keep_them():
-    # an episode of six rows, and one of four that goes on
+    # an episode of six rows, and an open one of four
     links = links_of([(0, row == 5) for row in range(10)], 20)
     starts = PrioritizedSampler(20, alpha=1.0)
     sampler, rng = SequenceSampler(links, 4, period=2, starts=starts), np.random.default_rng(0)

@@ -18,15 +18,15 @@ def test_slots_are_found_where_the_running_sum_of_the_weights_says(capacity, dat
     tree.load(0, weights)
     sums = weights.cumsum(dtype=np.float64)
     shares = data.draw(hnp.arrays(np.float64, 40, elements=st.floats(0, 1, exclude_max=True)))
-    found, its_weights = tree.find(shares)
-    assert np.array_equal(its_weights, weights[found])
+    slots_found, its_weights = tree.find(shares)
+    assert np.array_equal(its_weights, weights[slots_found])
     assert its_weights.all() == (sums[-1] > 0)
     if not sums[-1]:
         return
     # the running sum in another order of additions may differ in its last bits
     slack = 1e-9 * sums[-1]
-    assert (sums[found] >= shares * sums[-1] - slack).all()
-    assert (sums[found] - weights[found] <= shares * sums[-1] + slack).all()
+    assert (sums[slots_found] >= shares * sums[-1] - slack).all()
+    assert (sums[slots_found] - weights[slots_found] <= shares * sums[-1] + slack).all()
 
 
 def test_places_at_the_very_ends_find_slots_that_have_a_weight():
@@ -34,8 +34,8 @@ def test_places_at_the_very_ends_find_slots_that_have_a_weight():
         for slots in ([0], [17], [capacity - 1], [3, capacity - 2]):
             tree = SumTree(capacity)
             tree.set(np.array(slots), np.full(len(slots), 0.1))
-            found, weights = tree.find(np.array([0.0, 1e-300, 0.5, np.nextafter(1.0, 0.0), 1.0]))
-            assert set(found.tolist()) == set(slots)
+            slots_found, weights = tree.find(np.array([0.0, 1e-300, 0.5, np.nextafter(1.0, 0.0), 1.0]))
+            assert set(slots_found.tolist()) == set(slots)
             assert weights.tolist() == [np.float32(0.1)] * 5
 
 
@@ -46,8 +46,8 @@ def test_the_last_place_of_all_finds_the_last_slot_that_has_a_weight(capacity):
     for _ in range(200):
         tree, count = SumTree(capacity), int(rng.integers(1, 12))
         tree.load(0, rng.random(count).astype(np.float32))
-        found, weights = tree.find(np.array([0.0, 1 - 2**-52, np.nextafter(1.0, 0.0)]))
-        assert found.tolist() == [0, count - 1, count - 1]
+        slots_found, weights = tree.find(np.array([0.0, 1 - 2**-52, np.nextafter(1.0, 0.0)]))
+        assert slots_found.tolist() == [0, count - 1, count - 1]
         assert weights.all()
 
 
@@ -62,7 +62,7 @@ def test_any_changes_leave_the_tree_that_the_weights_alone_would_make(capacity, 
         some = data.draw(hnp.arrays(np.int64, data.draw(st.integers(1, 20)), elements=st.integers(0, capacity - 1)))
         values = data.draw(hnp.arrays(np.float32, len(some), elements=WEIGHTS))
         tree.set(some, values)
-        for slot, value in zip(some, values, strict=True):  # of equal slots the last one counts
+        for slot, value in zip(some, values, strict=True):  # the last of equal slots wins
             plain[slot] = value
     assert np.array_equal(tree.weights, plain)
     fresh = SumTree(capacity)
@@ -78,7 +78,7 @@ def test_sums_do_not_drift_over_many_updates():
         tree.set(slots, rng.random(64) * 10.0 ** rng.integers(-6, 7))
     fresh = SumTree(5000)
     fresh.load(0, tree.weights)
-    shares = np.linspace(0, 1, 200_000, endpoint=False)  # many places near borders, which a sum that drifts moves
+    shares = np.linspace(0, 1, 200_000, endpoint=False)  # many positions near borders, which drifting sums would move
     assert np.array_equal(tree.find(shares)[0], fresh.find(shares)[0])
 
 

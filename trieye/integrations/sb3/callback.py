@@ -119,8 +119,7 @@ class RunCallback(BaseCallback):
     def _on_training_start(self) -> None:
         if self._output not in self.logger.output_formats:
             self.logger.output_formats.append(self._output)
-        exit_code = self.run.config.runtime.requeue_exit_code
-        self._steps = steps(self.run, self.model._total_timesteps, requeue_exit_code=exit_code, counts=False)  # noqa: SLF001 - docs/private_apis.md
+        self._steps = steps(self.run, self.model._total_timesteps, counts=False)  # noqa: SLF001 - docs/private_apis.md
         next(self._steps, None)
 
     def _on_step(self) -> bool:

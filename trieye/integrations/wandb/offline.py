@@ -12,7 +12,7 @@ import numpy as np
 
 from trieye.exceptions import ConfigurationError
 from trieye.integrations.wandb.axes import Axes
-from trieye.results.runs import Points, Problems, Series, StoredRun, seed_in
+from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in
 
 _BLOCK, _HEADER = 32768, 7
 _WHOLE, _LAST = 1, 4
@@ -47,11 +47,11 @@ class OfflineRuns:
             )
         self._files, self._problems = sorted(files), problems
 
-    def runs(self) -> list[StoredRun]:
+    def runs(self) -> list[LoadedRun]:
         """Return the runs, sorted by file name, which begins with the date."""
         return [run for run in map(self._run, self._files) if run is not None]
 
-    def _run(self, path: Path) -> StoredRun | None:
+    def _run(self, path: Path) -> LoadedRun | None:
         params: dict[str, Any] = {}
         began, exit_code, step = None, None, None
         for record, values in self._records(path):
@@ -68,7 +68,7 @@ class OfflineRuns:
             self._problems.leave_out(path, "it has no intact run record, with which a wandb file begins")
             return None
         params = {key: value for key, value in params.items() if key != "_wandb"}
-        return StoredRun(
+        return LoadedRun(
             path=str(path),
             name=began.display_name or began.run_id,
             app=began.project or "uncategorized",
@@ -82,12 +82,12 @@ class OfflineRuns:
             else math.nan,
         )
 
-    def metrics(self, runs: Sequence[StoredRun]) -> Collection[str]:
+    def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
         """Return the metric names of the runs."""
         return {name for points in self.read(runs, None).values() for name in points}
 
-    def read(self, runs: Sequence[StoredRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
-        """Return the points of each run, keyed by `StoredRun.path`; omitted media are reported to `problems`."""
+    def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
+        """Return the points of each run, keyed by `LoadedRun.path`; omitted media are reported to `problems`."""
         del metrics
         return {run.path: self._points(Path(run.path)) for run in runs}
 

@@ -188,8 +188,7 @@ class FragmentRules:
     Attributes:
         max_chunks: Maximum number of chunks that can be fetched; a new chunk evicts the oldest.
         fragments_per_chunk: Consecutive fragments of one worker per chunk.
-        max_staleness: Maximum number of versions that a fetched chunk's lowest version may lag behind; unlimited if
-            None.
+        max_staleness: Maximum versions that a fetched chunk's lowest version may lag behind; unlimited if None.
         max_reuse: Number of fetches after which a chunk is removed; unlimited if None.
         max_bytes: Maximum payload bytes of all stored fragments, including leased chunks; unlimited if None. New
             fragments evict the oldest chunks; if that frees too little, they are refused as `full`.
@@ -199,8 +198,7 @@ class FragmentRules:
         lease_ttl_s: Lifetime of a lease in seconds since its fetch or last `read`.
         session_policy: Effect of a new session on the content: `discard` it, or `resume` with it, for a run that
             resumes under a new name.
-        sampler: `uniform`; `prioritized`, by the priorities of `update_priorities`; or `oldest`, the lowest version
-            first.
+        sampler: `uniform`; `prioritized`, by the priorities of `update_priorities`; or `oldest`, lowest version first.
         alpha: Exponent of the priorities; 0 is uniform.
         beta: Exponent of the importance weights; 1 corrects the bias fully.
 

@@ -36,14 +36,16 @@ class SavedGroups:
     def __init__(self) -> None:
         self._serials: dict[str, Serials] = {}
 
-    def plan(self, live: set[int], known: Collection[str], fragment_bytes: int) -> tuple[list[str], list[list[int]]]:
+    def plan(
+        self, live: set[int], known_parts: Collection[str], fragment_bytes: int
+    ) -> tuple[list[str], list[list[int]]]:
         """Return the names of the groups to reuse, and the serial numbers of each group to write."""
         remaining = {name: live.intersection(serials.tolist()) for name, serials in self._serials.items()}
         self._serials = {name: serials for name, serials in self._serials.items() if remaining[name]}
         usable = [
             name
             for name, serials in self._serials.items()
-            if name in known and 2 * len(remaining[name]) >= len(serials)
+            if name in known_parts and 2 * len(remaining[name]) >= len(serials)
         ]
         small = {name for name in usable if len(self._serials[name]) * fragment_bytes < _SMALL_BYTES}
         if len(small) > _MAX_SMALL:
@@ -73,7 +75,7 @@ class SavedGroups:
 
 
 def capture(
-    fragments_state: FragmentState, groups: SavedGroups, known: Collection[str], now: float
+    fragments_state: FragmentState, groups: SavedGroups, known_parts: Collection[str], now: float
 ) -> tuple[dict[str, Any], tuple[str, ...], dict[str, list[int]]]:
     """Return the state, the names of the groups to reuse, and the serial numbers of each new group by name."""
     streams = list(fragments_state.streams.items())
@@ -82,7 +84,7 @@ def capture(
     chunks = list(fragments_state.pool)
     serials = [*pending, *(row.serial for row in early), *(serial for chunk in chunks for serial in chunk.serials)]
     schema = fragments_state.schema
-    reused, missing = groups.plan(set(serials), known, schema.size_bytes if schema else 0)
+    reused, missing = groups.plan(set(serials), known_parts, schema.size_bytes if schema else 0)
     new = {groups.add(group): group for group in missing}
     state = {
         "format": _FORMAT,

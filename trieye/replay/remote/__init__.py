@@ -1,9 +1,9 @@
-"""A replay buffer in a process of its own, with many writers and readers.
+"""A replay buffer in a separate process, with many writers and readers.
 
 replay = RemoteReplay.start({"default": {"capacity": 100_000}})     # an actor; needs Ray
 with replay.writer() as writer:                                     # in any task or actor
     writer.add(obs=obs, action=action, reward=reward, terminated=terminated)
-batch = replay.reader().sample(256)                                 # on the same machine: out of shared memory
+batch = replay.reader().sample(256)                                 # from shared memory if on the same machine
 """
 
 from trieye.replay.remote.channel import LocalChannel

@@ -1,4 +1,4 @@
-"""ReplayActor and FragmentActor: replay servers as Ray actors; they only forward."""
+"""ReplayActor and FragmentActor: replay servers as Ray actors, which only forward calls."""
 
 import uuid
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ Actor = TypeVar("Actor", bound=type)
 
 
 def _with_operations_of(server: type, *, in_event_loop: bool = False) -> Callable[[Actor], Actor]:
-    """Give a class of actors a method for each operation of its server, on the threads of the operation's group."""
+    """Give an actor class a method per operation of its server, on the threads of the operation's group."""
 
     def method_of(name: str) -> Any:
         def act(self: Any, *values: Any, **options: Any) -> Any:
@@ -44,46 +44,46 @@ def _with_operations_of(server: type, *, in_event_loop: bool = False) -> Callabl
     return add
 
 
-# `ingest` has one thread, so batches are taken in the order in which each writer sent them. Calls that wait do so in
-# `draw` and `wait`, a second at most, so they hold up neither a batch nor each other.
+# `ingest` has one thread, which preserves the order of each writer's batches. Waiting calls run in `draw` and `wait`,
+# for a second at most, so they block neither batches nor each other.
 _NUM_THREADS: dict[Group, int] = {"ingest": 1, "draw": 8, "wait": 8, "save": 1, "update": 1}
 
 
-# nothing is repeated by Ray, which would change the order: writers and readers do it themselves
+# Ray must not retry calls, which would reorder them: writers and readers retry themselves
 @ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups={**_NUM_THREADS})
 @_with_operations_of(ReplayServer)
 class ReplayActor:
-    """Holds the tables in a process of its own; the arguments are those of `ReplayServer`."""
+    """Hosts the tables in a separate process; takes the arguments of `ReplayServer`."""
 
     def __init__(self, tables: Mapping[str, Mapping[str, Any]], **options: Any) -> None:
         get_a_fair_share()
         self.server = ReplayServer(tables, **options)
 
 
-# Fetches wait in one event loop, and snapshots are written in another. What is done in a worker's name can be done
-# again: a fragment that comes twice is recognized.
+# Fetches wait in one event loop, and snapshots are written in another. Calls of workers may be repeated, since a
+# duplicate fragment is recognized.
 @ray.remote(max_restarts=-1, max_task_retries=0, concurrency_groups={"save": 1})
 @_with_operations_of(FragmentServer, in_event_loop=True)
 class FragmentActor:
-    """Holds fragments in a process of its own; the arguments are those of `FragmentServer`."""
+    """Hosts fragments in a separate process; takes the arguments of `FragmentServer`."""
 
     def __init__(self, rules: Mapping[str, Any], **options: Any) -> None:
         get_a_fair_share()
         self.server = FragmentServer(rules, **options)
 
 
-class RayChannel(Generic[Server]):
-    """The way to a replay actor, from any process that it is sent to by Ray.
+class RayReplayChannel(Generic[Server]):
+    """Connection to a replay actor, from any process that receives it through Ray.
 
     Args:
         actor: The actor.
-        name: Of the replay, for messages.
-        tells: Report when its process dies and when it responds again; set for one handle only.
+        name: Name of the replay in messages.
+        reports: Report when its process dies and when it responds again; set for one handle only.
     """
 
-    def __init__(self, actor: Any, name: str, *, tells: bool = False) -> None:
+    def __init__(self, actor: Any, name: str, *, reports: bool = False) -> None:
         self.name = name
-        self._actor, self._tells, self._is_gone = actor, tells, False
+        self._actor, self._reports, self._is_gone = actor, reports, False
 
     def begin(
         self,
@@ -92,49 +92,49 @@ class RayChannel(Generic[Server]):
         *values: Values.args,
         **options: Values.kwargs,
     ) -> "Future[Result]":
-        """Begin a call; see `Channel.begin`."""
+        """Start a call; see `ReplayChannel.begin`."""
         call: Future[Result] = Future()
         try:
             sent = getattr(self._actor, operation.__name__).remote(*values, **options).future()
         except ray.exceptions.RayError as error:
-            call.set_exception(self._meaning(error))
+            call.set_exception(self._translated(error))
             return call
         sent.add_done_callback(lambda done: self._settle(call, done))
         return call
 
     def kill(self) -> None:
-        """End the actor for good."""
+        """Stop the actor permanently."""
         ray.kill(self._actor)
 
     def _settle(self, call: "Future[Any]", done: "Future[Any]") -> None:
         error = done.exception()
-        self._tell(is_gone=isinstance(error, ray.exceptions.RayActorError))
+        self._report(is_gone=isinstance(error, ray.exceptions.RayActorError))
         if error is None:
             call.set_result(done.result())
         else:
-            call.set_exception(self._meaning(error))
+            call.set_exception(self._translated(error))
 
-    def _tell(self, *, is_gone: bool) -> None:
-        if self._tells and is_gone != self._is_gone:
+    def _report(self, *, is_gone: bool) -> None:
+        if self._reports and is_gone != self._is_gone:
             self._is_gone = is_gone
-            what = "died; Ray restarts it, and it continues from its last snapshot" if is_gone else "answers again"
-            say(f"the process of replay {self.name!r} {what}")
+            event = "died; Ray restarts it, and it continues from its last snapshot" if is_gone else "answers again"
+            say(f"the process of replay {self.name!r} {event}")
 
-    def _meaning(self, error: BaseException) -> BaseException:
-        """Return the error that means the same for every kind of channel."""
+    def _translated(self, error: BaseException) -> BaseException:
+        """Translate a Ray error into the error that all kinds of channel raise."""
         if isinstance(error, ray.exceptions.RayTaskError):
             cause = error.cause
             return cause if isinstance(cause, TrieyeError) else TrieyeError(str(error))
         if isinstance(error, ray.exceptions.ActorDiedError):
             lines = str(error).strip().splitlines()
             why = lines[-1 if error.actor_init_failed else 0].strip()
-            return TrieyeError(f"the actor of replay {self.name!r} is gone for good: {why}")
+            return TrieyeError(f"the actor of replay {self.name!r} is permanently gone: {why}")
         if isinstance(error, ray.exceptions.RayActorError):
-            return ConnectionError(f"the actor of replay {self.name!r} is gone for now; Ray starts it again if it died")
+            return ConnectionError(f"the actor of replay {self.name!r} is unreachable; Ray restarts it if it died")
         return TrieyeError(f"replay {self.name!r}: {error}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RayChannel, (self._actor, self.name)
+        return RayReplayChannel, (self._actor, self.name)
 
 
 def start_server(
@@ -145,16 +145,16 @@ def start_server(
     directory: str | Path | None = None,
     snapshot_every_s: float | None = None,
     **options: Any,
-) -> RayChannel[Any]:
-    """Start a replay actor on this node, or find the one of that name, and return the way to it.
+) -> RayReplayChannel[Any]:
+    """Start a replay actor on this node, or find the existing one of that name, and return a connection to it.
 
     Args:
         kind: `ReplayActor` or `FragmentActor`.
-        arguments: What the server is made of.
-        name: By which any script on the cluster finds it; without one it ends with the process that started it.
-        directory: Where its snapshots are; if there is one, it goes on from there.
-        snapshot_every_s: How often they are written, seconds.
-        **options: Ray options, such as `namespace` (`trieye` if not given), `num_cpus` (0) or `scheduling_strategy`.
+        arguments: Arguments of the server.
+        name: Name under which any script on the cluster finds it; without a name it ends with its starter.
+        directory: Its snapshot directory; it resumes from an existing snapshot.
+        snapshot_every_s: Interval between snapshots in seconds.
+        **options: Ray options, such as `namespace` (default `trieye`), `num_cpus` (default 0) or `scheduling_strategy`.
     """
     own: dict[str, Any] = {
         "num_cpus": 0,
@@ -162,11 +162,11 @@ def start_server(
     }
     if name is not None:
         own |= {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-    shown = name or f"replay_{uuid.uuid4().hex[:8]}"
+    display_name = name or f"replay_{uuid.uuid4().hex[:8]}"
     actor = kind.options(**{**own, **options}).remote(
         **arguments,
-        name=shown,
+        name=display_name,
         directory=None if directory is None else Path(directory).absolute(),
         snapshot_every_s=snapshot_every_s,
     )
-    return RayChannel(actor, shown, tells=True)
+    return RayReplayChannel(actor, display_name, reports=True)

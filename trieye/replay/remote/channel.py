@@ -1,4 +1,4 @@
-"""Channel: the way to a replay server, and calls that are made again until they are answered."""
+"""ReplayChannel: connections to a replay server, and calls that are retried until they are answered."""
 
 import inspect
 import time
@@ -15,10 +15,10 @@ from trieye.process.waiting import Backoff
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 LONGEST_POLL_S = 1.0
-"""How long the server lets a call wait before it answers that there is nothing yet."""
+"""Maximum time for which the server lets a call wait before it responds that there is no result yet."""
 
 Group = Literal["ingest", "draw", "wait", "save", "update"]
-"""The threads of an actor on which an operation runs; what is in no group is quick, and has a thread of its own."""
+"""Thread groups of an actor, each for certain operations; operations without a group are quick and share one thread."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Server = TypeVar("Server")
@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 def operation(group: Group | None = None) -> Callable[[Function], Function]:
-    """Let a function of a server be what others can ask it for, on the threads of a group."""
+    """Mark a method of a server as a remote operation that runs on the threads of `group`."""
 
     def mark(function: Function) -> Function:
         vars(function)["group"] = group
@@ -44,19 +44,19 @@ def group_of(function: Callable[..., Any]) -> Group | None:
 
 
 def operations_of(server: type) -> dict[str, Group | None]:
-    """Return the groups of all operations of a kind of server, by their names."""
+    """Return the groups of all operations of a server class by name."""
     functions = inspect.getmembers(server, inspect.isfunction)
     return {name: group_of(function) for name, function in functions if "group" in vars(function)}
 
 
-class Channel(Protocol[Server_co]):
-    """Makes calls to a server wherever it is; safe to use from threads, and can be sent where it works.
+class ReplayChannel(Protocol[Server_co]):
+    """Calls a server, wherever it runs; thread-safe, and can be sent to other processes where it works.
 
-    An operation is named by the function itself, such as `ReplayServer.stats`, so that its values and its result are
-    checked.
+    An operation is passed as the function itself, such as `ReplayServer.stats`, so that its arguments and result are
+    type-checked.
 
     Attributes:
-        name: Of the server, for messages.
+        name: Name of the server in messages.
     """
 
     name: str
@@ -68,39 +68,39 @@ class Channel(Protocol[Server_co]):
         *values: Values.args,
         **options: Values.kwargs,
     ) -> "Future[Result]":
-        """Begin an operation of the server; those of one group arrive in the order in which they began.
+        """Start an operation of the server; operations of one group arrive in the order of their calls.
 
         The future raises
 
-        - ConnectionError: The server cannot be reached now; it may have done what was asked.
-        - TrieyeError: It is gone for good, or what it raised itself.
+        - ConnectionError: The server is unreachable at present; it may have executed the operation.
+        - TrieyeError: The server is permanently gone, or raised this error itself.
         """
 
     def kill(self) -> None:
-        """End the server for good."""
+        """Stop the server permanently."""
 
 
 class Client(ABC):
-    """What user code holds of a table; can be sent to tasks and actors, where it becomes another one.
+    """User handle of a table; can be sent to tasks and actors, which receive a new client.
 
     Args:
-        channel: The way to the server.
+        channel: Connection to the server.
         table: Name of the table.
-        timeout_s: How long a call waits at most, seconds.
-        **options: All others that it is made with.
+        timeout_s: Maximum wait of a call in seconds.
+        **options: All other constructor options.
 
     Attributes:
         table: Name of the table.
-        timeout_s: How long a call waits at most, seconds.
+        timeout_s: Maximum wait of a call in seconds.
     """
 
-    def __init__(self, channel: Channel[Any], table: str, *, timeout_s: float, **options: Any) -> None:
+    def __init__(self, channel: ReplayChannel[Any], table: str, *, timeout_s: float, **options: Any) -> None:
         self.table, self.timeout_s = table, timeout_s
         self._channel, self._options = channel, {"timeout_s": timeout_s, **options}
 
     @abstractmethod
     def close(self) -> None:
-        """Send what is left."""
+        """Send pending data."""
 
     def __enter__(self) -> Self:
         return self
@@ -116,23 +116,23 @@ class Client(ABC):
 
 
 class Closable(Protocol):
-    """A server that a channel of this process can lead to.
+    """A server in this process.
 
     Attributes:
-        name: For messages.
+        name: Name in messages.
     """
 
     name: str
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 LocalServer = TypeVar("LocalServer", bound=Closable)
 
 
 class LocalChannel(Generic[LocalServer]):
-    """The way to a server in this process; every call is made at once.
+    """Connection to a server in this process; every call runs immediately.
 
     Args:
         server: A `ReplayServer` or a `FragmentServer`.
@@ -149,11 +149,11 @@ class LocalChannel(Generic[LocalServer]):
         *values: Values.args,
         **options: Values.kwargs,
     ) -> "Future[Result]":
-        """Make the call in this thread."""
+        """Run the operation in this thread."""
         call: Future[Result] = Future()
         try:
             call.set_result(operation(self._server, *values, **options))
-        except Exception as error:  # noqa: BLE001 - a call like a remote one: whoever takes the result gets the error
+        except Exception as error:  # noqa: BLE001 - as in a remote call, the future raises every error
             call.set_exception(error)
         return call
 
@@ -163,16 +163,16 @@ class LocalChannel(Generic[LocalServer]):
 
 
 def poll_s(timeout_s: float) -> float:
-    """Return how long the server may let a call wait whose caller waits for so long."""
+    """Return how long the server may let a call wait if the caller waits for `timeout_s`."""
     return min(LONGEST_POLL_S, timeout_s / 4)
 
 
 class Deadline:
-    """A moment in the future, and what to say when it has come.
+    """A deadline with a description for its error message.
 
     Args:
-        timeout_s: How far away it is, seconds.
-        describe: Says what was waited for.
+        timeout_s: Time until the deadline in seconds.
+        describe: Returns a description of the failed wait.
     """
 
     def __init__(self, timeout_s: float, describe: Callable[[], str]) -> None:
@@ -182,32 +182,32 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left, never negative."""
+        """Seconds left, never negative."""
         return max(self._at - time.monotonic(), 0.0)
 
     def check(self, trouble: str = "") -> None:
-        """Go on if there is time left.
+        """Return if there is time left.
 
         Args:
-            trouble: What holds things up, in words.
+            trouble: The cause of the delay.
 
         Raises:
-            ReplayTimeoutError: There is none.
+            ReplayTimeoutError: The deadline has passed.
         """
         self._trouble = trouble or self._trouble
         if not self.left_s:
             raise ReplayTimeoutError(f"{self._describe()} in {self._timeout_s:g} s ({self._trouble})")
 
     def pause(self, trouble: str) -> None:
-        """Wait a little, a little longer each time; raises what `check` raises."""
+        """Sleep with exponential backoff; raises what `check` raises."""
         self.check(trouble)
         time.sleep(min(self._backoff.failed(), self.left_s))
 
     def result(self, call: "Future[Result]") -> Result:
-        """Return what a call returned, and raise what it raised.
+        """Return the result of a call, or raise its error.
 
         Raises:
-            ReplayTimeoutError: It did not end in time.
+            ReplayTimeoutError: The call did not finish in time.
         """
         wait([call], self.left_s)
         if not call.done():
@@ -216,13 +216,13 @@ class Deadline:
 
     def answer(
         self,
-        channel: Channel[Server],
+        channel: ReplayChannel[Server],
         operation: Callable[Concatenate[Server, Values], Result],
         /,
         *values: Values.args,
         **options: Values.kwargs,
     ) -> Result:
-        """Make a call, again if need be, until it is answered; raises what `result` raises."""
+        """Call an operation, with retries until it is answered; raises what `result` raises."""
         while True:
             try:
                 return self.result(channel.begin(operation, *values, **options))
@@ -231,18 +231,18 @@ class Deadline:
 
 
 def ask(
-    channel: Channel[Server],
+    channel: ReplayChannel[Server],
     timeout_s: float,
     operation: Callable[Concatenate[Server, Values], Result],
     /,
     *values: Values.args,
     **options: Values.kwargs,
 ) -> Result:
-    """Do an operation of a server, again if need be, and return its result.
+    """Call an operation of a server, with retries, and return its result.
 
     Raises:
-        ReplayTimeoutError: It was not answered in time.
-        TrieyeError: What the server raised.
+        ReplayTimeoutError: There was no response in time.
+        TrieyeError: Raised by the server.
     """
     deadline = Deadline(timeout_s, lambda: f"{channel.name!r} did not answer {operation.__name__}()")
     return deadline.answer(channel, operation, *values, **options)

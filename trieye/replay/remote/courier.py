@@ -1,4 +1,4 @@
-"""Courier: the thread that brings the batches of a writer to the server."""
+"""BatchSender: the thread that sends the batches of a writer to the server."""
 
 import atexit
 import time
@@ -12,38 +12,38 @@ from trieye.exceptions import ReplayClosedError
 from trieye.process.progress import say
 from trieye.process.waiting import Backoff
 from trieye.process.worker import Worker
-from trieye.replay.remote.channel import Channel
+from trieye.replay.remote.channel import ReplayChannel
 from trieye.replay.remote.delivery import Ack, Outbox, Parcel
 from trieye.replay.remote.messages import Block
 from trieye.replay.remote.server import ReplayServer
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 HEARTBEAT_S = 1.0
-"""How often a writer with nothing to send asks whether the server still has what it sent."""
+"""Interval between an idle writer's checks that the server still has its rows."""
 
 ANSWER_TIMEOUT_S = 10.0
 LIMITER_WAIT_S = 1.0
 
 
-class Courier:
-    """Sends blocks in the order in which they were handed over, until each of them is taken.
+class BatchSender:
+    """Sends blocks in order until the server has acknowledged them.
 
     Args:
-        channel: The way to the server.
+        channel: Connection to the server.
         table: Name of the table.
         client: Name of the writer.
-        max_inflight: Batches that may wait for their acknowledgement.
-        keep_bytes: Memory for acknowledged batches that no snapshot holds.
-        flush_s: How often the writer is asked for a block that is not full.
-        collect: Makes the writer hand over what it has; its object is not kept alive.
+        max_inflight: Maximum number of unacknowledged batches.
+        keep_bytes: Memory for acknowledged batches that no snapshot contains.
+        flush_s: Interval for collecting the writer's incomplete block.
+        collect: Bound method that makes the writer send its incomplete block; its object is not kept alive.
 
     Attributes:
-        trouble: Why the server does not take what was sent, in words.
+        trouble: Why the server does not accept rows.
     """
 
     def __init__(
         self,
-        channel: Channel[ReplayServer],
+        channel: ReplayChannel[ReplayServer],
         table: str,
         client: str,
         *,
@@ -57,34 +57,34 @@ class Courier:
         self._outbox = Outbox(max_inflight=max_inflight, keep_bytes=keep_bytes)  # only this thread changes it
         self._flush_s, self._collect = flush_s, weakref.WeakMethod(collect)
         self._filled: SimpleQueue[Block] = SimpleQueue()
-        # of blocks: the first is changed by threads that hold the writer's lock, the second by this thread; one more
-        # than are under way is being filled
-        self._num_out, self._num_back, self._max_out = 0, 0, max_inflight + 1
+        # numbers of blocks: the first is changed by threads that hold the writer's lock, the second by this thread; the
+        # limit is those in flight and one being filled
+        self._num_issued, self._num_returned, self._max_out = 0, 0, max_inflight + 1
         self._answers: SimpleQueue[tuple[Parcel, Future[Ack]]] = SimpleQueue()
-        self._told_gone = 0
+        self._num_gone_reported = 0
         self._backoff, self._not_before = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
-        self._last_word = time.monotonic()
-        self._next_collect = self._last_word + flush_s
+        self._last_answer = time.monotonic()
+        self._next_collect = self._last_answer + flush_s
         self._worker = Worker("trieye-writer", self._work, self._pause_s, self._end)
         self._worker.start()
-        # Ray ends a process that calls it during the exit
+        # Ray kills a process that calls it during exit
         atexit.register(self._halt)
 
-    # called by the threads that add rows
+    # called by threads that add rows
 
     @property
-    def taken(self) -> int:
-        """Rows that the server has."""
-        return self._outbox.taken
+    def num_acknowledged(self) -> int:
+        """Number of rows that the server has."""
+        return self._outbox.num_acknowledged
 
     def new_block(self, make: Callable[[], Block]) -> Block | None:
-        """Return an empty block to fill; None if there is no room for one now. The caller holds the writer's lock.
+        """Return an empty block to fill; None if there is no room now. The caller must hold the writer's lock.
 
         Args:
-            make: Makes one, where none can be used again.
+            make: Creates a block if none can be reused.
 
         Raises:
-            TrieyeError: Nothing is sent any more.
+            TrieyeError: Sending has stopped.
         """
         self._raise_failure()
         if not self._has_room():
@@ -94,29 +94,29 @@ class Courier:
             block.reuse()
         except IndexError:
             block = make()
-        self._num_out += 1
+        self._num_issued += 1
         return block
 
     def await_room(self, timeout_s: float) -> bool:
-        """Return whether there is room for one more block within some time; raises what `new_block` raises."""
+        """Return whether there is room for another block within the timeout; raises what `new_block` raises."""
         has_room = self._worker.wait_for(self._has_room, timeout_s)
         self._raise_failure()
         return has_room
 
     def send(self, block: Block) -> None:
-        """Hand over a block, which takes the room of one until it is taken by the server."""
+        """Queue a block, which occupies room until the server acknowledges it."""
         self._filled.put(block)
         self._worker.wake()
 
-    def await_taken(self, end: int, timeout_s: float) -> bool:
-        """Return whether so many rows are taken within some time; raises what `new_block` raises."""
-        is_taken = self._worker.wait_for(lambda: self._outbox.taken >= end, timeout_s)
-        if not is_taken:
+    def await_acknowledged(self, end: int, timeout_s: float) -> bool:
+        """Return whether `end` rows are acknowledged within the timeout; raises what `new_block` raises."""
+        is_acknowledged = self._worker.wait_for(lambda: self._outbox.num_acknowledged >= end, timeout_s)
+        if not is_acknowledged:
             self._raise_failure()
-        return is_taken
+        return is_acknowledged
 
     def stop(self) -> None:
-        """Send nothing more, end the thread, and let the server forget the writer."""
+        """Stop sending, join the thread, and let the server unregister the writer."""
         self._halt()
         self._channel.begin(ReplayServer.leave, self._table, self._client)
 
@@ -128,7 +128,7 @@ class Courier:
         """Return counts as plain numbers."""
         outbox = self._outbox
         return {
-            "taken": outbox.taken,
+            "taken": outbox.num_acknowledged,
             "waiting_rows": outbox.num_waiting,
             "resent_batches": outbox.num_resent,
             "lost_rows": outbox.num_gone,
@@ -140,9 +140,9 @@ class Courier:
             raise self._worker.failure
 
     def _has_room(self) -> bool:
-        return self._num_out - self._num_back < self._max_out
+        return self._num_issued - self._num_returned < self._max_out
 
-    # called by the thread that sends
+    # called by the sending thread
 
     def _work(self) -> bool:
         self._receive()
@@ -152,7 +152,7 @@ class Courier:
 
     def _end(self, error: Exception | None) -> None:
         if error is not None and (self._outbox.num_waiting or not self._filled.empty()):
-            say(f"table {self._table!r} of {self._channel.name!r} takes no rows of this writer any more: {error}")
+            say(f"table {self._table!r} of {self._channel.name!r} accepts no more rows of this writer: {error}")
         atexit.unregister(self._halt)
 
     def _pause_s(self) -> float:
@@ -163,11 +163,11 @@ class Courier:
         return max(until - now, 0.001)
 
     def _fetch(self) -> None:
-        """Put what was handed over into the outbox, and ask for more when it is due."""
+        """Move queued blocks into the outbox, and collect more when due."""
         collect = self._collect()
-        if collect is None:  # nobody holds the writer any more
+        if collect is None:  # the writer was garbage-collected
             if not self._outbox.num_waiting and self._filled.empty():
-                self._worker.stop(ReplayClosedError("nobody holds the writer any more"))
+                self._worker.stop(ReplayClosedError("the writer was garbage-collected"))
         elif time.monotonic() >= self._next_collect or self._worker.is_waited_for:
             collect()
             self._next_collect = time.monotonic() + self._flush_s
@@ -183,29 +183,29 @@ class Courier:
                 self._outbox.failed()
                 self._wait_longer(str(error))
                 continue
-            self._last_word = time.monotonic()
+            self._last_answer = time.monotonic()
             self.trouble = ack.refused
             self._backoff.worked()
-            self._note_taken(self._outbox.answered(parcel, ack))
+            self._record_acknowledged(self._outbox.answered(parcel, ack))
 
     def _deliver(self) -> None:
         now = time.monotonic()
         outbox = self._outbox
-        is_idle = not outbox.num_waiting and outbox.kept_bytes and now - self._last_word > HEARTBEAT_S
+        is_idle = not outbox.num_waiting and outbox.kept_bytes and now - self._last_answer > HEARTBEAT_S
         if (outbox.is_held_up or is_idle) and now >= self._not_before:
-            self._catch_up()
+            self._resynchronize()
         while (parcel := outbox.next()) is not None:
             call = self._channel.begin(
                 ReplayServer.add_batch, self._table, self._client, parcel.first, outbox.oldest, parcel.rows
             )
-            call.add_done_callback(partial(self._hear, parcel))
+            call.add_done_callback(partial(self._queue_answer, parcel))
 
-    def _hear(self, parcel: Parcel, call: "Future[Ack]") -> None:
+    def _queue_answer(self, parcel: Parcel, call: "Future[Ack]") -> None:
         self._answers.put((parcel, call))
         self._worker.wake()
 
-    def _catch_up(self) -> None:
-        """Ask how far the server is, and go on from there."""
+    def _resynchronize(self) -> None:
+        """Query the server's position and continue from there."""
         wait_s = LIMITER_WAIT_S if self._outbox.is_held_up else 0.0
         count = self._outbox.next_size
         try:
@@ -217,22 +217,22 @@ class Courier:
         except TimeoutError:
             self._wait_longer("it does not answer")
             return
-        self._last_word = time.monotonic()
+        self._last_answer = time.monotonic()
         self.trouble = ack.refused
-        if self._outbox.is_held_up or ack.end < self._outbox.taken:
-            self._note_taken(self._outbox.go_back(ack))
+        if self._outbox.is_held_up or ack.end < self._outbox.num_acknowledged:
+            self._record_acknowledged(self._outbox.go_back(ack))
 
     def _wait_longer(self, trouble: str) -> None:
         self.trouble = trouble
         self._not_before = time.monotonic() + self._backoff.failed()
 
-    def _note_taken(self, num_batches: int) -> None:
-        self._num_back += num_batches
+    def _record_acknowledged(self, num_batches: int) -> None:
+        self._num_returned += num_batches
         self._worker.tell()
-        if self._outbox.num_gone > self._told_gone:
-            self._told_gone = self._outbox.num_gone
+        if self._outbox.num_gone > self._num_gone_reported:
+            self._num_gone_reported = self._outbox.num_gone
             say(
-                f"table {self._table!r} of {self._channel.name!r} has lost {self._told_gone} rows of this writer since "
-                "its process died: they were in no snapshot, and not kept here any more; raise keep_bytes, or lower "
-                "snapshot_every_s"
+                f"table {self._table!r} of {self._channel.name!r} lost {self._num_gone_reported} rows of this writer "
+                "when its process died: no snapshot contained them, and the writer no longer kept them; raise "
+                "keep_bytes or lower snapshot_every_s"
             )

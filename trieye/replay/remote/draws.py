@@ -1,4 +1,4 @@
-"""Where the rows of a reader come from: shared memory on the same machine, or the server's own copies."""
+"""Row sources of a reader: shared memory on the same machine, or batches sent by the server."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -9,39 +9,39 @@ import numpy as np
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.batch import Batch
-from trieye.replay.remote.channel import Channel, Deadline, poll_s
+from trieye.replay.remote.channel import Deadline, ReplayChannel, poll_s
 from trieye.replay.remote.messages import Plan
 from trieye.replay.remote.server import ReplayServer
 from trieye.replay.rows.store import AttachedReplay
 from trieye.replay.samplers.base import Draw, spliced
 
-Found = TypeVar("Found")
+CallResult = TypeVar("CallResult")
 Item = TypeVar("Item")
-Sent = tuple[str, Batch]
+SentBatch = tuple[str, Batch]
 
 
-class Ahead(Generic[Found, Item]):
-    """A short queue of what one kind of call returns several of; one call is under way while half of it is left.
+class ReadAheadQueue(Generic[CallResult, Item]):
+    """A short queue of items that calls return several at a time; it starts the next call at a low-water mark.
 
     Args:
-        begin: Begins a call.
-        unpack: Returns the items of its result, or why there is none yet.
-        low: Number of items at which the next call begins.
+        begin: Starts a call.
+        unpack: Returns the items of its result, or why there are none yet.
+        low: Low-water mark: number of remaining items that triggers the next call.
     """
 
     def __init__(
-        self, begin: Callable[[], "Future[Found]"], unpack: Callable[[Found], Sequence[Item] | str], low: int
+        self, begin: Callable[[], "Future[CallResult]"], unpack: Callable[[CallResult], Sequence[Item] | str], low: int
     ) -> None:
         self._begin, self._unpack, self._low = begin, unpack, low
         self._items: deque[Item] = deque()
-        self._call: Future[Found] | None = None
+        self._call: Future[CallResult] | None = None
 
     def next(self, deadline: Deadline) -> Item:
         """Return the next item.
 
         Raises:
             ReplayTimeoutError: There was none in time.
-            TrieyeError: What the server raised.
+            TrieyeError: Raised by the server.
         """
         while not self._items:
             self._fetch(deadline)
@@ -54,7 +54,7 @@ class Ahead(Generic[Found, Item]):
         call = self._call or self._begin()
         self._call = call
         try:
-            found = deadline.result(call)
+            result = deadline.result(call)
         except ConnectionError as error:
             self._call = None
             deadline.pause(str(error))
@@ -64,7 +64,7 @@ class Ahead(Generic[Found, Item]):
                 self._call = None
             raise
         self._call = None
-        items = self._unpack(found)
+        items = self._unpack(result)
         if isinstance(items, str):
             deadline.check(items)
         else:
@@ -72,65 +72,65 @@ class Ahead(Generic[Found, Item]):
 
 
 def _low(ahead: int) -> int:
-    """Return how few batches are left when more are decided on; of single ones none before it is asked for."""
+    """Return the low-water mark of drawn batches; -1 if each batch is drawn on request."""
     return ahead // 2 if ahead > 1 else -1
 
 
 class NearRows:
-    """Copies the rows that the server decides on; the server's process does nothing else for them.
+    """Copies the rows that the server chooses from shared memory; the server does no other work for them.
 
     Args:
-        channel: The way to the server.
+        channel: Connection to the server.
         table: Name of the table.
-        ahead: Batches that are decided with one call.
-        timeout_s: How long the reader waits at most, seconds.
+        ahead: Batches drawn per call.
+        timeout_s: Maximum wait of the reader in seconds.
 
     Attributes:
-        generation: Of the memory that is attached; empty before the first draw.
-        num_redrawn: Rows that were overwritten before they were copied, and drawn anew.
+        generation: Generation of the attached memory; empty before the first draw.
+        num_redrawn: Rows that were overwritten before they were copied, and redrawn.
     """
 
-    def __init__(self, channel: Channel[ReplayServer], table: str, ahead: int, timeout_s: float) -> None:
+    def __init__(self, channel: ReplayChannel[ReplayServer], table: str, ahead: int, timeout_s: float) -> None:
         self.generation, self.num_redrawn = "", 0
         self._channel, self._table, self._num_ahead = channel, table, ahead
         self._poll_s = poll_s(timeout_s)
         self._view: AttachedReplay
-        self._plans: dict[int, Ahead[Plan | str, tuple[str, Draw]]] = {}
+        self._plans: dict[int, ReadAheadQueue[Plan | str, tuple[str, Draw]]] = {}
 
     def sample(self, n: int, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch | None:
-        """Draw rows; return None if the server's memory cannot be read from here.
+        """Draw rows; return None if the server's memory is not accessible from this process.
 
         Raises:
-            ReplayTimeoutError: There was nothing to draw in time.
-            ConfigurationError: A key is unknown, or `out` is of another size.
+            ReplayTimeoutError: No draw was possible in time.
+            ConfigurationError: A key is unknown, or `out` has another size.
         """
         while True:
             generation, draw = self._next(n, deadline)
             if generation != self.generation:
-                found = self._attach(generation, deadline)
-                if found is None:
+                is_attached = self._attach(generation, deadline)
+                if is_attached is None:
                     return None
-                if not found:  # decided by a server that died since, and whose memory was never seen here
+                if not is_attached:  # drawn by a server that has died since, whose memory was never attached
                     continue
             batch = self._copied(draw, out, keys, deadline)
             if batch is not None:
                 return batch
 
     def _next(self, n: int, deadline: Deadline) -> tuple[str, Draw]:
-        if not self.generation:  # one only, in case it cannot be copied from here
+        if not self.generation:  # a single draw, in case it cannot be copied from here
             return _draws(self._plan(n, deadline))[0]
         plans = self._plans.get(n)
         if plans is None:
-            plans = self._plans[n] = Ahead(
+            plans = self._plans[n] = ReadAheadQueue(
                 lambda: self._channel.begin(ReplayServer.plan, self._table, self._num_ahead, n, self._poll_s),
-                lambda found: found if isinstance(found, str) else _draws(found),
+                lambda result: result if isinstance(result, str) else _draws(result),
                 _low(self._num_ahead),
             )
         return plans.next(deadline)
 
     def _attach(self, generation: str, deadline: Deadline) -> bool | None:
-        """Look at the memory of a generation; return False if it is gone, and None if it cannot be seen from here."""
-        for _ in range(2):  # at the second time, a server that just died is told from one on another machine
+        """Attach the memory of a generation; return False if it is gone, and None if it is not accessible from here."""
+        for _ in range(2):  # the second attempt distinguishes a server that just died from one on another machine
             memory = deadline.answer(self._channel, ReplayServer.memory, self._table)
             if memory.generation != generation:
                 return False
@@ -145,7 +145,7 @@ class NearRows:
         return None
 
     def _copied(self, draw: Draw, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch | None:
-        """Copy rows until none of them was overwritten meanwhile; return None if the memory changed instead."""
+        """Copy rows until none were overwritten during the copy; return None if the memory changed instead."""
         while (batch := self._view.rows(draw, out, keys)) is None:
             stale = self._view.lost(draw)
             count = int(np.count_nonzero(stale))
@@ -158,7 +158,7 @@ class NearRows:
         return batch
 
     def _plan(self, n: int, deadline: Deadline, *, again: bool = False) -> Plan:
-        """Return one draw, decided now."""
+        """Return one draw, made now."""
         while True:
             plan = deadline.answer(self._channel, ReplayServer.plan, self._table, 1, n, self._poll_s, again)
             if isinstance(plan, Plan):
@@ -171,43 +171,43 @@ def _draws(plan: Plan) -> list[tuple[str, Draw]]:
 
 
 class FarRows:
-    """Asks the server for whole batches, several at a time.
+    """Requests whole batches from the server, several per call.
 
     Args:
-        channel: The way to the server.
+        channel: Connection to the server.
         table: Name of the table.
-        ahead: Batches that come with one call.
-        timeout_s: How long the reader waits at most, seconds.
+        ahead: Batches per call.
+        timeout_s: Maximum wait of the reader in seconds.
 
     Attributes:
-        generation: Of the memory that the rows came from; empty before the first draw.
+        generation: Generation of the memory that the rows came from; empty before the first draw.
     """
 
-    def __init__(self, channel: Channel[ReplayServer], table: str, ahead: int, timeout_s: float) -> None:
+    def __init__(self, channel: ReplayChannel[ReplayServer], table: str, ahead: int, timeout_s: float) -> None:
         self.generation = ""
         self._channel, self._table, self._num_ahead = channel, table, ahead
         self._poll_s = poll_s(timeout_s)
-        self._batches: dict[tuple[int, tuple[str, ...] | None], Ahead[list[Sent] | str, Sent]] = {}
+        self._batches: dict[tuple[int, tuple[str, ...] | None], ReadAheadQueue[list[SentBatch] | str, SentBatch]] = {}
 
     def sample(self, n: int, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch:
         """Draw rows.
 
         Raises:
-            ReplayTimeoutError: There was nothing to draw in time.
-            ConfigurationError: A key is unknown, or `out` is of another size.
+            ReplayTimeoutError: No draw was possible in time.
+            ConfigurationError: A key is unknown, or `out` has another size.
         """
-        wanted = None if keys is None else tuple(keys)
-        batches = self._batches.get((n, wanted))
+        selected_keys = None if keys is None else tuple(keys)
+        batches = self._batches.get((n, selected_keys))
         if batches is None:
-            batches = self._batches[n, wanted] = Ahead(
+            batches = self._batches[n, selected_keys] = ReadAheadQueue(
                 lambda: self._channel.begin(
-                    ReplayServer.batches, self._table, self._num_ahead, n, wanted, self._poll_s
+                    ReplayServer.batches, self._table, self._num_ahead, n, selected_keys, self._poll_s
                 ),
-                lambda found: found,
+                lambda result: result,
                 _low(self._num_ahead),
             )
         self.generation, batch = batches.next(deadline)
-        # what was sent is read-only
+        # received arrays are read-only
         batch.ids, batch.weights = batch.ids.copy(), batch.weights.copy()
         batch.mask = None if batch.mask is None else batch.mask.copy()
         if out is None:

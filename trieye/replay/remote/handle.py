@@ -1,4 +1,4 @@
-"""What user code holds of a replay actor: RemoteReplay for tables, RemoteFragments for fragments."""
+"""RemoteReplay and RemoteFragments: user handles of replay actors for tables and for fragments."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.replay.buffer import arguments_of
 from trieye.replay.fragments import AddResult, Chunk, FragmentMeta, Lease
 from trieye.replay.fragments.fragment import lease_id
-from trieye.replay.remote.channel import Channel, Deadline, ask, group_of
+from trieye.replay.remote.channel import Deadline, ReplayChannel, ask, group_of
 from trieye.replay.remote.messages import DEFAULT_TABLE
 from trieye.replay.remote.reader import Reader
 from trieye.replay.remote.server import FragmentServer, ReplayServer, Server
@@ -23,84 +23,87 @@ from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
 SAVE_TIMEOUT_S = 3600.0
-FOR_EVER_S = 1e9
+NO_TIMEOUT_S = 1e9
 
-Held = TypeVar("Held", bound=Server)
+ServerType = TypeVar("ServerType", bound=Server)
 Values = ParamSpec("Values")
 Result = TypeVar("Result")
 
 
-class Remote(Generic[Held]):
-    """A server in a process of its own; can be sent to tasks and actors.
+class Remote(Generic[ServerType]):
+    """A server in another process; can be sent to tasks and actors.
 
-    It has what `Run.save` and `Run.restore` need, so that its content is part of a checkpoint.
+    It implements the interface of `Run.save` and `Run.restore`, so that its content can be part of a checkpoint.
 
     Args:
-        channel: The way to the server.
-        timeout_s: How long a call waits for an answer, seconds; the time that a fetch may wait comes on top.
+        channel: Connection to the server.
+        timeout_s: Maximum wait for a response in seconds, in addition to the timeout of a fetch.
     """
 
-    def __init__(self, channel: Channel[Held], *, timeout_s: float = 60.0) -> None:
+    def __init__(self, channel: ReplayChannel[ServerType], *, timeout_s: float = 60.0) -> None:
         self._channel, self._timeout_s = channel, timeout_s
 
     def ask(
-        self, operation: Callable[Concatenate[Held, Values], Result], /, *values: Values.args, **options: Values.kwargs
+        self,
+        operation: Callable[Concatenate[ServerType, Values], Result],
+        /,
+        *values: Values.args,
+        **options: Values.kwargs,
     ) -> Result:
-        """Do an operation of the server, such as `ReplayServer.stats`, and return its result; it may be done twice.
+        """Call an operation of the server, such as `ReplayServer.stats`, and return its result; it may run twice.
 
         Raises:
-            ReplayTimeoutError: It was not answered in time.
-            TrieyeError: What the server raised.
+            ReplayTimeoutError: There was no response in time.
+            TrieyeError: Raised by the server.
         """
         timeout_s = SAVE_TIMEOUT_S if group_of(operation) == "save" else self._timeout_s
         return ask(self._channel, timeout_s, operation, *values, **options)
 
     def snapshot(self, directory: str | Path | None = None) -> None:
-        """Write a snapshot of all that the server holds, on its machine.
+        """Write a snapshot of the server's entire content on its machine.
 
         Args:
-            directory: Where to; the server's own if None.
+            directory: Target directory; the server's snapshot directory if None.
 
         Raises:
-            ConfigurationError: There is none.
-            SerializationError: It could not be written.
+            ConfigurationError: The server has no snapshot directory.
+            SerializationError: Writing failed.
         """
         self.ask(Server.snapshot, None if directory is None else Path(directory).absolute())
 
     def restore(self, directory: str | Path) -> None:
-        """Go on from a snapshot; make new writers afterwards, as those that are open send again what came after it.
+        """Restore a snapshot. Create new writers afterwards, since open ones resend rows added after the snapshot.
 
         Raises:
-            CheckpointError: There is none, or it is not whole.
-            ConfigurationError: It holds rows of another schema, or chunks of another length.
+            CheckpointError: The snapshot does not exist or is incomplete.
+            ConfigurationError: Its rows have another schema, or its chunks another length.
         """
         self.ask(Server.restore, Path(directory).absolute())
 
     def state_parts(self, known: Collection[str]) -> StateParts:
-        """Return a snapshot of all that the server holds; see `StateParts`."""
+        """Return a snapshot of the server's entire content; see `StateParts`."""
         return self.ask(Server.state_parts, set(known))
 
-    def load_state_dict(self, held: SavedParts) -> None:
-        """Go on from a snapshot whose files can be read on the machine of the server."""
-        self.ask(Server.load_state_dict, held)
+    def load_state_dict(self, saved: SavedParts) -> None:
+        """Restore a snapshot whose files are readable on the server's machine."""
+        self.ask(Server.load_state_dict, saved)
 
     def close(self) -> None:
-        """End the server and give its memory back."""
+        """Stop the server and release its memory."""
         self._channel.kill()
 
 
 class RemoteReplay(Remote[ReplayServer]):
-    """Tables in a process of their own, with writers and readers anywhere."""
+    """Tables in a separate process, with writers and readers anywhere."""
 
     @classmethod
     def start(cls, tables: Mapping[str, Mapping[str, Any]], *, timeout_s: float = 60.0, **options: Any) -> Self:
-        """Start a replay actor on this node; Ray has to be started.
+        """Start a replay actor on this node; Ray must be initialized.
 
         Args:
-            tables: The arguments of a `ReplayBuffer` for each table, by name; the storage is `shm` unless they say
-                another.
-            timeout_s: How long a call waits for an answer, seconds.
-            **options: Those of `trieye.replay.remote.actor.start_server`.
+            tables: The arguments of a `ReplayBuffer` for each table, by name; the storage defaults to `shm`.
+            timeout_s: Maximum wait for a response in seconds.
+            **options: Options of `trieye.replay.remote.actor.start_server`.
         """
         from trieye.replay.remote.actor import ReplayActor, start_server
 
@@ -109,14 +112,14 @@ class RemoteReplay(Remote[ReplayServer]):
 
     @classmethod
     def from_config(cls, config: ReplayConfig, *, seed: int = 0, **options: Any) -> Self:
-        """Start a replay actor with the one table that the `replay` group of a config describes.
+        """Start a replay actor with the single table that the `replay` group of a config describes.
 
-        Rows that the config keeps in ordinary memory are kept in memory that readers can see.
+        `ram` storage becomes `shm`, which readers can access.
 
         Args:
             config: The config; its kind is not `fragment`.
             seed: Seed of the draws.
-            **options: Those of `start`.
+            **options: Options of `start`.
 
         Raises:
             ConfigurationError: The kind is `fragment`.
@@ -124,23 +127,23 @@ class RemoteReplay(Remote[ReplayServer]):
         return cls.start({DEFAULT_TABLE: table_of(config, seed=seed)}, **options)
 
     def writer(self, table: str = DEFAULT_TABLE, **options: Any) -> Writer:
-        """Return a new writer; see `Writer`."""
+        """Create a writer; see `Writer`."""
         return Writer(self._channel, table, **options)
 
     def reader(self, table: str = DEFAULT_TABLE, **options: Any) -> Reader:
-        """Return a new reader; see `Reader`."""
+        """Create a reader; see `Reader`."""
         return Reader(self._channel, table, **options)
 
     def attach(self, table: str = DEFAULT_TABLE) -> AttachedReplay:
-        """Return a view of the rows of a table on this machine, to be read only, until the server dies.
+        """Return a read-only view of a table's rows on this machine, valid until the server dies.
 
         Raises:
-            ConfigurationError: The server is on another machine, or the table has no rows yet or does not share them.
+            ConfigurationError: The server is on another machine, or the table has no rows or no shared memory.
         """
         memory = self.ask(ReplayServer.memory, table)
         if memory.handle is None:
             raise ConfigurationError(
-                f"table {table!r} cannot be attached to: it has no rows yet, or does not share them"
+                f"cannot attach to table {table!r}: it has no rows yet, or is not in shared memory"
             )
         return AttachedReplay(memory.handle)
 
@@ -149,15 +152,15 @@ class RemoteReplay(Remote[ReplayServer]):
         return self.ask(ReplayServer.stats, table)
 
     def metrics(self, table: str = DEFAULT_TABLE) -> dict[str, float]:
-        """Return the metrics of a table, ready to be logged."""
+        """Return the metrics of a table, ready for logging."""
         return self.ask(ReplayServer.metrics, table)
 
     def set_version(self, version: int, table: str = DEFAULT_TABLE) -> None:
-        """Tell which version of the model the rows come from that are added from now on; return when it is known."""
+        """Set the model version of rows added from now on; return once the server has applied it."""
         self.ask(ReplayServer.set_version, table, version)
 
     def leave(self, client: str, table: str = DEFAULT_TABLE) -> None:
-        """Let the server forget a writer whose process died, by its `client`; nobody waits for that."""
+        """Unregister the writer `client` of a dead process, without waiting for the server."""
         self._channel.begin(ReplayServer.leave, table, client)
 
 
@@ -169,7 +172,7 @@ def table_of(config: ReplayConfig, *, seed: int = 0) -> dict[str, Any]:
     """
     if config.kind == "fragment":
         raise ConfigurationError(
-            "replay.kind=fragment is no table of rows; use RemoteFragments.start(config.fragment_rules)"
+            "replay.kind=fragment does not describe a table; use RemoteFragments.start(config.fragment_rules)"
         )
     table = {**arguments_of(config), "storage": "shm" if config.storage == "ram" else config.storage, "seed": seed}
     if config.limiter.samples_per_insert is not None:
@@ -178,20 +181,20 @@ def table_of(config: ReplayConfig, *, seed: int = 0) -> dict[str, Any]:
 
 
 class RemoteFragments(Remote[FragmentServer]):
-    """A `FragmentBuffer` in a process of its own.
+    """A `FragmentBuffer` in a separate process.
 
-    Fragments travel through the object store; a fragment that is sent twice is recognized. After the death of the
-    actor it goes on from its last snapshot; leases end, and what workers added since begins with a gap.
+    Fragments travel through the object store; resent duplicates are recognized. After a crash, the actor resumes from
+    its last snapshot; leases end, and the first fragment that each worker adds afterwards is a gap.
     """
 
     @classmethod
     def start(cls, rules: Mapping[str, Any], *, timeout_s: float = 60.0, **options: Any) -> Self:
-        """Start an actor on this node; Ray has to be started.
+        """Start an actor on this node; Ray must be initialized.
 
         Args:
             rules: The arguments of `FragmentRules`.
-            timeout_s: How long a call waits for an answer, seconds.
-            **options: `limiter` and `seed` as in `FragmentServer`, and those of
+            timeout_s: Maximum wait for a response in seconds.
+            **options: `limiter` and `seed` as in `FragmentServer`, and options of
                 `trieye.replay.remote.actor.start_server`.
         """
         from trieye.replay.remote.actor import FragmentActor, start_server
@@ -211,19 +214,21 @@ class RemoteFragments(Remote[FragmentServer]):
         self.ask(FragmentServer.set_version, session, version)
 
     def fetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
-        """Lease `n` chunks, which are copied to this process; see `FragmentBuffer.fetch`."""
-        wait_s = FOR_EVER_S if timeout_s is None else timeout_s
-        enough = Deadline(wait_s, lambda: f"fetch({n}) from {self._channel.name!r} was not possible")
-        answer = Deadline(wait_s + self._timeout_s, lambda: f"fetch({n}): {self._channel.name!r} did not answer")
+        """Lease `n` chunks and copy them to this process; see `FragmentBuffer.fetch`."""
+        wait_s = NO_TIMEOUT_S if timeout_s is None else timeout_s
+        fetch_deadline = Deadline(wait_s, lambda: f"fetch({n}) from {self._channel.name!r} failed")
+        response_deadline = Deadline(
+            wait_s + self._timeout_s, lambda: f"fetch({n}): {self._channel.name!r} did not answer"
+        )
         while True:
-            left_s = None if timeout_s is None else enough.left_s
+            left_s = None if timeout_s is None else fetch_deadline.left_s
             try:
-                return answer.result(self._channel.begin(FragmentServer.fetch, n, left_s, strict))
+                return response_deadline.result(self._channel.begin(FragmentServer.fetch, n, left_s, strict))
             except ConnectionError as error:
-                enough.pause(str(error))
+                fetch_deadline.pause(str(error))
 
     async def afetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
-        """Do what `fetch` does, without holding up the event loop."""
+        """Implement `fetch` without blocking the event loop."""
         return await asyncio.to_thread(self.fetch, n, timeout_s, strict)
 
     def read(self, lease: Lease | str, rank: int = 0, world: int = 1) -> tuple[Chunk, ...]:
@@ -231,7 +236,7 @@ class RemoteFragments(Remote[FragmentServer]):
         return self.ask(FragmentServer.read, lease_id(lease), rank, world)
 
     def release(self, lease: Lease | str) -> bool:
-        """End a lease, and return whether it was open."""
+        """Close a lease, and return whether it was open."""
         return self.ask(FragmentServer.release, lease_id(lease))
 
     def update_priorities(self, chunk_ids: Sequence[int] | np.ndarray, priorities: ArrayLike) -> int:
@@ -239,5 +244,5 @@ class RemoteFragments(Remote[FragmentServer]):
         return self.ask(FragmentServer.update_priorities, np.asarray(chunk_ids), np.asarray(priorities))
 
     def metrics(self, *, reset: bool = True) -> dict[str, float]:
-        """Return plain numbers, ready to be logged; see `FragmentBuffer.metrics`."""
+        """Return plain numbers, ready for logging; see `FragmentBuffer.metrics`."""
         return self.ask(FragmentServer.metrics, reset=reset)

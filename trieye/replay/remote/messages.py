@@ -1,4 +1,4 @@
-"""Messages: what writers, readers and a replay server send each other."""
+"""Messages between writers, readers and a replay server."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from trieye.replay.samplers.base import Draw, Ids
 DEFAULT_TABLE = "default"
 
 INTERRUPTION = 1 << 32
-"""Added to the numbers of a writer's environments by each interruption, so that later rows start new episodes."""
+"""Added to a writer's environment numbers by each interruption, so that later rows start new episodes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows on their way to a table.
+class RowBatch:
+    """Rows sent to a table.
 
     Attributes:
         columns: Arrays `[n, ...]` by key, or one array `[n]` of records whose fields are the keys.
-        env_ids: int64 `[n]`, the writer's own number of the environment of each row; None if it has only one.
-        priorities: float64 `[n]`, NaN where the row gets the default; None if no row was given one.
-        versions: int64 `[n]`, of the models that made the rows, -1 where that is the table's; None if it always is.
+        env_ids: int64 `[n]`, the writer's number of each row's environment; None if the writer has only one.
+        priorities: float64 `[n]`, NaN for rows with the default priority; None if all rows have it.
+        versions: int64 `[n]`, the model version of each row, -1 for the table's version; None if all rows have that.
     """
 
     columns: Mapping[str, NDArray[Any]] | NDArray[Any]
@@ -48,14 +48,14 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Several draws, decided by the server for a reader that copies the rows itself.
+    """Several draws of the server, for a reader that copies the rows itself.
 
     Attributes:
-        generation: Of the memory that the ids belong to.
+        generation: Generation of the memory that the ids refer to.
         ids: int64 `[k, n]` or `[k, n, length]`.
         weights: float32 `[k, n]`.
-        infos: What the sampler told about each draw.
-        scales: The largest weight of each draw before they were divided by it.
+        infos: The sampler's statistics of each draw.
+        scales: The largest weight of each draw before normalization.
         masks: bool `[k, n, length]`, or None.
     """
 
@@ -68,7 +68,7 @@ class Plan:
 
     @classmethod
     def of(cls, generation: str, draws: list[Draw]) -> "Plan":
-        """Put draws of the same size together, so that they travel as two arrays."""
+        """Combine draws of the same size, so that they travel as two arrays."""
         masks = [draw.mask for draw in draws if draw.mask is not None]
         return cls(
             generation,
@@ -80,36 +80,36 @@ class Plan:
         )
 
     def draws(self) -> list[Draw]:
-        """Return the draws, as copies: what was sent is read-only."""
+        """Return the draws as copies, since received arrays are read-only."""
         masks = [None] * len(self.ids) if self.masks is None else [mask.copy() for mask in self.masks]
         ids, weights = [each.copy() for each in self.ids], [each.copy() for each in self.weights]
         return [Draw(*parts) for parts in zip(ids, weights, self.infos, masks, self.scales, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Where the rows of a table are.
+class MemoryLocation:
+    """Location of a table's rows.
 
     Attributes:
-        generation: Changes when the table gets other memory, as after the death of its process.
-        handle: What `ReplayBuffer.attach` takes; None if the rows cannot be read from other processes.
+        generation: Changes when the table gets new memory, as after its process died.
+        handle: The argument of `ReplayBuffer.attach`; None if other processes cannot read the rows.
     """
 
     generation: str
     handle: Any = None
 
 
-_ASIDE: Mapping[str, tuple[DTypeLike, float]] = {
+_OPTIONAL_ARRAYS: Mapping[str, tuple[DTypeLike, float]] = {
     "env_ids": (np.int64, 0), "priorities": (np.float64, np.nan), "versions": (np.int64, -1)
 }  # fmt: skip
-"""What `Rows` has beside the columns: dtype, and the value of rows that were given none."""
+"""The optional arrays of `RowBatch`: dtype, and the value of rows without one."""
 
 
 class Block:
     """Memory for `capacity` rows, filled from the front.
 
     Args:
-        capacity: Rows.
+        capacity: Maximum number of rows.
         columns: The keys of a row.
     """
 
@@ -117,7 +117,7 @@ class Block:
         self.capacity = capacity
         self.count = 0
         self._ring = Ring(capacity, columns, RamMemory(prefault=False))
-        self._aside: dict[str, NDArray[Any]] = {}  # of `_ASIDE`, what at least one row was given
+        self._optional: dict[str, NDArray[Any]] = {}  # arrays of `_OPTIONAL_ARRAYS` with at least one explicit value
 
     @property
     def columns(self) -> Mapping[str, Column]:
@@ -126,50 +126,50 @@ class Block:
 
     @property
     def room(self) -> int:
-        """Rows that still fit."""
+        """Number of rows that still fit."""
         return self.capacity - self.count
 
     def add(self, row: Mapping[str, Any], env_id: int, version: int | None) -> None:
-        """Copy one row in; nothing is written if one of its values is refused."""
+        """Copy one row into the block; nothing is written if a value is invalid."""
         self._ring.write_row(self.count, row)
         if env_id:
-            self._note("env_ids", 1, env_id)
+            self._write_optional("env_ids", 1, env_id)
         if version is not None:
-            self._note("versions", 1, version)
+            self._write_optional("versions", 1, version)
         self.count += 1
 
     def extend(
         self, rows: Mapping[str, NDArray[Any]], env_ids: Ids | None, priorities: Any, version: int | None
     ) -> None:
-        """Copy rows in, arrays `[n, ...]` with `n` not above `room`; nothing is written if one of them is refused."""
+        """Copy at most `room` rows, arrays `[n, ...]`, into the block; nothing is written if a value is invalid."""
         arrays, count = self._ring.conform(rows)
         self._ring.write_rows(self.count, arrays, count)
         for name, values in (("env_ids", env_ids), ("priorities", priorities), ("versions", version)):
             if values is not None:
-                self._note(name, count, values)
+                self._write_optional(name, count, values)
         self.count += count
 
     def reuse(self) -> None:
-        """Forget the rows."""
-        self.count, self._aside = 0, {}
+        """Remove all rows."""
+        self.count, self._optional = 0, {}
 
-    def rows(self) -> Rows:
-        """Return the rows in it, as views of this memory."""
+    def rows(self) -> RowBatch:
+        """Return the rows as views of this memory."""
         ring = self._ring
         columns: Any = {name: cells[: self.count] for name, cells in ring.cells.items()}
         if ring.records is not None:
             columns = ring.records[: self.count]
-        return Rows(columns, **{name: values[: self.count] for name, values in self._aside.items()})
+        return RowBatch(columns, **{name: values[: self.count] for name, values in self._optional.items()})
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of memory."""
+        """Size of the memory in bytes."""
         ring = self._ring
         return ring.records.nbytes if ring.records is not None else sum(cells.nbytes for cells in ring.cells.values())
 
-    def _note(self, name: str, count: int, values: Any) -> None:
-        """Write what the next rows were given."""
-        if name not in self._aside:
-            dtype, default = _ASIDE[name]
-            self._aside[name] = np.full(self.capacity, default, dtype)
-        self._aside[name][self.count : self.count + count] = values
+    def _write_optional(self, name: str, count: int, values: Any) -> None:
+        """Write explicit values of the next rows."""
+        if name not in self._optional:
+            dtype, default = _OPTIONAL_ARRAYS[name]
+            self._optional[name] = np.full(self.capacity, default, dtype)
+        self._optional[name][self.count : self.count + count] = values

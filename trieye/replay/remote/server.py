@@ -1,4 +1,4 @@
-"""What a replay actor does, without Ray: tables or fragments in one process, and snapshots of them."""
+"""Replay servers without Ray: tables or fragments in one process, and their snapshots."""
 
 import functools
 import os
@@ -16,7 +16,7 @@ from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.fragments import FragmentBuffer, FragmentRules
 from trieye.replay.limiter import Limiter
 from trieye.replay.remote.channel import Group, operation
-from trieye.replay.remote.table import Table
+from trieye.replay.remote.table import ReplayTable
 from trieye.replay.rows.schema import check_known
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
@@ -26,56 +26,56 @@ Result = TypeVar("Result")
 
 
 class Server(ABC):
-    """What a replay actor of any kind holds; safe to call from threads.
+    """Base class of replay servers; thread-safe.
 
-    If there is a snapshot in its directory, it goes on from there.
+    It resumes from an existing snapshot in its directory.
 
     Args:
-        name: For messages.
-        directory: Where its snapshots are; without one there are only those that are asked for by path.
-        snapshot_every_s: How often a thread writes one, seconds; only when asked to if None.
+        name: Name in messages.
+        directory: Snapshot directory; if None, snapshots are written only on request, to a given path.
+        snapshot_every_s: Interval of the snapshot thread in seconds; snapshots only on request if None.
 
     Attributes:
         num_written: Snapshots written.
-        num_failed: Snapshots that the thread could not write.
+        num_failed: Snapshots that the thread failed to write.
 
     Raises:
-        ConfigurationError: There is an interval and no directory, or a snapshot holds something else.
+        ConfigurationError: An interval is set without a directory, or a snapshot has another kind of content.
         CheckpointError: A snapshot is damaged.
     """
 
     def __init__(self, name: str, directory: Path | None, snapshot_every_s: float | None) -> None:
         if snapshot_every_s is not None and directory is None:
-            raise ConfigurationError(f"replay {name!r}: snapshot_every_s needs a directory for the snapshots")
+            raise ConfigurationError(f"replay {name!r}: snapshot_every_s requires a snapshot directory")
         self.name = name
         self.num_written = self.num_failed = 0
         self._directory = directory
-        self._writing = threading.Lock()  # held while a snapshot is written; the locks of tables are taken inside it
+        self._writing = threading.Lock()  # saved while a snapshot is written; the locks of tables are taken inside it
         self._is_closing = threading.Event()
         self._timer: threading.Thread | None = None
         if directory is not None and has_parts(directory):
-            self._take_over(load_parts(directory))
+            self._restore(load_parts(directory))
         if snapshot_every_s is not None:
             self._timer = threading.Thread(
-                target=self._write_for_ever, args=(snapshot_every_s,), name="trieye-replay-snapshots", daemon=True
+                target=self._write_snapshots, args=(snapshot_every_s,), name="trieye-replay-snapshots", daemon=True
             )
             self._timer.start()
 
     @operation("save")
     def snapshot(self, directory: Path | None = None) -> None:
-        """Write a snapshot; of what the directory holds already only the new is written.
+        """Write a snapshot; data that the directory already contains is not written again.
 
         Args:
-            directory: Where to; the server's own if None. Writers keep what is not in that one.
+            directory: Target; the server's snapshot directory if None. Writers discard only rows saved in the latter.
 
         Raises:
-            ConfigurationError: There is none.
-            SerializationError: It could not be written; the one that was there is untouched.
+            ConfigurationError: The server has no snapshot directory.
+            SerializationError: Writing failed; the previous snapshot is untouched.
         """
         target = directory or self._directory
         if target is None:
-            raise ConfigurationError(f"replay {self.name!r} has no directory for snapshots; name one")
-        captured = _Captured(self)
+            raise ConfigurationError(f"replay {self.name!r} has no snapshot directory; pass one")
+        captured = _StateRecorder(self)
         with self._writing:
             save_parts(target, captured)
             self.num_written += 1
@@ -84,12 +84,12 @@ class Server(ABC):
 
     @operation("save")
     def restore(self, directory: Path) -> None:
-        """Go on from a snapshot, also if the server dies: its own directory holds the same content afterwards.
+        """Restore a snapshot and save it to the server's own directory, so that a restarted server resumes from it.
 
         Raises:
-            CheckpointError: There is none, or it is damaged.
-            ConfigurationError: It holds other tables, rows of another schema, or chunks of another length.
-            SerializationError: It is not whole, or the server's own snapshot could not be written.
+            CheckpointError: The snapshot does not exist or is damaged.
+            ConfigurationError: It contains other tables, rows of another schema, or chunks of another length.
+            SerializationError: It is incomplete, or the server's own snapshot could not be written.
         """
         self.load_state_dict(load_parts(directory))
 
@@ -99,49 +99,49 @@ class Server(ABC):
         return self._parts(known)
 
     @operation("save")
-    def load_state_dict(self, held: SavedParts) -> None:
-        """Go on where `state_parts` was called; raises what `restore` raises."""
-        self._take_over(held)
+    def load_state_dict(self, saved: SavedParts) -> None:
+        """Restore a state of `state_parts`; raises what `restore` raises."""
+        self._restore(saved)
         if self._directory is not None:
             self.snapshot()
 
     def close(self) -> None:
-        """End the snapshots and give the memory back."""
+        """Stop the snapshot thread and release the memory."""
         self.stop_snapshots()
-        self._give_back()
+        self._release_memory()
 
     def stop_snapshots(self) -> None:
-        """End the thread that writes snapshots."""
+        """Stop the snapshot thread."""
         self._is_closing.set()
         if self._timer is not None:
             self._timer.join()
 
     @abstractmethod
-    def _parts(self, known: Collection[str]) -> StateParts:
+    def _parts(self, known_parts: Collection[str]) -> StateParts:
         """Return a snapshot."""
 
     @abstractmethod
-    def _take_over(self, held: SavedParts) -> None:
+    def _restore(self, saved: SavedParts) -> None:
         """Replace the content."""
 
     @abstractmethod
-    def _give_back(self) -> None:
-        """Give the memory back."""
+    def _release_memory(self) -> None:
+        """Release the memory."""
 
-    def _is_saved(self, state: Any) -> None:  # noqa: B027 - of no use to a server whose writers keep nothing
-        """Take note that the server's own directory holds what `state_parts` returned as state."""
+    def _is_saved(self, state: Any) -> None:  # noqa: B027 - irrelevant to servers whose writers retain nothing
+        """Handle that the server's own directory contains this state of `state_parts`."""
 
-    def _write_for_ever(self, every_s: float) -> None:
+    def _write_snapshots(self, every_s: float) -> None:
         while not self._is_closing.wait(every_s):
             try:
                 self.snapshot()
             except TrieyeError as error:
                 self.num_failed += 1
-                say(f"replay {self.name!r}: no snapshot was written: {error}")
+                say(f"replay {self.name!r}: writing a snapshot failed: {error}")
 
 
-class _Captured:
-    """A server as what is being saved; remembers the state that it had then."""
+class _StateRecorder:
+    """Forwards to a server while it is saved, and records the saved state."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -156,10 +156,10 @@ class _Captured:
         self._server.load_state_dict(state)
 
 
-def _of_table(
-    act: Callable[Concatenate[Table, Values], Result], group: Group | None = None
+def _table_operation(
+    act: Callable[Concatenate[ReplayTable, Values], Result], group: Group | None = None
 ) -> "Callable[Concatenate[ReplayServer, str, Values], Result]":
-    """Return an operation of the server which one of its tables does; the name of the table comes first."""
+    """Return a server operation that forwards to a table; its first argument is the table's name."""
 
     @operation(group)
     @functools.wraps(act)
@@ -170,12 +170,13 @@ def _of_table(
 
 
 class ReplayServer(Server):
-    """Named tables; what stands here is what a replay actor can be asked for, and on which of its threads.
+    """Serves named tables; its attributes are the remote operations of a replay actor with their thread groups.
 
     Args:
-        tables: The arguments of a `ReplayBuffer` for each table, by name; besides, `limiter` with those of a `Limiter`.
-        name: As in `Server`, which raises what is wrong with the arguments.
-        directory: As in `Server`; all tables together.
+        tables: The arguments of a `ReplayBuffer` for each table by name, optionally with `limiter`, a
+            dict of `Limiter` arguments.
+        name: As in `Server`, which validates the arguments.
+        directory: As in `Server`; shared by all tables.
         snapshot_every_s: As in `Server`.
     """
 
@@ -190,20 +191,20 @@ class ReplayServer(Server):
         self._tables = {table: _make_table(table, **spec) for table, spec in tables.items()}
         super().__init__(name, directory, snapshot_every_s)
 
-    add_batch = _of_table(Table.add_batch, "ingest")
-    await_insert = _of_table(Table.await_insert, "wait")
-    await_rows = _of_table(Table.await_rows, "wait")
-    plan = _of_table(Table.plan, "draw")
-    batches = _of_table(Table.batches, "draw")
-    update_priorities = _of_table(Table.update_priorities, "update")
-    set_version = _of_table(Table.set_version, "update")
-    leave = _of_table(Table.leave)
-    memory = _of_table(Table.memory)
-    metrics = _of_table(Table.metrics)
+    add_batch = _table_operation(ReplayTable.add_batch, "ingest")
+    await_insert = _table_operation(ReplayTable.await_insert, "wait")
+    await_rows = _table_operation(ReplayTable.await_rows, "wait")
+    plan = _table_operation(ReplayTable.plan, "draw")
+    batches = _table_operation(ReplayTable.batches, "draw")
+    update_priorities = _table_operation(ReplayTable.update_priorities, "update")
+    set_version = _table_operation(ReplayTable.set_version, "update")
+    leave = _table_operation(ReplayTable.leave)
+    memory = _table_operation(ReplayTable.memory)
+    metrics = _table_operation(ReplayTable.metrics)
 
     @operation()
     def stats(self, table: str) -> dict[str, float]:
-        """Return counts of a table and of the snapshots, and the process."""
+        """Return the counts of a table and of the snapshots, and the process id."""
         return {
             **self.table(table).stats(),
             "snapshots": self.num_written,
@@ -211,48 +212,49 @@ class ReplayServer(Server):
             "pid": os.getpid(),
         }
 
-    def _parts(self, known: Collection[str]) -> StateParts:
-        found = {name: table.state_parts(known) for name, table in self._tables.items()}
-        state = {name: {"state": parts.state, "parts": [*parts.kept, *parts.new]} for name, parts in found.items()}
-        kept = tuple(part for parts in found.values() for part in parts.kept)
-        return StateParts(state, kept, {part: arrays for parts in found.values() for part, arrays in parts.new.items()})
+    def _parts(self, known_parts: Collection[str]) -> StateParts:
+        snapshots = {name: table.state_parts(known_parts) for name, table in self._tables.items()}
+        state = {name: {"state": parts.state, "parts": [*parts.kept, *parts.new]} for name, parts in snapshots.items()}
+        reused = tuple(part for parts in snapshots.values() for part in parts.kept)
+        new_parts = {part: arrays for parts in snapshots.values() for part, arrays in parts.new.items()}
+        return StateParts(state, reused, new_parts)
 
-    def table(self, name: str) -> Table:
+    def table(self, name: str) -> ReplayTable:
         """Return a table.
 
         Raises:
-            ConfigurationError: There is none of that name.
+            ConfigurationError: There is no table of that name.
         """
         check_known(f"replay table {name!r}", name, self._tables)
         return self._tables[name]
 
-    def _take_over(self, held: SavedParts) -> None:
-        for name in held.state:
+    def _restore(self, saved: SavedParts) -> None:
+        for name in saved.state:
             self.table(name)
-        for name, saved in held.state.items():
-            self._tables[name].load_state_dict(replace(held, state=saved["state"], names=tuple(saved["parts"])))
+        for name, entry in saved.state.items():
+            self._tables[name].load_state_dict(replace(saved, state=entry["state"], names=tuple(entry["parts"])))
 
     def _is_saved(self, state: Any) -> None:
-        for name, saved in state.items():
-            self._tables[name].are_saved(saved["state"]["receipts"]["ends"])
+        for name, entry in state.items():
+            self._tables[name].are_saved(entry["state"]["receipts"]["ends"])
 
-    def _give_back(self) -> None:
+    def _release_memory(self) -> None:
         for table in self._tables.values():
             table.close()
 
 
-def _make_table(name: str, *, limiter: Mapping[str, Any] | None = None, **buffer: Any) -> Table:
-    # what HER makes of the rows, only the process that has the buffer can make
+def _make_table(name: str, *, limiter: Mapping[str, Any] | None = None, **buffer: Any) -> ReplayTable:
+    # hindsight relabelling needs the buffer, so other processes cannot copy such rows themselves
     is_shared = buffer.get("her") is None
-    return Table(
+    return ReplayTable(
         name, ReplayBuffer(**buffer), limiter=None if limiter is None else Limiter(**limiter), is_shared=is_shared
     )
 
 
-def _of_buffer(
+def _buffer_operation(
     act: Callable[Concatenate[FragmentBuffer, Values], Result],
 ) -> "Callable[Concatenate[FragmentServer, Values], Result]":
-    """Return an operation of the server which its buffer does."""
+    """Return a server operation that forwards to the buffer."""
 
     @operation()
     @functools.wraps(act)
@@ -263,13 +265,13 @@ def _of_buffer(
 
 
 class FragmentServer(Server):
-    """A `FragmentBuffer`; what stands here is what an actor for fragments can be asked for.
+    """Serves a `FragmentBuffer`; its attributes are the remote operations of a fragment actor.
 
     Args:
         rules: The arguments of `FragmentRules`.
-        limiter: Those of a `Limiter`; None for none.
-        seed: Of the generator that chooses.
-        name: As in `Server`, which raises what is wrong with the arguments.
+        limiter: The arguments of a `Limiter`; None for no limiter.
+        seed: Seed of the draws.
+        name: As in `Server`, which validates the arguments.
         directory: As in `Server`.
         snapshot_every_s: As in `Server`.
     """
@@ -289,25 +291,25 @@ class FragmentServer(Server):
         )
         super().__init__(name, directory, snapshot_every_s)
 
-    add_batch = _of_buffer(FragmentBuffer.add_batch)
-    set_version = _of_buffer(FragmentBuffer.set_version)
-    fetch = _of_buffer(FragmentBuffer.fetch)
-    read = _of_buffer(FragmentBuffer.read)
-    release = _of_buffer(FragmentBuffer.release)
-    update_priorities = _of_buffer(FragmentBuffer.update_priorities)
-    metrics = _of_buffer(FragmentBuffer.metrics)
+    add_batch = _buffer_operation(FragmentBuffer.add_batch)
+    set_version = _buffer_operation(FragmentBuffer.set_version)
+    fetch = _buffer_operation(FragmentBuffer.fetch)
+    read = _buffer_operation(FragmentBuffer.read)
+    release = _buffer_operation(FragmentBuffer.release)
+    update_priorities = _buffer_operation(FragmentBuffer.update_priorities)
+    metrics = _buffer_operation(FragmentBuffer.metrics)
 
     async def answer(self, operation: str, *values: Any, **options: Any) -> Any:
-        """Do an operation in an event loop, where any number of fetches may wait."""
+        """Run an operation in an event loop, where any number of fetches may wait."""
         if operation == "fetch":
             return await self.buffer.afetch(*values, **options)
         return getattr(self, operation)(*values, **options)
 
-    def _parts(self, known: Collection[str]) -> StateParts:
-        return self.buffer.state_parts(known)
+    def _parts(self, known_parts: Collection[str]) -> StateParts:
+        return self.buffer.state_parts(known_parts)
 
-    def _take_over(self, held: SavedParts) -> None:
-        self.buffer.load_state_dict(held)
+    def _restore(self, saved: SavedParts) -> None:
+        self.buffer.load_state_dict(saved)
 
-    def _give_back(self) -> None:
+    def _release_memory(self) -> None:
         self.buffer.close()

@@ -1,4 +1,4 @@
-"""Writer: collects rows and brings them to a table of a replay server, each of them once."""
+"""Writer: collects rows and sends them to a table of a replay server, exactly once."""
 
 import math
 import os
@@ -11,32 +11,32 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
-from trieye.replay.remote.channel import Channel, Client
-from trieye.replay.remote.courier import Courier
+from trieye.replay.remote.channel import Client, ReplayChannel
+from trieye.replay.remote.courier import BatchSender
 from trieye.replay.remote.messages import DEFAULT_TABLE, INTERRUPTION, Block
 from trieye.replay.remote.server import ReplayServer
 from trieye.replay.rows.ring import row_count
 from trieye.replay.rows.schema import Column
 
 MAX_BLOCK_BYTES = 4 << 20
-"""Larger batches are not faster, and several of them are kept."""
+"""Larger batches are not faster, and several of them are kept in memory."""
 
 
 class Writer(Client):
-    """Takes rows as a `ReplayBuffer` does, and sends them in batches from a thread of its own.
+    """Accepts rows like a `ReplayBuffer`, and sends them in batches from a background thread.
 
-    `add` returns at once; a row is *acknowledged* when `flush` has returned after it, and is then in the ring. A batch
-    that got no answer is sent again, and recognized if it had arrived. After the death of the actor, what its last
-    snapshot does not hold is sent again, too, as far as it was kept. Threads may share a writer. Other processes make
-    one of their own out of what is sent to them; its rows are those of other environments. The rows of a writer that is
-    neither flushed nor closed at the end may be lost.
+    `add` returns immediately; a later return of `flush` means that the row is *acknowledged*: it is in the buffer. A
+    batch without an answer is sent again, and recognized if it had arrived. After the actor crashes, rows that its last
+    snapshot lacks are sent again if they still fit into `keep_bytes`. Thread-safe. A pickled writer becomes a new
+    writer in the process that receives it; its environments are separate. Rows of a writer that is neither
+    flushed nor closed may be lost at exit.
 
     Attributes:
         table: Name of the table.
-        client: Name of this writer, different from every other one's.
-        timeout_s: How long `add` and `flush` wait at most, seconds.
-        version: Of the model that makes the rows from now on, for tables with `max_staleness`; None = the one that the
-            table was told when they arrive there.
+        client: Unique name of this writer.
+        timeout_s: Maximum wait of `add` and `flush` in seconds.
+        version: Version of the model that makes rows from now on, for tables with `max_staleness`; None: the table's
+            version when the rows arrive.
 
     Example:
         >>> from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
@@ -50,7 +50,7 @@ class Writer(Client):
 
     def __init__(
         self,
-        channel: Channel[ReplayServer],
+        channel: ReplayChannel[ReplayServer],
         table: str = DEFAULT_TABLE,
         *,
         flush_rows: int = 256,
@@ -59,76 +59,78 @@ class Writer(Client):
         keep_bytes: int = 32 << 20,
         timeout_s: float = 60.0,
     ) -> None:
-        """Make a writer; it knows its keys from the first row on.
+        """Create a writer; the first row determines its keys.
 
         Args:
-            channel: The way to the server.
+            channel: Connection to the server.
             table: Name of the table.
-            flush_rows: Rows in a batch; fewer if that were more than 4 MiB.
-            flush_ms: After which time a batch is sent though it is not full, milliseconds.
-            max_inflight: Batches that may wait for their acknowledgement; beyond that `add` waits.
-            keep_bytes: Memory for acknowledged batches that no snapshot holds, to send them again if the actor dies.
-            timeout_s: How long `add` and `flush` wait at most, seconds.
+            flush_rows: Rows per batch; fewer if they would exceed 4 MiB.
+            flush_ms: Time in milliseconds after which an incomplete batch is sent.
+            max_inflight: Maximum number of unacknowledged batches; `add` waits when it is reached.
+            keep_bytes: Memory for acknowledged batches that no snapshot contains, to resend them if the actor dies.
+            timeout_s: Maximum wait of `add` and `flush` in seconds.
 
         Raises:
-            ConfigurationError: One of the numbers is out of range.
+            ConfigurationError: A number is out of range.
         """
         for name, value in (("flush_rows", flush_rows), ("max_inflight", max_inflight)):
             if value < 1:
                 raise ConfigurationError(f"writer: {name} is {value}; it must be at least 1")
-        ways = {"flush_rows": flush_rows, "flush_ms": flush_ms, "max_inflight": max_inflight, "keep_bytes": keep_bytes}
-        super().__init__(channel, table, timeout_s=timeout_s, **ways)
+        options = {
+            "flush_rows": flush_rows, "flush_ms": flush_ms, "max_inflight": max_inflight, "keep_bytes": keep_bytes
+        }  # fmt: skip
+        super().__init__(channel, table, timeout_s=timeout_s, **options)
         self.client = uuid.uuid4().hex
         self.version: int | None = None
         self._flush_rows = flush_rows
         self._columns: list[Column] | None = None
         self._num_rows = 0
-        self._lock = threading.Lock()  # guards the block that is being filled, the columns and the number of rows
+        self._lock = threading.Lock()  # guards the block being filled, the columns and the number of rows
         self._block: Block | None = None
-        self._first_env = 0  # added to the numbers of environments; each interruption raises it
+        self._first_env = 0  # offset of environment numbers; each interruption raises it
         self._is_closed = False
-        self._courier = Courier(
+        self._sender = BatchSender(
             channel,
             table,
             self.client,
             max_inflight=max_inflight,
             keep_bytes=keep_bytes,
             flush_s=flush_ms / 1000,
-            collect=self._hand_over,
+            collect=self._send_partial_block,
         )
         self._pid = os.getpid()
 
     def add(self, env_id: int = 0, /, **row: Any) -> None:
-        """Copy one row in.
+        """Copy one row into the current batch.
 
         Args:
-            env_id: Which of the writer's environments it comes from, below 2**32; each writer counts its own.
+            env_id: The writer's environment that produced the row, below 2**32; numbered per writer.
             **row: A value for each key.
 
         Raises:
-            ConfigurationError: A key is unknown or missing, or a value has the wrong shape or kind; nothing was added.
-            ReplayTimeoutError: There was no room for `timeout_s`; nothing was added.
+            ConfigurationError: A key is unknown or missing, or a value has the wrong shape or kind; no row was added.
+            ReplayTimeoutError: There was no room for `timeout_s`; no row was added.
             ReplayClosedError: The writer is closed.
-            TrieyeError: The server will never take what was sent.
+            TrieyeError: The server permanently rejected an earlier batch.
         """
         while True:
             with self._lock:
-                block = self._block or self._begin(row, rows=False)
+                block = self._block or self._start_block(row, rows=False)
                 if block is not None:
                     block.add(row, self._first_env + env_id, self.version)
-                    self._note_added(block, 1)
+                    self._record_added(block, 1)
                     return
             self._await_room()
 
     def extend(
         self, batch: Mapping[str, ArrayLike], env_ids: ArrayLike | None = None, priorities: ArrayLike | None = None
     ) -> None:
-        """Copy rows in, arrays `[n, ...]` by key; raises what `add` raises, some rows may have been added by then.
+        """Copy rows, arrays `[n, ...]` by key, into batches; raises what `add` raises, possibly after adding some rows.
 
         Args:
-            batch: An array for each key.
+            batch: An array per key.
             env_ids: int64 `[n]`, as in `add`.
-            priorities: float `[n]`, of prioritized tables.
+            priorities: float `[n]`, for prioritized tables.
         """
         arrays = {name: np.asarray(values) for name, values in batch.items()}
         count = row_count(arrays)
@@ -136,15 +138,15 @@ class Writer(Client):
         if self._first_env:
             envs = self._first_env + (np.zeros(count, np.int64) if envs is None else envs)
         weights = None if priorities is None else np.asarray(priorities, np.float64)
-        for name, found in (("env_ids", envs), ("priorities", weights)):
-            if found is not None and found.shape != (count,):
-                raise ConfigurationError(f"extend: {name} must be [{count}], found {list(found.shape)}")
+        for name, array in (("env_ids", envs), ("priorities", weights)):
+            if array is not None and array.shape != (count,):
+                raise ConfigurationError(f"extend: {name} must be [{count}], got {list(array.shape)}")
         if weights is not None and not (np.isfinite(weights) & (weights >= 0)).all():
             raise ConfigurationError("extend: priorities must be finite and at least 0")
         start = 0
         while start < count:
             with self._lock:
-                block = self._block or self._begin(arrays, rows=True)
+                block = self._block or self._start_block(arrays, rows=True)
                 if block is not None:
                     cut = slice(start, start + min(block.room, count - start))
                     block.extend(
@@ -153,38 +155,38 @@ class Writer(Client):
                         None if weights is None else weights[cut],
                         self.version,
                     )
-                    self._note_added(block, cut.stop - start)
+                    self._record_added(block, cut.stop - start)
                     start = cut.stop
                     continue
             self._await_room()
 
     def interrupt(self) -> None:
-        """Let the next row of each environment begin an episode, for example after environments were rebuilt."""
+        """Start a new episode with the next row of each environment, for example after environments were rebuilt."""
         self._first_env += INTERRUPTION
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return when every row added before is in the ring.
+        """Wait until every row added before is in the buffer.
 
         Args:
-            timeout_s: How long to wait at most; the writer's own if None.
+            timeout_s: Maximum wait in seconds; the writer's default if None.
 
         Raises:
-            ReplayTimeoutError: It took longer; the rows are kept, and sent on.
-            ReplayClosedError: The writer was closed before they were.
-            TrieyeError: The server will never take what was sent.
+            ReplayTimeoutError: It took longer; the rows are kept and still being sent.
+            ReplayClosedError: The writer was closed before all rows had arrived.
+            TrieyeError: The server permanently rejected a batch.
         """
         self._check_process()
         wait_s = self.timeout_s if timeout_s is None else timeout_s
-        if not self._courier.await_taken(self._num_rows, wait_s):
+        if not self._sender.await_acknowledged(self._num_rows, wait_s):
             raise self._overdue("flush()", wait_s)
 
     def close(self) -> None:
-        """Send what is left and end the thread; a second call does nothing.
+        """Send pending rows and stop the thread. Idempotent.
 
-        The server forgets the writer: if it dies later, rows that no snapshot holds are not sent again.
+        The server unregisters the writer: if the server dies later, rows that no snapshot contains are not resent.
 
         Raises:
-            ReplayTimeoutError: The server did not take it in time; nothing is sent any more.
+            ReplayTimeoutError: The server did not accept the rows in time; nothing more is sent.
         """
         if self._is_closed or self._pid != os.getpid():
             return
@@ -192,53 +194,53 @@ class Writer(Client):
             self.flush()
         finally:
             self._is_closed = True
-            self._courier.stop()
+            self._sender.stop()
 
     def stats(self) -> dict[str, float]:
-        """Return counts as plain numbers, ready to be logged."""
-        return {"added": self._num_rows, **self._courier.stats()}
+        """Return counts as plain numbers, ready for logging."""
+        return {"added": self._num_rows, **self._sender.stats()}
 
-    def _begin(self, row: Mapping[str, Any], *, rows: bool) -> Block | None:
-        """Begin a block; return None if there is no room for one."""
+    def _start_block(self, row: Mapping[str, Any], *, rows: bool) -> Block | None:
+        """Start a block; return None if there is no room for one."""
         self._check_process()
         if self._is_closed:
-            raise ReplayClosedError(f"the writer of table {self.table!r} is closed; make a new one")
+            raise ReplayClosedError(f"the writer of table {self.table!r} is closed; create a new one")
         columns = self._columns or [Column.from_value(name, value, rows=rows) for name, value in row.items()]
-        self._block = self._courier.new_block(lambda: Block(rows_of_a_block(self._flush_rows, columns), columns))
+        self._block = self._sender.new_block(lambda: Block(rows_of_a_block(self._flush_rows, columns), columns))
         return self._block
 
-    def _note_added(self, block: Block, count: int) -> None:
+    def _record_added(self, block: Block, count: int) -> None:
         self._columns = self._columns or list(block.columns.values())
         self._num_rows += count
         if not block.room:
             self._block = None
-            self._courier.send(block)
+            self._sender.send(block)
 
-    def _hand_over(self) -> None:
-        """Let the thread send what was collected so far."""
+    def _send_partial_block(self) -> None:
+        """Queue the rows collected so far for sending."""
         with self._lock:
             block = self._block
             if block is not None and block.count:
                 self._block = None
-                self._courier.send(block)
+                self._sender.send(block)
 
     def _await_room(self) -> None:
-        if not self._courier.await_room(self.timeout_s):
+        if not self._sender.await_room(self.timeout_s):
             raise self._overdue("add()", self.timeout_s)
 
     def _overdue(self, call: str, wait_s: float) -> ReplayTimeoutError:
         return ReplayTimeoutError(
             f"table {self.table!r} of {self._channel.name!r}: {call} waited {wait_s:g} s, and "
-            f"{self._num_rows - self._courier.taken} rows are not acknowledged: "
-            f"{self._courier.trouble or 'it does not answer'}"
+            f"{self._num_rows - self._sender.num_acknowledged} rows are not acknowledged: "
+            f"{self._sender.trouble or 'it does not answer'}"
         )
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
-            raise ReplayClosedError("a writer does not work in a forked process; send it there, or make one there")
+            raise ReplayClosedError("a writer does not survive a fork; pickle it to the process, or create one there")
 
 
 def rows_of_a_block(flush_rows: int, columns: Iterable[Column]) -> int:
-    """Return how many rows a batch has, of so many that are wished for."""
+    """Return the number of rows per batch: `flush_rows`, or fewer to stay within `MAX_BLOCK_BYTES`."""
     row_bytes = sum(column.dtype.itemsize * math.prod(column.shape) for column in columns)
     return max(min(flush_rows, MAX_BLOCK_BYTES // max(row_bytes, 1)), 1)

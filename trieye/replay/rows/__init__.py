@@ -1,1 +1,1 @@
-"""The rows of a replay buffer: who owns their memory, and who reads them."""
+"""Rows of a replay buffer: their storage, memory and readers."""

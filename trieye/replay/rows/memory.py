@@ -1,4 +1,4 @@
-"""Where the arrays of a replay buffer live: ordinary memory, shared memory, or files larger than the memory."""
+"""Allocators for the arrays of a replay buffer: ordinary memory, shared memory, or files larger than the memory."""
 
 import contextlib
 import errno
@@ -21,7 +21,7 @@ from trieye.replay.rows.schema import check_known
 Storage = Literal["ram", "shm", "mmap"]
 STORAGES: tuple[Storage, ...] = ("ram", "shm", "mmap")
 
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python 3.11 has no name for it
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python 3.11 has no constant for it
 _NO_SPACE = {errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG, errno.EINVAL}
 _GIB = 2**30
 _UNLIMITED = 1 << 62
@@ -29,13 +29,13 @@ _GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of a control group, version 2 and 1: its limit, what it uses, and in `memory.stat` the part that the system can take
-back; bytes."""
+"""Files of a control group, version 2 and 1, in bytes: its limit, its usage, and the key of its reclaimable part in
+`memory.stat`."""
 
 
 @dataclass(frozen=True)
 class MemoryHandle:
-    """What another process of this machine needs to look at the same arrays; can be pickled.
+    """Identifies arrays for other processes of this machine; can be pickled.
 
     Attributes:
         pid: The process that owns the memory.
@@ -46,57 +46,57 @@ class MemoryHandle:
     arrays: Mapping[str, tuple[int, tuple[int, int], str, tuple[int, ...]]]
 
 
-class Memory(Protocol):
-    """Makes arrays that begin as zeros; each name once."""
+class ArrayAllocator(Protocol):
+    """Allocates arrays of zeros, each name once."""
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: DTypeLike, *, prefault: bool = True) -> NDArray[Any]:
-        """Make an array; with `prefault` false its memory is taken when it is first written."""
+        """Allocate an array; without `prefault`, its memory is allocated on the first write."""
 
     @property
     def handle(self) -> MemoryHandle | None:
-        """What another process attaches to; None if it cannot."""
+        """The handle for other processes; None if they cannot attach."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the arrays made so far."""
+        """Total size in bytes of the allocated arrays."""
 
     def close(self) -> None:
-        """Let go of the memory; the system takes it back when no array uses it any more."""
+        """Release the memory; the system reclaims it when no array uses it."""
 
 
 def open_memory(
     storage: str, directory: str | Path | None = None, *, prefault: bool = True, is_full_soon: bool = False
-) -> Memory:
-    """Return the memory of a kind.
+) -> ArrayAllocator:
+    """Create an allocator.
 
     Args:
         storage: `ram`, `shm` or `mmap`.
-        directory: Where the files of `mmap` lie.
-        prefault: Take the memory, or the disk space, at once.
-        is_full_soon: All of it is about to be written, so that `ram` need not be touched before.
+        directory: Directory of the `mmap` files.
+        prefault: Allocate memory or disk space immediately.
+        is_full_soon: All of it is about to be written, so `ram` need not be touched first.
 
     Raises:
-        ConfigurationError: The kind is unknown or does not exist on this system, or the directory is missing.
+        ConfigurationError: The storage is unknown or unsupported by this system, or the directory is missing.
     """
     check_known(f"replay storage {storage!r}", storage, STORAGES)
     if (directory is not None) != (storage == "mmap"):
         raise ConfigurationError(
-            f"replay storage_dir is {str(directory)!r}; it is needed for storage='mmap' and for no other, "
-            f"and storage is {storage!r}"
+            f"replay storage_dir is {str(directory)!r} and storage is {storage!r}; storage='mmap' requires "
+            "storage_dir, and other storages do not accept it"
         )
     if storage == "ram":
         return RamMemory(prefault=prefault, is_full_soon=is_full_soon)
     if storage == "shm" and not hasattr(os, "memfd_create"):
         raise ConfigurationError("replay storage 'shm' needs Linux; use storage='mmap'")
     if directory is not None and not Path(directory).is_dir():
-        raise ConfigurationError(f"replay storage_dir {str(directory)!r} is no directory; make it first")
+        raise ConfigurationError(f"replay storage_dir {str(directory)!r} is not a directory; create it first")
     return FileMemory(None if directory is None else Path(directory), prefault=prefault)
 
 
 class RamMemory:
     """Ordinary memory of this process.
 
-    NumPy asks for huge pages itself, from 4 MB on.
+    From 4 MB on, NumPy requests huge pages itself.
     """
 
     handle: MemoryHandle | None = None
@@ -106,33 +106,35 @@ class RamMemory:
         self.size_bytes = 0
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: DTypeLike, *, prefault: bool = True) -> NDArray[Any]:
-        """Make an array of zeros.
+        """Allocate an array of zeros.
 
         Raises:
-            ConfigurationError: There is less memory.
+            ConfigurationError: There is not enough memory.
         """
         size_bytes = _size(shape, dtype)
         if prefault and self._prefault and size_bytes > (available := available_bytes()):
-            raise ConfigurationError(_too_large(name, size_bytes, f"{available / _GIB:.1f} GiB of memory are free"))
+            raise ConfigurationError(
+                _too_large(name, size_bytes, f"only {available / _GIB:.1f} GiB of memory are free")
+            )
         fill = prefault and self._prefault and not self._is_full_soon
         try:
             array: NDArray[Any] = np.empty(shape, dtype) if fill else np.zeros(shape, dtype)
         except (MemoryError, ValueError) as error:  # ValueError: beyond the address space
-            raise ConfigurationError(_too_large(name, size_bytes, "that is more than there is")) from error
-        if fill:  # not np.zeros, which asks for no huge pages
+            raise ConfigurationError(_too_large(name, size_bytes, "the system has less")) from error
+        if fill:  # not np.zeros, which requests no huge pages
             array.reshape(-1).view(np.uint8).fill(0)
         self.size_bytes += size_bytes
         return array
 
     def close(self) -> None:
-        """Do nothing: the arrays are all there is."""
+        """Do nothing: memory is released with the arrays."""
 
 
 class FileMemory:
-    """Files without a name: in the memory (`shm`), or in a directory (`mmap`).
+    """Unnamed files in memory (`shm`) or in a directory (`mmap`).
 
-    The system deletes such a file when the last process that has it open or mapped ends, however it ends: nothing is
-    left behind by a kill. Another process of the same user on this machine opens it through `/proc`.
+    The system deletes such a file when the last process that has it open or mapped exits, even by SIGKILL, so nothing
+    is left behind. Another process of the same user on this machine opens it through `/proc`.
     """
 
     def __init__(self, directory: Path | None, *, prefault: bool = True) -> None:
@@ -144,16 +146,16 @@ class FileMemory:
 
     @property
     def handle(self) -> MemoryHandle | None:
-        """What `AttachedMemory` takes; None where the system has no `/proc`, or when this is closed."""
+        """The argument of `AttachedMemory`; None without `/proc`, or after `close`."""
         if not self._finalizer.alive or not Path("/proc/self/fd").is_dir():
             return None
         return MemoryHandle(os.getpid(), dict(self._arrays))
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: DTypeLike, *, prefault: bool = True) -> NDArray[Any]:
-        """Make an array of zeros in a file of its own.
+        """Allocate an array of zeros in its own file.
 
         Raises:
-            ConfigurationError: There is less memory or disk space.
+            ConfigurationError: There is not enough memory or disk space.
         """
         size_bytes = max(_size(shape, dtype), 1)
         descriptor = self._open(name)
@@ -163,10 +165,10 @@ class FileMemory:
         except (OSError, ValueError, OverflowError) as error:
             if isinstance(error, OSError) and error.errno not in _NO_SPACE:
                 raise
-            place = "memory" if self._directory is None else f"space in {self._directory}"
-            raise ConfigurationError(_too_large(name, size_bytes, f"there is not that much {place}")) from error
+            resource = "memory" if self._directory is None else f"space in {self._directory}"
+            raise ConfigurationError(_too_large(name, size_bytes, f"there is not enough {resource}")) from error
         if prefault and self._prefault and self._directory is None:
-            with contextlib.suppress(OSError, ValueError):  # an older system: each page is mapped when it is used
+            with contextlib.suppress(OSError, ValueError):  # older kernels map each page on its first use
                 memory.madvise(_MADV_POPULATE_WRITE)
         status = os.fstat(descriptor)
         self._arrays[name] = (descriptor, (status.st_dev, status.st_ino), np.dtype(dtype).str, shape)
@@ -174,7 +176,7 @@ class FileMemory:
         return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
 
     def close(self) -> None:
-        """Close the files; nobody can attach any more, and arrays in use stay."""
+        """Close the files; no process can attach afterwards, and arrays in use remain valid."""
         self._finalizer()
 
     def _open(self, name: str) -> int:
@@ -192,15 +194,15 @@ class FileMemory:
             return
         if self._directory is None and size_bytes > available_bytes():
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        if hasattr(os, "posix_fallocate"):  # a disk that is full later would kill the process that writes a row
+        if hasattr(os, "posix_fallocate"):  # if the disk filled up later, writing a row would kill the process
             os.posix_fallocate(descriptor, 0, size_bytes)
 
 
 class AttachedMemory:
-    """The arrays of another process, to be read only.
+    """The arrays of another process, read-only.
 
     Args:
-        handle: What the owner's `handle` was.
+        handle: The owner's `handle`.
     """
 
     handle: MemoryHandle | None = None
@@ -215,12 +217,12 @@ class AttachedMemory:
         shape: tuple[int, ...],
         dtype: DTypeLike,
         *,
-        prefault: bool = True,  # noqa: ARG002 - as others
+        prefault: bool = True,  # noqa: ARG002 - required by the protocol
     ) -> NDArray[Any]:
         """Map the array of that name.
 
         Raises:
-            ConfigurationError: The owner is gone or on another machine, or its array is another one.
+            ConfigurationError: The owner has exited or is on another machine, or the array does not match the handle.
         """
         number, identity, own_dtype, own_shape = self._handle.arrays.get(name, (-1, (0, 0), "", ()))
         path = Path(f"/proc/{self._handle.pid}/fd/{number}")
@@ -229,15 +231,15 @@ class AttachedMemory:
         except OSError as error:
             raise ConfigurationError(
                 f"replay array {name!r} of process {self._handle.pid} cannot be attached: {error.strerror}; that "
-                "process has to be alive, on this machine, and of the same user"
+                "process must be alive, on this machine, and of the same user"
             ) from error
         try:
             status = os.fstat(descriptor)
-            found = ((status.st_dev, status.st_ino), own_dtype, own_shape)
-            if found != (identity, np.dtype(dtype).str, shape):
+            actual = ((status.st_dev, status.st_ino), own_dtype, own_shape)
+            if actual != (identity, np.dtype(dtype).str, shape):
                 raise ConfigurationError(
-                    f"replay array {name!r} of process {self._handle.pid} is not the one of this handle; ask the owner "
-                    "for a new one"
+                    f"replay array {name!r} of process {self._handle.pid} does not match this handle; get a new handle "
+                    "from the owner"
                 )
             size_bytes = max(_size(shape, dtype), 1)
             memory = _map(descriptor, size_bytes, writable=False)
@@ -247,14 +249,14 @@ class AttachedMemory:
         return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
 
     def close(self) -> None:
-        """Do nothing: the maps live as long as the arrays."""
+        """Do nothing: the mappings are released with the arrays."""
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return how much memory this process can still take, as far as the system tells.
+    """Return an estimate of the memory that this process can still allocate, in bytes.
 
     Args:
-        root: Where `proc` and `sys` lie.
+        root: Parent directory of `proc` and `sys`.
     """
     left = [_UNLIMITED if (free := _number(root / "proc/meminfo", "MemAvailable:")) is None else free * 1024]
     left += [_left_in(group, *names) for names in _GROUP_FILES for group in _memory_groups(root)]
@@ -262,8 +264,8 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _memory_groups(root: Path) -> Iterator[Path]:
-    """Yield the directories that limit the memory of this process: of its control group and of those around it."""
-    yield from (mounts := (root / "sys/fs/cgroup", root / "sys/fs/cgroup/memory"))  # all that a container sees
+    """Yield the directories that limit the memory of this process: its control group and the enclosing ones."""
+    yield from (mounts := (root / "sys/fs/cgroup", root / "sys/fs/cgroup/memory"))  # inside a container, the only ones
     lines = []
     with contextlib.suppress(OSError, ValueError):
         lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
@@ -271,11 +273,11 @@ def _memory_groups(root: Path) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         group = Path(path.strip("/"))
         for mount in mounts if controllers in {"", "memory"} else ():
-            yield from (mount / around for around in (group, *group.parents))
+            yield from (mount / ancestor for ancestor in (group, *group.parents))
 
 
 def _left_in(group: Path, limit: str, usage: str, reclaimable: str) -> int:
-    """Return what a control group leaves, in bytes; cached files that nobody uses count as free."""
+    """Return the unused bytes of a control group; unused cached files count as free."""
     most = _number(group / limit)
     if most is None:
         return _UNLIMITED
@@ -284,7 +286,7 @@ def _left_in(group: Path, limit: str, usage: str, reclaimable: str) -> int:
 
 
 def _number(path: Path, key: str = "") -> int | None:
-    """Return the number in a file of the system, or the one behind a key; None if there is none, as with `max`."""
+    """Return the number in a system file, or the number after a key; None if there is none, as with `max`."""
     try:
         words = path.read_text("ascii").split()
         return int(words[words.index(key) + 1 if key else 0])
@@ -303,8 +305,8 @@ def _size(shape: tuple[int, ...], dtype: DTypeLike) -> int:
     return math.prod(shape) * np.dtype(dtype).itemsize
 
 
-def _too_large(name: str, size_bytes: int, found: str) -> str:
+def _too_large(name: str, size_bytes: int, reason: str) -> str:
     return (
-        f"replay storage of {name!r} needs {size_bytes / _GIB:.1f} GiB, and {found}; lower replay.capacity, or use "
+        f"replay storage of {name!r} needs {size_bytes / _GIB:.1f} GiB, but {reason}; lower replay.capacity, or use "
         "storage='mmap' in a directory with more space"
     )

@@ -1,4 +1,4 @@
-"""RowReader: rows as they are handed out, with the stacks and n-step returns that are made of them."""
+"""RowReader: reads rows in the form of a batch, including frame stacks and n-step returns."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,23 +20,23 @@ Data = dict[str, NDArray[Any]]
 
 
 class RowReader:
-    """How rows are read; the same in the process that owns them and in others.
+    """Reads rows, in the process that owns them and in others.
 
     Args:
-        layout: What is stored and what is made of it.
+        layout: How rows are stored and combined.
         ring: The rows.
-        links: Which row follows which; needed where the options of the layout need episodes.
-        next_rows: The values of `next_<key>` that no row holds; needed where the layout has such pairs.
+        links: Successor links; required if the layout's options need episodes.
+        next_rows: The values of `next_<key>` that no row contains; required if the layout has pairs.
     """
 
     def __init__(self, layout: Layout, ring: Ring, links: EpisodeLinks | None, next_rows: NextRows | None) -> None:
         self._layout, self._ring, self._links, self._next_rows = layout, ring, links, next_rows
         self._memory = BatchMemory()
         self._n_step = NStep(layout.options.n_step, layout.options.gamma)
-        self._discounts = np.array([layout.options.gamma, 0], np.float32)  # of rows that did not terminate, and did
+        self._discounts = np.array([layout.options.gamma, 0], np.float32)  # indexed by termination
         self._is_direct = not (layout.options.n_step > 1 or next_rows or layout.stacks)
-        self._stored_keys = [key for key in layout.keys if key not in layout.made]
-        # many set `done` at a truncation too; without `terminated` there is no other way to tell
+        self._stored_keys = [key for key in layout.keys if key not in layout.derived]
+        # many environments set `done` at a truncation too; without `terminated` nothing else distinguishes the two
         named = [key for key in ("done", "truncated") if key in layout.ends] if "done" in layout.ends else []
         self._terminal = ["terminated"] if "terminated" in layout.ends else named
         is_plain = len(self._terminal) == 1 and layout.columns[self._terminal[0]].spec == ("|b1", ())
@@ -47,12 +47,12 @@ class RowReader:
 
         Args:
             draw: The rows, none of them below `low`.
-            low: Id of the oldest row of the buffer.
-            out: An earlier batch of the same size and `keys`, whose memory is written again.
-            keys: The keys wanted; all if None.
+            low: Id of the oldest row in the buffer.
+            out: An earlier batch of the same size and `keys`, whose memory is overwritten.
+            keys: The keys to return; all if None.
 
         Raises:
-            ConfigurationError: A key is unknown, or `out` is of another size.
+            ConfigurationError: A key is unknown, or `out` has another size.
         """
         if keys is None:
             keys = self._layout.keys
@@ -69,7 +69,7 @@ class RowReader:
         return batch
 
     def lost(self, draw: Draw, low: int) -> NDArray[np.bool_]:
-        """Return bool `[n]`, which rows or sequences of a draw are gone, or earlier frames of their stacks are."""
+        """Return bool `[n]`, True for rows or sequences of a draw that are gone or lost earlier stack frames."""
         gone = below(draw, low)
         if gone.any() or not self._layout.num_earlier:
             return gone
@@ -94,12 +94,12 @@ class RowReader:
         return Batch(data, draw.ids, draw.weights, draw.info, draw.mask)
 
     def _read(self, ids: Ids, low: int, keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Any:
-        """Copy rows out.
+        """Copy rows.
 
         Args:
             ids: int64 `[n]`, at least `low` and less than `low` plus the capacity.
-            low: Id of the oldest row of the buffer.
-            keys: The keys wanted.
+            low: Id of the oldest row in the buffer.
+            keys: The keys to return.
             block: Records to write into (packed rows only), or None.
             out: Arrays by key to write into, or None.
 
@@ -107,33 +107,33 @@ class RowReader:
             Arrays `[n, ...]` by key, and the block of records that they view or None.
         """
         if not self._is_direct:
-            return self._made(ids, low, keys, block, out)
+            return self._combined(ids, low, keys, block, out)
         slots, layout = self._slots(ids, low), self._layout
-        if not layout.made or "discount" not in keys:
+        if not layout.derived or "discount" not in keys:
             return self._ring.gather(slots, keys, block, out)
         if keys is layout.keys:
             data, block = self._ring.gather(slots, self._stored_keys, block, out)
             data["discount"] = self._discount(ids, low, data, out)
             return data, block
         data, block = self._ring.gather(slots, [key for key in keys if key != "discount"], block, out)
-        there = data if block is None else {key: block[key] for key in self._terminal}
-        data["discount"] = self._discount(ids, low, there, out)
+        columns = data if block is None else {key: block[key] for key in self._terminal}
+        data["discount"] = self._discount(ids, low, columns, out)
         return {key: data[key] for key in keys}, block
 
     def column(self, key: str, ids: Ids, low: int) -> NDArray[Any]:
-        """Return the values `[n, ...]` of one key, as they were added."""
+        """Return the values `[n, ...]` of one key in their original form."""
         if key in self._layout.paired:
             return self._next(key, ids, low, None)
-        values: NDArray[Any] = self._take(ids, low, [key], None, None)[0][key]
+        values: NDArray[Any] = self._gather(ids, low, [key], None, None)[0][key]
         return values
 
-    def as_added(self, low: int, total: int, chunk: int) -> Iterator[tuple[Data, Ids]]:
-        """Yield the rows `[low, total)` as they were added, and the number of the episode of each.
+    def iter_rows(self, low: int, total: int, chunk: int) -> Iterator[tuple[Data, Ids]]:
+        """Yield the rows `[low, total)` in their original form, and the episode number of each.
 
         Args:
             low: Id of the oldest row.
-            total: Id after the newest one.
-            chunk: Rows at a time.
+            total: Id after the newest row.
+            chunk: Rows per chunk.
         """
         episodes = self._episodes(low, total)
         for first in range(low, total, chunk):
@@ -142,13 +142,13 @@ class RowReader:
             yield rows, episodes[first - low : first - low + len(ids)]
 
     def lacks_history(self, ids: Ids, low: int) -> NDArray[np.bool_]:
-        """Return for rows `[n]` whether one of the earlier frames of their stacks was overwritten."""
+        """Return for rows `[n]` whether an earlier frame of their stacks was overwritten."""
         lacks = np.zeros(len(ids), np.bool_)
         if self._links is None:
             return lacks
         for _ in range(self._layout.num_earlier):
             previous = self._links.previous_ids(ids, low)
-            # the first row of an episode has no row before it; any other row lost the one that it had
+            # only the first row of an episode has no predecessor; any other row lost its predecessor
             lacks |= (previous < 0) & (self._links.steps(ids) > 0)
             ids = np.where(previous < 0, ids, previous)
         return lacks
@@ -166,24 +166,25 @@ class RowReader:
     def _slots(self, ids: Ids, low: int) -> Ids:
         return ids - (low - low % self._layout.capacity)
 
-    def _made(self, ids: Ids, low: int, keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Any:
+    def _combined(self, ids: Ids, low: int, keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Any:
         data: Data = {}
         last = ids
         if self._links is not None and self._n_step.n > 1:
-            terminated = partial(self._has_terminated, low=low, there={})
-            made = self._n_step.returns(ids, self._links, partial(self.column, "reward", low=low), terminated)
-            last = made.last
-            data = {"reward": made.reward, "discount": made.discount, "n": made.n}
+            terminated = partial(self._has_terminated, low=low, columns={})
+            returns = self._n_step.returns(ids, self._links, partial(self.column, "reward", low=low), terminated)
+            last = returns.last
+            data = {"reward": returns.reward, "discount": returns.discount, "n": returns.n}
         stacked = [key for key in keys if key in self._layout.stacks]
-        near: list[str] = []
-        far: list[str] = []
+        first_keys: list[str] = []  # read from the first row of the window
+        last_keys: list[str] = []  # read from the last one
         for key in keys:
-            if key in data or key in stacked or key in self._layout.paired or key in self._layout.made:
+            if key in data or key in stacked or key in self._layout.paired or key in self._layout.derived:
                 continue
-            (far if last is not ids and (key in self._layout.ends or key.startswith(PREFIX)) else near).append(key)
-        taken, block = self._take(ids, low, near, block, out)
-        data |= taken
-        data |= self._take(last, low, far, None, out)[0]
+            is_last = last is not ids and (key in self._layout.ends or key.startswith(PREFIX))
+            (last_keys if is_last else first_keys).append(key)
+        gathered, block = self._gather(ids, low, first_keys, block, out)
+        data |= gathered
+        data |= self._gather(last, low, last_keys, None, out)[0]
         for key in keys:
             if key in stacked:
                 data[key] = self._stack(key, ids if key in self._layout.options.frame_stack else last, low, out)
@@ -194,63 +195,65 @@ class RowReader:
         return {key: data[key] for key in keys}, block
 
     def _discount(
-        self, ids: Ids, low: int, there: Mapping[str, NDArray[Any]], out: Mapping[str, Any] | None
+        self, ids: Ids, low: int, columns: Mapping[str, NDArray[Any]], out: Mapping[str, Any] | None
     ) -> NDArray[Any]:
-        """Return the `discount` of `Returns` for rows whose window is the row alone.
+        """Return the `discount` of `Returns` for windows of a single row.
 
         Args:
             ids: int64 `[n]`.
-            low: Id of the oldest row of the buffer.
-            there: Columns of these rows that were read already.
+            low: Id of the oldest row in the buffer.
+            columns: Columns of these rows that were already read.
             out: Arrays by key to write into, or None.
         """
-        terminated = there.get(self._flag)
+        terminated = columns.get(self._flag)
         if terminated is None:
-            terminated = self._has_terminated(ids, low, there)
+            terminated = self._has_terminated(ids, low, columns)
         if out is None:
-            return self._discounts.take(terminated)  # a third of the price of arithmetic with booleans
+            return self._discounts.take(terminated)  # a third of the cost of boolean arithmetic
         return self._discounts.take(terminated, out=out["discount"], mode="clip")  # `raise` would buffer
 
-    def _take(self, ids: Ids, low: int, keys: list[str], block: Any, out: Mapping[str, Any] | None) -> tuple[Data, Any]:
+    def _gather(
+        self, ids: Ids, low: int, keys: list[str], block: Any, out: Mapping[str, Any] | None
+    ) -> tuple[Data, Any]:
         if not keys:
             return {}, block
         data, block = self._ring.gather(self._slots(ids, low), keys, block, out)
         return data, block
 
     def _next(self, key: str, ids: Ids, low: int, out: Mapping[str, Any] | None) -> NDArray[Any]:
-        """Return what `next_<key>` of rows was, from the row that follows or from where it is kept."""
-        assert self._links is not None  # noqa: S101 - the layout gave it
+        """Return the `next_<key>` of rows, from the following row or from `NextRows`."""
+        assert self._links is not None  # noqa: S101 - the layout requires it
         assert self._next_rows is not None  # noqa: S101 - likewise
         source = key.removeprefix(PREFIX)
         while True:
-            places = self._next_rows.places(ids)
-            following = np.where(places > 0, ids, self._links.next_ids(ids))
+            value_slots = self._next_rows.value_slots(ids)
+            following = np.where(value_slots > 0, ids, self._links.next_ids(ids))
             target = None if out is None else {source: out[key]}
-            values: NDArray[Any] = self._take(following, low, [source], None, target)[0][source]
-            self._next_rows.fill(key, places, values)
-            if np.array_equal(places, self._next_rows.places(ids)):  # else the owner's process moved one meanwhile
+            values: NDArray[Any] = self._gather(following, low, [source], None, target)[0][source]
+            self._next_rows.fill(key, value_slots, values)
+            if np.array_equal(value_slots, self._next_rows.value_slots(ids)):  # otherwise the owner moved a value
                 return values
 
     def _stack(self, key: str, ids: Ids, low: int, out: Mapping[str, Any] | None) -> NDArray[Any]:
         """Return the stacks `[n, frames, ...]` of a key, the newest frame last."""
-        assert self._links is not None  # noqa: S101 - the layout gave it
+        assert self._links is not None  # noqa: S101 - the layout requires it
         frames = self._layout.stacks[key]
         is_next = key not in self._layout.options.frame_stack
         source = key.removeprefix(PREFIX) if is_next else key
         chain = np.empty((len(ids), frames + is_next), np.int64)
         is_before = np.zeros(chain.shape, np.bool_)
         chain[:, -1] = ids
-        for place in range(chain.shape[1] - 2, -1, -1):
-            if is_next and place == frames - 1:
-                chain[:, place] = ids
+        for index in range(chain.shape[1] - 2, -1, -1):
+            if is_next and index == frames - 1:
+                chain[:, index] = ids
                 continue
-            previous = self._links.previous_ids(chain[:, place + 1], low)
-            is_before[:, place] = previous < 0
-            chain[:, place] = np.where(previous < 0, chain[:, place + 1], previous)
-        wanted = chain[:, 1:] if is_next else chain
+            previous = self._links.previous_ids(chain[:, index + 1], low)
+            is_before[:, index] = previous < 0
+            chain[:, index] = np.where(previous < 0, chain[:, index + 1], previous)
+        frame_ids = chain[:, 1:] if is_next else chain
         shape = (len(ids) * frames, *self._layout.columns[source].shape)
         target = None if out is None else {source: out[key].reshape(shape)}
-        flat = self._take(wanted.reshape(-1), low, [source], None, target)[0][source]
+        flat = self._gather(frame_ids.reshape(-1), low, [source], None, target)[0][source]
         values = flat.reshape(len(ids), frames, *shape[1:])
         if self._layout.options.padding == "zero":
             values[is_before[:, 1:] if is_next else is_before] = 0
@@ -258,8 +261,8 @@ class RowReader:
             values[:, -1] = self.column(key, ids, low)
         return values
 
-    def _has_terminated(self, ids: Ids, low: int, there: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-        flags = [there[key] if key in there else self.column(key, ids, low) for key in self._terminal]
+    def _has_terminated(self, ids: Ids, low: int, columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        flags = [columns[key] if key in columns else self.column(key, ids, low) for key in self._terminal]
         if not flags:
             return np.zeros(len(ids), np.bool_)
         flags = [np.logical_or.reduce(each.reshape(len(ids), -1).astype(np.bool_), axis=1) for each in flags]
@@ -268,10 +271,10 @@ class RowReader:
 
 @dataclass(slots=True)
 class Returns:
-    """What n-step learning needs of rows `[n]`, besides `next_*` and the ends of the last rows.
+    """Values for n-step learning of rows `[n]`, besides `next_*` and the episode-end flags of the last rows.
 
     Attributes:
-        last: int64 `[n]`, the last row of each window; its `next_*` values are those to bootstrap from.
+        last: int64 `[n]`, the last row of each window; provides the `next_*` values to bootstrap from.
         reward: `[n, ...]`, the discounted sum of the window's rewards, in their dtype; float32 for integers.
         discount: float32 `[n]`, the factor of the bootstrapped value; 0 where the episode terminated in the window.
         n: int64 `[n]`, rows in the window.
@@ -284,16 +287,16 @@ class Returns:
 
 
 class NStep:
-    """Sums the rewards of a row and of those that follow it in its episode.
+    """Sums the rewards of a row and its successors in the episode.
 
     The window of row t has m <= n rows: R = sum of gamma^k r_(t+k) for k < m, and the target is R + discount V(next),
     where discount is gamma^m, or 0 if the last row terminated (Sutton and Barto 2018, equation 7.1).
-    A window is shorter than n where the episode ended, terminated or truncated, and at its newest row while it goes on:
-    that row's next observation is as good to bootstrap from as any, and no row has to wait before it is drawn.
+    A window is shorter than n at the end of an episode, terminated or truncated, and at the newest rows of an open
+    episode: bootstrapping from the newest row's next observation is equally valid, and rows can be drawn immediately.
 
     Args:
         n: Rows in a full window.
-        gamma: Discount for each row, in [0, 1].
+        gamma: Discount factor per row, in [0, 1].
     """
 
     def __init__(self, n: int, gamma: float) -> None:
@@ -311,21 +314,21 @@ class NStep:
 
         Args:
             ids: int64 `[n]`.
-            links: Which row follows which.
-            reward: Gives the rewards `[m, ...]` of rows, int64 `[m]`.
-            terminated: Gives bool `[m]`, whether the episode terminated with a row, rather than being truncated.
+            links: Successor links.
+            reward: Returns the rewards `[m, ...]` of rows, int64 `[m]`.
+            terminated: Returns bool `[m]`, True where the episode terminated with a row rather than being truncated.
         """
         windows = links.following(ids, self.n)
-        there = windows >= 0
-        lengths = there.sum(axis=1)
+        is_in_window = windows >= 0
+        lengths = is_in_window.sum(axis=1)
         last = windows[np.arange(len(ids)), lengths - 1]
-        rewards = reward(np.where(there, windows, ids[:, None]).reshape(-1))
+        rewards = reward(np.where(is_in_window, windows, ids[:, None]).reshape(-1))
         dtype = rewards.dtype if rewards.dtype.kind in "fc" else np.dtype(np.float32)
         shape = rewards.shape[1:]
         rewards = rewards.reshape(*windows.shape, -1)
         terms = np.zeros(rewards.shape, np.result_type(rewards, np.float64))
-        # not even multiplied by 0 beyond the window: a reward there may be infinite
-        np.multiply(rewards, self._powers[:-1, None], where=there[:, :, None], out=terms)
+        # rewards beyond the window are skipped rather than multiplied by 0, since they may be infinite
+        np.multiply(rewards, self._powers[:-1, None], where=is_in_window[:, :, None], out=terms)
         summed = terms.sum(axis=1).astype(dtype).reshape(len(ids), *shape)
         discount = np.where(terminated(last), 0, self._powers[lengths]).astype(np.float32)
         return Returns(last, summed, discount, lengths)

@@ -1,4 +1,4 @@
-"""Ring: the memory of the newest rows, one preallocated array for each key or one of packed records."""
+"""Ring: preallocated memory for the newest rows, an array per key, or a single array of packed records."""
 
 import math
 import threading
@@ -11,15 +11,15 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.replay.rows.memory import Memory
+from trieye.replay.rows.memory import ArrayAllocator
 from trieye.replay.rows.schema import Column, as_array, check_keys
 
-# One gather of 48-byte records is twice as fast as five gathers of columns (43 against 22 M rows/s); the gain is gone
-# at about this size.
+# One gather of 48-byte records is twice as fast as five gathers of columns (43 against 22 M rows/s); the advantage
+# disappears at about this size.
 MAX_PACKED_BYTES = 512
 
 FLOAT_SCALARS = frozenset({float, int, bool, np.float64, np.float32, np.float16})
-"""Values of these exact types fit any column of single floats without a closer look; other kinds have a range."""
+"""Values of exactly these types fit any float column without a check; other kinds have a range."""
 
 _CODES = {"f2": "e", "f4": "f", "f8": "d", "b1": "?"} | {
     f"{kind}{2**log}": code.upper() if kind == "u" else code for kind in "iu" for log, code in enumerate("bhiq")
@@ -27,12 +27,12 @@ _CODES = {"f2": "e", "f4": "f", "f8": "d", "b1": "?"} | {
 
 
 class Ring:
-    """`capacity` rows with their columns; which slots are filled is the buffer's business.
+    """`capacity` rows and their columns; the buffer tracks which slots are filled.
 
-    Small rows lie packed, one record after the other, so that a draw touches each row once.
+    Small rows are packed as consecutive records, so that a draw touches each row once.
     """
 
-    def __init__(self, capacity: int, columns: Iterable[Column], memory: Memory) -> None:
+    def __init__(self, capacity: int, columns: Iterable[Column], memory: ArrayAllocator) -> None:
         self.columns = {column.name: column for column in columns}
         self.capacity = capacity
         if not self.columns:
@@ -48,30 +48,30 @@ class Ring:
             for name, column in self.columns.items()
         }
         self.unread: UnreadRows | None = None
-        """Rows that lie in a file still; each is read when it is asked for."""
-        # in the order of the fields of a record, which takes a row as a tuple
+        """Rows that are still in a file; each is read on first access."""
+        # in the field order of a record, which is assigned as a tuple
         self._lanes = [_fast_lane(column) for column in (order if self.is_packed else self.columns.values())]
         self._block_lanes: list[tuple[str, np.dtype[Any], tuple[int, ...], NDArray[Any]]] = []
         self._block_rows = 0
         self.pack: Callable[[int, Mapping[str, Any]], bool] = _never
-        """Copies a row into a slot if nothing about it needs a closer look, and returns whether it did."""
+        """Copies a row into a slot if its values need no checks, and returns whether it did."""
         if self.records is not None and self.records.flags.writeable and can_pack(order):
             self.pack = RowPacker(order, self.records).write
 
     def write_row(self, slot: int, row: Mapping[str, Any]) -> None:
-        """Copy one row into a slot; nothing is written if one of its values is refused."""
+        """Copy one row into a slot; nothing is written if a value is invalid."""
         if self.unread is not None or not self.pack(slot, row):
-            self.write_closely(slot, row)
+            self.write_checked(slot, row)
 
-    def write_closely(self, slot: int, row: Mapping[str, Any]) -> None:
-        """Do what `write_row` does, with a look at every value."""
+    def write_checked(self, slot: int, row: Mapping[str, Any]) -> None:
+        """Implement `write_row` with a check of every value."""
         values = []
         try:
             for name, dtype, shape, scalars, low, high in self._lanes:
                 value = row[name]
                 kind = type(value)
                 if kind is ndarray:
-                    # the same object, not an equal one: half the price, and the rest goes through `conform`
+                    # identity instead of equality: half the cost, and other arrays go through `conform`
                     fits = value.dtype is dtype and value.shape == shape
                 else:
                     fits = kind in scalars or (kind is int and low <= value <= high)
@@ -90,7 +90,7 @@ class Ring:
             cells[slot] = value
 
     def conform(self, rows: Mapping[str, Any]) -> tuple[Mapping[str, NDArray[Any]], int]:
-        """Return rows as arrays `[n, ...]` of the columns' dtypes, and `n`; those that fit already are not copied.
+        """Return rows as arrays `[n, ...]` of the columns' dtypes, and `n`; arrays that fit are not copied.
 
         Raises:
             ConfigurationError: A key is unknown or missing, or an array has another length, shape or kind.
@@ -107,18 +107,18 @@ class Ring:
         self._block_rows = count
         return arrays, count
 
-    def write_as_before(self, first: int, rows: Mapping[str, Any]) -> int:
-        """Copy rows in that are just like those of the last `conform`, as many, and not around the end.
+    def write_like_previous(self, first: int, rows: Mapping[str, Any]) -> int:
+        """Copy rows with the types, shapes and count of the last `conform`, without wrapping around the end.
 
         Returns:
-            How many; 0, and nothing is written, if they need `conform`.
+            The number of rows written; 0 if they need `conform`.
         """
         count = self._block_rows
         if len(rows) != len(self._block_lanes) or first + count > self.capacity or self.unread is not None:
             return 0
         for name, dtype, shape, _ in self._block_lanes:
             array = rows.get(name)
-            # the same object, not an equal one: half the price
+            # identity instead of equality: half the cost
             if type(array) is not ndarray or array.dtype is not dtype or array.shape != shape:
                 return 0
         slots = slice(first, first + count)
@@ -127,7 +127,7 @@ class Ring:
         return count
 
     def write_rows(self, first: int, rows: Mapping[str, NDArray[Any]], count: int) -> None:
-        """Copy conforming rows, not more than the capacity, into the slots from `first` on, around the end."""
+        """Copy at most `capacity` conforming rows into the slots from `first` on, wrapping around the end."""
         if self.unread is not None:
             self.unread.forget(first, count)
         before_end = self.capacity - first
@@ -141,9 +141,9 @@ class Ring:
             self.cells[name][: count - before_end] = array[before_end:]
 
     def rows(self, first_id: int, count: int) -> dict[str, NDArray[Any]]:
-        """Return copies of rows in the order of their ids, column by column."""
+        """Return copies of rows in id order, by column."""
         start = first_id % self.capacity
-        if (unread := self.unread) is not None:  # a thread that copies batches ahead may take it away
+        if (unread := self.unread) is not None:  # a prefetch thread may clear the attribute
             unread.read_into(self.cells, np.arange(start, start + count))
         around = max(start + count - self.capacity, 0)
         if not around:
@@ -151,21 +151,21 @@ class Ring:
         return {name: np.concatenate((cells[start:], cells[:around])) for name, cells in self.cells.items()}
 
     def gather(self, slots: NDArray[np.int64], keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Any:
-        """Copy rows out; slots beyond the capacity wrap around once.
+        """Copy rows; slots beyond the capacity wrap around once.
 
         Args:
             slots: int64 `[n]`, below twice the capacity.
-            keys: The keys wanted.
+            keys: The keys to return.
             block: Records to write into (packed rows only), or None.
-            out: Arrays to write into (rows that are not packed), or None.
+            out: Arrays to write into (unpacked rows only), or None.
 
         Returns:
-            The data by key, and the block of records that it views or None.
+            The data by key, and the block of records that it views, if any.
         """
         if (unread := self.unread) is not None:
             unread.read_into(self.cells, slots)
             self.unread = unread if unread.count else None
-        if self.records is not None:  # mode="wrap" also spares NumPy the buffering that mode="raise" does with `out`
+        if self.records is not None:  # mode="wrap" also avoids the buffering of mode="raise" with `out`
             block = self.records.take(slots, out=block, mode="wrap")
             return {name: block[name] for name in keys}, block
         take = {name: None if out is None else out[name] for name in keys}
@@ -173,12 +173,12 @@ class Ring:
 
 
 class UnreadRows:
-    """Rows of saved parts that were not copied into a ring yet.
+    """Rows of saved parts that have not been copied into a ring yet.
 
     Args:
-        capacity: Slots of the ring.
+        capacity: Capacity of the ring in rows.
         low: Id of the oldest row of the ring.
-        parts: First id and arrays by key of each part, ascending; the arrays are maps of files.
+        parts: First id and arrays by key of each part, ascending; the arrays are memory-mapped files.
     """
 
     def __init__(self, capacity: int, low: int, parts: Sequence[tuple[int, Mapping[str, NDArray[Any]]]]) -> None:
@@ -190,18 +190,18 @@ class UnreadRows:
             ids = np.arange(max(first, low), first + row_count(rows))
             self._is_unread[ids % capacity] = True
         self.count = int(np.count_nonzero(self._is_unread))
-        # guards `_is_unread` and `count`, and the slots that are filled: a thread that copies batches ahead reads, too
+        # guards `_is_unread` and `count`, and the slots being filled, since a prefetch thread reads too
         self._lock = threading.Lock()
 
     def forget(self, first: int, count: int) -> None:
-        """Take note that slots, around the end of the ring, are overwritten."""
+        """Record that slots, wrapping around the end of the ring, are overwritten."""
         slots = np.arange(first, first + count) % self._capacity
         with self._lock:
             self.count -= int(np.count_nonzero(self._is_unread[slots]))
             self._is_unread[slots] = False
 
     def read_into(self, cells: Mapping[str, NDArray[Any]], slots: NDArray[np.int64]) -> None:
-        """Copy those of the rows, slots `[n]` below twice the capacity, that were not copied before."""
+        """Copy the unread rows among these slots, `[n]`, below twice the capacity."""
         slots = slots % self._capacity
         with self._lock:
             slots = np.unique(slots[self._is_unread[slots]])
@@ -212,17 +212,17 @@ class UnreadRows:
 
     def _copy(self, cells: Mapping[str, NDArray[Any]], slots: NDArray[np.int64]) -> None:
         ids = self._low + (slots - self._low) % self._capacity
-        homes = np.searchsorted(self._starts, ids, side="right") - 1
-        for home in np.unique(homes).tolist():
-            here = homes == home
-            for name, rows in self._parts[home].items():
-                cells[name][slots[here]] = rows[ids[here] - self._starts[home]]
+        part_indices = np.searchsorted(self._starts, ids, side="right") - 1
+        for index in np.unique(part_indices).tolist():
+            is_in_part = part_indices == index
+            for name, rows in self._parts[index].items():
+                cells[name][slots[is_in_part]] = rows[ids[is_in_part] - self._starts[index]]
 
 
 def _record(columns: Sequence[Column]) -> np.dtype[Any]:
-    """Return the dtype of a packed row, in which the fields lie as torch takes them.
+    """Return the dtype of a packed row, with the field alignment that torch requires.
 
-    It steps from row to row by whole elements; NumPy aligns complex numbers to half their size only.
+    torch's strides are whole elements; NumPy aligns complex numbers to half their size only.
     """
     offsets, end = [], 0
     for column in columns:
@@ -240,24 +240,24 @@ def _record(columns: Sequence[Column]) -> np.dtype[Any]:
 
 
 def row_count(arrays: Mapping[str, NDArray[Any]]) -> int:
-    """Return the length that all arrays have.
+    """Return the common length of all arrays.
 
     Raises:
-        ConfigurationError: They differ, or one has no axis of rows.
+        ConfigurationError: The lengths differ, or an array has no row axis.
     """
     counts = {array.shape[:1] for array in arrays.values()}
     if len(counts) != 1 or () in counts:
-        found = ", ".join(f"{name} {list(array.shape[:1])}" for name, array in arrays.items())
-        raise ConfigurationError(f"extend: every array must have the same number of rows, found {found}")
+        lengths = ", ".join(f"{name} {list(array.shape[:1])}" for name, array in arrays.items())
+        raise ConfigurationError(f"extend: every array must have the same number of rows, got {lengths}")
     return int(counts.pop()[0])
 
 
-def _never(slot: int, row: Mapping[str, Any]) -> bool:  # noqa: ARG001 - as `RowPacker.write`
+def _never(slot: int, row: Mapping[str, Any]) -> bool:  # noqa: ARG001 - same signature as `RowPacker.write`
     return False
 
 
 def _fast_lane(column: Column) -> tuple[str, np.dtype[Any], tuple[int, ...], frozenset[type], int, int]:
-    """Return what a value must be to need no closer look: dtype and shape, or one of the types, or a range of int."""
+    """Return which values need no check: those with this dtype and shape, of some types, or in a range of int."""
     dtype, scalars, low, high = column.dtype, frozenset[type](), 1, 0
     if not column.shape:
         scalars = FLOAT_SCALARS if dtype.kind == "f" else frozenset({dtype.type})
@@ -269,13 +269,13 @@ def _fast_lane(column: Column) -> tuple[str, np.dtype[Any], tuple[int, ...], fro
 
 
 class RowPacker:
-    """Writes rows whose values are of the very types that their columns have.
+    """Writes rows whose values have exactly the types of their columns.
 
     `struct` takes half the time that NumPy needs to assign a tuple to a record (0.2 against 0.45 us for 5 values).
 
     Args:
-        columns: The columns, those with a shape first, as in the records.
-        records: What is written into.
+        columns: The columns, arrays first, as in the records.
+        records: The records to write into.
     """
 
     def __init__(self, columns: Iterable[Column], records: NDArray[Any]) -> None:
@@ -287,14 +287,14 @@ class RowPacker:
         self._record_bytes = records.itemsize
 
     def write(self, slot: int, row: Mapping[str, Any]) -> bool:
-        """Copy a row into a slot and return True; False, with nothing written, if a value needs a closer look."""
+        """Copy a row into a slot and return True; return False and write nothing if a value needs a check."""
         if len(row) != self._num_keys:
             return False
         values = []
         try:
             for name, dtype, shape in self._arrays:
                 value = row[name]
-                # the same object, not an equal one: half the price
+                # identity instead of equality: half the cost
                 if type(value) is not ndarray or value.dtype is not dtype or value.shape != shape:
                     return False
                 values.append(value.tobytes())
@@ -303,8 +303,8 @@ class RowPacker:
                 if type(value) not in types:
                     return False
                 values.append(value)
-            record = self._pack(*values)  # not pack_into, which writes a part of a row that it refuses
-        except (KeyError, error, OverflowError):  # a number beyond its column
+            record = self._pack(*values)  # not pack_into, which would write part of an invalid row
+        except (KeyError, error, OverflowError):  # OverflowError: a number out of range of its column
             return False
         start = slot * self._record_bytes
         self._bytes[start : start + self._record_bytes] = record
@@ -312,7 +312,7 @@ class RowPacker:
 
 
 def can_pack(columns: Iterable[Column]) -> bool:
-    """Return whether a `RowPacker` knows the dtypes of single values."""
+    """Return whether `RowPacker` supports the dtypes of single values."""
     return all(column.shape or column.dtype.str[1:] in _CODES for column in columns)
 
 

@@ -1,4 +1,4 @@
-"""Column and Layout: the keys that a replay buffer takes, and what it stores and makes of them."""
+"""Column and Layout: the keys of rows, their storage, and the keys derived from them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,11 +12,12 @@ from trieye.exceptions import ConfigurationError
 from trieye.snapshot.arrays import FORMATS
 
 PREFIX = "next_"
-"""Of the key of a row's next observation."""
+"""Prefix of the key of a row's next observation."""
 
 ENDS = ("terminated", "truncated", "done")
-"""The keys that end an episode where they are true; without `terminated`, `done` stands for a termination wherever
-`truncated` is not true as well."""
+"""The keys that end an episode where they are true. Without `terminated`, `done` is a termination unless `truncated` is
+true as well.
+"""
 
 Padding = Literal["reset", "zero"]
 PADDINGS: tuple[Padding, ...] = ("reset", "zero")
@@ -41,73 +42,73 @@ class Column:
 
     @classmethod
     def from_dtype(cls, name: str, spec: DTypeLike) -> Self:
-        """Make a column from a NumPy dtype: `np.int64`, or `(np.float32, (4,))` for an array.
+        """Create a column from a NumPy dtype: `np.int64`, or `(np.float32, (4,))` for an array.
 
         Raises:
-            ConfigurationError: It is no dtype, or one that holds neither booleans nor numbers.
+            ConfigurationError: The dtype is invalid, or neither boolean nor numeric.
         """
         try:
             dtype = np.dtype(spec)
         except TypeError as error:
             raise ConfigurationError(
-                f"replay key {name!r}: {spec!r} is no dtype; write np.int64, or (np.float32, (4,)) for an array"
+                f"replay key {name!r}: {spec!r} is not a dtype; write np.int64, or (np.float32, (4,)) for an array"
             ) from error
         return cls(name, dtype.shape, _numeric(name, dtype.base))
 
     @classmethod
     def from_value(cls, name: str, value: Any, *, rows: bool) -> Self:
-        """Make the column that takes values like this one.
+        """Create a column for values like this one.
 
         A Python float becomes float32, an int int64; arrays keep their dtype.
 
         Args:
             name: The key.
-            value: One value, or an array `[n, ...]` of them.
+            value: One value, or an array `[n, ...]` of values.
             rows: Whether `value` has a leading row axis.
         """
         array = as_array(name, value)
         dtype = _numeric(name, np.dtype(_PYTHON_SCALARS.get(type(value), array.dtype)))
         if rows and not array.ndim:
             raise ConfigurationError(
-                f"replay key {name!r}: extend() takes arrays [n, ...], found the single value {value!r}"
+                f"replay key {name!r}: extend() expects arrays [n, ...], got the single value {value!r}"
             )
         return cls(name, array.shape[1:] if rows else array.shape, dtype)
 
     @property
     def spec(self) -> tuple[str, tuple[int, ...]]:
-        """Dtype and shape as plain data; `from_dtype` takes it."""
+        """Dtype and shape as plain data, for `from_dtype`."""
         return self.dtype.str, self.shape
 
     def conform(self, value: Any, *, rows: int | None = None) -> NDArray[Any]:
         """Return the value as an array of the column's dtype.
 
         Args:
-            value: One value `shape`, or `[rows, *shape]`.
-            rows: Length of the row axis, None without one.
+            value: One value of shape `shape`, or `[rows, *shape]`.
+            rows: Length of the row axis; None without a row axis.
 
         Raises:
-            ConfigurationError: The shape differs, the kind of number differs, or an integer is out of range.
+            ConfigurationError: The shape or the kind of number differs, or an integer is out of range.
         """
         array = as_array(self.name, value)
         shape = self.shape if rows is None else (rows, *self.shape)
         if array.shape != shape:
-            raise ConfigurationError(f"replay key {self.name!r}: shape {shape} is expected, found {array.shape}")
+            raise ConfigurationError(f"replay key {self.name!r}: expected shape {shape}, got {array.shape}")
         if array.dtype == self.dtype:
             return array
         if _RANKS.get(array.dtype.kind, 9) > _RANKS[self.dtype.kind]:
             raise ConfigurationError(
-                f"replay key {self.name!r}: {self.dtype} is expected, found {array.dtype}; the first row or the schema "
-                "decides on the dtype of all rows: change it there, or convert this value"
+                f"replay key {self.name!r}: expected {self.dtype}, got {array.dtype}; the first row or the schema "
+                "determines the dtype of all rows: change it there, or convert this value"
             )
         return self._cast(array)
 
     def restored(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the values `[n, ...]` of which `as_saved` made an array."""
-        found = np.asarray(array)
-        return found if found.dtype == self.dtype else found.view(self.dtype).reshape(len(found), *self.shape)
+        """Return the values `[n, ...]` from the output of `as_saved`."""
+        values = np.asarray(array)
+        return values if values.dtype == self.dtype else values.view(self.dtype).reshape(len(values), *self.shape)
 
     def _cast(self, array: NDArray[Any]) -> NDArray[Any]:
-        with np.errstate(over="ignore"):  # a float beyond the range of float32 becomes inf, as everywhere in NumPy
+        with np.errstate(over="ignore"):  # a float beyond the range of float32 becomes inf, as in NumPy
             cast = array.astype(self.dtype)
         if self.dtype.kind in "iu" and not np.array_equal(cast, array):
             raise ConfigurationError(
@@ -120,68 +121,68 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
     """Return the value of a key as an array.
 
     Raises:
-        ConfigurationError: No array can be made of it, as of lists of different lengths.
+        ConfigurationError: It cannot be converted, such as lists of different lengths.
     """
     try:
         return np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ConfigurationError(f"replay key {name!r}: no array can be made of the value: {error}") from error
+        raise ConfigurationError(f"replay key {name!r}: cannot convert the value to an array: {error}") from error
 
 
 def as_saved(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array of a dtype that safetensors knows: numbers that it lacks, such as complex ones, as bytes."""
+    """Return an array of a dtype that safetensors supports: other numbers, such as complex ones, as bytes."""
     if array.dtype in FORMATS:
         return array
     return np.ascontiguousarray(array).view(np.uint8).reshape(*array.shape, array.itemsize)
 
 
-def check_keys(found: Iterable[str], expected: Mapping[str, Any] | Iterable[str]) -> None:
+def check_keys(keys: Iterable[str], expected: Mapping[str, Any] | Iterable[str]) -> None:
     """Check that a row has the keys of the schema.
 
     Raises:
         ConfigurationError: A key is missing or unknown.
     """
-    found, known = set(found), list(expected)
-    if found == set(known):
+    row_keys, schema_keys = set(keys), list(expected)
+    if row_keys == set(schema_keys):
         return
-    for name in sorted(found - set(known)):
-        check_known(f"replay key {name!r}", name, known)
-    if missing := [name for name in known if name not in found]:
+    for name in sorted(row_keys - set(schema_keys)):
+        check_known(f"replay key {name!r}", name, schema_keys)
+    if missing := [name for name in schema_keys if name not in row_keys]:
         raise ConfigurationError(
-            f"replay row without {', '.join(map(repr, missing))}; every row needs: {', '.join(known)}"
+            f"replay row without {', '.join(map(repr, missing))}; every row needs: {', '.join(schema_keys)}"
         )
 
 
-def check_known(what: str, name: Any, known: Iterable[str]) -> None:
-    """Check that a name is one of those that there are.
+def check_known(label: str, name: Any, choices: Iterable[str]) -> None:
+    """Check that a name is one of the choices.
 
     Args:
-        what: What it is the name of, and the name, for the message.
+        label: The kind of name and the name, for the message.
         name: The name.
-        known: Those that there are.
+        choices: The valid names.
 
     Raises:
-        ConfigurationError: It is another one.
+        ConfigurationError: The name is not among the choices.
     """
-    words = list(known)
+    words = list(choices)
     if name not in words:
         near = did_you_mean(str(name), words)
-        raise ConfigurationError(f"{what} is unknown{near} (known: {', '.join(words) or 'none'})")
+        raise ConfigurationError(f"{label} is unknown{near} (known: {', '.join(words) or 'none'})")
 
 
 def describe(columns: Mapping[str, Column]) -> str:
-    """Return the columns as one line: `obs float32[4], action int64[]`."""
+    """Return the columns in one line: `obs float32[4], action int64[]`."""
     return ", ".join(f"{name} {column.dtype}{list(column.shape)}" for name, column in columns.items())
 
 
 def checked_capacity(capacity: Any) -> int:
-    """Return a capacity in rows.
+    """Return a valid capacity in rows.
 
     Raises:
-        ConfigurationError: It is no whole number from 1 on.
+        ConfigurationError: The capacity is not a positive integer.
     """
     if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
-        raise ConfigurationError(f"replay capacity is {capacity!r}; it must be a whole number of rows, at least 1")
+        raise ConfigurationError(f"replay capacity is {capacity!r}; it must be an integer, at least 1 row")
     return int(capacity)
 
 
@@ -190,20 +191,20 @@ def _numeric(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
         raise ConfigurationError(
             f"replay key {name!r}: dtype {dtype} cannot be stored; encode it as numbers (bool, integer, float, complex)"
         )
-    return np.dtype(dtype.newbyteorder("=").str)  # through the name: the one object that NumPy's own arrays carry
+    return np.dtype(dtype.newbyteorder("=").str)  # by name: returns the object that NumPy's own arrays use
 
 
 @dataclass(frozen=True)
 class RowOptions:
-    """What is made of the rows that are added.
+    """How rows are stored and combined.
 
     Attributes:
-        n_step: Rows that a reward is summed over.
-        gamma: Discount of each of them.
-        frame_stack: Frames in a stack, by key; the rows hold single frames.
-        padding: What stands before the first frame of an episode: that frame (`reset`) or zeros (`zero`).
-        dedup_next: Keep `next_<key>` once, as the `<key>` of the row that follows.
-        walks: Keep in any case which row follows which, and the place of each in its episode: a sampler needs it.
+        n_step: Number of rows whose rewards are summed.
+        gamma: Discount factor per row.
+        frame_stack: Frames per stack, by key; the rows store single frames.
+        padding: Frames before the first one of an episode: that frame (`reset`) or zeros (`zero`).
+        dedup_next: Store `next_<key>` once, as the `<key>` of the following row.
+        walks: Track the order of rows and their position in the episode in any case, since a sampler needs it.
     """
 
     n_step: int = 1
@@ -215,57 +216,57 @@ class RowOptions:
 
     def __post_init__(self) -> None:
         if self.n_step < 1:
-            raise ConfigurationError(f"replay n_step is {self.n_step}; at least 1 row is needed")
+            raise ConfigurationError(f"replay n_step is {self.n_step}; it must be at least 1 row")
         if not 0 <= self.gamma <= 1:
             raise ConfigurationError(f"replay gamma is {self.gamma}; it must be from 0 to 1")
         check_known(f"replay padding {self.padding!r}", self.padding, PADDINGS)
         for name, frames in self.frame_stack.items():
             if frames < 1:
-                raise ConfigurationError(f"replay frame_stack of {name!r} is {frames}; at least 1 frame is needed")
+                raise ConfigurationError(f"replay frame_stack of {name!r} is {frames}; it must be at least 1 frame")
 
     @property
     def needs_episodes(self) -> bool:
-        """Whether it matters where an episode ends."""
+        """Whether episode ends matter."""
         return bool(self.n_step > 1 or self.frame_stack or self.dedup_next or self.walks)
 
     @property
     def spec(self) -> dict[str, Any]:
-        """All options as plain data; saved states hold them, so their names stay."""
+        """All options as plain data. Saved states contain them, so their names must not change."""
         options = {**asdict(self), "frame_stack": dict(self.frame_stack)}
         walks = options.pop("walks")
         return {**options, "links_episodes": walks, "counts_steps": walks}
 
     @property
-    def kept(self) -> dict[str, Any]:
-        """The options that decide what is kept of a row, as in `spec`; all others apply when rows are drawn."""
+    def storage_options(self) -> dict[str, Any]:
+        """The options that determine the stored form of a row, as in `spec`; all others apply when rows are drawn."""
         return {name: self.spec[name] for name in ("frame_stack", "dedup_next", "counts_steps")}
 
     @property
     def num_earlier(self) -> int:
-        """How many earlier rows of its episode a row needs to be made."""
+        """Number of earlier rows of its episode that a row depends on."""
         return max(self.frame_stack.values(), default=1) - 1
 
 
 class Layout:
-    """The columns of a buffer, sorted by what becomes of them.
+    """The columns of a buffer, grouped by their use.
 
     Args:
-        capacity: Rows of the ring.
-        columns: What a row holds when it is added.
-        options: What is made of it.
+        capacity: Capacity of the ring in rows.
+        columns: Columns of an added row.
+        options: How rows are stored and combined.
 
     Attributes:
-        columns: What a row holds when it is added, by key.
-        stored: Those that the ring stores.
+        columns: Columns of an added row, by key.
+        stored: The columns that the ring stores.
         paired: The columns `next_<key>` that are read from the next row.
-        stacks: Frames in a stack, for each key that is handed out as one, `next_<key>` included.
+        stacks: Frames per stack for each stacked key, including `next_<key>`.
         ends: The keys that end an episode.
-        made: The keys that are handed out and not added: `discount`, and with n-step returns `n`.
-        keys: The keys that are handed out.
-        num_earlier: How many earlier rows of its episode a row needs to be made.
+        derived: The keys of a batch that rows do not have: `discount`, and `n` with n-step returns.
+        keys: The keys of a batch.
+        num_earlier: Number of earlier rows of its episode that a row depends on.
 
     Raises:
-        ConfigurationError: An option needs keys that are not there.
+        ConfigurationError: An option needs keys that are missing.
     """
 
     def __init__(self, capacity: int, columns: Iterable[Column], options: RowOptions) -> None:
@@ -273,8 +274,8 @@ class Layout:
         self.columns = {column.name: column for column in columns}
         if "env_id" in self.columns:
             raise ConfigurationError(
-                "replay key 'env_id' is no key of a row: the environment stands first in add(env_id, obs=...), and in "
-                "extend(rows, env_ids=...); a column of that kind needs another name"
+                "replay key 'env_id' is reserved: pass the environment as add(env_id, obs=...) or "
+                "extend(rows, env_ids=...); rename the column"
             )
         self.paired = _pairs_in(self.columns) if options.dedup_next else {}
         self.stored = [column for name, column in self.columns.items() if name not in self.paired]
@@ -283,50 +284,50 @@ class Layout:
             check_known(f"frame_stack key {name!r}", name, self.columns)
         nexts = {PREFIX + name: frames for name, frames in options.frame_stack.items() if PREFIX + name in self.columns}
         self.stacks = {**options.frame_stack, **nexts}
-        self.made = _made_beside(self.columns, options)
-        self.keys = [*self.columns, *self.made]
+        self.derived = _derived_keys(self.columns, options)
+        self.keys = [*self.columns, *self.derived]
         self.num_earlier = options.num_earlier
         if options.needs_episodes and not self.ends:
             raise ConfigurationError(
-                "n_step, frame_stack, dedup_next and sequences need to know where an episode ends: add a key "
-                f"{', '.join(ENDS[:-1])} or {ENDS[-1]} to the rows (found: {', '.join(self.columns)})"
+                "n_step, frame_stack, dedup_next and sequences require episode ends: add a key "
+                f"{', '.join(ENDS[:-1])} or {ENDS[-1]} to the rows (keys: {', '.join(self.columns)})"
             )
         if options.n_step > 1 and "reward" not in self.columns:
-            raise ConfigurationError(f"n_step needs a key 'reward' (found: {', '.join(self.columns)})")
+            raise ConfigurationError(f"n_step needs a key 'reward' (keys: {', '.join(self.columns)})")
 
 
-def _made_beside(columns: Mapping[str, Column], options: RowOptions) -> tuple[str, ...]:
-    """Return the keys that are made of the rows, besides theirs; one-step rows may bring a `discount` of their own.
+def _derived_keys(columns: Mapping[str, Column], options: RowOptions) -> tuple[str, ...]:
+    """Return the derived keys of a batch; one-step rows may have their own `discount`.
 
     Raises:
         ConfigurationError: The rows have such a key, with n-step returns.
     """
     if options.n_step == 1:
         return () if "discount" in columns else ("discount",)
-    made = ("discount", "n")
-    if taken := [name for name in made if name in columns]:
+    derived = ("discount", "n")
+    if conflicts := [name for name in derived if name in columns]:
         raise ConfigurationError(
-            f"replay key {taken[0]!r} is what n_step={options.n_step} makes; give the column of the rows another name"
+            f"replay key {conflicts[0]!r} is reserved for the result of n_step={options.n_step}; rename the column"
         )
-    return made
+    return derived
 
 
 def _pairs_in(columns: Mapping[str, Column]) -> dict[str, Column]:
-    """Return the columns `next_<key>` that a column `<key>` of the same shape and dtype goes with.
+    """Return the columns `next_<key>` with a column `<key>` of the same shape and dtype.
 
     Raises:
-        ConfigurationError: There is none, or one differs from its partner.
+        ConfigurationError: There are none, or one differs from its partner.
     """
     pairs = {name: column for name, column in columns.items() if name.removeprefix(PREFIX) in columns.keys() - {name}}
     if not pairs:
         raise ConfigurationError(
-            f"dedup_next needs keys <key> and next_<key>, such as obs and next_obs; found: {', '.join(columns)}"
+            f"dedup_next needs keys <key> and next_<key>, such as obs and next_obs (keys: {', '.join(columns)})"
         )
     for name, column in pairs.items():
         partner = columns[name.removeprefix(PREFIX)]
         if (column.dtype, column.shape) != (partner.dtype, partner.shape):
             raise ConfigurationError(
                 f"dedup_next: {name!r} is {column.dtype}{list(column.shape)} and {partner.name!r} is "
-                f"{partner.dtype}{list(partner.shape)}; they must be alike"
+                f"{partner.dtype}{list(partner.shape)}; they must be equal"
             )
     return pairs

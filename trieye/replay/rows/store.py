@@ -1,4 +1,4 @@
-"""RowStore: the rows of a replay buffer with all that belongs to them; AttachedReplay: a look at another process's."""
+"""RowStore: rows of a replay buffer with their links; AttachedReplay: a read-only view of another process's rows."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from trieye.exceptions import ConfigurationError, ReplayClosedError
 from trieye.replay.batch import Batch
 from trieye.replay.rows.episodes import EpisodeLinks
-from trieye.replay.rows.memory import AttachedMemory, Memory, MemoryHandle
+from trieye.replay.rows.memory import ArrayAllocator, AttachedMemory, MemoryHandle
 from trieye.replay.rows.next_rows import NextRows
 from trieye.replay.rows.reader import RowReader
 from trieye.replay.rows.ring import Ring
@@ -19,24 +19,24 @@ from trieye.replay.rows.schema import PREFIX, Column, Layout, RowOptions, check_
 from trieye.replay.samplers.base import Draw
 
 COUNTERS = ("total", "low", "writing_until", "generation")
-"""What the shared header holds, int64 each, in this order; `generation` counts how often a content was loaded."""
+"""The int64 fields of the shared header, in this order; `generation` counts loaded states."""
 
 _NO_ROWS = 1 << 62
 
 
-def _shared_counters(memory: Memory) -> NDArray[np.int64]:
-    """Return the header: counters that the owner of shared memory keeps for readers in other processes.
+def _shared_counters(memory: ArrayAllocator) -> NDArray[np.int64]:
+    """Return the header: counters that the owner of shared memory updates for readers in other processes.
 
-    `writing_until` is raised before rows are overwritten, `total` and `low` after rows were written; a reader that
-    finds, after copying rows, all their ids at least at `low` and at `writing_until` minus the capacity has them whole.
-    Processors that reorder writes (ARM) need the ordering that Python's own locks give between two such steps.
+    `writing_until` is raised before rows are overwritten, `total` and `low` after rows were written. A reader's copies
+    are intact if afterwards all their ids are at least `low` and at least `writing_until` minus the capacity.
+    Processors that reorder writes (ARM) need the memory ordering of Python's own locks between two such steps.
     """
     header: NDArray[np.int64] = memory.allocate("header", (len(COUNTERS),), np.int64)
     return header
 
 
-def _arrays_in(memory: Memory, layout: Layout) -> tuple[Ring, EpisodeLinks | None, NextRows | None]:
-    """Return the rows that lie in a memory and what belongs to them; owner and readers get the same arrays."""
+def _arrays_in(memory: ArrayAllocator, layout: Layout) -> tuple[Ring, EpisodeLinks | None, NextRows | None]:
+    """Return the rows and their links in a memory; owner and readers get the same arrays."""
     options, links = layout.options, None
     ring = Ring(layout.capacity, layout.stored, memory)
     if options.needs_episodes:
@@ -45,21 +45,21 @@ def _arrays_in(memory: Memory, layout: Layout) -> tuple[Ring, EpisodeLinks | Non
 
 
 class RowStore:
-    """Rows with global ids, of which the newest `capacity` are there.
+    """The newest `capacity` rows, with global ids.
 
     Args:
-        layout: What a row holds and what is made of it.
-        memory: Where rows and links live.
+        layout: How rows are stored and combined.
+        memory: Allocator of the rows and links.
 
     Attributes:
         ring: The rows.
-        links: Which row follows which, where that matters.
-        next_rows: The values of `next_<key>` that no row holds, with `dedup_next`.
+        links: Successor links, if the layout needs them.
+        next_rows: The values of `next_<key>` that no row contains, with `dedup_next`.
         reader: Reads rows.
-        total: Rows added over the whole life; the id of the next one.
+        total: Rows added over the lifetime of the buffer; the id of the next row.
     """
 
-    def __init__(self, layout: Layout, memory: Memory) -> None:
+    def __init__(self, layout: Layout, memory: ArrayAllocator) -> None:
         self.layout, self.memory = layout, memory
         self.capacity = layout.capacity
         self.ring, self.links, self.next_rows = _arrays_in(memory, layout)
@@ -76,16 +76,16 @@ class RowStore:
         return max(self._forgotten, self.total - self.capacity)
 
     def add(self, row: Mapping[str, Any], env_id: int) -> int:
-        """Copy one row in and return its id.
+        """Copy one row into the store and return its id.
 
         Raises:
-            ConfigurationError: A key is unknown or missing, or a value has the wrong shape or kind; nothing was added.
+            ConfigurationError: A key is unknown or missing, or a value has the wrong shape or kind; no row was added.
         """
         row_id = self.total
         if self._is_plain:
             ring, slot = self.ring, row_id % self.capacity
-            if ring.unread is not None or not ring.pack(slot, row):  # `ring.write_row`, without the price of a call
-                ring.write_closely(slot, row)
+            if ring.unread is not None or not ring.pack(slot, row):  # `ring.write_row`, without the cost of a call
+                ring.write_checked(slot, row)
             self.total = row_id + 1
             return row_id
         self._announce(1)
@@ -96,15 +96,15 @@ class RowStore:
         return row_id
 
     def extend(self, rows: Mapping[str, ArrayLike], env_ids: ArrayLike | None) -> tuple[int, int]:
-        """Copy rows in, arrays `[n, ...]` by key, and return their first id and their number.
+        """Copy rows, arrays `[n, ...]` by key, into the store and return their first id and their number.
 
-        Of more rows than the capacity only the last are kept.
+        Of more rows than the capacity, only the last `capacity` are stored.
 
         Raises:
-            ConfigurationError: As `add`, or the arrays differ in length; nothing was added.
+            ConfigurationError: As for `add`, or the arrays differ in length; no row was added.
         """
         first = self.total
-        if self._is_plain and env_ids is None and (count := self.ring.write_as_before(first % self.capacity, rows)):
+        if self._is_plain and env_ids is None and (count := self.ring.write_like_previous(first % self.capacity, rows)):
             self.total = first + count
             return first, count
         own, nexts = self._split(rows)
@@ -112,7 +112,7 @@ class RowStore:
         envs = _env_ids(env_ids, count)
         next_rows = self.next_rows
         values = {} if next_rows is None else next_rows.conform(nexts, rows=count)
-        if not count:  # as of a step in which every environment was only reset
+        if not count:  # for example after a step that only reset environments
             return first, 0
         total, skipped = first + count, max(count - self.capacity, 0)
         newest = {name: array[skipped:] for name, array in arrays.items()} if skipped else arrays
@@ -129,14 +129,14 @@ class RowStore:
         return first, count
 
     def interrupt(self, env_id: int | None = None) -> None:
-        """Let the next row of an environment, or of all, follow no other row."""
+        """Start a new episode with the next row of an environment, or of all."""
         if self.links is not None:
             self.links.interrupt(env_id)
         if self.next_rows is not None:
             self.next_rows.interrupt(env_id)
 
     def clear(self) -> None:
-        """Forget all rows; the ids go on."""
+        """Remove all rows; ids continue."""
         self._forgotten = self.total
         self.interrupt()
         if self.next_rows is not None:
@@ -144,22 +144,22 @@ class RowStore:
         self._publish()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is not in the rows: columns, counters, episodes that go on, next observations that may change."""
+        """Return the state besides the rows: columns, counters, open episodes, next observations that may change."""
         links, next_rows, low = self.links, self.next_rows, self.low
-        kept = None
+        next_values = None
         if links is not None and next_rows is not None:
-            kept = next_rows.state_dict(low, self.total, links.has_ended(np.arange(low, self.total)))
+            next_values = next_rows.state_dict(low, self.total, links.has_ended(np.arange(low, self.total)))
         return {
             "columns": {name: column.spec for name, column in self.layout.columns.items()},
             "options": self.layout.options.spec,
             "total": self.total,
             "low": low,
             "links": None if links is None else links.state_dict(),
-            "next_rows": kept,
+            "next_rows": next_values,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], low: int) -> None:
-        """Take over a state after the rows from `low` on were put into their slots."""
+        """Restore a state after the rows from `low` on were written to their slots."""
         self.total, self._forgotten = int(state["total"]), low
         if self.links is not None and state["links"] is not None:
             self.links.load_state_dict(state["links"])
@@ -170,26 +170,26 @@ class RowStore:
         self._publish()
 
     def close(self) -> None:
-        """Let go of the memory; readers in other processes find no row any more, unless a forked child calls this."""
+        """Release the memory; readers in other processes then see no rows. A forked child does not affect readers."""
         if self._header is not None and self._pid == os.getpid():
             self._header[1] = _NO_ROWS
         self.memory.close()
 
     def check_process(self) -> None:
-        """Refuse a forked child, which would write into the rows of its parent, or read them half written.
+        """Reject a forked child, which could write to its parent's rows or read rows during a write.
 
         Raises:
-            ReplayClosedError: This process is one.
+            ReplayClosedError: This process is a forked child.
         """
         if self._header is not None and self._pid != os.getpid():
             raise ReplayClosedError(
-                f"this process was forked by the one that owns the replay buffer ({self._pid}), and shares its rows: "
+                f"this process was forked by the owner of the replay buffer ({self._pid}) and shares its rows: "
                 "take buffer.handle there before the fork, and read the rows here through ReplayBuffer.attach(handle)"
             )
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the rows and of what belongs to them; kept next observations as far as they are in use."""
+        """Size of the rows and their links in bytes; of stored next observations, only the memory in use."""
         next_rows = self.next_rows
         if next_rows is None:
             return self.memory.size_bytes
@@ -207,7 +207,7 @@ class RowStore:
         own, nexts = self._split(row)
         links, next_rows, cells, slot = self.links, self.next_rows, self.ring.cells, row_id % self.capacity
         values = {} if next_rows is None else next_rows.conform(nexts, rows=None)
-        self.ring.write_row(slot, own)  # the first to change anything, and the last to refuse
+        self.ring.write_row(slot, own)  # the first change, and the last step that can fail
         if next_rows is not None:
             next_rows.release(np.array([slot]))
         if links is not None:
@@ -219,7 +219,7 @@ class RowStore:
         self.total = row_id + 1
 
     def ends_in(self, arrays: Mapping[str, NDArray[Any]], count: int) -> NDArray[np.bool_]:
-        """Return bool `[count]`, which rows end an episode."""
+        """Return bool `[count]`, True for rows that end an episode."""
         ended = np.zeros(count, np.bool_)
         for name in self.layout.ends:
             ended |= arrays[name].reshape(count, -1).any(axis=1)
@@ -239,13 +239,13 @@ class RowStore:
 
 @dataclass(frozen=True)
 class ReplayHandle:
-    """What another process needs to read the rows of a buffer; can be pickled.
+    """Gives another process access to the rows of a buffer; can be pickled.
 
     Attributes:
         memory: The arrays.
-        capacity: Rows of the ring.
-        columns: What a row holds.
-        options: What is made of it.
+        capacity: Capacity of the ring in rows.
+        columns: Columns of a row.
+        options: How rows are stored and combined.
     """
 
     memory: MemoryHandle
@@ -258,27 +258,27 @@ class ReplayHandle:
         """Return the handle of a buffer's rows.
 
         Raises:
-            ConfigurationError: They are not in memory that others can read, or there is no schema yet.
+            ConfigurationError: The rows are not in shared memory, or there is no schema yet.
         """
         memory = None if store is None else store.memory.handle
         if store is None or memory is None:
             raise ConfigurationError(
                 f"a replay buffer with storage {storage!r} and {'no' if store is None else 'a'} schema cannot be "
-                "attached to; use storage='shm', and give the schema or add a row first"
+                "attached to; use storage='shm', and pass the schema or add a row first"
             )
         return cls(memory, store.capacity, tuple(store.layout.columns.values()), store.layout.options)
 
 
 class AttachedReplay:
-    """Reads rows that the owner of the buffer decided about; it cannot change them.
+    """Reads rows drawn by the owner of the buffer; read-only.
 
-    The owner may go on adding rows meanwhile, and may die: the memory stays until this object is gone.
+    The owner may add rows during reads, and may die: the memory remains until this object is garbage-collected.
 
     Args:
-        handle: What `ReplayBuffer.handle` was in the owner's process.
+        handle: The value of `ReplayBuffer.handle` in the owner's process.
 
     Raises:
-        ConfigurationError: The owner is gone, or its buffer was closed.
+        ConfigurationError: The owner has exited, or its buffer was closed.
     """
 
     def __init__(self, handle: ReplayHandle) -> None:
@@ -293,23 +293,23 @@ class AttachedReplay:
         return max(counters["total"] - counters["low"], 0)
 
     def counters(self) -> dict[str, int]:
-        """Return `total`, `low`, `writing_until` and `generation`, as they are now."""
+        """Return the current `total`, `low`, `writing_until` and `generation`."""
         return dict(zip(COUNTERS, self._header.tolist(), strict=True))
 
     def rows(self, draw: Draw, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch | None:
-        """Copy the rows of a draw that the owner made.
+        """Copy the rows of a draw made by the owner.
 
         Args:
-            draw: What `ReplayBuffer.draw` returned.
-            out: An earlier batch of the same size and `keys`, whose memory is written again.
-            keys: The keys wanted; all if None.
+            draw: The result of `ReplayBuffer.draw`.
+            out: An earlier batch of the same size and `keys`, whose memory is overwritten.
+            keys: The keys to return; all if None.
 
         Returns:
-            The rows, or None if one of them is not here: the owner overwrote or forgot it by now, closed the buffer, or
-            loaded another content into memory of its own. Ask it for another draw, or for a new handle.
+            The rows, or None if a row is missing: the owner has overwritten or removed it, closed the buffer, or loaded
+            a state into other memory. Request another draw or a new handle from the owner.
 
         Raises:
-            ConfigurationError: A key is unknown, or `out` is of another size.
+            ConfigurationError: A key is unknown, or `out` has another size.
         """
         low = self._low()
         if draw.ids.size and draw.ids.max() >= self.counters()["total"]:
@@ -320,9 +320,9 @@ class AttachedReplay:
         return None if self._reader.lost(draw, self._low()).any() else batch
 
     def lost(self, draw: Draw) -> NDArray[np.bool_]:
-        """Return bool `[n]`, which rows or sequences of a draw are not here, or not all that they are made of.
+        """Return bool `[n]`, True for rows or sequences of a draw that are missing or incomplete.
 
-        These are all where the memory changed altogether.
+        All of them are if the memory was replaced.
         """
         lost = self._reader.lost(draw, self._low())
         return lost if lost.any() else np.ones(len(draw), np.bool_)
@@ -338,6 +338,6 @@ def _env_ids(env_ids: ArrayLike | None, count: int) -> NDArray[np.int64]:
     envs = np.asarray(env_ids)
     if envs.shape != (count,) or envs.dtype.kind not in "iu":
         raise ConfigurationError(
-            f"extend: env_ids are {envs.dtype}{list(envs.shape)}; a whole number for each of the {count} rows is needed"
+            f"extend: env_ids are {envs.dtype}{list(envs.shape)}; expected an integer for each of the {count} rows"
         )
     return envs.astype(np.int64, copy=False)

@@ -26,7 +26,8 @@ from trieye.training.exploring.making import place_and_transport
 from trieye.training.exploring.synchronizer import Published
 from trieye.training.exploring.transports import CheckpointTransport, load_weights
 from trieye.training.finite import OnNonfinite
-from trieye.training.loading import LoadedPolicy, loaded_policy
+from trieye.training.loading import policy_of
+from trieye.training.policy import Policy
 from trieye.training.rows import Rows
 
 _OTHER_SEED = 3_000_000
@@ -50,8 +51,9 @@ def explore(config: TrainingConfig) -> Path:
         ConfigurationError: The file is there already, or the environment cannot be made.
     """
     run_dir = RunFiles(config.persistence).run_base_dir
-    loaded = loaded_policy(run_dir, load_checkpoint(run_dir, config.explore.which))
-    own, limit = loaded.config, config.explore_steps
+    saved = load_checkpoint(run_dir, config.explore.which)
+    policy = policy_of(run_dir, saved)
+    own, limit = policy.config, config.explore_steps
     env = own.env.model_copy(update={"num": config.env.num, "normalize_rewards": False})
     loop = own.loop.model_copy(update={"on_nonfinite": config.loop.on_nonfinite})
     changed = {
@@ -63,12 +65,12 @@ def explore(config: TrainingConfig) -> Path:
     }
     gathered = _Gathered(limit, config.explorer.num * env.num or env.num, config.explorer.steps or _STEPS)
     follows = config.sync.transport == "checkpoint"
-    newer = _Newer(RunFiles(config.persistence).weights_dir, loaded) if follows else None
-    say(f"{run_dir.name}: {limit} steps are collected with the policy of step {loaded.checkpoint.step}")
+    newer = _Newer(RunFiles(config.persistence).weights_dir, saved.path) if follows else None
+    say(f"{run_dir.name}: {limit} steps are collected with the policy of step {saved.step}")
     with _reserved(run_dir, config.explore.file) as path:
         try:
             gather = _by_explorers if config.explorer.num else _alone
-            gather(own.model_copy(update=changed), loaded, newer, gathered)
+            gather(own.model_copy(update=changed), policy, newer, gathered)
         finally:
             if gathered.num:
                 gathered.write(path)
@@ -121,9 +123,9 @@ class _Gathered:
 class _Newer:
     """The weights that another process publishes as files while it trains the run."""
 
-    def __init__(self, directory: Path, loaded: LoadedPolicy) -> None:
+    def __init__(self, directory: Path, checkpoint: Path) -> None:
         self._files = CheckpointTransport(directory)
-        saved = loaded.checkpoint.path.stat().st_mtime
+        saved = checkpoint.stat().st_mtime
         self._seen = [path.name for path in self._files.paths() if path.stat().st_mtime <= saved][-1:]
 
     def weights(self) -> Mapping[str, Any] | None:
@@ -135,13 +137,13 @@ class _Newer:
         return self._files.fetch(str(newest[0]))
 
 
-def _alone(config: TrainingConfig, loaded: LoadedPolicy, newer: _Newer | None, gathered: _Gathered) -> None:
+def _alone(config: TrainingConfig, policy: Policy, newer: _Newer | None, gathered: _Gathered) -> None:
     """Collect in this process."""
-    policy, num = loaded.policy, config.env.num
+    num = config.env.num
     on_nonfinite, gamma = OnNonfinite(config.loop.on_nonfinite), config.agent.gamma
     envs = make_envs(config.env, seed=config.seed)
     collector = Collector(envs, policy, config.env, gamma=gamma, seed=config.seed, on_nonfinite=on_nonfinite)
-    collector.env_steps = loaded.schedule_step
+    collector.env_steps = policy.schedule_step
     try:
         while not gathered.is_enough:
             if newer is not None and (weights := newer.weights()) is not None:
@@ -153,9 +155,9 @@ def _alone(config: TrainingConfig, loaded: LoadedPolicy, newer: _Newer | None, g
         collector.close()
 
 
-def _by_explorers(config: TrainingConfig, loaded: LoadedPolicy, newer: _Newer | None, gathered: _Gathered) -> None:
+def _by_explorers(config: TrainingConfig, policy: Policy, newer: _Newer | None, gathered: _Gathered) -> None:
     """Let explorers collect."""
-    policy, num = loaded.policy, config.env.num
+    num = config.env.num
     place, transport = place_and_transport(config)
     published = Published(0, 0, transport.publish(0, policy.state_dict()))
     waiting: deque[tuple[Report, int]] = deque()
@@ -170,7 +172,7 @@ def _by_explorers(config: TrainingConfig, loaded: LoadedPolicy, newer: _Newer | 
                 promised = len(waiting) + sum(len(other.grants) for other in group.slots if other.is_expected)
                 if gathered.num + promised * gathered.steps * num >= gathered.limit:
                     return
-                env_steps = loaded.schedule_step + gathered.num
+                env_steps = policy.schedule_step + gathered.num
                 group.submit(slot, Grant(slot.granted, gathered.steps, env_steps, published))
 
     task = Task(config, type(policy), policy.spaces, transport)

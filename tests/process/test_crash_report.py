@@ -1,4 +1,4 @@
-"""What is said for a process that cannot say it itself."""
+"""The message of a guard process after a process was killed."""
 
 import os
 import signal
@@ -10,8 +10,8 @@ import pytest
 
 PROGRAM = """
 import sys
-from trieye.process.last_words import LastWords
-words = LastWords("it's \\"gone\\" $HOME")
+from trieye.process.crash_report import CrashReport
+words = CrashReport("it's \\"gone\\" $HOME")
 if "withdraw" in sys.argv:
     words.withdraw()
     words.withdraw()

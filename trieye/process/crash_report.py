@@ -1,4 +1,4 @@
-"""Last words: what is printed for a process that is ended before it can say anything itself."""
+"""Crash report: a message that a guard process prints when this process was ended before it could print anything."""
 
 import contextlib
 import subprocess
@@ -6,18 +6,18 @@ import subprocess
 _SCRIPT = "trap '' INT TERM HUP USR1 XCPU; read -r _ || printf 'trieye: %s\\n' \"$1\" >&2"
 
 
-class LastWords:
+class CrashReport:
     """Prints a text on standard error when this process is gone, unless `withdraw` was called before.
 
     A shell waits at the end of a pipe, which the system closes however the process ends.
 
     Args:
-        text: What is to be said.
+        text: The message.
     """
 
     def __init__(self, text: str) -> None:
         self._shell: subprocess.Popen[bytes] | None = None
-        with contextlib.suppress(OSError):  # no shell, no words
+        with contextlib.suppress(OSError):  # no shell, no report
             self._shell = subprocess.Popen(
                 ["/bin/sh", "-c", _SCRIPT, "sh", text],
                 stdin=subprocess.PIPE,
@@ -25,7 +25,7 @@ class LastWords:
             )
 
     def withdraw(self) -> None:
-        """Say nothing; a second call does nothing."""
+        """Print nothing; a second call does nothing."""
         shell, self._shell = self._shell, None
         if shell is not None:
             with contextlib.suppress(OSError):

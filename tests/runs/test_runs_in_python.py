@@ -15,18 +15,24 @@ from trieye.exceptions import ConfigurationError, RunLockedError
 from trieye.process.lock import RunLock
 
 KILLED = """
-import os, signal, sys
+import os, signal, sys, time
 import trieye
+from trieye import runs
 
 config = trieye.TrieyeConfig(
     app_name="agents", run_name="killed", runtime={"kind": "local"}, persistence={"root_data_dir": sys.argv[1]},
     sinks={"tensorboard": {"enabled": True}, "mlflow": {"enabled": False}, "console": {"enabled": False}},
+    stats={"processing_interval_seconds": 0.01},
 )
 with trieye.Run(config) as run:
     for step in range(20):
         run.step = step
         run.log({"loss": 1.0 / (step + 1)})
     run.flush()
+    deadline = time.monotonic() + 30
+    while runs.get(run.dir).step != 19:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -137,6 +143,17 @@ def test_a_killed_run_is_lost_until_it_is_closed(killed):
         runs.close("killed")
 
 
+def test_a_killed_run_that_was_closed_before_is_shown_as_far_as_it_got(make_config, root):
+    config = make_config(app_name="agents", run_name="killed", persistence={"root_data_dir": str(root)})
+    with trieye.Run(config) as run:
+        run.log({"loss": 1.0}, step=3)
+    assert runs.get("killed").step == 3
+    done = subprocess.run([sys.executable, "-c", KILLED, str(root)], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert runs.get("killed").step == 19
+    assert runs.get("killed").metrics["loss"]["last"] == pytest.approx(0.05)
+
+
 def test_a_sink_is_rebuilt_from_the_history(killed):
     runs.close(killed)
     for path in killed.glob("*tfevents*"):
@@ -171,7 +188,7 @@ def test_a_run_is_removed_and_a_living_one_or_a_link_is_refused(make_run, tmp_pa
     (tmp_path / "link").symlink_to(run_dir)
     with pytest.raises(ConfigurationError, match="symbolic link"):
         runs.remove(tmp_path / "link")
-    plan = runs.plan_removal("first")
+    plan = runs.remove("first", dry_run=True)
     assert (plan.run_dir, plan.name, list(plan.notes())) == (run_dir, "agents/first", [])
     assert run_dir.exists()
     runs.remove("first")
@@ -182,13 +199,13 @@ def test_old_runs_are_pruned_but_for_the_best_and_the_newest(make_run):
     for number, best in enumerate((5.0, 1.0, 2.0, 3.0)):
         make_run(f"run{number}", best, age_s=3600.0 * (10 - number))
     unrated = make_run("unrated", float("nan"), age_s=3600.0 * 20)
-    plan = runs.plan_pruning("agents", older_than_s=60.0, keep_best=1, keep_newest=1)
+    plan = runs.prune("agents", older_than_s=60.0, keep_best=1, keep_newest=1, dry_run=True)
     assert [removal.run_dir.name for removal in plan.removals] == ["run1", "run2"]
     assert [removal.run_dir for removal in plan.unrated] == [unrated]
     pruned = runs.prune("agents", older_than_s=60.0, keep_best=1, keep_newest=1)
-    assert [removal.run_dir.name for removal in pruned] == ["run1", "run2"]
+    assert [removal.run_dir.name for removal in pruned.removals] == ["run1", "run2"]
     assert sorted(run.name for run in runs.find().runs) == ["run0", "run3", "unrated"]
-    assert runs.prune("agents", older_than_s=60.0, keep_newest=9) == []  # more than there are
+    assert runs.prune("agents", older_than_s=60.0, keep_newest=9).removals == []  # more than there are
 
 
 def test_a_moved_run_is_claimed_and_a_copy_is_not(make_run, root):

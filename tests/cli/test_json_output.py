@@ -1,0 +1,167 @@
+"""`--json`: each document fits its schema in docs/json-schemas.json, from which docs/json.md is generated."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import trieye
+from tests.json_schemas import SCHEMAS, validated
+from trieye.cli import COMMANDS, _parser, main
+from trieye.files.run_record import RunRecord
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "json.md"
+WITHOUT_JSON = {"new", "ui"}
+"""Commands that print instructions for a person, not results."""
+
+INTRODUCTION = """# JSON output
+
+Every command that prints results takes `--json` and then prints one JSON document on stdout, in one line. Its first
+key, `schema`, is the name and the version of its schema, such as `trieye.runs/1`. Within a version keys are only added,
+so ignore those that you do not know; a key that changes its meaning or disappears raises the version. Numbers that are
+not finite are `null`; times are Unix seconds. Progress, notes and warnings go to stderr. An error prints no document
+but one line on stderr; where a document comes with an exit code other than 0, the table says so.
+
+[json-schemas.json](json-schemas.json) has the same as [JSON Schema](https://json-schema.org). `trieye new` and
+`trieye ui` have no `--json`.
+
+"""
+
+
+def rows(schema, prefix=""):
+    """Yield key, type and meaning of each key of a schema, those of nested objects by their path."""
+    for key, value in schema.get("properties", {}).items():
+        if "const" not in value:
+            yield f"{prefix}{key}", type_of(value), value.get("description", "")
+            inner, path = value, f"{prefix}{key}"
+            while inner.get("type") == "array" and "items" in inner:
+                inner, path = inner["items"], f"{path}[]"
+            yield from rows(inner, f"{path}.")
+    if isinstance(extra := schema.get("additionalProperties"), dict) and "properties" in extra:
+        yield from rows(extra, f"{prefix}*.")
+
+
+def type_of(value):
+    kinds = [value["type"]] if isinstance(value.get("type"), str) else value.get("type", ["any"])
+    if "enum" in value:
+        return " or ".join(f"`{choice}`" for choice in value["enum"])
+    named = {"array": lambda: f"array of {type_of(value['items'])}" if "items" in value else "pair"}
+    return " or ".join(named.get(kind, lambda kind=kind: kind)() for kind in kinds)
+
+
+def page():
+    sections = []
+    for name, schema in SCHEMAS.items():
+        table = "".join(f"| `{key}` | {kind} | {meaning} |\n" for key, kind, meaning in rows(schema))
+        sections.append(f"## {name}\n\n`{schema['description']}`\n\n| key | type | meaning |\n|---|---|---|\n{table}")
+    return INTRODUCTION + "\n".join(sections)
+
+
+def test_the_page_is_generated_from_the_schemas():
+    assert PAGE.read_text() == page(), "write it with `python tests/cli/test_json_output.py`"
+
+
+def test_every_command_and_action_takes_json_and_has_a_schema():
+    documented = {re.match(r"trieye\.(.+)/\d+", name)[1] for name in SCHEMAS}
+    for command in COMMANDS:
+        parser = next(action for action in _parser(command)._actions if action.choices).choices[command]
+        actions = [action for action in parser._actions if action.choices and action.dest == "action"]
+        parsers = {command: parser}
+        if actions:
+            parsers = {f"{command}.{name}": action for name, action in actions[0].choices.items()}
+        for name, one in parsers.items():
+            has_json = any("--json" in action.option_strings for action in one._actions)
+            assert has_json == (name in documented) == (command not in WITHOUT_JSON), name
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A project with two finished runs, a killed one, a planned sweep and a pickle of trieye 0.1.5."""
+    project = tmp_path_factory.mktemp("project")
+    for name, best in (("first", 1.0), ("second", 2.0)):
+        config = trieye.TrieyeConfig(
+            app_name="agents", run_name=name, seed=int(best), runtime={"kind": "local"},
+            persistence={"root_data_dir": str(project / ".trieye_data")},
+            sinks={"tensorboard": {"enabled": True}, "mlflow": {"enabled": False}, "console": {"enabled": False}},
+        )  # fmt: skip
+        for _ in range(2):  # two attempts, the second of which supersedes
+            with trieye.Run(config) as run:
+                run.log_params({"agent.lr": best})
+                for step in range(1, 4):
+                    run.step = step
+                    run.log({"eval/return": best + step, "loss": 1.0}, step=step)
+                run.save(weights=[best])
+    killed = run.dir.with_name("killed")
+    shutil.copytree(run.dir, killed)
+    record = RunRecord.read(killed / "run.json")
+    record.run_id, record.run_name, record.status, record.owner = "x", "killed", "RUNNING", None
+    record.save(killed / "run.json")
+    assert main(["sweep", "plan", "seed=1,2", "-o", str(project / "sweep")]) == 0
+    return project
+
+
+@pytest.fixture
+def document(project, monkeypatch, capfd):
+    """Return a function that runs a command with --json, and returns its exit code and its validated document."""
+    monkeypatch.chdir(project)
+
+    def run(*words, code=0):
+        found = main([*words, "--json"])
+        said = capfd.readouterr()
+        assert found == code, said.err
+        return validated(said.out)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "schema"),
+    [
+        ("runs", "runs"),
+        ("watch first", "watch"),
+        ("verify first", "verify"),
+        ("checkpoints first --verify", "checkpoints"),
+        ("attempts first", "attempts"),
+        ("attempts first --restore 1", "attempts.restore"),
+        ("close first", "close"),
+        ("rebuild first --sink tensorboard", "rebuild"),
+        ("claim first", "claim"),
+        ("diff first second", "diff"),
+        ("rm first --dry-run", "rm"),
+        ("prune agents --older-than 0s --keep best:1 --dry-run", "prune"),
+        ("sweep plan seed=1,2 agent.lr=1,2", "sweep.plan"),
+        ("sweep show -d sweep 1", "sweep.show"),
+        ("sweep index -d sweep seed=2", "sweep.index"),
+        ("sweep relaunch sweep --only failed", "sweep.relaunch"),
+        ("sweep slurm sweep --only failed --hours 1 --gigs 1", "sweep.slurm"),
+        ("results table .trieye_data --partial", "results.table"),
+        ("results curve .trieye_data --partial", "results.curve"),
+        ("results compare .trieye_data --by agent.lr --partial", "results.compare"),
+        ("results sensitivity .trieye_data --param agent.lr --partial", "results.sensitivity"),
+        ("results select .trieye_data --partial", "results.select"),
+        ("results report .trieye_data --partial -o report.html", "results.report"),
+        ("results export .trieye_data -o points.csv", "results.export"),
+        ("cluster files", "cluster.files"),
+    ],
+)
+def test_the_document_of_a_command_fits_its_schema(words, schema, document):
+    assert document(*words.split())["schema"] == f"trieye.{schema}/1"
+
+
+def test_a_status_with_missing_jobs_exits_with_1_and_has_a_document(document):
+    assert document("sweep", "status", "sweep", code=1)["counts"] == {"missing": 2}
+
+
+def test_runs_are_deleted_with_json_only_when_confirmed(document, project, capfd):
+    shutil.copytree(project / ".trieye_data/agents/runs/first", project / ".trieye_data/agents/runs/copy")
+    assert main(["rm", "copy", "--json"]) == 2
+    assert "--yes" in capfd.readouterr().err
+    (removed,) = document("rm", "copy", "--yes")["runs"]
+    assert removed["name"] == "agents/copy"
+    assert not Path(removed["run_dir"]).exists()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,18 @@
+from trieye.hub.pending import PendingEvents
+from trieye.stats.batch import EventBatch, EventRow
+
+
+def batch(*values):
+    return EventBatch.from_rows([EventRow("m", value, 1, 0.0) for value in values])
+
+
+def test_batches_are_taken_in_the_order_in_which_they_came_and_single_events_joined():
+    pending = PendingEvents()
+    pending.add_rows(batch(1.0))
+    pending.add_rows(batch(2.0))
+    pending.add_batch(batch(3.0, 4.0))
+    pending.add_rows(batch(5.0))
+    assert len(pending) == 5
+    assert [taken.values.tolist() for taken in pending.take()] == [[1.0, 2.0], [3.0, 4.0], [5.0]]
+    assert len(pending) == 0
+    assert pending.take() == []

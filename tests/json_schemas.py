@@ -1,0 +1,26 @@
+"""Documents that commands print with `--json`, validated by docs/json-schemas.json."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+
+SCHEMAS = json.loads((Path(__file__).parents[1] / "docs" / "json-schemas.json").read_text())
+
+
+def validated(text):
+    """Return the document in the output of a command, which has to fit its schema and has no other keys."""
+    document = json.loads(text)
+    assert next(iter(document)) == "schema"
+    jsonschema.validate(document, closed(SCHEMAS[document["schema"]]))
+    return document
+
+
+def closed(schema):
+    """Return a schema that refuses keys without an entry, so that a new key is documented."""
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    extra = {} if "additionalProperties" in schema or "properties" not in schema else {"additionalProperties": False}
+    return {key: closed(value) for key, value in schema.items()} | extra

@@ -1,0 +1,51 @@
+"""export_run: the policy of a stored run as files for programs that do not use trieye."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from trieye.checkpoints.choose import reference_of
+from trieye.checkpoints.store import LoadedCheckpoint, load_checkpoint
+from trieye.runs.finding import RunReference, run_directory
+from trieye.training.exporting import export_policy
+from trieye.training.loading import policy_of
+from trieye.training.policy import Policy
+
+
+class Export(NamedTuple):
+    """The exported policy of a run.
+
+    Attributes:
+        policy: The policy.
+        checkpoint: The checkpoint from which it was read.
+        is_best: Whether this is the checkpoint with the best objective, not the newest one for want of a rated one.
+        files: The files, `policy.pt` first.
+    """
+
+    policy: Policy
+    checkpoint: LoadedCheckpoint
+    is_best: bool
+    files: list[Path]
+
+
+def export_run(
+    run: RunReference, export_dir: Path | None = None, *, which: str = "best", root: Path | None = None
+) -> Export:
+    """Export the policy of a stored run, which may be alive; see `export_policy`.
+
+    Args:
+        run: The run, its directory or its name.
+        export_dir: Where to write; None: `export` in the directory of the run.
+        which: The checkpoint: `best` (the newest one if none was rated), `latest` or `step:<N>`.
+        root: Directory of all apps; None: those of the project around the working directory.
+
+    Raises:
+        ConfigurationError: There is no such run, its engine cannot be imported, or nothing can be written there.
+        CheckpointError: There is no such checkpoint, or it is not that of an engine.
+    """
+    run_dir, reference = run_directory(run, root=root), reference_of(which, asked="--which").which
+    checkpoint = load_checkpoint(run_dir, reference)
+    policy = policy_of(run_dir, checkpoint)
+    origin = {"run": run_dir.name, "step": checkpoint.step, "objective": checkpoint.objective}
+    target = (export_dir or run_dir / "export").absolute()
+    files = export_policy(policy, target, env_steps=policy.schedule_step, origin=origin)
+    return Export(policy, checkpoint, reference == "best" and checkpoint.objective is not None, files)
