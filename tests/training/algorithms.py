@@ -1,8 +1,9 @@
 """Algorithms as users write them: the smallest that learn."""
 
 import copy
+import signal
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -130,3 +131,16 @@ def resumed(engine, config):
     other = DQN(config)
     other.load_checkpoint(state)
     return other
+
+
+def interrupted(kind: type[Any], at: int) -> type[Any]:
+    """Return an engine that a signal stops after the rollout in which it reaches a number of environment steps."""
+
+    class Interrupted(kind):
+        def step(self) -> Any:
+            values = super().step()
+            if self.env_steps >= at:
+                signal.raise_signal(signal.SIGTERM)
+            return values
+
+    return Interrupted

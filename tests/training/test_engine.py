@@ -289,14 +289,28 @@ def test_a_metric_that_is_no_number_is_named_wherever_it_comes_from(config, valu
     engine.cleanup()
 
 
+@pytest.mark.parametrize("limit", [{"steps": 40}, {"env_steps": 40}, {"axis": "updates", "steps": 7}])
+def test_a_budget_ends_the_last_rollout(train_config, limit):
+    agent = {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 32, "batch_size": 8}
+    result = run_experiment(PPO, train_config(agent=agent, env={"eval_episodes": 1, "num": 2}, loop=limit))
+    assert result.step == max(limit.get("steps", 0), limit.get("env_steps", 0))
+    assert result.stop_reason.endswith(" done")
+
+
+def test_a_budget_of_updates_ends_the_updates_that_are_due(train_config):
+    agent = {"rollout_steps": 32, "learning_starts": 32}
+    result = run_experiment(DQN, train_config(agent=agent, loop={"axis": "updates", "steps": 7}))
+    assert (result.step, result.stop_reason) == (7, "loop.steps=7 done")
+
+
 def test_a_run_that_made_more_steps_than_its_budget_says_so(train_config, capsys):
     agent = {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 32}
-    result = run_experiment(PPO, train_config(agent=agent, env={"eval_episodes": 1}, loop={"steps": 40}))
-    assert result.step > 40
-    assert result.stop_reason.startswith(f"loop.steps=40 done, {result.step - 40} more")
+    result = run_experiment(PPO, train_config(agent=agent, env={"eval_episodes": 1, "num": 3}, loop={"steps": 40}))
+    assert result.step == 42
+    assert result.stop_reason == "loop.steps=40 done, 2 more to complete the last step"
     told = capsys.readouterr().err
     assert result.stop_reason in told
-    assert f"{result.step}/40 (100 %)" in told
+    assert "42/40 (100 %)" in told
 
 
 def test_a_missing_device_is_refused_before_the_run_begins(train_config):

@@ -16,7 +16,12 @@ class LoopConfig(StrictModel):
         "checkpoints, everything that is done every so many steps and `steps` count it; a run keeps its axis.",
     )
     steps: int | None = Field(default=None, ge=1, description="Stop after this many steps, as `axis` counts them.")
-    env_steps: int | None = Field(default=None, ge=1, description="Stop after this many environment steps.")
+    env_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="Stop after this many environment steps; the last rollout is cut to them, fragments of explorers "
+        "are not. On the command line it replaces `steps` of the config files if both count the same, and vice versa.",
+    )
     time_s: float | None = Field(
         default=None, gt=0, description="Stop after this many seconds of training, all attempts."
     )
@@ -51,3 +56,8 @@ class LoopConfig(StrictModel):
         if self.target is not None and not self.evaluate_every_steps:
             raise ValueError("target needs evaluations on the way; set loop.evaluate_every_steps")
         return self
+
+    def limit_on(self, axis: Literal["env_steps", "updates"]) -> int | None:
+        """Return the lowest limit on an axis; None if there is none."""
+        limits = [self.steps if self.axis == axis else None, self.env_steps if axis == "env_steps" else None]
+        return min((limit for limit in limits if limit is not None), default=None)

@@ -85,8 +85,8 @@ class Progress:
 
 
 def _overshoot(made: int, limit: int) -> str:
-    """Return by how much a limit was exceeded: a rollout ends as a whole, so that a higher limit resumes exactly."""
-    return f", {made - limit} more to complete the last rollout" if made > limit else ""
+    """Return by how much a limit was exceeded: environments are stepped together, and explorers by whole fragments."""
+    return f", {made - limit} more to complete the last step" if made > limit else ""
 
 
 def finished(config: TrieyeConfig) -> Result | None:

@@ -1,5 +1,6 @@
 """TrainEngine: an experiment that collects and learns; an algorithm is a subclass of it."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -184,6 +185,8 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
     def collect(self, steps: int | None = None) -> Rows:
         """Make `agent.rollout_steps` steps of each environment, or as many as given, with the policy exploring.
 
+        The last rollout is cut to the environment steps that the limits of `loop` leave.
+
         With explorers, wait for a fragment of each instead. Their rows go to the replay by themselves if there is one,
         and none come back; nor do any with `mode=train`, where there is nothing to collect.
         """
@@ -194,7 +197,10 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         if self.config.replay.max_staleness is not None and self.replay is not None:
             self._version += 1
             self.replay.set_version(self._version)
-        return self._source.collect(steps or self.agent.rollout_steps)
+        steps, limit = steps or self.agent.rollout_steps, self.config.loop.limit_on("env_steps")
+        if limit is not None and limit > self.env_steps:
+            steps = min(steps, math.ceil((limit - self.env_steps) / self.envs.num_envs))
+        return self._source.collect(steps)
 
     def due_batches(self, kind: type[BatchT] = Minibatch, /) -> Iterator[BatchT]:  # type: ignore[assignment]  # mypy 3737
         """Yield the minibatches that are due: `agent.updates_per_env_step` since `agent.learning_starts`.
@@ -215,7 +221,8 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         if self.config.mode == "train":
             due = self.updates + max(1, int(agent.rollout_steps * self.envs.num_envs * agent.updates_per_env_step))
             self._update_ratio.start(self.env_steps, due)
-        while self.updates < due:
+        limit = self.config.loop.limit_on("updates")
+        while self.updates < (due if limit is None else min(due, limit)):
             batch = self._sampling.minibatch(self.replay, agent.batch_size, self.device, updates=self.updates)
             yield self._counted_batch(kind(batch.data, batch.ids, batch.weights))
 
@@ -230,7 +237,8 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
     ) -> Iterator[BatchT]:
         """Yield all valid rows in random order, about `agent.batch_size` at a time, several times.
 
-        The number of batches depends on the size of the rollout alone, see `Rows.minibatches`; each is an update.
+        The number of batches depends on the size of the rollout alone, see `Rows.minibatches`; each is an update, and a
+        limit of updates ends them.
 
         Args:
             rows: What `collect` returned.
@@ -238,8 +246,10 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
             epochs: How many times.
             columns: More columns, `[t, n, ...]`, such as advantages.
         """
-        size = self.agent.batch_size
+        size, limit = self.agent.batch_size, self.config.loop.limit_on("updates")
         for data in rows.minibatches(size, epochs=epochs, generator=self._generator, **columns):
+            if limit is not None and self.updates >= limit:
+                return
             yield self._counted_batch(kind(data))
 
     def _counted_batch(self, batch: BatchT) -> BatchT:

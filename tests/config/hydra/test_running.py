@@ -96,3 +96,32 @@ def test_the_records_of_a_run_are_those_of_hydra(start, project, monkeypatch):
 
 def test_sweeping_over_a_key_of_hydra_is_refused(mistaken):
     assert mistaken("-m", "seed=0,1", "hydra.job.chdir=true,false").startswith("hydra.job.chdir=true,false: ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "limits", "replaced"),
+    [
+        ("loop.env_steps=90", (None, 90), "loop.steps=50"),
+        ("loop.env_steps=30", (None, 30), "loop.steps=50"),
+        ("loop.steps=70 +experiment=short", (70, None), "loop.env_steps=20"),
+        ("loop.steps=70 loop.env_steps=90", (70, 90), None),
+        ("loop.env_steps=50", (50, 50), None),
+        ("loop.env_steps=90 loop.axis=updates", (50, 90), None),
+    ],
+)
+def test_a_typed_limit_replaces_one_of_the_config_that_counts_the_same(
+    start, project, compositions, capsys, typed, limits, replaced
+):
+    project.write("train", (project.conf / "train.yaml").read_text() + "loop:\n  axis: env_steps\n  steps: 50\n")
+    project.write("experiment/short", "# @package _global_\nloop:\n  env_steps: 20\n")
+    (config,) = start("run_name=x", *typed.replace("+experiment", "experiment").split())
+    assert (config.loop.steps, config.loop.env_steps) == limits
+    told = capsys.readouterr().err
+    assert f"trieye: {replaced} of the config is replaced" in told if replaced else "replaced" not in told
+    assert len(compositions) == 1
+
+
+def test_each_job_of_a_sweep_has_its_own_typed_limit(start, project):
+    project.write("train", (project.conf / "train.yaml").read_text() + "loop:\n  axis: env_steps\n  steps: 50\n")
+    configs = start("-m", "loop.env_steps=30,90")
+    assert [(config.loop.steps, config.loop.env_steps) for config in configs] == [(None, 30), (None, 90)]

@@ -38,6 +38,7 @@ from trieye.config.redaction import redacted_text
 from trieye.config.root import TrieyeConfig
 from trieye.config.tune import study_dir
 from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
+from trieye.process.progress import say
 
 _FAILED, _INTERRUPTED = 1, 130  # exit codes; those of trieye's errors are `TrieyeError.exit_code`
 _LONGEST_SWEEP, _DIGEST_CHARS = 100, 6
@@ -342,6 +343,9 @@ def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig]) -> Job:
                     composed.run_name = _name_of_job(composed, launch)
             values = resolved(composed, config_type)
             config = typed(values, config_type, overrides=launch.overrides, working_dir=launch.working_dir)
+            for name in ("steps", "env_steps"):
+                if getattr(config.loop, name) != (replaced := values["loop"][name]):
+                    say(f"loop.{name}={replaced} of the config is replaced by the typed limit: both count env_steps")
             if config.print_config:
                 print_tree(config)
             return task(config)

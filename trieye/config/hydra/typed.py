@@ -15,6 +15,7 @@ from trieye.config.base import models_in
 from trieye.config.hydra.keys import by_tag, is_variant, tag_of
 from trieye.config.hydra.messages import complaints
 from trieye.config.hydra.schema import default_of, defaults_of
+from trieye.config.loop import LoopConfig
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 
@@ -93,7 +94,23 @@ def typed(values: dict[str, Any], config_type: type[Config], *, overrides: Seque
         made = config_type.model_validate(values)
     except ValidationError as error:
         raise ConfigurationError("\n".join(complaints(error, config_type, values, overrides))) from error
-    return made.model_copy(update={"persistence": made.persistence.anchored(working_dir)})
+    loop = made.loop.model_copy(update=dict.fromkeys(replaced_limits(made.loop, overrides)))
+    return made.model_copy(update={"persistence": made.persistence.anchored(working_dir), "loop": loop})
+
+
+def replaced_limits(loop: LoopConfig, overrides: Sequence[str]) -> list[str]:
+    """Return the limit that a typed one replaces: of `loop.steps` and `loop.env_steps`, if both count the same.
+
+    Args:
+        loop: The limits as they are composed.
+        overrides: What was typed.
+    """
+    limits = {"steps": loop.steps, "env_steps": loop.env_steps}
+    if loop.axis != "env_steps" or None in limits.values() or loop.steps == loop.env_steps:
+        return []
+    keys = {word.lstrip("+").partition("=")[0] for word in overrides}
+    others = [name for name in limits if f"loop.{name}" not in keys]
+    return others if len(others) == 1 else []
 
 
 def plugin_options(
