@@ -408,7 +408,7 @@ def test_a_database_of_another_mlflow_is_left_alone(root, capsys, version, says)
         connection.execute("UPDATE alembic_version SET version_num = ?", [held])
     assert main(["ui", "agents", "--root", str(root), "--only", "mlflow"]) == 2
     text = capsys.readouterr().err
-    assert f"is of {'an older' if version == 'older' else 'a newer'} version than the installed MLflow" in text
+    assert f"has {'an older' if version == 'older' else 'a newer'} schema than the installed MLflow" in text
     assert says in text
     with contextlib.closing(sqlite3.connect(database)) as connection:
         assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [(held,)]
