@@ -16,7 +16,7 @@ class Export(NamedTuple):
 
     Attributes:
         policy: The policy.
-        checkpoint: The checkpoint from which it was read.
+        checkpoint: Its checkpoint.
         is_best: Whether this is the checkpoint with the best objective, not the newest one for want of a rated one.
         files: The files, `policy.pt` first.
     """
@@ -36,11 +36,11 @@ def export_run(
         run: The run, its directory or its name.
         export_dir: Where to write; None: `export` in the directory of the run.
         which: The checkpoint: `best` (the newest one if none was rated), `latest` or `step:<N>`.
-        root: Directory of all apps; None: those of the project around the working directory.
+        root: Directory of all apps; None: the directories of the project around the working directory.
 
     Raises:
         ConfigurationError: There is no such run, its engine cannot be imported, or nothing can be written there.
-        CheckpointError: There is no such checkpoint, or it is not that of an engine.
+        CheckpointError: There is no such checkpoint, or it does not hold the state of an engine.
     """
     run_dir, reference = run_directory(run, root=root), reference_of(which, asked="--which").which
     checkpoint = load_checkpoint(run_dir, reference)
