@@ -16,7 +16,7 @@ class Export(NamedTuple):
 
     Attributes:
         policy: The policy.
-        checkpoint: The checkpoint from which it was read.
+        checkpoint: Its checkpoint.
         is_best: Whether this is the checkpoint with the best objective, not the newest one for want of a rated one.
         files: The files, `policy.pt` first.
     """
@@ -40,7 +40,7 @@ def export_run(
 
     Raises:
         ConfigurationError: There is no such run, its engine cannot be imported, or nothing can be written there.
-        CheckpointError: There is no such checkpoint, or no engine has saved it.
+        CheckpointError: There is no such checkpoint, or it does not hold the state of an engine.
     """
     run_dir, reference = run_directory(run, root=root), reference_of(which, asked="--which").which
     checkpoint = load_checkpoint(run_dir, reference)
