@@ -21,7 +21,6 @@ from trieye.hub.pending import PendingEvents
 from trieye.journal.journal import Journal
 from trieye.stats.batch import EventRow
 from trieye.stats.operations import LogParams, LogText
-from trieye.stats.point import Point
 
 
 def all_items(hub):
