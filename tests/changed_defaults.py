@@ -1,7 +1,7 @@
 """A program of the generated project in the working directory, with another default in every field of its config.
 
-`python changed_defaults.py agent=ppo` prints as JSON the keys to which `--cfg job` gives another value than the changed
-default, and those that have a value in YAML.
+`python changed_defaults.py agent=ppo` prints as JSON which keys of `--cfg job` differ from the changed default, and
+which keys YAML files set.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def changed(model: type[BaseModel], base: type[BaseModel] | None = None) -> type
     fields: dict[str, Any] = {}
     for name, info in model.model_fields.items():
         models, many = models_in(info)
-        if name == "agent":  # the newest class of a kind that is below the annotation directly is the one that counts
+        if name == "agent":  # the newest direct subclass of each kind counts
             kinds = {kind: changed(kind, kind.__bases__[0]) for kind in models}
             default = kinds[type(info.get_default(call_default_factory=True))]
             fields[name] = (info.annotation, Field(default_factory=default.model_construct))
@@ -89,13 +89,13 @@ def _options(annotation: Any) -> Sequence[Any]:
     return get_args(annotation) if is_union else [annotation]
 
 
-def leaves(values: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves(values: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield each value with the keys that lead to it."""
     if isinstance(values, dict) and values:
         for key, value in values.items():
-            yield from leaves(value, (*place, str(key)))
+            yield from leaves(value, (*path, str(key)))
     else:
-        yield place, values
+        yield path, values
 
 
 def main() -> None:
@@ -115,17 +115,15 @@ def main() -> None:
     shown = dict(leaves(yaml.safe_load(printed.getvalue())))
     with opened(Source(conf, "train"), config_type, run_name="x") as loader:
         contents = [values for _, values in loader.contents(overrides) if "hydra" not in values]
-    stated = {".".join(place) for values in contents for place, value in leaves(values) if value != {}}
+    stated = {".".join(path) for values in contents for path, value in leaves(values) if value != {}}
     kinds = models_in(config_type.model_fields["agent"])[0]
     kind = next(kind for kind in kinds if kind.model_fields["kind"].default == agent)
     defaults = {
         **to_jsonable_python(config_type.model_construct()),
         "agent": to_jsonable_python(kind.model_construct()),
     }
-    wanted = {place: value for place, value in leaves(defaults) if ".".join(place) not in {*stated, *NO_DEFAULTS}}
-    differing = {
-        ".".join(place): [value, shown.get(place)] for place, value in wanted.items() if shown.get(place) != value
-    }
+    wanted = {path: value for path, value in leaves(defaults) if ".".join(path) not in {*stated, *NO_DEFAULTS}}
+    differing = {".".join(path): [value, shown.get(path)] for path, value in wanted.items() if shown.get(path) != value}
     print(json.dumps({"differing": differing, "num": len(wanted), "stated": sorted(stated)}))  # noqa: T201
 
 

@@ -25,7 +25,7 @@ STATED = {
     "app_name", "env.id", "loop.evaluate_every_steps", "loop.steps", "persistence.checkpoint_save_freq_steps",
     "persistence.keep_last",
 }  # fmt: skip
-"""What a new project changes."""
+"""Keys that a new project changes."""
 WINS = {"sample/uniform": {"replay.kind"}}
 """Options that say a default because they shall win over what another group has chosen."""
 
@@ -43,10 +43,10 @@ def test_every_changed_default_of_a_new_project_takes_effect(project, kind):
         cwd=project, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(program.parents[1])},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["differing"] == {}
-    assert found["num"] > 150
-    assert {key for key in found["stated"] if not key.startswith("stats.metrics.")} == STATED
+    printed = json.loads(done.stdout)
+    assert printed["differing"] == {}
+    assert printed["num"] > 150
+    assert {key for key in printed["stated"] if not key.startswith("stats.metrics.")} == STATED
 
 
 def test_no_yaml_file_repeats_a_default(project, monkeypatch):
@@ -62,10 +62,10 @@ def test_no_yaml_file_repeats_a_default(project, monkeypatch):
         for file in sorted(conf.rglob("*.yaml")):
             name = str(file.relative_to(conf).with_suffix(""))
             model = programs.get(name, TrainConfig)
-            for place, value in _stated(file, name):
-                key = ".".join(place)
+            for path, value in _stated(file, name):
+                key = ".".join(path)
                 is_reset = name not in {"train", *programs} and key in STATED - {"env.id"}
-                if _has_default(model, place, value, name.rpartition("/")[2]) and not is_reset:
+                if _has_default(model, path, value, name.rpartition("/")[2]) and not is_reset:
                     repeated += [] if key in WINS.get(name, ()) else [f"{name}: {key}={value}"]
     assert not repeated, "\n".join(repeated)
 
@@ -74,30 +74,30 @@ def _stated(file: Path, name: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     text = file.read_text()
     values = {key: value for key, value in (yaml.safe_load(text) or {}).items() if key != "defaults"}
     group, _, option = name.rpartition("/")
-    place = [group] if group else []
+    path = [group] if group else []
     first = text.partition("\n")[0].removeprefix("# @package ")
     if text.startswith("# @package"):
-        place = [] if first == "_global_" else first.split(".")
+        path = [] if first == "_global_" else first.split(".")
     if group == "metric":
-        place = ["stats", "metrics", option]
-    yield from leaves(values, tuple(place)) if values else ()
+        path = ["stats", "metrics", option]
+    yield from leaves(values, tuple(path)) if values else ()
 
 
-def _has_default(model: type[BaseModel], place: tuple[str, ...], value: Any, option: str) -> bool:
-    """Return whether the value at a place is what the model has there anyway."""
-    if place[:2] == ("hydra", "sweeper"):
-        return place[2] != "params" and default_of(SweeperConfig.model_fields[place[2]]) == value
+def _has_default(model: type[BaseModel], path: tuple[str, ...], value: Any, option: str) -> bool:
+    """Return whether the value at a path equals the default of the model."""
+    if path[:2] == ("hydra", "sweeper"):
+        return path[2] != "params" and default_of(SweeperConfig.model_fields[path[2]]) == value
     default: Any = defaults_of(model, {})
-    if place[0] == "agent":
-        if len(place) > 2:  # a schedule is stated as a whole
+    if path[0] == "agent":
+        if len(path) > 2:  # a schedule is stated as a whole
             return False
         info = model.model_fields["agent"]
         kind = by_tag(models_in(info)[0])[option.partition("_")[0]]
         default["agent"] = {name: default_of(info) for name, info in kind.model_fields.items()}
-    if place[:2] == ("stats", "metrics"):
+    if path[:2] == ("stats", "metrics"):
         fields = models_in(trieye.StatsConfig.model_fields["metrics"])[0][0].model_fields
-        return len(place) > 3 and default_of(fields[place[3]]) == value
-    for name in place:
+        return len(path) > 3 and default_of(fields[path[3]]) == value
+    for name in path:
         if not isinstance(default, dict) or name not in default:
             return False
         default = default[name]

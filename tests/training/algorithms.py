@@ -134,7 +134,7 @@ def resumed(engine, config):
 
 
 def interrupted(kind: type[Any], at: int) -> type[Any]:
-    """Return an engine that a signal stops after the rollout in which it reaches a number of environment steps."""
+    """Return an engine that a signal stops once it has made a number of environment steps."""
 
     class Interrupted(kind):
         def step(self) -> Any:

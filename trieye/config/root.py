@@ -23,7 +23,7 @@ from trieye.exceptions import ConfigurationError
 
 PERSISTENCE_OF_RUN: dict[str, Any] = {"auto_resume_latest": False, "tensorboard_dir_name": "."}
 STATS_OF_RUN: dict[str, Any] = {"undeclared": "auto"}
-"""Defaults of `trieye.Run` and of YAML that differ from those of trieye 0.1.5, which the models have."""
+"""Defaults of `trieye.Run` and YAML; the models have the defaults of trieye 0.1.5."""
 
 
 class TrieyeConfig(ModelOf015):
@@ -88,7 +88,7 @@ class TrieyeConfig(ModelOf015):
         return self
 
     def with_run_defaults(self) -> Self:
-        """Return the config with the defaults of `trieye.Run` in the place of those of trieye 0.1.5."""
+        """Return the config with the defaults of `trieye.Run` instead of trieye 0.1.5's."""
         persistence, stats = self.persistence, self.stats
         unset = {name: value for name, value in PERSISTENCE_OF_RUN.items() if name not in persistence.model_fields_set}
         if stats.undeclared is None:

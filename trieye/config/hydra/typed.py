@@ -39,7 +39,7 @@ def without_hydra(config: DictConfig) -> DictConfig:
 
 @contextmanager
 def as_in_a_job(config: DictConfig) -> Iterator[None]:
-    """Let `${hydra:...}` resolve as it will in the job; what only the job knows gets a stand-in meanwhile."""
+    """Let `${hydra:...}` resolve as it will in the job; keys that are set by the job get stand-ins."""
     instance, stand_ins = HydraConfig.instance(), {"output_dir": str(Path.cwd() / "outputs"), "id": "0", "num": 0}
     nodes = {"output_dir": config.hydra.runtime, "id": config.hydra.job, "num": config.hydra.job}
     missing = {name: node for name, node in nodes.items() if OmegaConf.is_missing(node, name)}
@@ -102,8 +102,8 @@ def replaced_limits(loop: LoopConfig, overrides: Sequence[str]) -> list[str]:
     """Return the limit that a typed one replaces: of `loop.steps` and `loop.env_steps`, if both count the same.
 
     Args:
-        loop: The limits as they are composed.
-        overrides: What was typed.
+        loop: The composed limits.
+        overrides: As typed.
     """
     limits = {"steps": loop.steps, "env_steps": loop.env_steps}
     if loop.axis != "env_steps" or None in limits.values() or loop.steps == loop.env_steps:
