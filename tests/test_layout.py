@@ -69,7 +69,7 @@ HOMES = {
     "cookiecutter": {"cli/new.py"},
     "PIL": {"run/media.py", "run/video.py", "sinks/wandb.py"},
     "av": {"run/video.py"},
-    "rich": {"process/terminal.py", "process/progress.py", "config/hydra/records.py", "sweeps/progress.py", "cli/*"},
+    "rich": {"process/terminal.py", "process/progress.py", "run/application.py", "sweeps/progress.py", "cli/*"},
     "matplotlib": {"results/plots.py", "results/report.py", "results/terminal.py", "integrations/media.py"},
     "jinja2": {"results/report.py"},
     "plotext": {"results/terminal.py"},

@@ -1,10 +1,17 @@
 """`trieye.main`: the command line of a task function, and what is looked at before a run of it starts."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from trieye.config.hydra.compose import Application, Config, Result, application
+from trieye.config.hydra.hooks import Hooks
+from trieye.config.redaction import HIDDEN, looks_secret, redacted
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
 
 
 def main(
@@ -29,7 +36,7 @@ def main(
         raise ConfigurationError(f"@trieye.main above {name}: write @trieye.main(), or @trieye.main(config_path=...)")
 
     def decorate(task: Callable[[Config], Result]) -> Application[Config, Result]:
-        return application(task, config_path=config_path, config_name=config_name, check=check_start)
+        return application(task, config_path=config_path, config_name=config_name, hooks=_HOOKS)
 
     return decorate
 
@@ -63,3 +70,46 @@ def completed(config: TrieyeConfig) -> TrieyeConfig:
     return config.model_copy(
         update={"persistence": persistence.model_copy(update={"tensorboard_dir_name": earlier.name})}
     )
+
+
+def print_config(config: TrieyeConfig) -> None:
+    """Print a config as a tree, without its secrets."""
+    from rich.tree import Tree
+
+    from trieye.process.terminal import Terminal, Text
+
+    tree = Tree(Text(type(config).__name__, "bold"))
+    for name, value in config.model_dump().items():
+        _grow(tree, name, value)
+    Terminal().print(tree)
+
+
+def _grow(tree: "Tree", name: str, value: Any) -> None:
+    from trieye.process.terminal import Text
+
+    value = HIDDEN if looks_secret(name) and value is not None else redacted(value)
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        value = {item.get("name", number): item for number, item in enumerate(value)}
+    if not isinstance(value, dict) or not value:
+        tree.add(Text.assemble((name, "cyan"), " = ", repr(value)))
+        return
+    branch = tree.add(Text(name, "bold cyan"))
+    for key, child in value.items():
+        _grow(branch, str(key), child)
+
+
+def _check_lock(run_dir: Path, is_on_cluster: bool) -> None:
+    from trieye.process.lock import RunLock  # loaded here so that refusing a mistyped key does not wait for it
+
+    lock_path = run_dir / "run.lock"
+    if not (is_on_cluster and RunLock(lock_path).is_of_hub):  # the run asks Ray about the hub of a cluster
+        RunLock.check(lock_path)
+
+
+def _say(text: str) -> None:
+    from trieye.process.progress import say
+
+    say(text)
+
+
+_HOOKS = Hooks(check=check_start, check_lock=_check_lock, print_config=print_config, say=_say)

@@ -5,7 +5,7 @@ import yaml
 
 from tests.config.conftest import Project
 from trieye.config import MetricConfig, StatsConfig, TrieyeConfig
-from trieye.config.hydra.records import print_tree
+from trieye.run.application import print_config
 
 SECRETS = {
     "TYPED": "typed-s3cret",
@@ -103,7 +103,7 @@ def test_a_message_about_a_typed_secret_does_not_show_it(mistaken, typed, told):
 
 def test_the_tree_shows_every_key_with_its_value(capsys):
     tags = {"token": "s3cret", "note": "[red]plain[/red]"}
-    print_tree(TrieyeConfig(run_name="r", tags=tags, stats=StatsConfig(metrics=[MetricConfig(name="a/b")])))
+    print_config(TrieyeConfig(run_name="r", tags=tags, stats=StatsConfig(metrics=[MetricConfig(name="a/b")])))
     lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "TrieyeConfig"
     wanted = {"├── token = '***'", "├── seed = 0", "└── note = '[red]plain[/red]'", "└── a/b", "├── kind = 'ray'"}

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, overload
 
+from trieye.config.hydra.hooks import Hooks
 from trieye.config.hydra.registration import OWN_CONFIGS
 from trieye.config.persistence import default_run_name
 from trieye.config.root import TrieyeConfig
@@ -31,7 +32,7 @@ class Application(Protocol[Config_contra, Result_co]):
 
 
 def application(
-    task: Callable[[Config], Result], *, config_path: str, config_name: str, check: Callable[[Config], None]
+    task: Callable[[Config], Result], *, config_path: str, config_name: str, hooks: Hooks
 ) -> Application[Config, Result]:
     """Return what `trieye.main` makes of a task function.
 
@@ -39,7 +40,7 @@ def application(
         task: The task function.
         config_path: See `trieye.main`.
         config_name: Likewise.
-        check: Refuses configs that are valid and cannot be run, before anything is made.
+        hooks: Calls into the packages above.
     """
 
     @functools.wraps(task)
@@ -48,7 +49,7 @@ def application(
             return task(config)
         from trieye.config.hydra.main import run_command_line
 
-        run_command_line(task, config_path=config_path, config_name=config_name, check=check)
+        run_command_line(task, config_path=config_path, config_name=config_name, hooks=hooks)
         return None
 
     return made  # type: ignore[return-value]  # wraps hides the overloads

@@ -23,11 +23,12 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from trieye.config.base import did_you_mean, nearest
+from trieye.config.hydra.hooks import Hooks
 from trieye.config.hydra.keys import keys_meant, keys_named
 from trieye.config.hydra.launch import RECORDS, Launch, earlier_run_name, launch_info, num_runs_begun
 from trieye.config.hydra.loader import Loader, Source, absolute, opened, parsed, quoted
 from trieye.config.hydra.preflight import Checked, Preflight, check_keys, check_paths
-from trieye.config.hydra.records import RedactingTask, print_tree, sheltered
+from trieye.config.hydra.records import RedactingTask, sheltered
 from trieye.config.hydra.registration import RefusedError
 from trieye.config.hydra.running import ComposedHydra, Job, run_hydra
 from trieye.config.hydra.schema import name_runs
@@ -38,7 +39,6 @@ from trieye.config.redaction import redacted_text
 from trieye.config.root import TrieyeConfig
 from trieye.config.tune import study_dir
 from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
-from trieye.process.progress import say
 
 _FAILED, _INTERRUPTED = 1, 130  # exit codes; those of trieye's errors are `TrieyeError.exit_code`
 _LONGEST_SWEEP, _DIGEST_CHARS = 100, 6
@@ -60,16 +60,14 @@ class _Prepared:
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-def run_command_line(
-    task: Callable[[Any], Any], *, config_path: str, config_name: str, check: Callable[[Any], None]
-) -> None:
+def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_name: str, hooks: Hooks) -> None:
     """Run the command line in `sys.argv`.
 
     Args:
         task: Gets the typed config.
         config_path: The config directory, relative to the file of the task, or absolute, or `pkg://` and a package.
         config_name: The primary config, without `.yaml`.
-        check: Refuses configs that cannot run.
+        hooks: Calls into the packages above the config.
 
     Raises:
         SystemExit: It failed; the message is on stderr.
@@ -79,7 +77,7 @@ def run_command_line(
         config_type = config_type_of(task)
         arguments = _arguments(config_type)
         source = _source(arguments, task, config_path, config_name)
-        default_name, job = default_run_name(), _job_of(task, config_type)
+        default_name, job = default_run_name(), _job_of(task, config_type, hooks)
         _check_flags(arguments)
         if not (arguments.help or arguments.cfg or _is_for_hydra(arguments)):
             check_keys(arguments.overrides, config_type)
@@ -94,8 +92,9 @@ def run_command_line(
                 _show(arguments, loader, config_type)
             else:
                 checked = Preflight(loader, config_type).compose(
-                    arguments.overrides, check, multirun=arguments.multirun
+                    arguments.overrides, hooks.check, multirun=arguments.multirun
                 )
+                _check_directory(checked, default_name, hooks)
                 _run(checked, arguments.overrides, loader, job, default_name)
     except TrieyeError as error:
         _leave(error, is_mistake=num_runs_begun() == num_begun)
@@ -178,9 +177,16 @@ def _show(arguments: Namespace, loader: Loader, config_type: type[TrieyeConfig])
     ComposedHydra(loader, composed).show(arguments)
 
 
+def _check_directory(checked: Checked[TrieyeConfig], default_name: str, hooks: Hooks) -> None:
+    """Refuse a directory in use before Hydra writes its records over those of a running attempt."""
+    config = checked.config
+    check_paths(config.persistence)
+    if not (checked.is_multirun or config.tune.enabled or config.run_name == default_name):
+        hooks.check_lock(config.persistence.get_run_base_dir(), config.runtime.kind == "cluster")
+
+
 def _run(checked: Checked[TrieyeConfig], overrides: Sequence[str], loader: Loader, job: Job, default_name: str) -> None:
     """Run a checked command line."""
-    check_paths(checked.config.persistence)
     if checked.is_multirun and checked.config.tune.enabled:
         raise ConfigurationError("tune runs many trials by itself, and -m many jobs; leave one of them out")
     place, mode = (_sweep_place, "MULTIRUN") if checked.is_multirun else (_run_place, "RUN")
@@ -227,8 +233,6 @@ def _check_flags(arguments: Namespace) -> None:
 
 def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
     """Return the names of a single run, and the override that puts Hydra's records into its directory."""
-    from trieye.process.lock import RunLock  # here, for a mistyped key should not wait for it
-
     config = checked.config
     directory = config.persistence.get_run_base_dir()
     chosen = _unresolved(checked.composed, "run")
@@ -241,11 +245,6 @@ def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
         directory = study_dir(Path.cwd(), config.run_name)
     if config.run_name == default_name:
         directory = reserved(directory.parent, default_name)
-    elif not config.tune.enabled and (
-        config.runtime.kind != "cluster" or not RunLock(directory / "run.lock").is_of_hub
-    ):
-        # before Hydra writes its records over those of a running attempt; of a hub on a cluster the run itself asks Ray
-        RunLock.check(directory / "run.lock")
     pinned = {
         "run_name": directory.name,
         "app_name": config.app_name,
@@ -332,7 +331,7 @@ def reserved(parent: Path, name: str) -> Path:
     raise ConfigurationError(f"{parent} holds a thousand directories named {name}")
 
 
-def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig]) -> Job:
+def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig], hooks: Hooks) -> Job:
     @functools.wraps(task)
     def job(composed: DictConfig) -> Any:
         launch = launch_info()
@@ -345,9 +344,11 @@ def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig]) -> Job:
             config = typed(values, config_type, overrides=launch.overrides, working_dir=launch.working_dir)
             for name in ("steps", "env_steps"):
                 if getattr(config.loop, name) != (replaced := values["loop"][name]):
-                    say(f"loop.{name}={replaced} of the config is replaced by the typed limit: both count env_steps")
+                    hooks.say(
+                        f"loop.{name}={replaced} of the config is replaced by the typed limit: both count env_steps"
+                    )
             if config.print_config:
-                print_tree(config)
+                hooks.print_config(config)
             return task(config)
         except TrieyeError as error:
             if launch.is_multirun:

@@ -1,23 +1,19 @@
-"""Records: a config as Hydra writes it into files and as a terminal shows it, without secrets."""
+"""Records: a config as Hydra writes it into files, without secrets."""
 
 import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
-from pydantic import BaseModel
 
 from trieye.config.hydra.launch import Launch, launch_info
 from trieye.config.hydra.loader import Loader, parsed, quoted
-from trieye.config.redaction import HIDDEN, looks_secret, own_variable, redacted, variable_of
-
-if TYPE_CHECKING:
-    from rich.tree import Tree
+from trieye.config.redaction import own_variable, redacted, variable_of
 
 _FILES = ("config.yaml", "hydra.yaml", "overrides.yaml")
 
@@ -99,29 +95,3 @@ def _differs(held: Any) -> bool:
 
 def _key(item: Override) -> str:
     return str(item.key_or_group)
-
-
-def print_tree(config: BaseModel) -> None:
-    """Print a config as a tree, without its secrets."""
-    from rich.tree import Tree
-
-    from trieye.process.terminal import Terminal, Text
-
-    tree = Tree(Text(type(config).__name__, "bold"))
-    for name, value in config.model_dump().items():
-        _grow(tree, name, value)
-    Terminal().print(tree)
-
-
-def _grow(tree: "Tree", name: str, value: Any) -> None:
-    from trieye.process.terminal import Text
-
-    value = HIDDEN if looks_secret(name) and value is not None else redacted(value)
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        value = {item.get("name", number): item for number, item in enumerate(value)}
-    if not isinstance(value, dict) or not value:
-        tree.add(Text.assemble((name, "cyan"), " = ", repr(value)))
-        return
-    branch = tree.add(Text(name, "bold cyan"))
-    for key, child in value.items():
-        _grow(branch, str(key), child)
