@@ -50,7 +50,7 @@ def test_the_checkpoint_is_chosen_and_shown_in_a_table(root, capsys):
     assert evaluate(root, "first", "--which", "latest", "--episodes", "1") == 0
     shown = capsys.readouterr().out
     assert "first: checkpoint, 1 episodes" in shown
-    assert "checkpoint_step_59, after 59 steps" in shown
+    assert "checkpoint_step_40, after 40 steps" in shown
 
 
 def test_a_video_shows_the_first_episode(tmp_path):
@@ -66,7 +66,7 @@ def test_a_video_shows_the_first_episode(tmp_path):
         (["--episodes", "0"], "argument --episodes: '0' is no whole number >= 1"),
         (["firts"], "did you mean 'first'"),
         (["first", "--which", "newest"], "--which: 'newest' is no checkpoint"),
-        (["first", "--which", "step:7"], "has no checkpoint 7 (steps: 39, 59)"),
+        (["first", "--which", "step:7"], "has no checkpoint 7 (steps: 39, 40)"),
         (["first", "--video", "x.mp4"], "argument --video: 'x.mp4' is no file FILE.gif"),
         (["first", "--device", "tpu:1"], "device=tpu:1"),
     ],

@@ -126,9 +126,9 @@ def test_parameters_of_any_kind_are_recorded(params):
     logger.log_hyperparams(params)
     logger.log_hyperparams(None)
     end_program()
-    params = in_mlflow("params")
-    assert params["a"] == "1"
-    assert isinstance(params, Namespace) or (params["b.c"], params["d"]) == ("[1, 2]", "ReLU()")
+    recorded = in_mlflow("params")
+    assert recorded["a"] == "1"
+    assert isinstance(params, Namespace) or (recorded["b.c"], recorded["d"]) == ("[1, 2]", "ReLU()")
 
 
 def test_the_hyperparameters_of_a_module_are_recorded():

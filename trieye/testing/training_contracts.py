@@ -3,7 +3,9 @@
 # ruff: noqa: S101 - these are tests
 
 import pickle
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import SkipTest
@@ -13,7 +15,8 @@ import torch
 from torch import nn
 
 from trieye.checkpoints.store import load_checkpoint
-from trieye.exceptions import SerializationError
+from trieye.exceptions import RunInterrupted, SerializationError
+from trieye.experiment.experiment import imported
 from trieye.experiment.loop import run_alone as run_experiment
 from trieye.files.run_files import RunFiles
 from trieye.snapshot.encode import decode, encode
@@ -154,8 +157,15 @@ class TrainEngineContract:
         """Return the config of a small CPU training; the tests set its directory, length and sinks."""
         raise NotImplementedError
 
-    def train(self, root: Path, run_name: str, num_steps: int, **loop: Any) -> Path:
-        """Train a run below `root` up to a step, and return its directory."""
+    def train(self, root: Path, run_name: str, *, interrupt_at: int | None = None, **loop: Any) -> Path:
+        """Train a run below `root`, to its end or to an interruption, and return its directory.
+
+        Args:
+            root: Parent of the data directory.
+            run_name: A run of this name resumes.
+            interrupt_at: Number of calls of `step` before a stop request, as by a signal.
+            loop: Changed keys of the config group `loop`.
+        """
         config = self.make_config()
         paths = {"root_data_dir": str(root), "run_name": run_name, "app_name": "contract"}
         changed = {
@@ -165,16 +175,19 @@ class TrainEngineContract:
             "sinks": type(config.sinks)(),
             "persistence": config.persistence.model_copy(update=paths),
             "loop": config.loop.model_copy(
-                update={"steps": num_steps, "env_steps": None, "time_s": None, "target": None} | loop
+                update={"steps": self.NUM_STEPS, "env_steps": None, "time_s": None, "target": None} | loop
             ),
         }
         config = config.model_copy(update=changed)
-        run_experiment(config.agent.engine, config)
+        engine = imported(config.agent.engine)
+        self.calls: list[int] = []
+        with nullcontext() if interrupt_at is None else suppress(RunInterrupted):
+            run_experiment(_interrupted(engine, self.calls, interrupt_at), config)
         return RunFiles(config.persistence).run_base_dir
 
     def test_it_makes_updates_and_its_policy_is_loaded(self, tmp_path: Path) -> None:
         """`load_policy` requires no replay, optimizer or environment."""
-        run_dir = self.train(tmp_path, "run", self.NUM_STEPS)
+        run_dir = self.train(tmp_path, "run")
         objects = load_checkpoint(run_dir, "latest").objects
         assert objects["loop"]["updates"] > 0, "no update was made: raise NUM_STEPS, or lower agent.learning_starts"
         weights = load_policy(run_dir, "latest").state_dict()
@@ -182,15 +195,15 @@ class TrainEngineContract:
 
     def test_a_training_that_was_stopped_goes_on_bit_for_bit(self, tmp_path: Path) -> None:
         """A checkpoint contains all state of the training: weights, moments, generators, counters, episodes."""
-        whole = self.train(tmp_path, "whole", self.NUM_STEPS)
-        self.train(tmp_path, "parts", self.NUM_STEPS // 2)
-        self._compare(whole, self.train(tmp_path, "parts", self.NUM_STEPS))
+        whole = self.train(tmp_path, "whole")
+        self.train(tmp_path, "parts", interrupt_at=max(len(self.calls) // 2, 1))
+        self._compare(whole, self.train(tmp_path, "parts"))
 
     def test_evaluations_change_nothing_in_the_training(self, tmp_path: Path) -> None:
         """An evaluation changes neither generators, environments nor policy."""
-        without = self.train(tmp_path, "without", self.NUM_STEPS, evaluate_every_steps=0)
+        without = self.train(tmp_path, "without", evaluate_every_steps=0)
         often = max(self.NUM_STEPS // 4, 1)
-        self._compare(without, self.train(tmp_path, "with", self.NUM_STEPS, evaluate_every_steps=often))
+        self._compare(without, self.train(tmp_path, "with", evaluate_every_steps=often))
 
     @staticmethod
     def _compare(one: Path, other: Path) -> None:
@@ -201,6 +214,20 @@ class TrainEngineContract:
         if any(state["collector"].get("interrupted") for state in states):
             raise SkipTest("the environments cannot be saved in the middle of an episode")
         assert list(_differences(*states)) == []
+
+
+def _interrupted(engine: type[Any], calls: list[int], at: int | None) -> type[Any]:
+    """Return an engine that records its calls of `step`, and requests a stop after call number `at`."""
+
+    class Interrupted(engine):  # type: ignore[misc]  # any engine
+        def step(self) -> Any:
+            values = super().step()
+            calls.append(self.env_steps)
+            if len(calls) == at:
+                self.run.stop_requested, self.run.stop_requested_at = True, time.monotonic()
+            return values
+
+    return Interrupted
 
 
 class TransportContract:

@@ -85,7 +85,8 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         kind = type(self).__name__
         if not hasattr(self, "policy_class"):
             raise ConfigurationError(f"{kind} has no policy; write `class {kind}(TrainEngine[Config, Agent, Policy])`")
-        if not isinstance(config.agent, self.agent_class):
+        # by name: a module that runs as a program and is imported as well has each of its classes twice
+        if self.agent_class.__qualname__ not in {base.__qualname__ for base in type(config.agent).__mro__}:
             name = type(config.agent).__name__
             raise ConfigurationError(f"agent.engine: {kind} trains a {self.agent_class.__name__}, not a {name}")
         if config.loop.evaluate_beside and self._evaluates_by_itself:

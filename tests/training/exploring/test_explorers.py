@@ -34,19 +34,20 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(("engine", "parts", "env_steps"), [(DQN, DQN_PARTS, 500), (PPO, PPO_PARTS, 2000)])
+@pytest.mark.parametrize(("engine", "parts", "steps"), [(DQN, DQN_PARTS, 32), (PPO, PPO_PARTS, 32)])
 @pytest.mark.parametrize("normalized", [pytest.param(False, marks=pytest.mark.long), True])
-def test_one_explorer_in_step_trains_as_the_engine_alone(train_config, engine, parts, env_steps, normalized):
+def test_one_explorer_in_step_trains_as_the_engine_alone(train_config, engine, parts, steps, normalized):
     env = {"num": 2, "normalize_observations": normalized, "normalize_rewards": normalized}
-    loop = {"env_steps": env_steps}
+    loop = {"axis": "step", "steps": steps}  # a limit of environment steps cuts the last rollout of the engine alone
     alone = trained(train_config, engine, **parts, env=env, loop=loop, run_name="alone")
     helped = trained(train_config, engine, **parts, env=env, loop=loop, run_name="helped", explorer={"num": 1})
     assert same(alone, helped)
 
 
 def test_explorers_draw_nothing_from_the_generators_of_the_training(train_config):
-    alone = trained(train_config, Noisy, **DQN_PARTS, loop={"env_steps": 200}, run_name="alone")
-    helped = trained(train_config, Noisy, **DQN_PARTS, loop={"env_steps": 200}, run_name="helped", explorer={"num": 1})
+    loop = {"axis": "step", "steps": 25}
+    alone = trained(train_config, Noisy, **DQN_PARTS, loop=loop, run_name="alone")
+    helped = trained(train_config, Noisy, **DQN_PARTS, loop=loop, run_name="helped", explorer={"num": 1})
     assert same(alone, helped)
 
 

@@ -32,11 +32,11 @@ def is_of(process, kind):
 
 
 @pytest.mark.parametrize(
-    ("engine", "parts", "env_steps"),
-    [(DQN, DQN_PARTS, 500), pytest.param(PPO, PPO_PARTS, 2000, marks=pytest.mark.long)],
+    ("engine", "parts", "steps"),
+    [(DQN, DQN_PARTS, 32), pytest.param(PPO, PPO_PARTS, 32, marks=pytest.mark.long)],
 )
-def test_local_equals_ray_fixed(ray_cluster, train_config, engine, parts, env_steps):
-    env, loop = {"num": 2}, {"env_steps": env_steps}
+def test_local_equals_ray_fixed(ray_cluster, train_config, engine, parts, steps):
+    env, loop = {"num": 2}, {"axis": "step", "steps": steps}
     alone = trained(train_config, engine, **parts, env=env, loop=loop, run_name="alone")
     helped = trained(
         train_config, engine, **parts, env=env, loop=loop, run_name="helped", explorer={"num": 1}, **IN_RAY
