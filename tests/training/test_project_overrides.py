@@ -73,7 +73,13 @@ def compose(project, tmp_path, monkeypatch):
     own = importlib.import_module(f"{project.name}.config")
 
     def composed(agent, *overrides):
-        small = ["debug=limit", "env.max_episode_steps=20", "agent.hidden_sizes=[8]", "agent.batch_size=16"]
+        small = [
+            "debug=limit",
+            "loop.steps=1000",
+            "env.max_episode_steps=20",
+            "agent.hidden_sizes=[8]",
+            "agent.batch_size=16",
+        ]
         words = [f"agent={agent}", *AGENTS[agent], *small, f"persistence.root_data_dir={tmp_path}", *overrides]
         config = trieye.compose(words, config_path=project / "conf", config_type=own.TrainConfig)
         config.check()
