@@ -307,7 +307,7 @@ def test_a_run_that_made_more_steps_than_its_budget_says_so(train_config, capsys
     agent = {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 32}
     result = run_experiment(PPO, train_config(agent=agent, env={"eval_episodes": 1, "num": 3}, loop={"steps": 40}))
     assert result.step == 42
-    assert result.stop_reason == "loop.steps=40 done, 2 more to complete the last step"
+    assert result.stop_reason == "loop.steps=40 done, 2 beyond the limit"
     told = capsys.readouterr().err
     assert result.stop_reason in told
     assert "42/40 (100 %)" in told

@@ -85,8 +85,8 @@ class Progress:
 
 
 def _overshoot(made: int, limit: int) -> str:
-    """Return by how much a limit was exceeded: environments are stepped together, and explorers by whole fragments."""
-    return f", {made - limit} more to complete the last step" if made > limit else ""
+    """Return the excess over a limit: vector steps and fragments are whole, and a resume may lower the limit."""
+    return f", {made - limit} beyond the limit" if made > limit else ""
 
 
 def finished(config: TrieyeConfig) -> Result | None:
