@@ -75,6 +75,7 @@ def compose(project, tmp_path, monkeypatch):
     def composed(agent, *overrides):
         small = [
             "debug=limit",
+            "sinks=[]",
             "loop.steps=1000",
             "env.max_episode_steps=20",
             "agent.hidden_sizes=[8]",
