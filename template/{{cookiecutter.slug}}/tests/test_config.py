@@ -72,8 +72,8 @@ def test_a_mistake_is_named(overrides: list[str], named: str):
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (["agent=dqn", "env=pendulum"], "this agent needs Discrete ones"),
-        (["agent=sac", "env=cartpole"], "this agent needs a Box"),
+        (["agent=dqn", "env=pendulum"], "this agent supports a Discrete space"),
+        (["agent=sac", "env=cartpole"], "this agent supports a bounded Box"),
         (["agent=dqn", "env.id=CartPol-v1"], "did you mean 'CartPole-v1'"),
     ],
 )
