@@ -3,7 +3,7 @@
 from trieye.exceptions import SequenceGapError
 
 MAX_CALLS = 100_000
-"""Number of retained keys; a call is repeated within seconds, before so many others arrive."""
+"""Number of retained keys; a call is repeated within seconds, long before as many others arrive."""
 
 
 class AcceptedKeys:

@@ -43,7 +43,7 @@ class Watermark(msgspec.Struct, frozen=True):
 
 
 def watermark_path(path: Path) -> Path:
-    """Return the path of a journal's watermark; a copy in alphabetical order takes it before the journal."""
+    """Return the path of a journal's watermark; it sorts before the journal, so an alphabetical copy takes it first."""
     return path.with_name(f"{path.stem}-witness.jsonl")
 
 
