@@ -723,7 +723,7 @@ def test_something_else_called_replay_is_plain_data_and_never_mixed_up_with_the_
         run.step = 1
         run.save(replay=[1, 2, 3]).wait()
         run.replay.add(x=1.0)
-        with pytest.raises(ConfigurationError, match="the name 'replay' belongs to run.replay"):
+        with pytest.raises(ConfigurationError, match=r"the name 'replay' belongs to run\.replay"):
             run.save(replay=[1, 2, 3])
     with trieye.Run(make_config()) as run:
         assert run.restore()
