@@ -183,6 +183,6 @@ def test_the_links_exist(page):
         assert not anchor or anchor in anchors(linked), target
 
 
-@pytest.mark.parametrize("page", ["README.md"])
+@pytest.mark.parametrize("page", ["README.md", "ARCHITECTURE.md"])
 def test_the_front_pages_are_short(page):
     assert len((ROOT / page).read_text().splitlines()) <= 150
