@@ -80,7 +80,7 @@ class Experiment(Generic[ConfigT]):
         return {}
 
     def evaluate_saved(self, checkpoint: Path) -> "Future[Mapping[str, float]]":
-        """Begin to measure elsewhere how good the state in a checkpoint is, for `loop.evaluate_beside`; do not wait.
+        """Start an evaluation of a checkpoint elsewhere, for `loop.background_evaluation`, and return without waiting.
 
         Args:
             checkpoint: Its directory, for `trieye.load_checkpoint`.

@@ -100,10 +100,10 @@ def checked(experiment: type[Experiment[ConfigT]] | str, config: TrieyeConfig) -
         NotImplementedError: It lacks a method.
     """
     kind: type[Experiment[ConfigT]] = imported(experiment) if isinstance(experiment, str) else experiment
-    if config.loop.evaluate_beside and kind.evaluate_saved is Experiment.evaluate_saved:
+    if config.loop.background_evaluation and kind.evaluate_saved is Experiment.evaluate_saved:
         raise ConfigurationError(
-            f"loop.evaluate_beside: {kind.__name__} has no evaluate_saved(), which begins to evaluate a "
-            "checkpoint elsewhere; override it, or leave loop.evaluate_beside out"
+            f"loop.background_evaluation: {kind.__name__} has no evaluate_saved(), which begins to evaluate a "
+            "checkpoint elsewhere; override it, or leave loop.background_evaluation out"
         )
     for name in ("step", "save_checkpoint", "load_checkpoint"):
         if getattr(kind, name) is getattr(Experiment, name):
@@ -272,7 +272,7 @@ class Loop:
         if is_last:
             self._take_beside(wait=True)
             self._evaluate()
-        elif self._limits.evaluate_beside:
+        elif self._limits.background_evaluation:
             self._evaluate_beside()
         else:
             self._evaluate()
@@ -351,7 +351,7 @@ class Loop:
     def _resume_evaluation(self) -> None:
         """Begin again the evaluation that was under way when the state was saved."""
         step, self._at.evaluating = self._at.evaluating, None
-        if step is None or self._run.resumed_from_another or not self._limits.evaluate_beside:
+        if step is None or self._run.resumed_from_another or not self._limits.background_evaluation:
             return
         checkpoint = CheckpointStore(RunFiles(self._run.config.persistence).checkpoint_dir, read_only=True).path(step)
         if checkpoint.is_dir():

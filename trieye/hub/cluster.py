@@ -135,7 +135,7 @@ def misfits(node: Node, here: Node) -> list[str]:
     if node.import_error is not None:
         found.append(
             f"trieye cannot be imported by {node.executable}: {node.import_error}; install there what is installed "
-            f"here (trieye {wanted}), or start with 'runtime.env={{pip: [trieye=={wanted}]}}'"
+            f"here (trieye {wanted}), or start with 'runtime.runtime_env={{pip: [trieye=={wanted}]}}'"
         )
     if _minor(node.python) != _minor(here.python):
         found.append(f"Python {node.python} there, {here.python} here: what is sent there cannot be read")

@@ -45,7 +45,7 @@ def join_ray(runtime: RuntimeConfig, group: str = "runtime") -> list[Node]:
     Raises:
         ConfigurationError: The address of a cluster cannot be reached, or what is sent to its nodes cannot run there.
     """
-    _refuse_unknown(runtime.env, group)
+    _refuse_unknown(runtime.runtime_env, group)
     if ray.is_initialized():
         return []
     # it says at every start that tokens are in use, which they are to stay
@@ -63,7 +63,7 @@ def _refuse_unknown(env: Mapping[str, Any], group: str) -> None:
     known = {name.lstrip("_") for name in ray.runtime_env.RuntimeEnv.known_fields} - {"working_dir"}
     for name in env.keys() - known if "RAY_RUNTIME_ENV_PLUGINS" not in os.environ else ():
         raise ConfigurationError(
-            f"{group}.env: Ray {ray.__version__} knows no {name!r}{did_you_mean(name, known)}; it knows "
+            f"{group}.runtime_env: Ray {ray.__version__} knows no {name!r}{did_you_mean(name, known)}; it knows "
             f"{', '.join(sorted(known))}"
         )
 
@@ -73,7 +73,7 @@ def _join_cluster(runtime: RuntimeConfig, group: str, quiet: Mapping[str, Any]) 
     asked = f"{group}.address={runtime.address or 'auto'}"
     address = address_to_join(asked, runtime.address or "auto")
     with tempfile.TemporaryDirectory(prefix="trieye-") as place:
-        environment, sent = dict(runtime.env), ""
+        environment, sent = dict(runtime.runtime_env), ""
         if (source := _working_dir(runtime)) is not None:
             sent = f", its workers get a copy of {stage(source, Path(place))}"
             environment["working_dir"] = place
@@ -84,11 +84,11 @@ def _join_cluster(runtime: RuntimeConfig, group: str, quiet: Mapping[str, Any]) 
         except (ConnectionError, TypeError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             raise ConfigurationError(unreachable(asked, error)) from error
     keep_token_private()
-    installs = sorted(runtime.env.keys() & {"pip", "uv", "conda", "py_modules"})
+    installs = sorted(runtime.runtime_env.keys() & {"pip", "uv", "conda", "py_modules"})
     if installs:
-        say(f"each node installs what {group}.env.{installs[0]} names, {_INSTALL_S:g} s at most ...")
+        say(f"each node installs what {group}.runtime_env.{installs[0]} names, {_INSTALL_S:g} s at most ...")
     try:
-        return refuse_misfits(_INSTALL_S if installs else _LOOK_S, is_alone_enough=not runtime.env)
+        return refuse_misfits(_INSTALL_S if installs else _LOOK_S, is_alone_enough=not runtime.runtime_env)
     except BaseException:
         ray.shutdown()
         raise
