@@ -106,7 +106,7 @@ def test_a_notebook_shows_progress_stops_after_a_step_and_goes_on_when_the_cell_
     notebook("run = trieye.Run(config).open()\nrun.log('loss', 1.0)")
     twice = notebook("run = trieye.Run(config).open()")
     assert "RunLockedError: run 'first' is being written by process" in twice
-    assert "which is this one: close it first, with run.close()" in twice
+    assert "the current process: close the run first, with run.close()" in twice
     notebook("run.close()")
     assert "Error" not in notebook("with trieye.Run(config) as run:\n    run.log('loss', 1.0)")
 
