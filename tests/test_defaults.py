@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,16 @@ def _stated(file: Path, name: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     yield from leaves(values, tuple(path)) if values else ()
 
 
+@cache
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    return defaults_of(model, {})
+
+
 def _has_default(model: type[BaseModel], path: tuple[str, ...], value: Any, option: str) -> bool:
     """Return whether the value at a path equals the default of the model."""
     if path[:2] == ("hydra", "sweeper"):
         return path[2] != "params" and default_of(SweeperConfig.model_fields[path[2]]) == value
-    default: Any = defaults_of(model, {})
+    default: Any = dict(_defaults(model))
     if path[0] == "agent":
         if len(path) > 2:  # a schedule is stated as a whole
             return False

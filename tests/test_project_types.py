@@ -1,6 +1,7 @@
 """A generated project passes `mypy --strict`, which finds misspelled names of its config and its batches."""
 
 import re
+import shutil
 import subprocess
 import sys
 
@@ -19,8 +20,13 @@ TYPOS = {
 
 @pytest.fixture(scope="module")
 def errors_of(request):
-    """Return a function that returns the errors of `mypy --strict` in a project, of which each run reuses the cache."""
+    """Return a function that runs `mypy --strict` in a project and returns its errors.
+
+    The cache starts as a copy of the one that `make check` wrote: both configurations have the same options.
+    """
     cache = request.config.cache.mkdir("mypy")
+    if (checked := request.config.rootpath / ".mypy_cache").is_dir():
+        shutil.copytree(checked, cache, dirs_exist_ok=True)
 
     def check(project):
         command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache), "--no-error-summary"]

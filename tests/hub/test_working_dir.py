@@ -1,4 +1,4 @@
-"""What of a project is sent to the workers of a cluster."""
+"""The files of a project that are sent to the workers of a cluster."""
 
 import json
 import subprocess
@@ -114,18 +114,22 @@ def test_a_file_that_git_tracks_and_that_is_gone_is_not_missed(project, staged):
     assert "my_agent/train.py" not in staged(project)
 
 
-PROGRAM = """
+DRIVER = """
 import json, os, sys, ray
 
 def names():
-    return [os.path.relpath(os.path.join(place, name)) for place, _, found in os.walk(".") for name in found]
+    return [os.path.relpath(os.path.join(parent, name)) for parent, _, names in os.walk(".") for name in names]
 
-found = []
+address, directory = sys.argv[1:]
+ray.init(address=address, runtime_env={"working_dir": directory})
+print(json.dumps([ray.get(ray.remote(names).remote()), ray.get_runtime_context().runtime_env["working_dir"]]))
+"""
+CLUSTER = f"""
+import subprocess, sys, ray
+
+ray.init(address="local", num_cpus=1, include_dashboard=False)
 for directory in sys.argv[1:]:
-    ray.init(address="local", num_cpus=1, include_dashboard=False, runtime_env={"working_dir": directory})
-    found.append((ray.get(ray.remote(names).remote()), ray.get_runtime_context().runtime_env["working_dir"]))
-    ray.shutdown()
-print(json.dumps(found))
+    subprocess.run([sys.executable, "-c", {DRIVER!r}, ray.get_runtime_context().gcs_address, directory], check=True)
 """
 
 
@@ -139,9 +143,10 @@ def test_workers_of_ray_find_the_staged_files_and_the_same_files_have_the_same_a
     for path in project.rglob("*.py"):
         path.touch()
     stage(project, again)
-    command = [sys.executable, "-c", PROGRAM, tmp_path / "copy", again, project]
+    command = [sys.executable, "-c", CLUSTER, tmp_path / "copy", again, project]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    (first, address), (_, same), (all_of_it, _) = json.loads(done.stdout.splitlines()[-1])
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+    (first, address), (_, same), (all_of_it, _) = answers
     assert {*first} == sent
     assert address == same
     assert (again / "run.sh").stat().st_mode & 0o777 == 0o755
@@ -159,7 +164,7 @@ def test_far_too_much_is_refused_with_the_largest_files(project, tmp_path, monke
 def test_nothing_to_send_is_refused(tmp_path, has_directory):
     if has_directory:
         (tmp_path / "empty").mkdir()
-    match = "there is no file in it" if has_directory else "there is no such directory"
+    match = "the directory has no file" if has_directory else "the directory does not exist"
     with pytest.raises(ConfigurationError, match=match):
         stage(tmp_path / "empty", tmp_path)
 
@@ -180,9 +185,9 @@ def test_a_lone_script_sends_its_directory(tmp_path, monkeypatch):
     assert project_of_program() == tmp_path
 
 
-@pytest.mark.parametrize("place", ["bin/trieye", "lib/python3/site-packages/my_agent/train.py"])
-def test_of_what_is_installed_nothing_is_sent(monkeypatch, place):
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/{place}", raising=False)
+@pytest.mark.parametrize("path", ["bin/trieye", "lib/python3/site-packages/my_agent/train.py"])
+def test_of_what_is_installed_nothing_is_sent(monkeypatch, path):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/{path}", raising=False)
     assert project_of_program() is None
 
 

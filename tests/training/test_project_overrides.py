@@ -75,7 +75,8 @@ def compose(project, tmp_path, monkeypatch):
     def composed(agent, *overrides):
         small = [
             "debug=limit",
-            "loop.steps=1000",
+            "sinks=[]",
+            "loop.steps=300",
             "env.max_episode_steps=20",
             "agent.hidden_sizes=[8]",
             "agent.batch_size=16",

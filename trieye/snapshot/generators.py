@@ -227,7 +227,7 @@ def _restore_all_of_torch(state: dict[str, Any]) -> None:
         _warn_of_other_device("cuda", "cpu")
     else:
         # before the initialization of CUDA torch defers states and seeds, and applies an earlier seed after the state
-        torch.cuda.init()  # type: ignore[no-untyped-call]  # of torch
+        torch.cuda.init()
         devices = zip(range(torch.cuda.device_count()), state["torch_cuda"], strict=False)
         for device, saved in devices:
             torch.cuda.set_rng_state(torch.from_numpy(np.array(saved)), device)
