@@ -59,6 +59,8 @@ def _show_divergence(plan: Restart, overrides: Sequence[str]) -> None:
     """Print the differences from the stored run to stderr, and mark differences requested by overrides."""
     console, keys, source = Terminal(stderr=True), [key_of(word) for word in overrides], plan.source
     parts = plan.divergence.parts()
+    for old, new in plan.program.renamed.items():
+        console.print(Text(f"override: {old} was renamed to {new}", "yellow"))
     for part, differences in parts.items():
         for key, before, now in islice(lines_of(differences), _MAX_SHOWN):
             is_override = part == "config" and any(f"{key}.".startswith(f"{name.replace('/', '.')}.") for name in keys)
