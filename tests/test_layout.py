@@ -236,12 +236,18 @@ def test_the_version_is_that_of_the_package():
     assert trieye.__version__ == re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
 
 
-def test_architecture_names_only_what_exists():
-    text = (ROOT / "ARCHITECTURE.md").read_text()
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/internals.md", "docs/glossary.md"])
+def test_the_files_and_packages_that_a_page_names_exist(page):
+    text = (ROOT / page).read_text()
     for name in re.findall(r"`((?:\w+/)+)`", text):
         assert (ROOT / name).is_dir() or (PACKAGE / name).is_dir(), name
     for name in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
         assert (ROOT / name).exists() or (PACKAGE / name).exists(), name
+
+
+def test_architecture_lists_the_packages_in_import_order():
+    listed = re.findall(r"^\| `trieye/(\w+)(?:/|\.py)`", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    assert listed == [room for room in ROOMS if (PACKAGE / room).is_dir() or (PACKAGE / f"{room}.py").is_file()]
 
 
 def module_list():

@@ -116,13 +116,13 @@ class HubLogic:
 
     @request("ingest")
     def count_dropped(self, reason: str, count: int, *, key: str = "") -> None:
-        """Count events that a client dropped; see `log_event`."""
+        """Count events that a client dropped; see `Ledger.count_dropped`."""
         self._check_open()
         self._ledger.count_dropped([(reason, "*", count)], key=key)
 
     @request("ingest")
     def log_operation(self, operation: Operation, *, key: str = "") -> None:
-        """Record a histogram, an image or another medium; see `log_event`."""
+        """Record a histogram, an image or another medium; see `Ledger.record`."""
         self._check_open()
         self._record(operation, key=key)
 
@@ -221,8 +221,8 @@ class HubLogic:
 
         Args:
             restored: The checkpoint, without its state; None if the run has none. If it belongs to another run, the
-                points that this run logged before its step are kept.
-            key: See `log_event`.
+                points that this run logged before its step are retained.
+            key: See `Ledger.accept_rows`.
         """
         self._check_open()
         if restored is not None:
@@ -240,7 +240,7 @@ class HubLogic:
 
     @request("ingest")
     def packed_state(self, complete_step: int) -> bytes:
-        """Return the state of the hub for a checkpoint, as bytes, which also hold thousands of metrics compactly.
+        """Return the state of the hub for a checkpoint; as bytes, thousands of metrics reach the driver quickly.
 
         Args:
             complete_step: Close windows up to this step first, so that no later attempt logs their points again.

@@ -31,7 +31,7 @@ READY_TIMEOUT_S = 7.5
 """Seconds until the MLflow run id must be returned: clients probe with it and wait 10 s, actor start included."""
 
 READY_AFTER_START_S = 6.0
-"""The same if the time of the actor's request is unknown; opening MLflow takes 3 s on an idle machine."""
+"""The same timeout if the time of the actor's request is unknown; opening MLflow takes 3 s on an idle machine."""
 
 RECENT_S = 30.0
 """An actor that starts later than this after its config was sent is a restarted actor."""
