@@ -219,8 +219,8 @@ def test_what_the_machine_cannot_run_is_refused_before_anything_is_made(loop_con
 
 
 def test_an_experiment_that_cannot_be_evaluated_from_a_checkpoint_says_so(loop_config, tmp_path):
-    with pytest.raises(ConfigurationError, match=r"loop.evaluate_beside: Walk has no evaluate_saved\(\)"):
-        trieye.run_experiment(Walk, loop_config(steps=5, evaluate_beside=True))
+    with pytest.raises(ConfigurationError, match=r"loop.background_evaluation: Walk has no evaluate_saved\(\)"):
+        trieye.run_experiment(Walk, loop_config(steps=5, background_evaluation=True))
     assert not (tmp_path / "root").exists()
 
 

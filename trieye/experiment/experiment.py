@@ -80,7 +80,7 @@ class Experiment(Generic[ConfigT]):
         return {}
 
     def evaluate_saved(self, checkpoint: Path) -> "Future[Mapping[str, float]]":
-        """Start to evaluate a checkpoint concurrently, for `loop.evaluate_beside`; must not block.
+        """Start to evaluate a checkpoint concurrently, for `loop.background_evaluation`; must not block.
 
         Args:
             checkpoint: Directory of the checkpoint, for `trieye.load_checkpoint`.
