@@ -107,7 +107,7 @@ class HubLogic:
             key = f"repair:{zlib.crc32(str(journal.damage).encode())}"
             self._ledger.count_dropped([("journal_damage", "*", journal.num_lost)], key=key)
         journal.forget_repair()
-        self.status = HubStatus(self._ledger, self._sinks, self.files, every_s=stats.own_metrics_seconds, **clocks)
+        self.status = HubStatus(self._ledger, self._sinks, self.files, every_s=stats.hub_metrics_interval_s, **clocks)
         self.parts = owners(self, self._ledger, self.tracking, self.status)
         self._ticker = Ticker(self.tick, stats.processing_interval_seconds, run_name=self.config.run_name)
 

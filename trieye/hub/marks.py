@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from trieye.config import StatsConfig
 from trieye.hub.supersession import Continuation, Opening
+from trieye.renames import current_config
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -188,6 +189,6 @@ class AttemptMark(_Stored, frozen=True):
     def stats_config(self) -> StatsConfig | None:
         """Return the metrics config of the attempt; None if this version cannot read it."""
         try:
-            return StatsConfig.model_validate_json(self.config)
-        except ValidationError:
+            return StatsConfig.model_validate(current_config({"stats": msgspec.json.decode(self.config)})["stats"])
+        except (ValidationError, msgspec.DecodeError):
             return None

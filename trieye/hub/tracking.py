@@ -76,7 +76,7 @@ class Tracking:
         config: TrieyeConfig,
     ) -> None:
         self._record, self._sinks, self._files, self._check_open = record, sinks, files, check_open
-        self._shows_config = config.sinks.config_params
+        self._shows_config = config.sinks.log_config
         persistence, copies = config.persistence, files.paths.run_base_dir / "artifacts"
         self._artifacts = Artifacts(copies, persistence.log_checkpoints, with_parts=persistence.log_replay)
         self._ready_by = time.monotonic() + _ready_within_s(config.sent_at)
