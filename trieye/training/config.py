@@ -129,7 +129,7 @@ class TrainingConfig(TrieyeConfig):
         if self.explorer.num and per_chunk > 1:
             raise ValueError(
                 f"replay.fragment.fragments_per_chunk={per_chunk}: explorers deliver chunks of one fragment; set it to "
-                "1, and raise explorer.steps for longer fragments"
+                "1, and raise explorer.fragment_steps for longer fragments"
             )
         return self
 
@@ -143,10 +143,10 @@ class TrainingConfig(TrieyeConfig):
 
     @model_validator(mode="after")
     def _check_evaluation(self) -> Self:
-        if self.loop.evaluate_beside and self.env.eval_video:
+        if self.loop.background_evaluation and self.env.eval_video:
             raise ValueError(
                 "env.eval_video is not supported by background evaluations; leave out env.eval_video or "
-                "loop.evaluate_beside"
+                "loop.background_evaluation"
             )
         return self
 

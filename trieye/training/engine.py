@@ -89,10 +89,10 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         if self.agent_class.__qualname__ not in {base.__qualname__ for base in type(config.agent).__mro__}:
             name = type(config.agent).__name__
             raise ConfigurationError(f"agent.engine: {kind} trains a {self.agent_class.__name__}, not a {name}")
-        if config.loop.evaluate_beside and self._overrides_only_evaluate:
+        if config.loop.background_evaluation and self._overrides_only_evaluate:
             raise ConfigurationError(
-                f"loop.evaluate_beside: {kind} overrides evaluate(), whose state exists only in the training process; "
-                "override evaluate_saved() too, or leave out loop.evaluate_beside"
+                f"loop.background_evaluation: {kind} overrides evaluate(), whose state exists only in the "
+                "training process; override evaluate_saved() too, or leave out loop.background_evaluation"
             )
         self.agent = cast("AgentT", config.agent)
         if config.agent.num_threads:

@@ -63,7 +63,9 @@ def explore(config: TrainingConfig) -> Path:
         "runtime": config.runtime,
         "seed": config.seed + _SEED_OFFSET,
     }
-    collected = _CollectedRows(limit, config.explorer.num * env.num or env.num, config.explorer.steps or _DEFAULT_STEPS)
+    collected = _CollectedRows(
+        limit, config.explorer.num * env.num or env.num, config.explorer.fragment_steps or _DEFAULT_STEPS
+    )
     follows = config.sync.transport == "checkpoint"
     published_weights = _PublishedWeights(RunFiles(config.persistence).weights_dir, saved.path) if follows else None
     say(f"{run_dir.name}: collecting {limit} steps with the policy of step {saved.step}")
@@ -172,7 +174,7 @@ def _collect_by_explorers(
 
     def grant() -> None:
         for slot in group.alive:
-            while slot.worker is not None and len(slot.grants) < config.explorer.in_flight:
+            while slot.worker is not None and len(slot.grants) < config.explorer.max_in_flight:
                 promised = len(waiting) + sum(len(other.grants) for other in group.slots if other.is_expected)
                 if collected.num + promised * collected.steps * num >= collected.limit:
                     return

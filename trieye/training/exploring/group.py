@@ -291,7 +291,7 @@ class ExplorerGroup:
         if slot.is_abandoned:
             return None
         times = [] if slot.restarts_at is None else [slot.restarts_at]
-        times += [slot.began_at + self._config.timeout_s] if slot.is_awaited else []
+        times += [slot.began_at + self._config.fragment_timeout_s] if slot.is_awaited else []
         times += [slot.overdue_at] if slot.is_awaited and not slot.is_overdue else []
         patience_ends = slot.began_at + PATIENCE_S
         times += [patience_ends] if slot.is_unplaced and patience_ends > now else []
@@ -305,8 +305,8 @@ class ExplorerGroup:
                 self.restarts += 1
                 slot.incarnation += 1
                 self._start(slot)
-            if slot.is_awaited and slot.began_at + self._config.timeout_s <= now:
-                limit = f"explorer.timeout_s={self._config.timeout_s:g} s"
+            if slot.is_awaited and slot.began_at + self._config.fragment_timeout_s <= now:
+                limit = f"explorer.fragment_timeout_s={self._config.fragment_timeout_s:g} s"
                 problem = "delivered no fragment" if slot.is_ready else "did not start"
                 self._fail(slot, TimeoutError(f"{self._env_id} {problem} within {limit}"))
             elif slot.is_awaited and not slot.is_overdue and slot.overdue_at <= now:
@@ -319,7 +319,7 @@ class ExplorerGroup:
         others = "the training waits for it (sync.style=fixed)" if self._is_synchronous else "the others continue"
         say(
             f"explorer {slot.index}: {self._env_id} {activity} for {now - slot.began_at:.0f} s; {others}, and it is "
-            f"restarted after explorer.timeout_s={self._config.timeout_s:g} s"
+            f"restarted after explorer.fragment_timeout_s={self._config.fragment_timeout_s:g} s"
         )
 
     def _report_machines(self, now: float) -> None:
@@ -444,7 +444,7 @@ class ExplorerGroup:
         elif slot.is_abandoned:
             say(f"{message}; abandoned after {slot.failures} consecutive failures")
         else:
-            pause_s = 0.0 if slot.failures == 1 else self._config.backoff_s * 2.0 ** (slot.failures - 2)
+            pause_s = 0.0 if slot.failures == 1 else self._config.restart_backoff_s * 2.0 ** (slot.failures - 2)
             slot.restarts_at = time.monotonic() + min(pause_s, _MAX_PAUSE_S)
             say(f"{message}; restarting {'now' if not pause_s else f'in {min(pause_s, _MAX_PAUSE_S):g} s'}")
 
