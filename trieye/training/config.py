@@ -201,11 +201,11 @@ class TrainingConfig(TrieyeConfig):
 
         for key, name in (("sync.transport", self.sync.transport), ("sample.kind", self.sample.kind)):
             if ":" in name:
-                own_class(key, name)
+                project_class(key, name)
         check_env(self.env, self.agent.actions)
 
 
-def own_class(key: str, name: str) -> Any:
+def project_class(key: str, name: str) -> Any:
     """Return the class of the project named by the config key `sync.transport` or `sample.kind`.
 
     Raises:

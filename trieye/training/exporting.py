@@ -180,8 +180,10 @@ def _is_same(action: torch.Tensor, expected: torch.Tensor) -> bool:
 def _observations(space: Any, n: int, draws: np.random.Generator) -> Any:
     """Return random observations `[n, ...]` of a space, in the form that a policy receives."""
     parts = space.spaces if isinstance(space, gym.spaces.Dict) else None
-    drawn = _sample(space, n, draws) if parts is None else {key: _sample(part, n, draws) for key, part in parts.items()}
-    return nested({name: torch.from_numpy(column) for name, column in columns_of(drawn).items()})
+    samples = (
+        _sample(space, n, draws) if parts is None else {key: _sample(part, n, draws) for key, part in parts.items()}
+    )
+    return nested({name: torch.from_numpy(column) for name, column in columns_of(samples).items()})
 
 
 def _sample(space: Any, n: int, draws: np.random.Generator) -> Any:
