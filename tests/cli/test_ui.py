@@ -221,7 +221,7 @@ def test_a_server_that_dies_is_an_error_with_the_end_of_its_log(root, ui):
     next(one for one in shown.family if "tensorboard.main" in one.cmdline()).kill()
     rest = shown.process.stdout.read()
     assert shown.process.wait() == 1
-    assert "error: TensorBoard has ended with exit code -9" in rest
+    assert "error: TensorBoard exited with code -9" in rest
     assert "(Press CTRL+C to quit)" in rest
     assert shown.is_gone()
 
@@ -422,7 +422,7 @@ def test_a_port_that_is_taken_is_said_with_who_has_it(root, capsys, tmp_path, mo
         port = taken.getsockname()[1]
         assert main(["ui", "events", "--root", str(root), "--port", str(port)]) == 2
     text = capsys.readouterr().err
-    assert f"port {port}: it is taken by process {os.getpid()} (" in text
+    assert f"port {port}: in use by process {os.getpid()} (" in text
     assert not list(tmp_path.glob("trieye-*"))
 
 

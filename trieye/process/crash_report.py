@@ -1,4 +1,4 @@
-"""Crash report: a message that a guard process prints when this process was ended before it could print anything."""
+"""CrashReport: a message that a guard process prints if this process dies before it can print anything."""
 
 import contextlib
 import subprocess
@@ -7,9 +7,9 @@ _SCRIPT = "trap '' INT TERM HUP USR1 XCPU; read -r _ || printf 'trieye: %s\\n' \
 
 
 class CrashReport:
-    """Prints a text on standard error when this process is gone, unless `withdraw` was called before.
+    """Prints a text to standard error when this process dies, unless `withdraw` was called before.
 
-    A shell waits at the end of a pipe, which the system closes however the process ends.
+    A shell waits for the end of a pipe, which the kernel closes however this process ends.
 
     Args:
         text: The message.
@@ -25,7 +25,7 @@ class CrashReport:
             )
 
     def withdraw(self) -> None:
-        """Print nothing; a second call does nothing."""
+        """Cancel the report; idempotent."""
         shell, self._shell = self._shell, None
         if shell is not None:
             with contextlib.suppress(OSError):

@@ -1,20 +1,20 @@
-"""Niceness: how much of a busy machine a process gets."""
+"""Niceness: the CPU share of actors on a busy machine."""
 
 import contextlib
 import os
 from pathlib import Path
 
 ACTOR_NICENESS = 5
-"""Ray starts workers with 15, a thirtieth of the processor beside one that computes all the time; 5 is a quarter."""
+"""Ray starts workers with 15, which next to a busy process yields a thirtieth of a core; 5 yields a quarter."""
 
 _THREADS = Path("/proc/self/task")
-"""On Linux each thread has a niceness of its own."""
+"""On Linux, niceness applies per thread."""
 
 
 def get_a_fair_share() -> None:
-    """Lower the niceness of this process to `ACTOR_NICENESS` where the system lets the user do that.
+    """Lower the niceness of this process to `ACTOR_NICENESS` where the system permits it.
 
-    Sources: sched(7), the weights of niceness; `worker_niceness` of Ray.
+    Sources: sched(7), niceness weights; `worker_niceness` of Ray.
     """
     if not hasattr(os, "setpriority"):
         return

@@ -1,4 +1,4 @@
-"""Progress: a bar with the key metrics on a terminal, a line that changes in a notebook, plain lines elsewhere."""
+"""Progress of a run: a bar with key metrics on a terminal, an updated line in a notebook, plain lines elsewhere."""
 
 import contextlib
 import inspect
@@ -25,24 +25,24 @@ _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def say(text: str) -> None:
-    """Tell the user something that must not be missed, without breaking a progress bar.
+    """Print an important message to the user, without breaking a progress bar.
 
-    A terminal that is gone is no reason to leave undone what comes after it, such as to note that a signal came.
+    A closed terminal does not raise, so that the caller continues, for example with recording a signal.
     """
-    line = visible(_COLOR.sub("", text))  # errors of Ray have colors
+    line = visible(_COLOR.sub("", text))  # errors of Ray contain color codes
     with contextlib.suppress(OSError, ValueError):
-        print(f"trieye: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the terminal is the place for it
+        print(f"trieye: {line}", file=sys.stderr, flush=True)  # noqa: T201 - a message to the user
 
 
 class Progress:
-    """Shows how far a run is; `update` may be called at every step.
+    """Shows the progress of a run; `update` may be called at every step.
 
     Args:
         name: Name of the run.
-        total: Last step; None if it is not known.
-        start: Step from which the run resumes.
-        metrics: Returns the values to show.
-        has_bar: Draw a bar on a terminal; False: print lines there, too.
+        total: Last step; None: unknown.
+        start: First step of this attempt; greater than 0 after a resume.
+        metrics: Returns the metrics to show.
+        has_bar: Draw a bar on a terminal; False: print lines instead.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Progress:
         self._name, self._total, self._start, self._metrics = name, total, start, metrics
         self._has_bar = has_bar
         self._step = start
-        self._said = -1
+        self._printed_step = -1
         self._notebook = NotebookLine() if _in_a_notebook() else None
         self._began = time.monotonic()
         self._next = self._began + REFRESH_INTERVAL_S
@@ -75,7 +75,7 @@ class Progress:
     def _start_bar(self) -> None:
         if self._bar is not None:
             self._bar.start()
-            self._handlers = _through_the_bar()
+            self._handlers = _redirect_handlers()
             self._hook_before, sys.breakpointhook = sys.breakpointhook, self._debug
 
     def _stop_bar(self) -> None:
@@ -86,12 +86,12 @@ class Progress:
             sys.breakpointhook, self._hook_before = self._hook_before, None
 
     def _debug(self, *args: Any, **kwargs: Any) -> Any:
-        """Leave the terminal to a debugger, at the line that called `breakpoint`, until it no longer traces."""
+        """Stop the bar and open a debugger at the line that called `breakpoint`; `update` restarts the bar."""
         hook = self._hook_before or sys.__breakpointhook__
         self._stop_bar()
-        chosen = os.environ.get("PYTHONBREAKPOINT", "")
+        debugger = os.environ.get("PYTHONBREAKPOINT", "")
         # Ray sets its own hook, which waits for an editor to attach
-        is_pdb = chosen in {"", "pdb.set_trace"} or chosen.startswith("ray.util.rpdb.")
+        is_pdb = debugger in {"", "pdb.set_trace"} or debugger.startswith("ray.util.rpdb.")
         if hook is not sys.__breakpointhook__ or not is_pdb:
             return hook(*args, **kwargs)
         import pdb  # noqa: T100 - not `set_trace`, which would stop in this frame
@@ -102,14 +102,14 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None or self._said != self._step:
+        if self._bar is not None or self._printed_step != self._step:
             self._show()
         if self._notebook is not None:
             self._notebook.end()
         self._stop_bar()
 
     def update(self, step: int) -> None:
-        """Note that a step is done; shows it now and then."""
+        """Record a completed step; refreshes the display at intervals."""
         self._step = step
         now = time.monotonic()
         if now >= self._next:
@@ -125,7 +125,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=self._step, metrics=shown)
             return
-        self._said = self._step
+        self._printed_step = self._step
         elapsed = max(time.monotonic() - self._began, 1e-9)
         rate = (self._step - self._start) / elapsed
         total = f"/{self._total} ({min(100 * self._step / self._total, 100.0):.0f} %)" if self._total else ""
@@ -134,18 +134,18 @@ class Progress:
 
 
 class NotebookLine:
-    """A line below a cell that each text replaces."""
+    """A line below a notebook cell; each text replaces the previous one."""
 
     def __init__(self) -> None:
         self._length = 0
 
     def show(self, text: str) -> None:
         """Replace the line."""
-        print(f"\r{text:<{self._length}}", end="", flush=True)  # noqa: T201 - what is below a cell is its terminal
+        print(f"\r{text:<{self._length}}", end="", flush=True)  # noqa: T201 - output of the cell
         self._length = len(text)
 
     def end(self) -> None:
-        """Leave the line as it is; what comes next begins another one."""
+        """Finish the line, so that further output starts on a new one."""
         if self._length:
             print()  # noqa: T201 - likewise
 
@@ -155,15 +155,15 @@ def _in_a_notebook() -> bool:
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
-def _through_the_bar() -> list[tuple["logging.StreamHandler[Any]", Any]]:
-    """Let log handlers write through the bar, so that they do not tear it; return them with the streams they had."""
+def _redirect_handlers() -> list[tuple["logging.StreamHandler[Any]", Any]]:
+    """Make log handlers write through the bar, which they would break; return them with their previous streams."""
     replaced = {sys.__stdout__: sys.stdout, sys.__stderr__: sys.stderr}
     loggers = [logging.getLogger(), *(logging.getLogger(name) for name in ("trieye", "trieye.stats_processor"))]
     handlers = {handler for logger in loggers for handler in logger.handlers if type(handler) is logging.StreamHandler}
-    found = [(handler, handler.stream) for handler in handlers if handler.stream in replaced]
-    for handler, stream in found:
+    redirected = [(handler, handler.stream) for handler in handlers if handler.stream in replaced]
+    for handler, stream in redirected:
         handler.setStream(replaced[stream])
-    return found
+    return redirected
 
 
 def _shown(metrics: Mapping[str, float]) -> str:
@@ -186,22 +186,22 @@ def _rich_bar(*, has_end: bool) -> "RichProgress":
     from trieye.process.terminal import Terminal, Text
 
     class Metrics(TextColumn):
-        """What is cut, with the bar, where a terminal is too narrow for everything."""
+        """Column that is truncated, like the bar, on a narrow terminal."""
 
         def render(self, task: Task) -> Text:
             text = super().render(task)
             text.no_wrap, text.overflow = True, "ellipsis"
             return text
 
-    # rich takes width from columns that may wrap first, and from all alike if that is not enough
-    whole = partial(Column, no_wrap=True)
+    # rich first shrinks columns that may wrap, then all columns equally
+    fixed = partial(Column, no_wrap=True)
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30, table_column=Column()),
-        MofNCompleteColumn(table_column=whole()),
-        TimeElapsedColumn(table_column=whole()),
+        MofNCompleteColumn(table_column=fixed()),
+        TimeElapsedColumn(table_column=fixed()),
         TextColumn("elapsed"),
-        *((TimeRemainingColumn(table_column=whole()), TextColumn("left")) if has_end else ()),
+        *((TimeRemainingColumn(table_column=fixed()), TextColumn("left")) if has_end else ()),
         Metrics("{task.fields[metrics]}", markup=False, table_column=Column()),
         console=Terminal(stderr=True, soft_wrap=False),
         refresh_per_second=1 / REFRESH_INTERVAL_S,

@@ -40,7 +40,7 @@ class StopRequest:
         return self._requested_at() is not None
 
     def is_older_than(self, seconds: float) -> bool:
-        """Return whether the request was made more than so many seconds ago."""
+        """Return whether the request was made more than `seconds` ago."""
         requested_at = self._requested_at()
         return requested_at is not None and time.monotonic() - requested_at > seconds
 
