@@ -17,9 +17,9 @@ def run_program(command: Sequence[str], directory: Path | str, *, stdout: TextIO
     Ctrl-C reaches the program through the terminal; the signals of schedulers are forwarded.
 
     Args:
-        command: Command line of the program.
-        directory: Working directory of the program.
-        stdout: Destination of its standard output; None: standard output of this process.
+        command: Program and arguments.
+        directory: Working directory.
+        stdout: Target of its standard output; None inherits standard output.
     """
     process = subprocess.Popen(command, cwd=directory, env=os.environ, stdout=stdout)
     forwarded = FROM_OUTSIDE if threading.current_thread() is threading.main_thread() else ()

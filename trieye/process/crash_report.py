@@ -1,4 +1,4 @@
-"""CrashReport: a message that a guard process prints if this process dies before it can print anything."""
+"""Crash report: a message that a guard process prints if this process dies before it could report anything."""
 
 import contextlib
 import subprocess
@@ -7,9 +7,9 @@ _SCRIPT = "trap '' INT TERM HUP USR1 XCPU; read -r _ || printf 'trieye: %s\\n' \
 
 
 class CrashReport:
-    """Prints a text to standard error when this process dies, unless `withdraw` was called before.
+    """Prints a text on standard error when this process exits without having called `withdraw`.
 
-    A shell waits for the end of a pipe, which the kernel closes however this process ends.
+    A shell waits at the other end of a pipe, which the kernel closes at any exit, SIGKILL included.
 
     Args:
         text: The message.
@@ -25,7 +25,7 @@ class CrashReport:
             )
 
     def withdraw(self) -> None:
-        """Cancel the report; idempotent."""
+        """Print nothing; a second call does nothing."""
         shell, self._shell = self._shell, None
         if shell is not None:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Guard program: when its parent dies, it terminates the process group that it leads and removes a directory."""
+"""Guard program: when its parent exits, it terminates its own process group and removes a directory."""
 
 import os
 import shutil
@@ -7,11 +7,11 @@ import sys
 import time
 
 GRACE_S = 3.0
-"""Seconds between SIGTERM and SIGKILL for the servers of the group."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 def guard(directory: str) -> None:
-    """Wait until standard input closes, a pipe that the kernel closes even if the parent is killed; then terminate."""
+    """Wait until standard input, a pipe, is closed, also by the death of the parent; then terminate the group."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.read(sys.stdin.fileno(), 1)

@@ -1,4 +1,4 @@
-"""ProcessIdentity: identifies the process that wrote a file, and checks whether it still runs."""
+"""ProcessIdentity: which process wrote a file, and whether that process still runs."""
 
 import os
 import platform
@@ -13,21 +13,21 @@ from typing import Any, Literal, Self
 Liveness = Literal["alive", "dead", "unknown"]
 """`unknown`: the process belongs to another machine or container, whose process table is out of reach."""
 
-_STATE, _START = 0, 19  # fields 3 and 22 of /proc/PID/stat, counted after the program name
+_STATE, _START = 0, 19  # fields 3 and 22 of /proc/PID/stat, after the name of the program
 _ENDED = frozenset("ZXx")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process, distinguished from later processes with the same pid.
+    """A process, distinguishable from later processes with the same pid.
 
-    With /proc, wall clocks play no role: setting a clock between two checks changes nothing.
+    It does not depend on the wall clock: setting the clock changes nothing.
 
     Attributes:
         host: Name of the machine.
-        boot: Boot id of the machine and pid namespace, within which pid and start time identify a process.
-        pid: Process id.
-        start: Start time in clock ticks since boot; without /proc the creation time in Unix seconds.
+        boot: Boot of the machine and pid namespace, within which a pid and a start time name one process.
+        pid: The process.
+        start: When it started, in clock ticks after the boot; without /proc its creation time in Unix seconds.
     """
 
     host: str
@@ -43,7 +43,7 @@ class ProcessIdentity:
 
     @classmethod
     def of_mapping(cls, fields: Mapping[str, Any]) -> Self:
-        """Read the identity from a JSON object; a missing or malformed field makes the process `unknown`."""
+        """Return the identity stored in a JSON object; a missing or malformed field makes the liveness `unknown`."""
         try:
             return cls(
                 str(fields.get("host")), str(fields.get("boot", "")), int(fields["pid"]), float(fields.get("start", 0))
@@ -57,14 +57,14 @@ class ProcessIdentity:
 
     @property
     def liveness(self) -> Liveness:
-        """Whether the process is running."""
+        """Whether the process runs now."""
         if self.host != socket.gethostname():
             return "unknown"
         try:
             start = _start_of(self.pid)
         except PermissionError:
             return "unknown"
-        if not self.boot:  # earlier versions recorded only the pid
+        if not self.boot:  # recorded by an earlier version, as a pid alone
             return "dead" if start is None else "unknown"
         if self.boot != _boot():  # after a reboot, or in another container with the same host name
             return "dead" if _kernel_of(self.boot) != _kernel_of(_boot()) else "unknown"
@@ -85,7 +85,7 @@ def _boot() -> str:
 
 
 def _start_of(pid: int) -> float | None:
-    """Return the start time of a process; None if it is not running. Zombies count as ended.
+    """Return when a process started; None if it does not run. A zombie has ended.
 
     Raises:
         PermissionError: The process belongs to another user, and /proc hides it.

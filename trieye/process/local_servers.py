@@ -1,4 +1,4 @@
-"""LocalServers: web servers that accept only local connections and stop when this process ends, even by SIGKILL."""
+"""LocalServers: web servers that listen on localhost and stop whenever this process exits, by SIGKILL too."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ from trieye.process import guard
 HOST = "127.0.0.1"
 
 START_TIMEOUT_S = 300.0
-"""MLflow starts within seconds; within minutes if a training uses all cores."""
+"""MLflow starts within seconds, or minutes on a machine whose cores are all busy."""
 
 _POLL_S = 0.1
 _ANSWER_TIMEOUT_S = 5.0
@@ -39,7 +39,7 @@ class _Server:
     process: subprocess.Popen[bytes]
 
     def answers(self) -> bool:
-        """Return whether the server answers; ignores proxy settings in the environment."""
+        """Return whether the server answers; ignores proxies set in the environment."""
         with (
             contextlib.suppress(OSError, http.client.HTTPException),
             contextlib.closing(http.client.HTTPConnection(HOST, self.port, timeout=_ANSWER_TIMEOUT_S)) as probe,
@@ -48,26 +48,26 @@ class _Server:
             return probe.getresponse().status == http.HTTPStatus.OK
         return False
 
-    def failure(self, reason: str) -> TrieyeError:
+    def failure(self, problem: str) -> TrieyeError:
         """Return an error with the end of the log."""
         lines = self.log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
-        return TrieyeError("\n  ".join([f"{self.name} {reason}; last lines of its log:", *(lines or ["(empty)"])]))
+        return TrieyeError("\n  ".join([f"{self.name} {problem}; the end of its log:", *(lines or ["(empty)"])]))
 
 
 class LocalServers:
-    """Starts servers, and stops them with all their child processes on leaving the `with` block.
+    """Starts servers, and stops them and their child processes at the end of its `with` block.
 
-    The servers form one process group, led by a guard process (`process/guard.py`) that terminates the group when this
-    process is gone, also after SIGKILL. Ctrl-C in a terminal does not reach the group.
+    They share a process group led by a guard (`process/guard.py`), which terminates the group when this process exits,
+    by SIGKILL too. Ctrl-C in a terminal does not reach the group.
 
     Attributes:
-        directory: Temporary directory for files of the servers, such as their logs; removed at the end.
+        directory: Working directory of the servers, with their logs; removed on close.
     """
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="trieye-"))
         self._servers: list[_Server] = []
-        # isolated mode, because modules in the directory of the script would shadow others of the same name
+        # isolated: modules in the directory of the guard would shadow modules of the standard library
         command = [sys.executable, "-I", "-S", guard.__file__, str(self.directory)]
         self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
 
@@ -88,14 +88,14 @@ class LocalServers:
         """Start a server and return its address, without waiting until it answers.
 
         Args:
-            name: Name of the server in messages.
-            command: Returns the command line of the server for a port.
-            health: Path that the server answers with 200 once it is ready.
-            port: Port; None: a free port.
-            environment: Environment variables in addition to those of this process.
+            name: Name in messages.
+            command: Returns the command line for a port.
+            health: Path that returns status 200 once the server is up.
+            port: Port; None chooses a free one.
+            environment: Environment variables added to the environment of this process.
 
         Raises:
-            ConfigurationError: The port is not available.
+            ConfigurationError: The port is in use.
         """
         if port is None:
             port = free_port()
@@ -109,21 +109,21 @@ class LocalServers:
                 stdout=output,
                 stderr=output,
                 process_group=self._guard.pid,
-                cwd=self.directory,  # so that the server imports no module of the user's project by mistake
+                cwd=self.directory,  # keeps the user's project off the import path
                 # temporary files of a killed server are removed with the directory
                 env={**os.environ, "TMPDIR": str(self.directory), **(environment or {})},
             )
         self._servers.append(_Server(name, port, health, log, process))
         return f"http://{HOST}:{port}"
 
-    def wait(self, tell: Callable[[Sequence[str], float], None]) -> None:
+    def wait(self, report: Callable[[Sequence[str], float], None]) -> None:
         """Wait until all servers answer.
 
         Args:
-            tell: Called repeatedly with the names of the servers that do not answer yet, and the seconds waited.
+            report: Called repeatedly with the names of the servers that do not answer yet, and the seconds waited.
 
         Raises:
-            TrieyeError: A server exited or did not answer within five minutes; the message contains the end of its log.
+            TrieyeError: A server has exited, or did not answer within five minutes; the message quotes its log.
         """
         began, starting = time.monotonic(), list(self._servers)
         while starting := [server for server in starting if not server.answers()]:
@@ -131,14 +131,14 @@ class LocalServers:
             waited_s = time.monotonic() - began
             if waited_s > START_TIMEOUT_S:
                 raise starting[0].failure(f"does not answer after {START_TIMEOUT_S:.0f} s")
-            tell([server.name for server in starting], waited_s)
+            report([server.name for server in starting], waited_s)
             time.sleep(_POLL_S)
 
     def check(self) -> None:
         """Check that all servers are running.
 
         Raises:
-            TrieyeError: A server exited; the message contains the end of its log.
+            TrieyeError: A server has exited; the message quotes the end of its log.
         """
         for server in self._servers:
             if (code := server.process.poll()) is not None:
@@ -153,7 +153,7 @@ class LocalServers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.process.wait(max(until - time.monotonic(), 0.0))
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._guard.pid, signal.SIGKILL)  # including child processes of the servers
+            os.killpg(self._guard.pid, signal.SIGKILL)  # and their children
         for process in (*(server.process for server in self._servers), self._guard):
             process.wait()
         if self._guard.stdin is not None:
@@ -170,31 +170,32 @@ class LocalServers:
 
 
 def check_port(port: int) -> None:
-    """Check that a server can bind to a port.
+    """Check that a server can listen on a port.
 
     Raises:
-        ConfigurationError: The port is in use or requires privileges; the message names the program using it, if known.
+        ConfigurationError: The port is in use, privileged or out of range; the message names the process that uses
+            it, if known.
     """
     try:
         with socket.socket() as probe:
-            # as servers do, so that a port in TIME_WAIT counts as free
+            # as servers do: a port of a server that has just exited is free
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, port))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         if getattr(error, "errno", None) == errno.EADDRINUSE:
-            reason = f"in use by {_user_of(port)}"
-        raise ConfigurationError(f"port {port}: {reason}; choose another port, or omit it to use a free one") from error
+            reason = f"in use by {_holder_of(port)}"
+        raise ConfigurationError(f"port {port}: {reason}; choose another port, or none to get a free one") from error
 
 
-def _user_of(port: int) -> str:
+def _holder_of(port: int) -> str:
     import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 
     with contextlib.suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
-            pid = connection.pid
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and pid is not None:
-                return f"process {pid} ({' '.join(psutil.Process(pid).cmdline())[:100]})"
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid is not None:
+                command = " ".join(psutil.Process(connection.pid).cmdline())
+                return f"process {connection.pid} ({command[:100]})"
     return "another program"
 
 

@@ -1,4 +1,4 @@
-"""RunLock: at most one writer per run; `is_alive` checks for a writer."""
+"""RunLock: an exclusive lock that allows one writer per run, and a check whether a run has a writer."""
 
 import json
 import logging
@@ -17,43 +17,43 @@ from trieye.process.identity import ProcessIdentity
 
 logger = logging.getLogger(__name__)
 
-_description: dict[str, str] = {}
+_about: dict[str, str] = {}
 
 
-def describe_process(**description: str) -> None:
-    """Set the description of this process in the holder file of every lock that it acquires from now on.
+def describe_process(**about: str) -> None:
+    """Describe this process in the holder record of every lock that it acquires later.
 
     Args:
-        **description: `kind` (`driver`, the default, or `hub`); for a hub also `address`, `namespace`, `actor` and
-            `actor_id`, which identify it to Ray.
+        **about: `kind` (`driver`, the default, or `hub`); for a hub also `address`, `namespace`, `actor` and
+            `actor_id`, which identify its Ray actor.
     """
-    _description.update(description)
+    _about.update(about)
 
 
 class RunLock:
     """Excludes other writers of a run, on this machine and on machines that share the file system.
 
-    The kernel releases the lock when the holding process dies. `<path>.holder` describes the holder.
+    The kernel releases the lock when the holding process dies, by SIGKILL too. `<path>.holder` names the holder.
 
     Args:
-        path: The lock file, in the guarded directory.
-        subject: Kind of the guarded object, for the message of a refusal.
-        alternative: Advice for the user instead of waiting, for the same message.
+        path: The lock file, in the directory that it guards.
+        subject: Kind of the guarded object, for the error message.
+        alternative: Alternative to waiting, for the error message.
     """
 
     def __init__(self, path: Path, *, subject: str = "run", alternative: str = "choose another run_name") -> None:
         self.path = path
         self._subject, self._alternative = subject, alternative
-        # not thread-local: the hub may acquire and release the lock in different threads
+        # not thread-local: the hub may acquire and release it in different threads
         self._lock = FileLock(path, thread_local=False)
         self._holder_path = path.with_name(path.name + ".holder")
 
     @classmethod
     def check(cls, path: Path) -> None:
-        """Check that the lock is free, without changing anything.
+        """Check that no process holds a lock; changes nothing.
 
         Raises:
-            RunLockedError: Another process holds the lock; the message names it.
+            RunLockedError: Another process holds the lock; the message names the process.
         """
         if not path.exists():
             return
@@ -64,7 +64,7 @@ class RunLock:
         except Timeout as error:
             raise RunLockedError(lock.refusal()) from error
         except OSError:
-            return  # undecidable; `acquire` reports the reason
+            return  # `acquire` reports the reason
 
     @property
     def is_held(self) -> bool:
@@ -73,17 +73,17 @@ class RunLock:
 
     @property
     def is_of_hub(self) -> bool:
-        """Whether the last holder is a hub without a driver; such a hub can be taken over if it is orphaned."""
+        """Whether the last holder was a detached hub, which a new driver can take over after its own driver died."""
         return (self.holder() or {}).get("kind") == "hub"
 
     def acquire(self, wait_s: float = 0.0) -> Self:
         """Acquire the lock; does nothing if this object holds it.
 
         Args:
-            wait_s: Seconds to wait for the current holder to exit.
+            wait_s: Seconds to wait for a holder that is exiting.
 
         Raises:
-            RunLockedError: Another process, or another object in this process, holds the lock; the message names it.
+            RunLockedError: Another process, or another object in this process, holds it; the message names the holder.
             ConfigurationError: The lock file cannot be created.
         """
         if self.is_held:
@@ -92,16 +92,16 @@ class RunLock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=wait_s)
         except Timeout:
-            raise RunLockedError(self.refusal()) from None  # the cause would only name the lock file
+            raise RunLockedError(self.refusal()) from None  # the cause does not name the holder
         except OSError as error:
             raise ConfigurationError(
-                f"cannot create the lock {self.path} of the {self._subject}: {error.strerror or error}"
+                f"cannot create {self.path}, the lock of the {self._subject}: {error.strerror or error}"
             ) from error
         process = ProcessIdentity.current().as_mapping()
-        holder = {"kind": "driver", **_description, **process, "started": time.time()}
+        holder = {"kind": "driver", **_about, **process, "started": time.time()}
         self._holder_path.unlink(missing_ok=True)
-        with self._holder_path.open("x") as file:  # "x" does not follow a symbolic link planted at this path
-            file.write(json.dumps(holder))  # `holder` ignores a partially written file
+        with self._holder_path.open("x") as file:  # does not follow a symbolic link
+            file.write(json.dumps(holder))  # readers treat an incomplete record as absent
         return self
 
     def release(self) -> None:
@@ -113,20 +113,20 @@ class RunLock:
                 self._lock.release()
 
     def holder(self) -> dict[str, Any] | None:
-        """Return the last holder that has not released the lock.
+        """Return the record of the last holder that did not release the lock.
 
         Returns:
-            The fields of its `ProcessIdentity`, `started` (Unix time in seconds of the acquisition), and its
-            description from `describe_process`; None if the lock is free or the holder file is unreadable.
+            The fields of its `ProcessIdentity`, `started` (time of the acquisition, Unix seconds), and the fields that
+            it passed to `describe_process`; None if the lock is free or the record is unreadable.
         """
         try:
-            holder = json.loads(self._holder_path.read_bytes())
+            record = json.loads(self._holder_path.read_bytes())
         except (OSError, ValueError, RecursionError):
             return None
-        return holder if isinstance(holder, dict) else None
+        return record if isinstance(record, dict) else None
 
     def refusal(self) -> str:
-        """Return the message for a refused writer: the lock holder, and the alternatives."""
+        """Return the error message for a caller that cannot acquire the lock: the holder, and the next steps."""
         run = f"{self._subject} {self.path.parent.name!r}"
         advice = f"wait for it, stop it, or {self._alternative}"
         if (holder := self.holder()) is None:
@@ -134,23 +134,24 @@ class RunLock:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(holder.get("started") or 0)))
         if getattr(multiprocessing.current_process(), "_inheriting", False) and holder.get("pid") == os.getppid():
             return (
-                f"{run} is being written by the parent process, and `spawn` executes the same program again in this "
-                'child process: move the code that starts the run below `if __name__ == "__main__":`'
+                f"{run} is being written by the parent of this process, which `spawn` made run the same program: "
+                'put the code that starts the run under `if __name__ == "__main__":`'
             )
-        process = f"process {holder.get('pid')} on {holder.get('host')} since {since}"
+        who = f"process {holder.get('pid')} on {holder.get('host')} since {since}"
         if (holder.get("pid"), holder.get("host")) == (os.getpid(), socket.gethostname()):
             return (
-                f"{run} is being written by {process}, which is this process: close the open run first, with "
-                f"run.close() or by leaving its `with` block, or {self._alternative}"
+                f"{run} is being written by {who}, the current process: close the run first, by run.close() or by "
+                f"leaving its `with` block, or {self._alternative}"
             )
         if self.is_of_hub and holder.get("actor"):
-            process = f"a hub, the Ray actor {holder['actor']!r} at {holder.get('address')}: {process}"
+            who = f"a hub, the Ray actor {holder['actor']!r} at {holder.get('address')}: {who}"
             advice = (
-                f"{advice}, or connect to it: trieye.actor.get_or_create(config), or runtime=cluster on that cluster"
+                f"{advice}, or attach to the hub with trieye.actor.get_or_create(config), or join its cluster with "
+                "runtime=cluster"
             )
         if holder.get("host") != socket.gethostname():
             advice = f"{advice}; if that machine no longer exists, delete {self.path}"
-        return f"{run} is being written by {process}; {advice}"
+        return f"{run} is being written by {who}; {advice}"
 
     def __enter__(self) -> Self:
         return self.acquire()
@@ -164,13 +165,13 @@ class RunLock:
 def is_alive(run_dir: Path) -> bool:
     """Return whether a process is writing to a run."""
     try:
-        # not run.lock: a run that starts at this moment would be refused while this check holds it
+        # not run.lock: probing it could make a run that is starting fail
         RunLock.check(run_dir / "hub.lock")
         lock = RunLock(run_dir / "run.lock")
         if (holder := lock.holder()) is None:
             return False
         liveness = ProcessIdentity.of_mapping(holder).liveness
-        if liveness == "unknown":  # on another machine: only the lock of the shared file system can tell
+        if liveness == "unknown":  # on another machine: ask the file server
             RunLock.check(lock.path)
     except RunLockedError:
         return True

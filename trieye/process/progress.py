@@ -1,4 +1,4 @@
-"""Progress of a run: a bar with key metrics on a terminal, an updated line in a notebook, plain lines elsewhere."""
+"""Progress: a bar with key metrics on a terminal, an updated line in a notebook, plain lines elsewhere."""
 
 import contextlib
 import inspect
@@ -25,13 +25,13 @@ _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def say(text: str) -> None:
-    """Print an important message to the user, without breaking a progress bar.
+    """Print a line for the user on standard error, without breaking a progress bar.
 
-    A closed terminal does not raise, so that the caller continues, for example with recording a signal.
+    Errors of a closed terminal are ignored, so that they cannot interrupt the caller, such as a signal handler.
     """
-    line = visible(_COLOR.sub("", text))  # errors of Ray contain color codes
+    line = visible(_COLOR.sub("", text))  # errors of Ray have colors
     with contextlib.suppress(OSError, ValueError):
-        print(f"trieye: {line}", file=sys.stderr, flush=True)  # noqa: T201 - a message to the user
+        print(f"trieye: {line}", file=sys.stderr, flush=True)  # noqa: T201 - addressed to the terminal
 
 
 class Progress:
@@ -39,10 +39,10 @@ class Progress:
 
     Args:
         name: Name of the run.
-        total: Last step; None: unknown.
-        start: First step of this attempt; greater than 0 after a resume.
-        metrics: Returns the metrics to show.
-        has_bar: Draw a bar on a terminal; False: print lines instead.
+        total: Last step; None if unknown.
+        start: Step at which the run resumes.
+        metrics: Returns the values to show.
+        has_bar: Draw a bar on a terminal; False prints lines there too.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Progress:
     def _start_bar(self) -> None:
         if self._bar is not None:
             self._bar.start()
-            self._handlers = _redirect_handlers()
+            self._handlers = _through_the_bar()
             self._hook_before, sys.breakpointhook = sys.breakpointhook, self._debug
 
     def _stop_bar(self) -> None:
@@ -86,12 +86,12 @@ class Progress:
             sys.breakpointhook, self._hook_before = self._hook_before, None
 
     def _debug(self, *args: Any, **kwargs: Any) -> Any:
-        """Stop the bar and open a debugger at the line that called `breakpoint`; `update` restarts the bar."""
+        """Leave the terminal to a debugger, at the line that called `breakpoint`, until it no longer traces."""
         hook = self._hook_before or sys.__breakpointhook__
         self._stop_bar()
-        debugger = os.environ.get("PYTHONBREAKPOINT", "")
+        chosen = os.environ.get("PYTHONBREAKPOINT", "")
         # Ray sets its own hook, which waits for an editor to attach
-        is_pdb = debugger in {"", "pdb.set_trace"} or debugger.startswith("ray.util.rpdb.")
+        is_pdb = chosen in {"", "pdb.set_trace"} or chosen.startswith("ray.util.rpdb.")
         if hook is not sys.__breakpointhook__ or not is_pdb:
             return hook(*args, **kwargs)
         import pdb  # noqa: T100 - not `set_trace`, which would stop in this frame
@@ -109,7 +109,7 @@ class Progress:
         self._stop_bar()
 
     def update(self, step: int) -> None:
-        """Record a completed step; refreshes the display at intervals."""
+        """Record that a step is done; redraws at most every `REFRESH_INTERVAL_S`, or prints every `LINE_INTERVAL_S`."""
         self._step = step
         now = time.monotonic()
         if now >= self._next:
@@ -134,18 +134,18 @@ class Progress:
 
 
 class NotebookLine:
-    """A line below a notebook cell; each text replaces the previous one."""
+    """A line below a notebook cell that is overwritten by each update."""
 
     def __init__(self) -> None:
         self._length = 0
 
     def show(self, text: str) -> None:
         """Replace the line."""
-        print(f"\r{text:<{self._length}}", end="", flush=True)  # noqa: T201 - output of the cell
+        print(f"\r{text:<{self._length}}", end="", flush=True)  # noqa: T201 - the output of a cell
         self._length = len(text)
 
     def end(self) -> None:
-        """Finish the line, so that further output starts on a new one."""
+        """End the line, so that further output starts on a new one."""
         if self._length:
             print()  # noqa: T201 - likewise
 
@@ -155,8 +155,8 @@ def _in_a_notebook() -> bool:
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
-def _redirect_handlers() -> list[tuple["logging.StreamHandler[Any]", Any]]:
-    """Make log handlers write through the bar, which they would break; return them with their previous streams."""
+def _through_the_bar() -> list[tuple["logging.StreamHandler[Any]", Any]]:
+    """Redirect log handlers through the bar, so that they do not break it; return them with their streams."""
     replaced = {sys.__stdout__: sys.stdout, sys.__stderr__: sys.stderr}
     loggers = [logging.getLogger(), *(logging.getLogger(name) for name in ("trieye", "trieye.stats_processor"))]
     handlers = {handler for logger in loggers for handler in logger.handlers if type(handler) is logging.StreamHandler}
@@ -194,14 +194,14 @@ def _rich_bar(*, has_end: bool) -> "RichProgress":
             return text
 
     # rich first shrinks columns that may wrap, then all columns equally
-    fixed = partial(Column, no_wrap=True)
+    whole = partial(Column, no_wrap=True)
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30, table_column=Column()),
-        MofNCompleteColumn(table_column=fixed()),
-        TimeElapsedColumn(table_column=fixed()),
+        MofNCompleteColumn(table_column=whole()),
+        TimeElapsedColumn(table_column=whole()),
         TextColumn("elapsed"),
-        *((TimeRemainingColumn(table_column=fixed()), TextColumn("left")) if has_end else ()),
+        *((TimeRemainingColumn(table_column=whole()), TextColumn("left")) if has_end else ()),
         Metrics("{task.fields[metrics]}", markup=False, table_column=Column()),
         console=Terminal(stderr=True, soft_wrap=False),
         refresh_per_second=1 / REFRESH_INTERVAL_S,

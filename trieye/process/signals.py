@@ -1,4 +1,4 @@
-"""Signal handlers: request a stop after the current step, or raise RunInterrupted to leave the program."""
+"""Signal handlers: stop a loop after the current step, or unwind the program through its `with` blocks."""
 
 import _thread
 import contextlib
@@ -16,45 +16,45 @@ from trieye.exceptions import RunInterrupted
 from trieye.process.progress import say
 
 FROM_OUTSIDE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)
-"""Signals of schedulers and resource limits, which may resume the job later, unlike Ctrl-C."""
+"""Signals of schedulers and resource limits: they may be repeated for one request, unlike Ctrl-C."""
 
 STOP_SIGNALS = (signal.SIGINT, *FROM_OUTSIDE)
 
 SAME_WITHIN_S = 3.0
-"""Signals within this time are one request: `timeout`, Slurm and systemd signal both a process and its group."""
+"""`timeout`, Slurm and systemd signal a process and its group: equal signals within this time are one request."""
 
 _ALWAYS = frozenset({signal.SIGINT, signal.SIGTERM})
 _OF_A_SCHEDULER = frozenset({signal.SIGTERM, signal.SIGUSR1})
 
 
 def exit_code_of(number: int, requeue_exit_code: int | None = None) -> int:
-    """Return the exit code of a process that stops because of a signal.
+    """Return the exit code of a process that a signal stops.
 
     Args:
         number: The signal.
-        requeue_exit_code: Exit code for signals except SIGINT; None: 128 + number, as in shells.
+        requeue_exit_code: Replaces 128 + number, the convention of shells, except for Ctrl-C.
     """
     return 128 + number if number == signal.SIGINT or requeue_exit_code is None else requeue_exit_code
 
 
 class StopSignals:
-    """Turns the first signal into a stop request; a repeated signal has its usual effect.
+    """Turn the first signal into a stop request, and a repeated one into its default effect.
 
-    Ctrl-C after any other signal counts as a repeat. A scheduler's signal after Ctrl-C, or after a different signal of
-    the scheduler, does not: saving continues, and after Ctrl-C the request is repeated with the scheduler's exit code.
-    SIGUSR1 and SIGXCPU are not handled if the program has its own handler. Python delivers signals to the main thread
-    only; in other threads this class does nothing. If the block is left in another thread, such as by garbage
-    collection of a failed loop, the handlers stay installed and forward signals to the previous handlers.
+    Ctrl-C after any other signal counts as a repetition. A scheduler's signal after Ctrl-C, or after another signal of
+    the scheduler, does not: saving continues, and after Ctrl-C the request is repeated with the signal's exit code.
+    SIGUSR1 and SIGXCPU are not handled if the program has a handler for them. Python delivers signals to the main
+    thread only; in other threads this class does nothing. If the block is left in another thread, for example when the
+    garbage collector closes a loop after an error, later signals are forwarded to the previous handlers.
 
     Args:
-        on_request: Called at the first signal with the exit code of the process; an exception ends the block.
-        message: Message to the user at a request.
+        on_request: Called at the first signal with the exit code of the process; if it raises, the block ends.
+        message: Message printed at the first signal.
         requeue_exit_code: See `exit_code_of`.
-        received: Signals that count as already received.
+        received: Signals that count as received already.
 
     Attributes:
         exit_code: Exit code of the process; None before the first signal.
-        is_given_back: Whether the previous handlers are in effect again.
+        is_given_back: Whether the previous handlers are restored.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class StopSignals:
         self._requeue_exit_code = requeue_exit_code
         self._received = set(received)
         self._before: dict[signal.Signals, Any] = {}
-        self._requested_at = -math.inf
+        self._asked_at = -math.inf
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             _watch_forks()
             chosen = [number for number in STOP_SIGNALS if number in _ALWAYS or _is_free(number) or _is_ours(number)]
             self._before = {number: signal.signal(number, self._request) for number in chosen}
-            self._requested_at = max((outer.asked_at for outer in _outer_handlers(self._before)), default=-math.inf)
+            self._asked_at = max((outer.asked_at for outer in _outer_ones(self._before)), default=-math.inf)
         return self
 
     def __exit__(
@@ -89,11 +89,11 @@ class StopSignals:
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.is_given_back:
-            self._forward(number, frame)
+            self._pass_on(number, frame)
             return
         if number == signal.SIGXCPU:
-            self._ignore_further(signal.SIGXCPU)
-        if number != signal.SIGINT and _is_same_request(self._requested_at):
+            self._ignore_from_now_on(signal.SIGXCPU)
+        if number != signal.SIGINT and _is_same(self._asked_at):
             return
         if self._received and (number == signal.SIGINT or number in self._received):
             self._give_back()
@@ -104,28 +104,28 @@ class StopSignals:
         is_request = self._received <= {signal.SIGINT}
         self._received.add(number)
         if number != signal.SIGINT:
-            self._requested_at = time.monotonic()
+            self._asked_at = time.monotonic()
         if is_request:
             self.exit_code = exit_code_of(number, self._requeue_exit_code)
             self._on_request(self.exit_code)
         say(f"{signal.Signals(number).name}: {self._message}")
 
-    def _ignore_further(self, number: signal.Signals) -> None:
-        # the kernel repeats SIGXCPU every second; a repeat is not a second request
+    def _ignore_from_now_on(self, number: signal.Signals) -> None:
+        # the kernel repeats it every second; a repetition is not a second request
         self._before.pop(number, None)
         signal.signal(number, signal.SIG_IGN)
 
-    def _forward(self, number: int, frame: FrameType | None) -> None:
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
         handler = self._before[signal.Signals(number)]
         self._give_back()
         if number not in self._before:
             signal.raise_signal(number)
-        elif callable(handler):  # a handler installed later has called this one
+        elif callable(handler):  # a later handler called this one
             handler(number, frame)
 
     def _give_back(self) -> None:
-        for outer in _outer_handlers(self._before):
-            outer.asked_at = max(outer.asked_at, self._requested_at)
+        for outer in _outer_ones(self._before):
+            outer.asked_at = max(outer.asked_at, self._asked_at)
         self.is_given_back = True
         if threading.current_thread() is threading.main_thread():
             for number in [number for number in self._before if signal.getsignal(number) == self._request]:
@@ -133,18 +133,18 @@ class StopSignals:
 
 
 class LeaveOnSignal:
-    """Makes the signals of schedulers raise `RunInterrupted`, so that a program leaves its `with` blocks.
+    """Make the signals of schedulers raise `RunInterrupted`, so that a program leaves its `with` blocks.
 
-    Handlers installed earlier, except Ray's, and handlers installed later are not replaced. Python runs handlers in the
-    main thread only; in other threads this class does nothing.
+    Existing handlers are preserved, except Ray's, and so are handlers installed later. Python runs handlers in the main
+    thread only; in other threads this class does nothing.
 
     Args:
         message: Message of the error.
         requeue_exit_code: See `exit_code_of`.
 
     Attributes:
-        asked_at: `time.monotonic` of the last request, to this object or to a `StopSignals` inside; signals within
-            `SAME_WITHIN_S` of it belong to the same request.
+        asked_at: Time of the last request (`time.monotonic`), received here or by a nested `StopSignals`; signals
+            within `SAME_WITHIN_S` of it belong to the same request.
         is_given_back: Whether signals no longer raise.
     """
 
@@ -164,14 +164,14 @@ class LeaveOnSignal:
             self._before = {number: signal.signal(number, self._leave) for number in chosen}
 
     def give_back(self) -> None:
-        """Restore the previous handlers; after a request, only once `SAME_WITHIN_S` have passed.
+        """Restore the previous handlers; after a request only once `SAME_WITHIN_S` has passed.
 
-        A program that is already exiting thus ends with its chosen exit code, not by a repetition of the same signal.
+        A program that is exiting thus ends with its chosen exit code, and not by a repetition of the signal.
         """
         for number in [number for number in self._before if signal.getsignal(number) != self._leave]:
             del self._before[number]
         self.is_given_back = True
-        if not _is_same_request(self.asked_at):
+        if not _is_same(self.asked_at):
             for number in list(self._before):
                 self._restore(number)
 
@@ -181,17 +181,17 @@ class LeaveOnSignal:
     def _leave(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self.is_given_back:
-            if not _is_same_request(self.asked_at):
+            if not _is_same(self.asked_at):
                 self._restore(number)
                 signal.raise_signal(number)
             return
         _deferred[:] = [number]
-        if _active_forks:
+        if _forks_under_way:
             return
         _deferred.clear()
         if number == signal.SIGXCPU:  # see `StopSignals`
             signal.signal(number, signal.SIG_IGN)
-        if _is_same_request(self.asked_at):
+        if _is_same(self.asked_at):
             return
         self.asked_at = time.monotonic()
         message = f"{signal.Signals(number).name}: {self._message}"
@@ -200,15 +200,15 @@ class LeaveOnSignal:
         raise interrupt
 
 
-# Python swallows exceptions in hooks of `os.fork` and skips the rest of the hook, such as releasing the lock of
-# `logging`. A handler that raises is therefore deferred until the forks of all threads have finished.
-_active_forks: list[None] = []
+# Python discards an exception raised in a hook of `os.fork`, and the rest of the hook, such as releasing the lock of
+# `logging`, does not run. Handlers that raise are therefore deferred until all threads have finished forking.
+_forks_under_way: list[None] = []
 _deferred: list[int] = []
 _forking = threading.local()
 
 
 def _block_ours() -> None:
-    """Block the signals handled here in the forking thread, and so in the child until its handlers are installed."""
+    """Block the signals that trieye handles in the forking thread, and so in the child until its handlers are set."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [number for number in STOP_SIGNALS if _is_ours(number)])
 
 
@@ -216,10 +216,10 @@ def _unblock_ours() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
 
 
-def _restore_in_child() -> None:
-    """Give a forked child, which has no run to leave, the handlers it would have without trieye and Ray.
+def _hand_over_in_child() -> None:
+    """Restore in a forked child, which has no run to close, the handlers from before trieye and Ray.
 
-    Ray's handler exits the process with `sys.exit`, which multiprocessing reports as an error and a hook swallows.
+    Ray's handler calls `sys.exit`, which multiprocessing reports as an error and fork hooks discard.
     """
     _deferred.clear()
     for number in [number for number in STOP_SIGNALS if _is_ours(number)]:
@@ -227,35 +227,37 @@ def _restore_in_child() -> None:
         while _owner(handler) == __name__:
             owner = getattr(handler, "__self__", None)
             handler = getattr(owner, "_before", {}).pop(number, signal.SIG_DFL)
-        is_free = handler is None or _owner(handler).partition(".")[0] == "ray"  # None: a handler not set by Python
+        is_free = (
+            handler is None or _owner(handler).partition(".")[0] == "ray"
+        )  # None: a handler that was not installed from Python
         signal.signal(number, signal.SIG_DFL if is_free else handler)
     _unblock_ours()
 
 
 @functools.cache
 def _watch_forks() -> None:
-    """Register fork hooks when the first handler is installed, so that they enclose hooks of imported libraries."""
-    os.register_at_fork(before=_block_ours, after_in_parent=_unblock_ours, after_in_child=_restore_in_child)
-    # C functions, because a signal handler may run before the first and after the last line of a Python function
+    """Register hooks of `os.fork`, once handlers are installed, so that hooks of imported libraries run inside ours."""
+    os.register_at_fork(before=_block_ours, after_in_parent=_unblock_ours, after_in_child=_hand_over_in_child)
+    # implemented in C: a Python function could be interrupted by a handler before its first and after its last line
     os.register_at_fork(
-        before=functools.partial(_active_forks.append, None),
-        after_in_parent=_active_forks.pop,
-        after_in_child=_active_forks.clear,
+        before=functools.partial(_forks_under_way.append, None),
+        after_in_parent=_forks_under_way.pop,
+        after_in_child=_forks_under_way.clear,
     )
     os.register_at_fork(after_in_parent=functools.partial(max, _deferred, key=_thread.interrupt_main, default=None))
 
 
-def _outer_handlers(handlers: Mapping[signal.Signals, Any]) -> list[LeaveOnSignal]:
+def _outer_ones(handlers: Mapping[signal.Signals, Any]) -> list[LeaveOnSignal]:
     owners = [getattr(handler, "__self__", None) for handler in handlers.values()]
     return [owner for owner in owners if isinstance(owner, LeaveOnSignal) and not owner.is_given_back]
 
 
-def _is_same_request(requested_at: float) -> bool:
-    return time.monotonic() - requested_at <= SAME_WITHIN_S
+def _is_same(asked_at: float) -> bool:
+    return time.monotonic() - asked_at <= SAME_WITHIN_S
 
 
 def _is_free(number: signal.Signals) -> bool:
-    """Return whether a signal has no handler, or only a handler of a finished run or of Ray, which exits silently."""
+    """Return whether a signal has no handler, except those of a closed run and of Ray, which exits silently."""
     handler = signal.getsignal(number)
     is_over = getattr(getattr(handler, "__self__", None), "is_given_back", False)
     return handler is signal.SIG_DFL or is_over or _owner(handler).partition(".")[0] == "ray"
@@ -266,24 +268,24 @@ def _is_ours(number: signal.Signals) -> bool:
 
 
 def _owner(handler: Any) -> str:
-    """Return the module that defines a handler."""
+    """Return the name of the module that defines a handler."""
     return getattr(getattr(handler, "__func__", handler), "__module__", None) or ""
 
 
 @contextlib.contextmanager
 def children_outlive_signals() -> Iterator[None]:
-    """Block SIGTERM and SIGUSR1 in the processes that the block starts, and restore this process's SIGTERM handler.
+    """Block SIGTERM and SIGUSR1 in processes started by the block, and undo a SIGTERM handler that the block installs.
 
-    Schedulers send these signals to every process of a job. Child processes inherit the signal mask; signals that
-    arrive within the block are delivered at its end.
+    Schedulers signal every process of a job. Children inherit the mask; signals to this process are pending until the
+    block ends.
     """
     handler = signal.getsignal(signal.SIGTERM)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_SCHEDULER)
     was_ended = False
     try:
         yield
-    except SystemExit as exit_:  # of a handler installed in the block, if another thread received the signal
-        if isinstance(exit_, RunInterrupted):
+    except SystemExit as error:  # raised by that handler if another thread received the signal
+        if isinstance(error, RunInterrupted):
             raise
         was_ended = True
     finally:
@@ -295,12 +297,12 @@ def children_outlive_signals() -> Iterator[None]:
 
 
 def let_sigterm_through() -> None:
-    """Unblock SIGTERM, which this process inherited blocked, for itself and the processes it starts."""
+    """Unblock SIGTERM, which this process inherited as blocked, for the processes that it starts."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def outlive_signals() -> None:
-    """Make this process ignore the signals that schedulers send to every process of a job; its children do not."""
+    """Ignore the signals that schedulers send to every process of a job; child processes are not affected."""
     if threading.current_thread() is threading.main_thread():
         for number in _OF_A_SCHEDULER:
             signal.signal(number, lambda *_: None)  # not SIG_IGN, which would be inherited

@@ -1,4 +1,4 @@
-"""Waiting: wait while work makes progress, and back off exponentially between retries."""
+"""Wait while work makes progress, and back off exponentially between retries."""
 
 import os
 import random
@@ -7,17 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 TELL_EVERY_S = 10.0
-"""Interval of progress messages while waiting."""
+"""Seconds between two progress reports to a waiting user."""
 
 _STEP_BYTES = 16 << 20
-"""Resolution of `moved_bytes`; an idle process does not read and write this much."""
+"""An idle process reads and writes less than this."""
 
 _STEPS_PER_S = 10
-"""Resolution of `computed`; a thread that only polls does not use a tenth of a second of CPU time in ten seconds."""
+"""Steps of 0.1 s: a thread that only polls uses less CPU time than one step within ten seconds."""
 
 
 def moved_bytes() -> int:
-    """Return the bytes this process has read and written, rounded down; grows during file I/O. 0 outside Linux."""
+    """Return the bytes that this process has read and written so far, rounded down to `_STEP_BYTES`."""
     try:
         fields = Path("/proc/self/io").read_text(encoding="ascii").split()
     except OSError:  # not Linux
@@ -26,14 +26,14 @@ def moved_bytes() -> int:
 
 
 def computed(native_id: int | None) -> int:
-    """Return the CPU time of a running thread of this process in tenths of a second; an idle thread stays constant.
+    """Return the CPU time of a running thread of this process, in steps that a waiting thread does not reach.
 
     Args:
-        native_id: Kernel id of the thread; None: not started yet.
+        native_id: Native id of the thread; None if it has not started.
     """
     try:
         stat = Path(f"/proc/self/task/{native_id}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:  # not Linux, or the thread has ended
+    except OSError:  # not Linux, or the thread has exited
         return 0
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _STEPS_PER_S // os.sysconf("SC_CLK_TCK")
@@ -47,54 +47,54 @@ def wait_while_moving(
     poll_s: float = 1.0,
     tell: Callable[[object], None] | None = None,
 ) -> bool:
-    """Wait until work is done or makes no progress; return whether it is done.
+    """Wait until work is done or stalls, and return whether it is done.
 
     Args:
-        is_done: Waits at most the given seconds for the work, and returns whether it is done.
+        is_done: Waits for the work for at most the given number of seconds and returns whether it is done.
         progress: Returns a value that changes while the work makes progress.
-        still_s: Give up after this many seconds without a change.
-        poll_s: Seconds between checks.
+        still_s: Seconds without a change after which the work counts as stalled.
+        poll_s: Seconds between two polls of `progress`.
         tell: Called with the progress every `TELL_EVERY_S`.
     """
-    current: object = None
-    changed_at = reported_at = time.monotonic()
-    while not is_done(max(0.0, min(poll_s, changed_at + still_s - time.monotonic()))):
-        previous, current, now = current, progress(), time.monotonic()
-        if current != previous:
-            changed_at = now
-        elif now - changed_at >= still_s:
+    latest: object = None
+    changed = reported = time.monotonic()
+    while not is_done(max(0.0, min(poll_s, changed + still_s - time.monotonic()))):
+        before, latest, now = latest, progress(), time.monotonic()
+        if latest != before:
+            changed = now
+        elif now - changed >= still_s:
             return False
-        if tell is not None and now - reported_at >= TELL_EVERY_S:
-            reported_at = now
-            tell(current)
+        if tell is not None and now - reported >= TELL_EVERY_S:
+            reported = now
+            tell(latest)
     return True
 
 
 class Backoff:
-    """Exponential backoff: the pause between retries doubles at each failure.
+    """Exponential backoff: pauses between retries, each twice as long as the previous one.
 
     Args:
-        first_s: First pause in seconds.
-        longest_s: Maximum pause in seconds.
-        spread: Jitter as a fraction of the pause, so that runs that lost a server do not all reconnect at once.
+        first_s: First pause, in seconds.
+        longest_s: Upper bound of a pause, in seconds.
+        spread: Relative jitter of each pause, so that runs that lost one server do not all return to it at once.
 
     Attributes:
         failures: Number of failures since the last success.
     """
 
-    # not the global generator, whose state is part of the user's checkpoints
-    _random = random.SystemRandom()
+    # the global generator is part of the user's checkpoints and must not be advanced here
+    _generator = random.SystemRandom()
 
     def __init__(self, first_s: float, longest_s: float, *, spread: float = 0.0) -> None:
         self.failures = 0
         self._first_s, self._longest_s, self._spread = first_s, longest_s, spread
 
     def failed(self) -> float:
-        """Count a failure, and return the pause before the next attempt in seconds."""
+        """Count a failure and return the pause before the next try, in seconds."""
         pause_s = min(self._first_s * 2.0 ** min(self.failures, 30), self._longest_s)
         self.failures += 1
-        return pause_s * self._random.uniform(1 - self._spread, 1 + self._spread)
+        return pause_s * self._generator.uniform(1 - self._spread, 1 + self._spread)
 
     def worked(self) -> None:
-        """Record a success: the next pause is the first one."""
+        """Record a success: the next pause is the first one again."""
         self.failures = 0

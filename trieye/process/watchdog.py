@@ -27,7 +27,7 @@ POKE = signal.SIGURG
 
 
 class StepCounter:
-    """Counts the calls of one thread into environments: odd during a call.
+    """Counts the calls of one thread into environments: odd while a call is under way.
 
     Args:
         memory: Unsigned 64-bit numbers.
@@ -51,7 +51,7 @@ class Watchdog:
 
     Args:
         run_name: Name of the run, for messages.
-        env_id: Id of its environments, for messages.
+        env_id: Id of its environments, likewise.
         stop: Whether a stop was requested.
     """
 
@@ -64,10 +64,9 @@ class Watchdog:
             self.memory = memoryview(self._map).cast("Q")
             reading, self._pipe = os.pipe()
             os.set_blocking(self._pipe, False)
-            settings = {"run_name": run_name, "env_id": env_id, "poke": int(POKE), "parent": os.getpid()}
-            program = [sys.executable, "-I", "-S", watchdog_program.__file__]
+            settings = json.dumps({"run_name": run_name, "env_id": env_id, "poke": int(POKE), "parent": os.getpid()})
             self._process = subprocess.Popen(
-                [*program, str(file.fileno()), json.dumps(settings)],
+                [sys.executable, "-I", "-S", watchdog_program.__file__, str(file.fileno()), settings],
                 stdin=reading,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[file.fileno()],
@@ -115,7 +114,7 @@ _current: Watchdog | None = None
 
 
 def start(run_name: str, env_id: str, stop: StopRequest) -> None:
-    """Start the watchdog; does nothing outside the main thread, the only thread that receives signals."""
+    """Start the watchdog; does nothing outside the main thread, which alone receives signals."""
     global _current
     if threading.current_thread() is threading.main_thread():
         end()

@@ -17,17 +17,17 @@ STOP_SIGNALS = frozenset(map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 INTERRUPT_S, AGAIN_S, END_S = 2.0, 1.0, 7.0
 """Seconds from the signal to the first interrupt, between interrupts, and from the signal to SIGKILL."""
 
-TELL_S = 30.0
-"""Calls longer than this are reported even without a signal."""
+REPORT_S = 30.0
+"""Calls longer than this are reported, without any signal, too."""
 
 _POLL_S = 0.1
 
 
 class CallTimer:
-    """Measures the durations of calls in progress, and interrupts or kills the training if they hang.
+    """Measures how long the current calls have lasted.
 
     Args:
-        memory: Unsigned 64-bit counters, odd during a call.
+        memory: Unsigned 64-bit numbers, odd while a call is under way.
         settings: Names of the run and its environment, pid of the training, and number of the interrupting signal.
     """
 
@@ -39,7 +39,7 @@ class CallTimer:
         self._reported: set[tuple[int, int]] = set()
 
     def durations(self, now: float) -> dict[int, float]:
-        """Return the observed duration of each call in progress, in seconds, by slot."""
+        """Return the observed duration of each call under way, in seconds, by slot."""
         lasting = {}
         for slot in range(MAIN_THREAD, NUM_SLOTS):
             count = self._memory[slot]
@@ -52,14 +52,14 @@ class CallTimer:
         return lasting
 
     def report_long_calls(self) -> None:
-        """Report unusually long calls of the main thread; `ExplorerGroup` reports long calls of explorers."""
+        """Report unusually long calls of the main thread; `ExplorerGroup` reports those of explorers."""
         for slot, lasted_s in self.durations(time.monotonic()).items():
             key = (slot, self._memory[slot])
-            if slot == MAIN_THREAD and lasted_s >= TELL_S and key not in self._reported:
+            if slot == MAIN_THREAD and lasted_s >= REPORT_S and key not in self._reported:
                 self._reported.add(key)
                 say(
                     f"run {self._run_name!r}: {self._env_id} has not returned for {lasted_s:.0f} s; Ctrl-C saves and "
-                    "stops the run"
+                    "ends the run"
                 )
 
     def follow(self) -> bool:
@@ -86,7 +86,7 @@ class CallTimer:
     def _end(self, waited_s: float) -> None:
         say(
             f"run {self._run_name!r}: {self._env_id} has not returned for {waited_s:.0f} s since the signal, and "
-            f"cannot be interrupted: killing the process; run_name={self._run_name} resumes from the last checkpoint"
+            f"cannot be interrupted: the process is killed; run_name={self._run_name} resumes from the last checkpoint"
         )
         os.kill(self._parent, signal.SIGKILL)
 
@@ -104,13 +104,13 @@ def main() -> None:
     file, settings = int(sys.argv[1]), json.loads(sys.argv[2])
     timer = CallTimer(memoryview(mmap.mmap(file, 8 * NUM_SLOTS)).cast("Q"), settings)
     while True:
-        if not select.select([0], [], [], TELL_S / 3)[0]:
+        if not select.select([0], [], [], REPORT_S / 3)[0]:
             timer.report_long_calls()
             if os.getppid() != settings["parent"]:
                 return
             continue
-        received = os.read(0, 4096)
-        if not received or (STOP_SIGNALS.intersection(received) and timer.follow()):
+        heard = os.read(0, 4096)
+        if not heard or (STOP_SIGNALS.intersection(heard) and timer.follow()):
             return
 
 

@@ -1,4 +1,4 @@
-"""Worker: a thread that works in rounds while other threads wait for its results."""
+"""Worker: a thread that works in rounds, and a way for other threads to wait for its progress."""
 
 import math
 import threading
@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-LONGEST_FAREWELL_S = 1.0
-"""Maximum time to join the thread, which may be in a call that never returns."""
+JOIN_TIMEOUT_S = 1.0
+"""Seconds to wait for the thread to exit; it may be in a call that never returns."""
 
 _SLICE_S = 0.5
 
@@ -17,18 +17,18 @@ _Bell = SimpleQueue[None]
 class Worker:
     """A thread that works in rounds until it is stopped or a round fails.
 
-    It uses neither `Condition` nor `Event`, because Ctrl-C inside their Python code leaves them locked forever. A
-    waiting thread puts a queue into `_waiting`, and the worker puts an item into that queue to wake it.
+    It uses no `Condition` and no `Event`: Ctrl-C inside their Python code leaves them locked forever. A waiting thread
+    puts a new queue into `_waiting`, and the worker puts an item into that queue.
 
     Args:
         name: Name of the thread.
-        work: Executes one round; returns whether waiting threads should check again, because it made progress or is
-            idle.
-        pause_s: Returns the pause before an unrequested round in seconds.
-        on_end: Called by the thread when it ends, with the exception of a round, or None if it was stopped before.
+        work: Does one round; returns whether waiting threads should check their conditions again, because the round
+            made progress or had nothing to do.
+        pause_s: Returns the time to sleep before a round that was not requested, in seconds.
+        on_end: Called by the thread before it exits, with the exception of the failed round, or None if it was stopped.
 
     Attributes:
-        failure: Why no further round begins; None while the worker runs.
+        failure: Reason why no further round starts; None while the worker runs.
     """
 
     def __init__(
@@ -55,56 +55,56 @@ class Worker:
         self._thread.start()
 
     def wake(self) -> None:
-        """Request a round immediately, or after the current one."""
+        """Start a round now, or right after the current one."""
         self._alarm.put(None)
 
     def wait_for(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Request a round, wait until a condition holds, and return whether it holds.
 
         Args:
-            is_true: The condition; evaluated at each `tell`, in the waiting thread.
-            timeout_s: Maximum wait in seconds; None: until the worker ends.
+            is_true: The condition; evaluated in the waiting thread at each `tell`.
+            timeout_s: Time limit in seconds; None waits until the worker exits.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_true():
             bell: _Bell = SimpleQueue()
             self._waiting.put(bell)
             self.wake()
-            if is_true() or self.failure is not None:  # the thread may have called `tell` for the last time
+            if is_true() or self.failure is not None:  # the worker may have called `tell` for the last time
                 break
             if not _rings(bell, until):
                 break
         return is_true()
 
     def next_round(self) -> Callable[[], bool]:
-        """Return a condition that holds once a round that began after this call has ended."""
+        """Return a function that returns whether a round that started after this call has ended."""
         number = self._num_begun + 1
         return lambda: self._num_ended >= number
 
     def tell(self) -> None:
-        """Wake all waiting threads to check their conditions; only the worker thread itself calls this."""
+        """Make waiting threads check their conditions, in the middle of a round; called by the worker thread only."""
         for _ in range(self._waiting.qsize()):
             self._waiting.get().put(None)
 
-    def stop(self, why: Exception) -> None:
-        """Begin no further round; sets `failure` to `why`, unless the thread has already failed."""
-        self.failure = self.failure or why
+    def stop(self, reason: Exception) -> None:
+        """Start no further round; sets `failure`, unless the worker has failed before."""
+        self.failure = self.failure or reason
         self.wake()
 
     def join(self) -> None:
-        """Wait for the end of the thread, at most `LONGEST_FAREWELL_S`."""
-        self._thread.join(LONGEST_FAREWELL_S)
+        """Wait at most `JOIN_TIMEOUT_S` for the thread to exit."""
+        self._thread.join(JOIN_TIMEOUT_S)
 
     def _run(self) -> None:
         error: Exception | None = None
         try:
             while self._sleep():
                 self._num_begun += 1
-                should_check = self._work()
+                made_progress = self._work()
                 self._num_ended = self._num_begun
-                if should_check:
+                if made_progress:
                     self.tell()
-        except Exception as caught:  # noqa: BLE001 - a remote call: stored for the waiting threads, which raise it
+        except Exception as caught:  # noqa: BLE001 - a remote call: waiting threads raise it
             error = caught
         self._on_end(error if self.failure is None else None)
         self.failure = self.failure or error
@@ -121,11 +121,11 @@ class Worker:
 
 
 def _rings(bell: _Bell, until: float | None) -> bool:
-    """Wait for a bell; return whether it rang in time."""
+    """Wait for a bell and return whether it rang in time."""
     while True:
         left_s = math.inf if until is None else max(until - time.monotonic(), 0.0)
         try:
-            # in slices: Python handles a signal that arrives just before a blocking wait only when the wait ends
+            # in slices: Python handles a signal that arrives just before the wait only after the wait
             bell.get(timeout=min(left_s, _SLICE_S))
         except Empty:
             if left_s <= _SLICE_S:
