@@ -129,6 +129,15 @@ def test_all_commands_run_and_every_job_of_the_sweeps_is_completed(project):
 
 
 @pytest.mark.slow
+def test_the_python_calls_of_the_runs_page_work_in_a_project(project, tmp_path):
+    (block,) = blocks("docs/runs.md", "python")
+    (tmp_path / "shown.py").write_text(block)
+    done = run(["python", str(tmp_path / "shown.py")], project)
+    assert done.returncode == 0, done.stderr
+    assert "eval/return" in done.stdout or "first" in done.stdout
+
+
+@pytest.mark.slow
 def test_a_mistake_is_one_message_and_exit_code_2(project):
     (block,) = [block for block in blocks("docs/project.md", "text") if block.startswith("$ ")]
     command, _, message = block.removeprefix("$ ").partition("\n")

@@ -64,8 +64,8 @@ def _refuse_unknown(env: Mapping[str, Any], group: str) -> None:
     allowed = {name.lstrip("_") for name in ray.runtime_env.RuntimeEnv.known_fields} - {"working_dir"}
     for name in env.keys() - allowed if "RAY_RUNTIME_ENV_PLUGINS" not in os.environ else ():
         raise ConfigurationError(
-            f"{group}.runtime_env: Ray {ray.__version__} has no key {name!r}{did_you_mean(name, allowed)} (choose from: "
-            f"{', '.join(sorted(allowed))})"
+            f"{group}.runtime_env: Ray {ray.__version__} has no key {name!r}{did_you_mean(name, allowed)} "
+            f"(choose from: {', '.join(sorted(allowed))})"
         )
 
 
