@@ -21,7 +21,7 @@ MODULES_PAGE = ROOT / "docs/modules.md"
 ROOMS = (
     "cli", "compat", "integrations", "testing", "training", "tune", "results", "runs", "sweeps", "experiment", "run",
     "hub", "remote", "sinks", "replay", "mirror", "history", "journal", "checkpoints", "snapshot", "stats", "files",
-    "config", "process", "exceptions",
+    "config", "process", "renames", "exceptions",
 )  # fmt: skip
 """From the top to the bottom: a module imports from its own room and from those after it."""
 

@@ -374,7 +374,7 @@ def test_a_fork_repeats_its_parent_and_one_of_a_fork_knows_where_both_began(comm
     assert np.array_equal(weights_of(project, "second", 10), weights_of(project, "first", 10))
     assert command("fork", "second", "--at", "last", "run_name=third", "loop.steps=12")[0] == 0
     shutil.rmtree(runs_of(project) / "second")
-    assert record_of(project, "third").forked_from.line == "agents/second@10, which began from agents/first@6"
+    assert record_of(project, "third").forked_from.line == "agents/second@10, which was forked from agents/first@6"
     overrides = json.loads((runs_of(project) / "third" / "provenance" / "attempt-1.json").read_text())["overrides"]
     assert [word for word in overrides if "load_checkpoint" in word] == [
         "persistence.load_checkpoint_path=second:step:10"
@@ -422,7 +422,7 @@ def test_a_program_that_never_restores_is_not_trained_to_find_that_out(command, 
     finally:
         (project / "loops.py").unlink()
     assert code == 1
-    assert "without run.restore()" in err
+    assert "before run.restore()" in err
     assert names(project) == ["first", "loops"]
 
 

@@ -133,7 +133,7 @@ def put_a_file_there(mirror):
 
 def test_the_mirror_of_a_run_is_shown_with_its_lag_and_with_what_is_wrong(make_config, tmp_path):
     mirror = tmp_path / "mirror"
-    persistence = {"mirror": f"file://{mirror}", "mirror_every_s": 1}
+    persistence = {"mirror": f"file://{mirror}", "mirror_interval_s": 1}
     with trieye.Run(make_config(persistence=persistence, stats={"processing_interval_seconds": 0.01})) as run:
         wait_until(lambda: (read_status(run.dir).get("mirror") or {}).get("mirrored_at"))
         assert f"mirror file://{mirror}: no checkpoint yet · journal as of 0 s ago\n" in shown_now(run)

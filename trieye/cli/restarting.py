@@ -59,6 +59,8 @@ def _show_divergence(plan: Restart, overrides: Sequence[str]) -> None:
     """Print on stderr what differs from the stored run, and which of it was requested."""
     console, keys, source = Terminal(stderr=True), [key_of(word) for word in overrides], plan.source
     parts = plan.divergence.parts()
+    for old, new in plan.program.renamed.items():
+        console.print(Text(f"override: {old} was renamed to {new}", "yellow"))
     for part, differences in parts.items():
         for key, before, now in islice(lines_of(differences), _MAX_SHOWN):
             is_asked = part == "config" and any(f"{key}.".startswith(f"{name.replace('/', '.')}.") for name in keys)

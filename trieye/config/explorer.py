@@ -30,25 +30,30 @@ class ExplorerConfig(StrictModel):
     num: int = Field(
         default=0, ge=0, le=65_536, description="How many, each with `env.num` environments; 0 = the learner collects."
     )
-    steps: int | None = Field(
+    fragment_steps: int | None = Field(
         default=None,
         ge=1,
         le=1 << 20,
-        description="Steps of each environment in a fragment, which is what travels; null = agent.rollout_steps.",
+        description="Steps per environment in a fragment, the unit that an explorer sends; null = agent.rollout_steps.",
     )
-    in_flight: int = Field(
-        default=2, ge=1, le=64, description="Fragments that an explorer may be told to collect, one after the other."
+    max_in_flight: int = Field(
+        default=2, ge=1, le=64, description="Maximum number of fragments assigned to an explorer and not yet received."
     )
-    timeout_s: float = Field(
-        default=300.0, gt=0, description="Seconds after which a fragment that has not come counts as a hang."
+    fragment_timeout_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="Seconds without an assigned fragment after which an explorer counts as hung and is restarted.",
     )
     max_restarts: int = Field(
         default=5,
         ge=0,
         description="Restarts of an explorer, with fewer than 10 fragments between, before it is given up.",
     )
-    backoff_s: float = Field(
-        default=1.0, gt=0, le=3600, description="Pause before the second restart in a row; it doubles each time."
+    restart_backoff_s: float = Field(
+        default=1.0,
+        gt=0,
+        le=3600,
+        description="Seconds before the second consecutive restart; doubled before each further restart.",
     )
     num_cpus: float = Field(default=0.0, ge=0, description="CPUs that Ray reserves for each; 0 = none.")
     num_gpus: float = Field(
@@ -66,10 +71,11 @@ class ExplorerConfig(StrictModel):
         description="Nodes of a cluster that they go to: spread = all alike; pack = as few as there is room on; "
         "learner = that of the learner.",
     )
-    replay_snapshot_s: float | None = Field(
+    replay_snapshot_interval_s: float | None = Field(
         default=60.0,
         gt=0,
-        description="Seconds between snapshots of the replay's process, from which it goes on if it dies; null = none.",
+        description="Seconds between snapshots of the replay actor, from which it recovers after a crash; null = no "
+        "snapshots.",
     )
 
 

@@ -38,8 +38,9 @@ class LauncherConfig(StrictModel):
         description="What the workers of a cluster get a copy of: `auto` = the project of the program; or a directory; "
         "null = nothing. Only with an address.",
     )
-    env: RuntimeEnv = Field(
-        default={}, description="Runtime environment of the workers, as Ray takes it. Only with an address."
+    runtime_env: RuntimeEnv = Field(
+        default={},
+        description="Ray runtime environment of the workers; {} = the environment of the nodes. Only with an address.",
     )
     is_part: bool = Field(
         default=False,

@@ -9,7 +9,7 @@ from trieye.config.base import StrictModel
 
 def _without_working_dir(env: dict[str, Any]) -> dict[str, Any]:
     if "working_dir" in env:
-        raise ValueError("working_dir has a key of its own, beside env")
+        raise ValueError("working_dir is a separate key, next to runtime_env")
     return env
 
 
@@ -33,10 +33,10 @@ class RuntimeConfig(StrictModel):
         description="What the workers of a cluster get a copy of: `auto` = the project of the program; or a directory; "
         "null = nothing, the nodes have the code already. Only for `cluster`.",
     )
-    env: RuntimeEnv = Field(
+    runtime_env: RuntimeEnv = Field(
         default_factory=dict,
-        description="Runtime environment of the workers, as Ray takes it, such as `{pip: [gymnasium]}` or "
-        "`{env_vars: {OMP_NUM_THREADS: '1'}}`. Only for `cluster`.",
+        description="Ray runtime environment of the workers, such as `{pip: [gymnasium]}` or "
+        "`{env_vars: {OMP_NUM_THREADS: '1'}}`; {} = the environment of the nodes. Only for `cluster`.",
     )
     num_cpus: int | None = Field(default=None, ge=1, description="CPUs that a Ray started here offers; null = all.")
     namespace: str = Field(default="trieye", min_length=1, description="Ray namespace in which the hub has its name.")
@@ -77,6 +77,6 @@ class RuntimeConfig(StrictModel):
     def _address_only_for_a_cluster(self) -> Self:
         if self.address is not None and self.kind != "cluster":
             raise ValueError(f"address is only for kind=cluster, and kind is {self.kind}")
-        if self.env and self.kind != "cluster":
-            raise ValueError(f"env is only for kind=cluster, and kind is {self.kind}")
+        if self.runtime_env and self.kind != "cluster":
+            raise ValueError(f"runtime_env is only for kind=cluster, and kind is {self.kind}")
         return self

@@ -62,9 +62,9 @@ class SinksConfig(StrictModel):
     console: ConsoleSinkConfig = Field(default_factory=ConsoleSinkConfig, description="Lines on the terminal.")
 
     wandb: WandbSinkConfig = Field(default_factory=WandbSinkConfig, description="Weights & Biases.")
-    config_params: bool = Field(default=True, description="Show the config as parameters of the run.")
-    without: list[str] = Field(
-        default=[], description="Names of sinks that installed packages bring and this run leaves out."
+    log_config: bool = Field(default=True, description="Log the config as parameters of the run.")
+    exclude: list[str] = Field(
+        default=[], description="Names of sinks from installed packages that this run does not use; [] = use all."
     )
     required: list[str] = Field(
         default=[],
@@ -72,13 +72,13 @@ class SinksConfig(StrictModel):
         "without it a run goes on, and a sink that works again gets what it lacks.",
     )
 
-    @field_validator("without")
+    @field_validator("exclude")
     @classmethod
-    def _ours_have_keys(cls, without: list[str]) -> list[str]:
-        for name in without:
+    def _ours_have_keys(cls, exclude: list[str]) -> list[str]:
+        for name in exclude:
             if name in cls.model_fields:
                 raise ValueError(f"{name} comes with trieye; type sinks.{name}.enabled=false")
-        return without
+        return exclude
 
     @property
     def enabled(self) -> list[str]:

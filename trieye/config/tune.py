@@ -35,14 +35,22 @@ class TuneConfig(StrictModel):
         "asynchronous successive halving; or they go on from the state of a better one (population-based training).",
     )
     num_trials: int = Field(default=8, ge=1, description="Trials; with search=grid, how often each combination.")
-    at_once: int | None = Field(default=None, ge=1, description="Trials at once; null = as many as there is room for.")
+    max_concurrent_trials: int | None = Field(
+        default=None,
+        ge=1,
+        description="Maximum number of trials that run at the same time; null = limited by CPUs and GPUs only.",
+    )
     num_cpus: float = Field(default=1.0, ge=0, description="CPUs of a trial, its explorers left out.")
     num_gpus: float = Field(default=0.0, ge=0, description="GPUs of a trial, its explorers left out.")
     reuse_actors: bool = Field(
         default=True,
         description="Whether a process runs one trial after another, or each trial has processes of its own.",
     )
-    retries: int = Field(default=3, ge=0, description="How often a trial goes on that failed, or whose process died.")
+    max_failures: int = Field(
+        default=3,
+        ge=0,
+        description="Number of times that a failed or killed trial is restarted from its last checkpoint; 0 = never.",
+    )
     target: float | None = Field(
         default=None, description="The study ends when the objective of a trial is at least this good."
     )
@@ -51,25 +59,39 @@ class TuneConfig(StrictModel):
     sampler: Literal["tpe", "random", "cmaes", "gp"] = Field(
         default="tpe", description="Optuna's way to choose, with search=optuna."
     )
-    grace: int = Field(
-        default=1, ge=1, description="Evaluations before a trial can be stopped, with scheduler=median or asha."
+    grace_period: int = Field(
+        default=1,
+        ge=1,
+        description="Minimum number of evaluations before a trial may be stopped; for scheduler=median and asha.",
     )
-    reduction: float = Field(
-        default=3.0, gt=1, description="One in so many trials gets on to each next rung, with scheduler=asha."
+    reduction_factor: float = Field(
+        default=3.0,
+        gt=1,
+        description="Successive halving rate: 1 of this many trials is promoted to the next rung; for scheduler=asha.",
     )
-    interval: int = Field(
-        default=1, ge=1, description="Evaluations between two looks at the population, with scheduler=pbt."
+    perturbation_interval: int = Field(
+        default=1,
+        ge=1,
+        description="Number of evaluations between two comparisons of the population; for scheduler=pbt.",
     )
-    quantile: float = Field(
-        default=0.25, gt=0, le=0.5, description="Share of trials that take over from as many best ones; scheduler=pbt."
-    )
-    resample: float = Field(
-        default=0.25, ge=0, le=1, description="Probability that a value is drawn anew, not multiplied by 0.8 or 1.2."
-    )
-    in_step: bool = Field(
-        default=True,
-        description="Whether trials wait for one another at each interval, so that equal trainings are compared; "
+    quantile_fraction: float = Field(
+        default=0.25,
+        gt=0,
+        le=0.5,
+        description="Fraction of the trials that is replaced by clones of the same number of best trials; for "
         "scheduler=pbt.",
+    )
+    resample_probability: float = Field(
+        default=0.25,
+        ge=0,
+        le=1,
+        description="Probability that a perturbed hyperparameter is resampled from its distribution instead of being "
+        "multiplied by 0.8 or 1.2; for scheduler=pbt.",
+    )
+    synchronous: bool = Field(
+        default=True,
+        description="Whether trials wait for each other at each perturbation_interval, so that the same amount of "
+        "training is compared; for scheduler=pbt.",
     )
 
     @model_validator(mode="after")
@@ -78,9 +100,13 @@ class TuneConfig(StrictModel):
             raise ValueError(f"scheduler=pbt draws its values itself; leave out search={self.search}")
         if self.scheduler == "pbt" and self.num_trials < 2:  # noqa: PLR2004
             raise ValueError("scheduler=pbt needs num_trials of 2 or more")
-        if self.scheduler == "pbt" and self.at_once is not None and self.at_once < self.num_trials:
+        if (
+            self.scheduler == "pbt"
+            and self.max_concurrent_trials is not None
+            and self.max_concurrent_trials < self.num_trials
+        ):
             raise ValueError(
-                "scheduler=pbt compares all trials on their way; leave out at_once: num_cpus says how many run at once"
+                "scheduler=pbt compares all trials; remove max_concurrent_trials, and limit concurrency with num_cpus"
             )
         return self
 

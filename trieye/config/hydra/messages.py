@@ -34,6 +34,7 @@ from trieye.config.hydra.keys import (
     tag_of,
 )
 from trieye.config.hydra.loader import NOT_COMPOSED, Loader
+from trieye.renames import renamed_field
 
 _BOUNDS = {
     "minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<",
@@ -55,6 +56,8 @@ def unknown_key(key: str, holders: Models, root: type[BaseModel], groups: Sequen
     """
     *parents, name = key.split(".")
     known = {field: set_by(info) for holder in holders for field, info in holder.model_fields.items()}
+    if new := renamed_field(name, known):
+        return f"{key} was renamed to {'.'.join([*parents, new])}"
     if known.get(name):
         return f"{key} is set by {known[name]}; type {known[name]}=<value>"
     allowed = sorted({*groups, *(field for field, other in known.items() if not other)})
@@ -70,6 +73,11 @@ def unknown_key(key: str, holders: Models, root: type[BaseModel], groups: Sequen
     kind, kinds = ("key or group", "keys and groups") if groups else ("key", "keys")
     place = f" of {'.'.join(parents)}" if parents else ""
     return f"there is no {kind} {name!r}{place}{hint} ({kinds}: {', '.join(allowed)})"
+
+
+def is_renamed(complaint: str) -> bool:
+    """Return whether a complaint of `unknown_key` states the new name of a key."""
+    return " was renamed to " in complaint
 
 
 def absent_key(override: Override, root: type[BaseModel]) -> str | None:
@@ -197,7 +205,8 @@ class _Part:
         here = (*self.place, *path)
         key, info = ".".join(here), field_at(self.model, path)
         if details["type"] in ("unknown_key", "extra_forbidden"):
-            return f"{key}: {unknown_key(key, models_at(self.model, path[:-1]), self.root)}"
+            text = unknown_key(key, models_at(self.model, path[:-1]), self.root)
+            return f"{self._found(here, value) if is_renamed(text) else key}: {text}"
         if details["type"] == "missing" and isinstance(value, dict):  # else a tuple is too short
             return f"{key} has no value; give it one with {key}=<value>, {wanted(info)}"
         found, cause = self._found(here, value), details.get("ctx", {}).get("error")
@@ -343,6 +352,9 @@ class Diagnosis:
             yield f"{line}: {unknown_key(key, holders, model, () if depth else groups)}"
             return
         known = list(map(str, node)) if isinstance(node, dict) else []
+        if new := renamed_field(path[depth], known):
+            yield f"{line}: {key} was renamed to {'.'.join([*path[:depth], new])}"
+            return
         near, advice = did_you_mean(path[depth], known), ""
         template = item.__name__.removesuffix("Config").lower() if item is not None else ""
         if template in self._groups and not override.is_delete():
@@ -365,7 +377,8 @@ class Diagnosis:
             if key in self._groups and key not in self._config_type.model_fields:
                 lines.append(f"say where an option of {key} goes: '+{key}@<key>=<option>' (--help {key} says more)")
             elif holders and key and field_at(self._config_type, key.split(".")) is None:
-                lines.append(f"{key}: {unknown_key(key, holders, self._config_type)}")
+                text, file = unknown_key(key, holders, self._config_type), re.match(r"In '(.+?)': ", lines[0])
+                lines = [f"{file[1]}.yaml: {text}"] if file and is_renamed(text) else [*lines, f"{key}: {text}"]
         return "\n".join(lines)
 
 
