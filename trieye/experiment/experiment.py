@@ -115,18 +115,13 @@ class Experiment(Generic[ConfigT]):
         raise NotImplementedError(f"{type(self).__name__} has no save_checkpoint()")
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Restore the state that `save_checkpoint` returned, or read its files.
-
-        Args:
-            checkpoint: The returned state, or the directory with the files.
-        """
+        """Restore the state that `save_checkpoint` returned, or read its files from the directory `checkpoint`."""
         raise NotImplementedError(f"{type(self).__name__} has no load_checkpoint()")
 
     def reset_config(self, new_config: ConfigT) -> bool:
         """Switch to another config in place and return True; return False, and change nothing, if that is impossible.
 
-        Ray Tune's population-based training calls this in a process that trains several trials in turn, and then loads
-        a state of `save_checkpoint`.
+        Ray Tune calls this in a process that trains several trials in turn, and then loads a state.
         """
         del new_config
         return False
@@ -165,9 +160,7 @@ def imported(name: str, methods: Sequence[str] = ("step", "save_checkpoint", "lo
         classes = {key: value for key, value in vars(module).items() if isinstance(value, type)}
         choices = [key for key, value in classes.items() if all(hasattr(value, method) for method in methods)]
         hint = did_you_mean(attribute, choices)
-        raise ConfigurationError(
-            f"{name!r}: {module.__file__} has no {attribute}{hint} (choose from: {', '.join(choices)})"
-        )
+        raise ConfigurationError(f"{name!r}: no {attribute} in {module.__file__}{hint} (it has: {', '.join(choices)})")
     target = getattr(module, attribute)
     if missing := [method for method in methods if not callable(getattr(target, method, None))]:
         raise ConfigurationError(f"{name!r} has no {missing[0]}(); required methods: {', '.join(methods)}")

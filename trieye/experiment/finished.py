@@ -42,9 +42,7 @@ class Result:
         """Return a one-line summary of the result for users."""
         best = "" if self.objective is None else f", best {objective} {self.objective:g}"
         checkpoint = "" if self.best_checkpoint is None else f" ({self.best_checkpoint.name})"
-        return (
-            f"run {self.run_dir.name!r} is done: {self.stop_reason}{best}{checkpoint}; its files are in {self.run_dir}"
-        )
+        return f"run {self.run_dir.name!r} is done: {self.stop_reason}{best}{checkpoint}; files are in {self.run_dir}"
 
 
 @dataclass
@@ -70,7 +68,7 @@ class Progress:
         self.updates += int(values.get("updates") or 0)
 
     def counted(self) -> dict[str, int]:
-        """Return the counts by the values of `loop.axis`."""
+        """Return the counts by the names that `loop.axis` uses."""
         return {"step": self.iterations, "env_steps": self.env_steps, "updates": self.updates}
 
     def reason_to_stop(self, limits: LoopConfig, step: int) -> str | None:

@@ -40,8 +40,7 @@ def run_alone(experiment: type[Experiment[ConfigT]] | str, config: ConfigT) -> R
     A finished run is reported without loading or starting anything.
 
     Args:
-        experiment: The experiment class, or a name such as `my_agent.dqn:DQN`, which is imported only if training
-            starts.
+        experiment: The experiment class, or a name such as `my_agent.dqn:DQN`, imported only if training starts.
         config: The config of the run.
 
     Raises:
@@ -164,24 +163,20 @@ class Loop:
         return self.reason
 
     def begin(self, checkpoint: Path | None = None) -> None:
-        """Restore the newest checkpoint of the run, or the given one, and do an evaluation that was interrupted.
-
-        Args:
-            checkpoint: Directory of a checkpoint of this or another run; None: as configured.
+        """Restore the checkpoint of the config, or `checkpoint` of any run, and repeat an interrupted evaluation.
 
         Raises:
             CheckpointError: A checkpoint is damaged, or does not fit the experiment.
         """
         run = self._run
         if run.restore(from_checkpoint=checkpoint, experiment=_ExperimentState(self._experiment), loop=self):
-            self._progress.iterations = self._progress.iterations or run.step  # an older version stored only the step
-            if self._progress.evaluated_step is None:
-                self._progress.evaluated_step = run.step
+            progress = self._progress
+            progress.iterations = progress.iterations or run.step  # an older version stored only the step
+            progress.evaluated_step = run.step if progress.evaluated_step is None else progress.evaluated_step
             if run.resumed_from_another:
-                self._progress.best = None  # the checkpoint with this objective belongs to the other run
-                run.step = run.saved_step = self._progress.counted()[self._limits.axis]
-                # the other run may have counted its steps along another axis
-                self._progress.evaluated_step = min(self._progress.evaluated_step, run.step)
+                progress.best = None  # the checkpoint with this objective belongs to the other run
+                run.step = run.saved_step = progress.counted()[self._limits.axis]
+                progress.evaluated_step = min(progress.evaluated_step, run.step)  # the other run's axis may differ
                 self._save_as_own()
         self._resume_evaluation()
         self.reason = self._reason_to_stop()
@@ -220,9 +215,8 @@ class Loop:
         with noted(error, "saving the state at this error"):
             path = save_crash(self._run, experiment=_ExperimentState(self._experiment), loop=self)
             error.add_note(
-                f"the state at this error is saved in {path}; run_name={self._run.name} resumes from the last "
-                "checkpoint before it; to start from the saved state, set persistence.load_checkpoint_path and another "
-                "run_name"
+                f"the state at this error is saved in {path}; run_name={self._run.name} resumes from the checkpoint "
+                "before it; another run_name with persistence.load_checkpoint_path starts from the saved state"
             )
 
     @property
@@ -310,7 +304,7 @@ class Loop:
         return run.stop_requested or self._is_due(run.config.persistence.checkpoint_save_freq_steps, run.saved_step)
 
     def _is_due(self, every: int, last_step: int | None) -> bool:
-        """Return whether an action with an interval of `every` steps is due; see `Experiment.can_save` on delays."""
+        """Return whether an action with an interval of `every` steps is due; `Experiment.can_save` may delay it."""
         periods = max(last_step or 0, 0) // every + 1 if every > 0 else 0
         waited = self._run.step - periods * every
         if every <= 0 or waited < 0:
@@ -339,8 +333,8 @@ class Loop:
         elif not self._has_skipped:
             self._has_skipped = True
             say(
-                f"the evaluation of step {self._background.step} is still running at step {step}, where the next one "
-                "is due: the new one is skipped, as will be later ones in this situation; increase "
+                f"the evaluation of step {self._background.step} is still running at step {step}, when the next one is "
+                "due: it is skipped, and so are later ones, without further messages; increase "
                 "loop.evaluate_every_steps to avoid this"
             )
 

@@ -46,8 +46,7 @@ class Owner(BaseModel):
 
         Args:
             directory: The directory.
-            is_path_free: Whether the recorded path no longer contains the run; then a directory with its inode was
-                renamed.
+            is_path_free: Whether the recorded path no longer holds the run, so a directory with its inode was renamed.
         """
         here = Owner.of(directory)
         if here.path == self.path:

@@ -290,13 +290,7 @@ def _next_attempt(earlier: RunRecord, app_name: str, run_name: str, fields: Mapp
 
 
 class EarlierRun(NamedTuple):
-    """A run of the app that was created before another run.
-
-    Attributes:
-        directory: Directory of the run.
-        created: Unix time of the first start in seconds.
-        record: Record of the run; None for a run of trieye 0.1.5.
-    """
+    """A run of the app that was created before another run, at a Unix time in seconds; no record in trieye 0.1.5."""
 
     directory: Path
     created: float

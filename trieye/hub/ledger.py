@@ -366,7 +366,7 @@ class Ledger:
             return {"journal": position, "stats": self._processor.stats.to_state(pack)}
 
     def note_final(self, checkpoint: str) -> None:
-        """JournalEntry the checkpoint after which only the end of the run closed windows."""
+        """Record that only points of windows closed by the end of the run follow a checkpoint."""
         self._journal.set_meta("final", msgspec.msgpack.encode([checkpoint, self._history.end]))
 
     def is_final(self, checkpoint: str) -> bool:

@@ -45,8 +45,8 @@ class Journal:
 
     A journal that is damaged when this process opens it is quarantined as `<name>.damaged-<n>`; a new file restarts
     from the newest intact snapshot, with the entries that follow it up to the first damaged one. The same happens to
-    the journal of another run, and to a journal that ends before the position of its watermark; only transactions
-    after the last line of the watermark can be cut off unnoticed.
+    the journal of another run, and to a journal that ends before the position of its watermark; only a loss
+    of transactions after the last line of the watermark goes undetected.
 
     Args:
         path: The file; created if it is missing. None: in memory.
@@ -55,12 +55,12 @@ class Journal:
 
     Attributes:
         damage: Descriptions of the damage that this process, or a killed predecessor, found on opening; normally empty.
-        num_lost: Records that the damage cost; at least 1 if it cost anything.
+        num_lost: Number of entries lost to the damage; at least 1 if anything was lost.
         last_pos: Position of the newest entry, even if `commit` has deleted it; 0 at first.
         last_at: Journal time of the newest entry in seconds.
 
     Raises:
-        JournalError: The file is no journal, or SQLite cannot use it.
+        JournalError: The file is not a journal, or SQLite cannot use it.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class Journal:
         self._write_watermark()
 
     def set_meta(self, key: str, value: bytes) -> None:
-        """Store a value by name; names that begin with `journal.` are the journal's own."""
+        """Store a value by name; names that begin with `journal.` are reserved."""
         with self._transaction() as connection:
             put(connection, "meta", (key, value))
 

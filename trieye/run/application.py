@@ -21,8 +21,7 @@ def main(
 
     Hydra composes the config from the command line, and it is validated before anything runs: an error is one message
     on stderr with exit code 2. A single run stores its Hydra records in its directory; with `-m` every job is a
-    separate run, named after the sweep and the job number. A task without the annotation, or annotated with a class
-    that is not a config, is refused.
+    separate run, named after the sweep and the job number. A task not annotated with a config class is refused.
 
     Args:
         config_path: The config directory: absolute, relative to the file of the task function, or `pkg://` followed by

@@ -113,12 +113,10 @@ class OpenAttempt:
         self._config, self._sinks = config, sinks
         self.recorded_config = recorded(config.model_dump(mode="json"))
         self._commit = commit_of_program()
-        self._lock, restored_from_mirror = take_run(
-            self._paths, config, lambda: _acquired(RunLock(self._paths.lock_path), config)
-        )
+        self._lock, notice = take_run(self._paths, config, lambda: _acquired(RunLock(self._paths.lock_path), config))
         try:
-            if restored_from_mirror is not None:
-                say(restored_from_mirror)
+            if notice is not None:
+                say(notice)
             previous = self._checked_record(config)
             self.number = 1 if previous is None else previous.attempt + 1
             self._output = _output_log(self._paths, self.number) if config.persistence.log_output else None

@@ -33,7 +33,7 @@ IDLE_S = 30.0
 """Lifetime of an unused flusher: consecutive tasks in one worker process share it."""
 
 MAX_LATEST_NAMES = 10_000
-"""Maximal number of names whose last value is stored; no terminal shows more."""
+"""Maximum number of names whose last value is stored; no terminal shows more."""
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 2.0
@@ -44,8 +44,7 @@ class EventSender:
 
     All methods except `abandon` belong to one thread, which signals do not interrupt, so no value is lost or doubled.
     One call is in flight at a time, and its content is dropped after the acknowledgement: it is in the journal then.
-    Rows of a replay buffer need more (`trieye.replay.remote.delivery`): an actor may lose acknowledged rows until its
-    next snapshot.
+    Replay rows need more (`trieye.replay.remote.delivery`): an actor may lose acknowledged rows until a snapshot.
 
     Args:
         channel: The channel to the hub.
@@ -168,13 +167,10 @@ class Flusher:
     # called by logging threads
 
     def attach(self, on_end: Callable[[], None]) -> bool:
-        """Call a bound method once the flusher accepts no more values, immediately if it has ended.
-
-        The flusher holds a weak reference, so it does not keep the object of the method alive.
+        """Call a bound method, held by a weak reference, once the flusher accepts no more values, at once if it ended.
 
         Returns:
-            False if the flusher ended because it was idle; the method is not called then, and `flusher_of` returns a
-            new flusher.
+            False, without a call, if the flusher ended because it was idle; `flusher_of` then returns a new one.
         """
         with self._attached_lock:
             state = self._state
@@ -248,8 +244,7 @@ class Flusher:
         """Wait until the hub has accepted all values appended before the call.
 
         Raises:
-            ProcessingError: The hub accepts no values; they stay queued and are sent once it does, unless it has failed
-                for good.
+            ProcessingError: The hub accepts no values; they stay queued, unless it will never accept any.
         """
         is_over, before = self._worker.next_round(), self._num_accepted
         while not self._worker.wait_for(is_over, self._runtime.ack_timeout_s):
@@ -355,9 +350,7 @@ class Flusher:
             if _flushers.get(self._channel.key) is self:
                 del _flushers[self._channel.key]
         atexit.unregister(self.close_at_exit)
-        self._worker.stop(
-            RunClosedError(f"run {self._run_name!r}: the flusher of this process ended because it was idle")
-        )
+        self._worker.stop(RunClosedError(f"run {self._run_name!r}: the flusher of this process was idle and ended"))
 
     def _send_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
         try:

@@ -237,7 +237,7 @@ def array_of(title: str, values: Any) -> NDArray[Any]:
     Raises:
         TypeError: `values` are not real numbers or booleans.
     """
-    if callable(getattr(values, "detach", None)):  # a torch tensor, perhaps on a GPU or with a gradient
+    if callable(getattr(values, "detach", None)):  # a torch tensor, which may be on a GPU or require a gradient
         values = values.detach().cpu()
         if str(values.dtype) == "torch.bfloat16":  # NumPy has no bfloat16
             values = values.float()

@@ -29,7 +29,7 @@ DIRECTORY = "provenance"
 MAX_PATCH_BYTES = 10 << 20
 MAX_UNTRACKED = MAX_SOURCES = 1000
 MAX_NAMED = 5
-"""Maximal number of modules or packages that a message lists."""
+"""Maximum number of modules or packages that a message lists."""
 _JOB = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _NAME_OR_VERSION = re.compile(r"^(Name|Version): *(.*?) *$", re.MULTILINE)
 _ATTEMPT = re.compile(r"attempt-(\d+)\.json")
@@ -291,9 +291,7 @@ def _user() -> str:
 def _packages() -> dict[str, str]:
     paths = [path for path in sys.path if "thirdparty_files" not in path]  # without the packages that Ray vendors
     # only two headers: parsing all of them as an email takes a tenth of a second for 200 packages
-    texts = (
-        (package.read_text("METADATA") or package.read_text("PKG-INFO") or "") for package in distributions(path=paths)
-    )
+    texts = ((info.read_text("METADATA") or info.read_text("PKG-INFO") or "") for info in distributions(path=paths))
     headers = (dict(_NAME_OR_VERSION.findall(text.partition("\n\n")[0])) for text in texts)
     return dict(sorted((header["Name"], header.get("Version", "")) for header in headers if "Name" in header))
 

@@ -19,7 +19,7 @@ class Recorder:
 
     Args:
         name: Name of the run.
-        max_pending: Maximal number of queued values; beyond it, logging blocks or drops (`runtime.overflow`).
+        max_pending: Maximum number of queued values; beyond it, logging blocks or drops (`runtime.overflow`).
 
     Attributes:
         name: Name of the run.

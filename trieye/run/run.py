@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from trieye.replay import ReplayBuffer
 
 
+_FORKED = "is open in process {}; a forked process cannot use it"
+
+
 class Run(Recorder):
     """One training with one directory and one identity across restarts.
 
@@ -89,9 +92,7 @@ class Run(Recorder):
         self._attempt: OpenAttempt | None = None
         self._closed_because = "is not open; use `with trieye.Run(config) as run:`"
         self._replay: ReplayBuffer | None = None
-        self._begin_lock = (
-            threading.RLock()
-        )  # makes `_begun_attempt` atomic: threads may log their first values at once
+        self._begin_lock = threading.RLock()  # several threads may begin the attempt with their first values
         self._on_signal = LeaveOnSignal(
             f"leaving run {self.name!r}; restart with run_name={self.name} to resume it",
             requeue_exit_code=config.runtime.requeue_exit_code,
@@ -171,7 +172,7 @@ class Run(Recorder):
     def _drop_in_fork(self) -> None:
         if self._flusher is not None:  # in a forked child, which must not close the run of its parent
             self._detach_flusher()
-            self._attempt, self._closed_because = None, f"is open in process {os.getppid()}, not in this fork of it"
+            self._attempt, self._closed_because = None, _FORKED.format(os.getppid())
             atexit.unregister(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
@@ -211,9 +212,8 @@ class Run(Recorder):
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags of the run; secrets become `***`."""
-        self._begun_attempt().hub.ask(
-            Tracking.set_tags, redacted({str(key): str(value) for key, value in tags.items()})
-        )
+        texts = {str(key): str(value) for key, value in tags.items()}
+        self._begun_attempt().hub.ask(Tracking.set_tags, redacted(texts))
 
     def log_artifact(self, path: str | Path, artifact_path: str | None = None) -> None:
         """Store a file or directory with the run; its current content is copied before this returns.
@@ -269,7 +269,7 @@ class Run(Recorder):
         return summary[metric][mode or loop.mode]
 
     def latest(self) -> Mapping[str, float]:
-        """Return the last value of each name that this process has sent; the newest values may still be queued."""
+        """Return the last value of each name that this process has sent; newer values may still be queued."""
         return {} if self._flusher is None else self._flusher.latest
 
     def mlflow_run_id(self, timeout_s: float = 30.0) -> str | None:
@@ -334,7 +334,7 @@ class Run(Recorder):
         attempt = self._begun_attempt()
         saves, hub, step, rated = attempt.saves, attempt.hub, step_to_save(self._step(step)), objective is not None
         is_awaited = isinstance(objective, str)
-        quality = None if objective is None or isinstance(objective, str) else float(objective)  # of NumPy, torch, too
+        quality = None if objective is None or isinstance(objective, str) else float(objective)  # NumPy, torch scalars
         saves.make_room(rated=rated)
         replay = self._replay if self.config.persistence.save_buffer else None
         if replay is not None and objects.setdefault("replay", replay) is not replay:
@@ -447,7 +447,7 @@ class Run(Recorder):
     def supersede(self, step: int | None) -> bool:
         """Declare where a program that restores its own state resumes; return whether data is superseded.
 
-        Points and media from that step on are superseded; MLflow cannot delete points and retains the differing ones.
+        Points and media from that step on are superseded; MLflow cannot delete points, so differing ones remain there.
 
         Args:
             step: The first repeated step; None if it is unknown, as in an attempt that restores nothing.
@@ -490,7 +490,7 @@ class Run(Recorder):
     def _current_attempt(self) -> OpenAttempt:
         """Return the attempt, which may not have begun."""
         if self._attempt is not None and self._attempt.pid != os.getpid():
-            self._attempt, self._closed_because = None, f"is open in process {os.getppid()}, not in this fork of it"
+            self._attempt, self._closed_because = None, _FORKED.format(os.getppid())
         if self._attempt is None:
             raise RunClosedError(f"run {self.name!r} {self._closed_because}")
         return self._attempt

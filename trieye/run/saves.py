@@ -14,7 +14,7 @@ from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.hub.saved_states import Saved
 
 MAX_IN_FLIGHT = 2
-"""Maximal number of states in memory: a further save waits for the oldest one, or replaces the newest one."""
+"""Maximum number of states in memory: a further save waits for the oldest one, or replaces the newest one."""
 
 Begin = Callable[[], "Future[Saved]"]
 """Starts to write a state; never blocks."""
@@ -115,8 +115,7 @@ class PendingSaves:
         self._run_name = run_name
         self._policy = policy
         self._saves: list[SaveHandle] = []
-        # holds two saves while the first one is being started
-        self._waiting: deque[tuple[SaveHandle, Begin, bool]] = deque()
+        self._waiting: deque[tuple[SaveHandle, Begin, bool]] = deque()  # two only while the first is being started
         self._parts: frozenset[str] = frozenset()
         # must not be linked; a save that started before the damage was detected may still link them
         self._damaged: set[str] = set()
@@ -128,8 +127,7 @@ class PendingSaves:
     def known_parts(self) -> frozenset[str]:
         """Names of the parts in the newest checkpoint that is safe on disk; see `StateParts`.
 
-        Parts that a save in progress does not contain are excluded: that checkpoint may be deleted once the save is
-        done.
+        Excluded are parts that a save in progress lacks: that checkpoint may be deleted once the save is done.
         """
         parts = self._parts - self._damaged
         return parts.intersection(*(save._parts for save in self._saves if not save.done))  # noqa: SLF001 - its own module

@@ -66,7 +66,7 @@ def steps(run: SteppedRun, total: int | None, *, counts: bool = True) -> Generat
 
     stops = StopSignals(
         request_stop,
-        "stopping after this step and saving; the same signal again (or Ctrl-C) stops at once",
+        "stopping after this step and saving; the same signal again (or Ctrl-C) stops immediately",
         requeue_exit_code=run.config.runtime.requeue_exit_code,
     )
     with stops, Progress(run.name, total, run.step, run.key_metrics, has_bar=run.config.progress_bar) as bar:
@@ -96,7 +96,7 @@ def key_metrics(latest: Mapping[str, float], objective: str) -> dict[str, float]
     prefixes = (objective, *_PREFERRED_PREFIXES)
 
     def rank(name: str) -> int:
-        return next((rank for rank, prefix in enumerate(prefixes) if name.lower().startswith(prefix)), len(prefixes))
+        return next((index for index, start in enumerate(prefixes) if name.lower().startswith(start)), len(prefixes))
 
     shown = [name for name in latest if not name.startswith(_HIDDEN_PREFIXES)]
     return {name: latest[name] for name in sorted(shown, key=rank)}

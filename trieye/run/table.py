@@ -11,7 +11,7 @@ from trieye.run.media import header_of
 from trieye.stats.operations import Cell, LogTable
 
 MAX_TABLE_BYTES = 4 * 2**20
-"""Maximal size of a table as JSON."""
+"""Maximum size of a table as JSON."""
 
 _MIN_CELL_BYTES = 2
 _PLAIN_INT = range(-(2**63), 2**63)
@@ -69,7 +69,7 @@ def _columns(title: str, content: Any) -> dict[str, list[Any]]:
             raise TypeError(f"{title}: each row must be a dict, got {type(invalid[0]).__name__}")
         keys = dict.fromkeys(column for row in content for column in row)
         return _named(title, ((column, [row.get(column) for row in content]) for column in keys))
-    if hasattr(content, "columns") and hasattr(content, "__getitem__"):  # a frame of pandas or polars
+    if hasattr(content, "columns") and hasattr(content, "__getitem__"):  # a pandas or polars data frame
         names = list(content.columns)
         if len(set(names)) < len(names):
             raise ValueError(f"{title}: several columns share a name")

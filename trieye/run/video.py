@@ -15,7 +15,7 @@ from trieye.stats.operations import LogVideo
 
 MAX_VIDEO_BYTES = 16 * 2**20
 MAX_VIDEO_PIXELS = 2**28
-"""Maximal number of pixels in all frames: 1000 frames of 512 x 512, whose GIF takes half a minute to encode."""
+"""Maximum number of pixels in all frames: 1000 frames of 512 x 512, whose GIF takes half a minute to encode."""
 MAX_GIF_FPS = 50
 """Browsers display frames with a duration below 20 ms for 100 ms."""
 
