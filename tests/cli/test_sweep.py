@@ -441,7 +441,7 @@ def test_a_sweep_that_runs_is_neither_planned_anew_nor_begun_a_second_time(plann
         (["plan", "tain.py", "lr=1,2"], "tain.py: there is no such file; did you mean 'train.py'?"),
         (["plan", "my_agent.train", "lr=1,2"], "my_agent.train: there is no such module here"),
         (["plan", "train.py"], "train.py: nothing varies; type KEY=VALUES after it"),
-        (["plan", "train.py", "lr=1,2", "agent"], "agent: this is no override"),
+        (["plan", "train.py", "lr=1,2", "agent"], "agent: not a valid override"),
         (["plan", "lr=1,2", "--seeds", "0"], "--seeds 0: it has to be 1 or more"),
         (["plan", "lr=1,2", "seed=1", "--seeds", "3"], "seed is already an axis of the sweep"),
         (["plan", "lr=1,2", "--without", "lr"], "lr: this is not KEY=VALUE"),
