@@ -232,7 +232,7 @@ def train(root: Path, *options: str) -> None:
     """Run the project's training command in this process, for a few steps."""
     os.chdir(root / SLUG)
     sys.path.insert(0, str(root / SLUG))
-    limits = ("runtime=local", "agent.learning_starts=128", "explorer.steps=64")
+    limits = ("runtime=local", "agent.learning_starts=128", "explorer.fragment_steps=64")
     if not any(option.startswith("loop.env_steps") for option in options):
         limits = (*limits, "loop.env_steps=64")
     sys.argv = [f"{SLUG}.train", *options, *limits]
@@ -256,7 +256,7 @@ def config_of(root: Path) -> trieye.TrieyeConfig:
         sinks={"tensorboard": {"enabled": False}, "console": {"enabled": False}},
         stats={
             "metrics": [{"name": "value", "log_frequency_steps": 1}],
-            "own_metrics_seconds": 0,
+            "hub_metrics_interval_s": 0,
             "processing_interval_seconds": 3600,
         },
     )

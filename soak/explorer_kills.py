@@ -43,7 +43,7 @@ def configure(root: Path, agent: str, env_steps: int) -> Any:
         env={"id": "CartPole-v1", "eval_episodes": 1, "num": 2},
         run_name="killed",
         runtime={"kind": "ray"},
-        explorer={"num": 2, "steps": 32, "replay_snapshot_s": 2.0, "backoff_s": 0.2},
+        explorer={"num": 2, "fragment_steps": 32, "replay_snapshot_interval_s": 2.0, "restart_backoff_s": 0.2},
         sync={"style": "fully_async", "max_staleness": STALENESS},
         sinks={},
         persistence={"root_data_dir": str(root), "checkpoint_save_freq_steps": 2000},

@@ -351,8 +351,8 @@ def draw_config(dice: random.Random, root: Path, *, is_replay: bool, style: str)
 
 def with_numbers(dice: random.Random, parts: dict[str, Any], *, fails: bool) -> Config:
     """Return a config with numbers that may change on resume."""
-    explorer = {"num": dice.choice([1, 2, 4, 8]), "in_flight": dice.choice([1, 2, 3])}
-    explorer |= {"max_restarts": 1000, "backoff_s": 0.001, "timeout_s": HANG_S if fails else 300.0}
+    explorer = {"num": dice.choice([1, 2, 4, 8]), "max_in_flight": dice.choice([1, 2, 3])}
+    explorer |= {"max_restarts": 1000, "restart_backoff_s": 0.001, "fragment_timeout_s": HANG_S if fails else 300.0}
     sync = {**parts["sync"], "interval": dice.choice([1, 2, 4])}
     sync |= {"offset": dice.choice([0, 1, 2])} if sync["style"] == "fixed" else {}
     return Config.model_validate({**parts, "explorer": explorer, "sync": sync})

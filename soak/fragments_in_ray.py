@@ -123,7 +123,7 @@ def resumed(root: Path, style: str, *, kills: int, env_steps: int) -> tuple[list
     for number, num in enumerate(order, start=1):
         numbers = {
             "runtime": {"kind": "ray"},
-            "explorer": {"num": num, "max_restarts": 100, "backoff_s": 0.1},
+            "explorer": {"num": num, "max_restarts": 100, "restart_backoff_s": 0.1},
             "sync": {"style": style, "interval": random.choice([1, 2, 4])},
             "loop": {"axis": "env_steps", "env_steps": number * env_steps},
         }

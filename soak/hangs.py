@@ -90,7 +90,7 @@ def configure(root: Path, place: str, style: str, kind: str, env_steps: int) -> 
     """Return the config of a run."""
     from my_agent.config import TrainConfig
 
-    explorers = {"num": 2, "steps": 16, "backoff_s": 0.2} if place in {"threads", "ray"} else {}
+    explorers = {"num": 2, "fragment_steps": 16, "restart_backoff_s": 0.2} if place in {"threads", "ray"} else {}
     return TrainConfig(
         agent={"kind": "ppo", "hidden_sizes": [16], "batch_size": 32, "rollout_steps": 16, "epochs": 1},
         env={

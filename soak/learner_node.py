@@ -26,7 +26,7 @@ def configure(root: Path, address: str, mirror: str, env_steps: int) -> Any:
     """Return the config of the run."""
     config = configure_nodes(root, address, 1e6)
     given = config.model_dump()
-    given["persistence"] |= {"mirror": mirror, "mirror_every_s": 2.0, "checkpoint_save_freq_steps": SAVED_EVERY}
+    given["persistence"] |= {"mirror": mirror, "mirror_interval_s": 2.0, "checkpoint_save_freq_steps": SAVED_EVERY}
     given["loop"] |= {"time_s": None, "env_steps": env_steps}
     return type(config).model_validate(given)
 

@@ -31,8 +31,8 @@ import trieye
 root, mirror, steps, size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 config = trieye.TrieyeConfig(
     app_name="soak", run_name="mirror", runtime={"kind": "local"}, sinks={},
-    persistence={"root_data_dir": root, "mirror": mirror, "mirror_every_s": 1, "keep_last": 2},
-    stats={"metrics": [{"name": "total", "log_frequency_steps": 1}], "own_metrics_seconds": 0},
+    persistence={"root_data_dir": root, "mirror": mirror, "mirror_interval_s": 1, "keep_last": 2},
+    stats={"metrics": [{"name": "total", "log_frequency_steps": 1}], "hub_metrics_interval_s": 0},
 )
 with trieye.Run(config) as run:
     state = {"total": np.zeros(size), "noise": np.random.default_rng(0)}

@@ -71,7 +71,7 @@ def config_of(root: Path, *, mlflow: bool) -> trieye.TrieyeConfig:
         },
         stats={
             "processing_interval_seconds": 0.05,
-            "own_metrics_seconds": 0,
+            "hub_metrics_interval_s": 0,
             "metrics": [
                 {"name": "value", "log_frequency_steps": 1},
                 {"name": "count", "raw_event_name": "value", "aggregation": "count", "log_frequency_steps": WINDOW},

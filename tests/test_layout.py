@@ -21,7 +21,7 @@ MODULES_PAGE = ROOT / "docs/modules.md"
 ROOMS = (
     "cli", "compat", "integrations", "testing", "training", "tune", "results", "runs", "sweeps", "experiment", "run",
     "hub", "remote", "sinks", "replay", "mirror", "history", "journal", "checkpoints", "snapshot", "stats", "files",
-    "config", "process", "exceptions",
+    "config", "process", "renames", "exceptions",
 )  # fmt: skip
 """From the top to the bottom: a module imports from its own room and from those after it."""
 
@@ -236,12 +236,18 @@ def test_the_version_is_that_of_the_package():
     assert trieye.__version__ == re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
 
 
-def test_architecture_names_only_what_exists():
-    text = (ROOT / "ARCHITECTURE.md").read_text()
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/internals.md", "docs/glossary.md"])
+def test_the_files_and_packages_that_a_page_names_exist(page):
+    text = (ROOT / page).read_text()
     for name in re.findall(r"`((?:\w+/)+)`", text):
         assert (ROOT / name).is_dir() or (PACKAGE / name).is_dir(), name
     for name in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
         assert (ROOT / name).exists() or (PACKAGE / name).exists(), name
+
+
+def test_architecture_lists_the_packages_in_import_order():
+    listed = re.findall(r"^\| `trieye/(\w+)(?:/|\.py)`", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    assert listed == [room for room in ROOMS if (PACKAGE / room).is_dir() or (PACKAGE / f"{room}.py").is_file()]
 
 
 def module_list():

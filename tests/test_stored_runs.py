@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import trieye
+from trieye import runs
 from trieye.cli import main
 from trieye.results import load
 
@@ -51,6 +52,39 @@ def test_a_stored_policy_has_its_weights(project, run_dir, monkeypatch):
     values = trieye.load_policy(run_dir)(torch.zeros(2, 4))
     assert values.shape == (2, 2)
     assert values[0].tolist() == pytest.approx([0.1938, -0.1652], abs=1e-4)
+
+
+def test_the_config_of_a_stored_run_has_the_current_keys(run_dir):
+    """All archives before December 2026 have the keys that were renamed then."""
+    stored = json.loads((run_dir / "configs.json").read_text())
+    assert (stored["tune"]["grace"], stored["explorer"]["steps"], stored["bench"]["which"]) == (1, None, "each")
+    config = trieye.TrieyeConfig.of_run(run_dir)
+    assert (config.tune.grace_period, config.stats.hub_metrics_interval_s, config.sinks.log_config) == (1, 30, True)
+    assert runs.get(run_dir).config["explorer"]["max_in_flight"] == 2
+    assert runs.select([runs.get(run_dir)], where={"explorer.max_in_flight": "2"}) != []
+    with pytest.raises(
+        trieye.ConfigurationError, match=r"in_flight=2: explorer.in_flight was renamed to explorer.max_"
+    ):
+        runs.select([runs.get(run_dir)], where={"explorer.in_flight": "2"})
+
+
+def test_overrides_of_a_stored_run_are_rerun_with_the_current_keys(project, run_dir, capsys):
+    attempt = run_dir / "provenance/attempt-1.json"
+    recorded = attempt.read_text()
+    old = ["tune.grace=3", "++explorer.in_flight=3", "loop.evaluate_beside=true"]
+    values = json.loads(recorded)
+    values |= {"directory": str(project), "overrides": [*values["overrides"], *old]}
+    attempt.write_text(json.dumps(values))
+    try:
+        assert main(["rerun", str(run_dir), "--dry-run", "--yes", "--json"]) == 0
+    finally:
+        attempt.write_text(recorded)
+    printed = capsys.readouterr()
+    rerun = json.loads(printed.out)
+    new = ["tune.grace_period=3", "++explorer.max_in_flight=3", "loop.background_evaluation=true"]
+    assert rerun["command"][-4:-1] == new
+    assert set(rerun["changes"]["config"]) >= {"tune.grace_period", "explorer.max_in_flight"}
+    assert "tune.grace=3 was renamed to tune.grace_period=3" in printed.err
 
 
 def test_a_stored_run_resumes_with_its_project_as_it_is(project, run_dir):

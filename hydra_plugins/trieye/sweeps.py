@@ -57,7 +57,7 @@ class TrieyeSweeper(Sweeper):
 LAUNCHER: dict[str, Any] = {
     "num_jobs": None, "num_cpus": 1.0, "num_gpus": 0.0, "memory": None, "resources": {}, "retries": 3,
     "fail_fast": False, "isolate": "process", "address": None, "is_part": False, "only": None,
-    "working_dir": "auto", "env": {},
+    "working_dir": "auto", "runtime_env": {},
 }  # fmt: skip
 SWEEPER: dict[str, Any] = {
     "kind": "grid", "params": None, "seeds": None, "zip": [], "without": [], "dry_run": False, "num_trials": 20,

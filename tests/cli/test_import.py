@@ -109,7 +109,7 @@ def test_runs_of_others_are_runs_with_all_their_points(kind, capsys, monkeypatch
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "[2/2]" in said
-    assert (", 1 that are NaN or infinite left out" in said) == (kind in {"tensorboard", "file store"})
+    assert (", 1 NaN or infinite values skipped" in said) == (kind in {"tensorboard", "file store"})
     found = load(f"here/{app}")
     assert len(found.runs) == 2
     for run in found.runs:
@@ -135,7 +135,7 @@ def test_runs_that_are_here_are_left_as_they_are_and_names_that_are_taken_get_a_
     (first, second) = sorted((Path(".trieye_data/old/runs")).iterdir())
     before = read_history(first).num_rows
     assert main(["import", "tensorboard", path, "--app", "old"]) == 0
-    assert capsys.readouterr().out.count("was imported before") == 2
+    assert capsys.readouterr().out.count("already imported") == 2
     assert main(["import", "tensorboard", path, "--app", "old", "--json"]) == 0
     document = validated(capsys.readouterr().out)
     imported, problems = import_runs("tensorboard", Path(path), app="old")

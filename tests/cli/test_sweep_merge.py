@@ -47,7 +47,7 @@ def shared(tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     Path("train.py").write_text(PROGRAM)
     kept = ["persistence.root_data_dir=${oc.env:DISK}", f"persistence.mirror=file://{place}/mirror"]
-    kept += ["persistence.mirror_every_s=1", "persistence.checkpoint_save_freq_steps=5"]
+    kept += ["persistence.mirror_interval_s=1", "persistence.checkpoint_save_freq_steps=5"]
     words = ["runtime=local", "sinks=[]", "app_name=nodes", *kept, "seed=0,1", "+tags.slow=yes"]
     assert main(["sweep", "plan", "train.py", *words, "-o", "sweep"]) == 0
     return place
@@ -103,5 +103,5 @@ def test_a_link_that_leads_to_no_run_is_told_with_its_job(shared, capfd):
     assert main(["sweep", "merge", "sweep"]) == 1
     said = capfd.readouterr()
     assert "job 0: " in said.out
-    assert "leads to 'short'" in said.out
+    assert "points to 'short'" in said.out
     assert "Traceback" not in said.err

@@ -82,7 +82,7 @@ def test_a_sink_that_does_not_work_is_shown_with_the_beginning_of_the_reason(mak
 def test_a_run_whose_hub_is_only_starting_says_so(tmp_path):
     RunRecord(app_name="agents", run_name="first").save(tmp_path / "run.json")
     text = shown(read_view(tmp_path, None))
-    assert "not published anything yet" in text
+    assert "not published a status yet" in text
     assert "no metrics yet" in text
 
 
@@ -133,7 +133,7 @@ def put_a_file_there(mirror):
 
 def test_the_mirror_of_a_run_is_shown_with_its_lag_and_with_what_is_wrong(make_config, tmp_path):
     mirror = tmp_path / "mirror"
-    persistence = {"mirror": f"file://{mirror}", "mirror_every_s": 1}
+    persistence = {"mirror": f"file://{mirror}", "mirror_interval_s": 1}
     with trieye.Run(make_config(persistence=persistence, stats={"processing_interval_seconds": 0.01})) as run:
         wait_until(lambda: (read_status(run.dir).get("mirror") or {}).get("mirrored_at"))
         assert f"mirror file://{mirror}: no checkpoint yet · journal as of 0 s ago\n" in shown_now(run)

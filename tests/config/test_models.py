@@ -173,7 +173,7 @@ def test_a_safe_name_is_taken(name):
     [
         ({"mlflow": {"system_metrics": True}}, ["mlflow", "tensorboard", "console"]),
         ({"tensorboard": {"enabled": False}}, ["mlflow", "console"]),
-        ({"config_params": False}, ["mlflow", "tensorboard", "console"]),
+        ({"log_config": False}, ["mlflow", "tensorboard", "console"]),
         ({"wandb": {"enabled": True}}, ["mlflow", "tensorboard", "console", "wandb"]),
         ({}, []),
     ],

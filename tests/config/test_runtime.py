@@ -9,6 +9,6 @@ from trieye.config.runtime import RuntimeConfig
 
 def test_the_working_directory_of_a_runtime_environment_has_a_key_of_its_own():
     for config, given in ((RuntimeConfig, {"kind": "cluster"}), (LauncherConfig, {"address": "auto"})):
-        with pytest.raises(ValidationError, match="working_dir has a key of its own"):
-            config(**given, env={"working_dir": "."})
-        assert config(**given, env={"pip": ["gymnasium"]}).env == {"pip": ["gymnasium"]}
+        with pytest.raises(ValidationError, match="working_dir is a separate key"):
+            config(**given, runtime_env={"working_dir": "."})
+        assert config(**given, runtime_env={"pip": ["gymnasium"]}).runtime_env == {"pip": ["gymnasium"]}

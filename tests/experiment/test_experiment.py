@@ -117,7 +117,7 @@ def test_an_experiment_has_its_run_and_one_without_says_so(loop_config):
         (LogImage, "path", 1), (LogImage, "path", 2), (LogTable, "visits", 2),
         (LogImage, "path", 3), (LogImage, "path", 4), (LogTable, "visits", 4),
     ]  # fmt: skip
-    with pytest.raises(RunClosedError, match="has no run: run_experiment makes it with one"):
+    with pytest.raises(RunClosedError, match="was created without a run; start it by run_experiment"):
         Showing(loop_config(steps=4)).step()
 
 
@@ -206,7 +206,7 @@ def test_a_finished_experiment_says_what_is_configured_differently(loop_config, 
 
 def test_an_experiment_may_be_named_instead_of_imported(loop_config):
     assert trieye.run_experiment("tests.experiment.test_experiment:Walk", loop_config(steps=5)).step == 5
-    with pytest.raises(ConfigurationError, match=r"'tests\.Walk'.*named as 'my_agent\.dqn:DQN'"):
+    with pytest.raises(ConfigurationError, match=r"'tests\.Walk'.*such as 'my_agent\.dqn:DQN'"):
         trieye.run_experiment("tests.Walk", loop_config(steps=6))
 
 
@@ -219,8 +219,8 @@ def test_what_the_machine_cannot_run_is_refused_before_anything_is_made(loop_con
 
 
 def test_an_experiment_that_cannot_be_evaluated_from_a_checkpoint_says_so(loop_config, tmp_path):
-    with pytest.raises(ConfigurationError, match=r"loop.evaluate_beside: Walk has no evaluate_saved\(\)"):
-        trieye.run_experiment(Walk, loop_config(steps=5, evaluate_beside=True))
+    with pytest.raises(ConfigurationError, match=r"loop.background_evaluation: Walk has no evaluate_saved\(\)"):
+        trieye.run_experiment(Walk, loop_config(steps=5, background_evaluation=True))
     assert not (tmp_path / "root").exists()
 
 
@@ -259,7 +259,7 @@ def test_an_objective_that_is_not_finite_counts_as_none(loop_config, capfd):
 
     result = trieye.run_experiment(Diverging, loop_config(steps=40, evaluate_every_steps=10, target=100.0))
     assert (result.step, result.objective) == (40, 40.0)
-    assert "counts as none" in capfd.readouterr().err
+    assert "is ignored" in capfd.readouterr().err
 
 
 def test_an_objective_that_is_never_returned_is_an_error_that_names_the_nearest(loop_config):
@@ -294,7 +294,7 @@ def test_a_signal_in_the_last_step_ends_the_run_as_finished_and_stops_what_follo
                 signal.raise_signal(signal.SIGINT)
             return super().step()
 
-    with pytest.raises(trieye.RunInterrupted, match="was finished"):
+    with pytest.raises(trieye.RunInterrupted, match="was already finished"):
         trieye.run_experiment(AskedLate, loop_config(steps=10))
     assert trieye.run_experiment(Walk, loop_config(steps=10)).step == 10
 
@@ -481,7 +481,9 @@ def test_everything_that_counts_steps_counts_the_axis(loop_config, axis, saved, 
 
 def test_a_run_that_goes_on_keeps_its_axis(loop_config):
     trieye.run_experiment(Counting, loop_config(axis="env_steps", steps=40))
-    with pytest.raises(ConfigurationError, match=r"loop.axis=updates: the steps of run 'run' count env_steps since"):
+    with pytest.raises(
+        ConfigurationError, match=r"loop.axis=updates: run 'run' has counted its steps in env_steps since"
+    ):
         trieye.run_experiment(Counting, loop_config(axis="updates", steps=400))
     result = trieye.run_experiment(Counting, loop_config(axis="env_steps", steps=80))
     assert (result.step, result.env_steps, Walk.made[-1].steps_done) == (80, 80, 20)
@@ -521,6 +523,6 @@ class Late(Walk):
 def test_torch_profiles_some_steps_from_the_first_update_on(loop_config, capfd, steps, recorded):
     result = trieye.run_experiment(Late, loop_config(steps=steps, profile_steps=3))
     profiles = result.run_dir / "profile_data"
-    assert f"a profile of {recorded} steps is in {profiles}" in capfd.readouterr().err
+    assert f"the profile of {recorded} steps is in {profiles}" in capfd.readouterr().err
     assert json.loads((profiles / "trace.json").read_text())["traceEvents"]
     assert "Self CPU" in (profiles / "table.txt").read_text()

@@ -162,9 +162,9 @@ def test_a_part_of_a_runtime_environment_that_ray_would_pass_over_is_refused(mon
 
     from trieye.hub.ray_start import join_ray
 
-    runtime = RuntimeConfig(kind="cluster", address="127.0.0.1:1", env={"pipp": ["gymnasium"]})
+    runtime = RuntimeConfig(kind="cluster", address="127.0.0.1:1", runtime_env={"pipp": ["gymnasium"]})
     with pytest.raises(
-        ConfigurationError, match=r"^hydra\.launcher\.env: Ray \S+ has no key 'pipp'; did you mean 'pip'\?"
+        ConfigurationError, match=r"^hydra\.launcher\.runtime_env: Ray \S+ has no key 'pipp'; did you mean 'pip'\?"
     ):
         join_ray(runtime, "hydra.launcher")
     monkeypatch.setenv("RAY_RUNTIME_ENV_PLUGINS", '[{"class": "mine.Plugin"}]')

@@ -1,4 +1,4 @@
-"""Clusters of several nodes, started with the README's commands: the cluster check, trainings and sweeps."""
+"""Clusters of several nodes, started as docs/cluster.md describes: the checks of the nodes, and trainings on them."""
 
 import json
 import os
@@ -22,14 +22,10 @@ PORT = 6397
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
-def section(title):
-    text = (ROOT / "README.md").read_text()
-    return re.search(rf"^## {title}\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)[1]
-
-
 def commands():
-    """Return the commands of the README's section, changed so that this machine plays all nodes."""
-    (block,) = re.findall(r"^```console\n(.*?)^```", section("On a cluster"), re.MULTILINE | re.DOTALL)
+    """Return the commands of docs/cluster.md, with this machine as every node."""
+    page = (ROOT / "docs/cluster.md").read_text()
+    (block,) = re.findall(r"^```console\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     lines = [line.split("  #")[0].strip() for line in block.splitlines()]
     return [line.replace("HEAD", "127.0.0.1").replace("6379", str(PORT)) for line in lines]
 
@@ -82,7 +78,7 @@ def is_ray_below(process, ray_dir):
 
 @pytest.fixture
 def head(machine):
-    """Start the first node with the section's commands, and return the command for the others."""
+    """Start the first node as the page does, and return the command for the others."""
     *first, other = commands()[:4]
     for line in first:
         assert machine(small(line)).returncode == 0
@@ -94,7 +90,7 @@ def small(line):
     return f"{line} --num-cpus=1" if line.startswith("ray start") else line
 
 
-def test_the_cluster_section_of_the_readme_word_by_word(machine, tmp_path):
+def test_the_commands_of_the_cluster_page_word_by_word(machine, tmp_path):
     assert machine("trieye new my_agent --no-input").returncode == 0
     project = tmp_path / "my_agent"
     short = "loop.steps=400 loop.evaluate_every_steps=200 env.eval_episodes=1 agent.learning_starts=32"

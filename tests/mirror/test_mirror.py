@@ -191,7 +191,7 @@ def test_a_run_goes_on_on_another_machine_with_the_same_identity_state_and_curve
         store = {"mlflow_tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
         persistence = {"root_data_dir": str(tmp_path / machine), "mirror": url, "keep_last": 2, **store}
         sinks = {"mlflow": {"enabled": True}, "tensorboard": {"enabled": True}}
-        stats = {"metrics": [{"name": "total", "log_frequency_steps": 1}], "own_metrics_seconds": 0}
+        stats = {"metrics": [{"name": "total", "log_frequency_steps": 1}], "hub_metrics_interval_s": 0}
         return make_config(persistence=persistence, sinks=sinks, stats=stats)
 
     train(config("first"), 30, stop_at=15)

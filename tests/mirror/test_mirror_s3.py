@@ -35,8 +35,8 @@ import trieye
 root, mirror, steps, pause_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 config = trieye.TrieyeConfig(
     app_name="app", run_name="run", runtime={"kind": "local"}, sinks={},
-    persistence={"root_data_dir": root, "mirror": mirror, "mirror_every_s": 1, "keep_last": 2},
-    stats={"metrics": [{"name": "total", "log_frequency_steps": 1}], "own_metrics_seconds": 0},
+    persistence={"root_data_dir": root, "mirror": mirror, "mirror_interval_s": 1, "keep_last": 2},
+    stats={"metrics": [{"name": "total", "log_frequency_steps": 1}], "hub_metrics_interval_s": 0},
 )
 with trieye.Run(config) as run:
     state = {"total": np.zeros(500_000), "noise": np.random.default_rng(0)}
@@ -210,7 +210,7 @@ def _checkpoints(store):
 
 
 def test_an_outage_of_the_store_is_not_felt_and_what_waited_is_uploaded_after_it(s3, url, make_config, tmp_path):
-    config = make_config(persistence={"root_data_dir": str(tmp_path / "first"), "mirror": url, "mirror_every_s": 1})
+    config = make_config(persistence={"root_data_dir": str(tmp_path / "first"), "mirror": url, "mirror_interval_s": 1})
     with trieye.Run(config) as run:
         run.step = 1
         run.save(a=np.ones(1000))

@@ -197,7 +197,7 @@ def fit(root, name, *, app="fit", **settings):
 def test_params_and_labels_of_a_supervised_run_have_no_keys_of_unused_sections(tmp_path):
     shown = {"tensorboard": {"enabled": True}}
     runs = [fit(tmp_path, "slow", lr=0.1, sinks=shown), fit(tmp_path, "fast", lr=0.2, seed=1)]
-    foreign = fit(tmp_path, "script", app="script", sinks={"config_params": False})
+    foreign = fit(tmp_path, "script", app="script", sinks={"log_config": False})
     groups = Groups.of(load([*runs, foreign]))
     assert groups.labels == ["lr=0.1", "lr=0.2", "script"]
     assert list(groups.differences()) == ["lr"]

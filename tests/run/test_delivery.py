@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from trieye.exceptions import JournalFullError, RunClosedError, SequenceGapError
-from trieye.run.flusher import Delivery
+from trieye.run.flusher import EventSender
 from trieye.stats.batch import EventBatch, EventRow
 from trieye.stats.operations import LogText
 
@@ -57,7 +57,7 @@ def batch(*values):
 
 def test_batches_are_numbered_from_one_and_each_sender_has_its_own_name():
     journal = Journal()
-    one, other = Delivery(journal), Delivery(journal)
+    one, other = EventSender(journal), EventSender(journal)
     for delivery in (one, one, other):
         delivery.log(batch(1.0))
     assert [seq for _, seq in journal.calls] == [1, 2, 1]
@@ -67,7 +67,7 @@ def test_batches_are_numbered_from_one_and_each_sender_has_its_own_name():
 @pytest.mark.parametrize("reason", [ConnectionError("gone for now"), JournalFullError("the disk is full")])
 def test_a_batch_is_repeated_as_it_is_until_it_is_taken_and_the_user_is_told_once(reason, capfd):
     journal = Journal(reason, reason)
-    delivery = Delivery(journal)
+    delivery = EventSender(journal)
     delivery.log(batch(1.0, 2.0))
     delivery.log(batch(3.0))
     assert [seq for _, seq in journal.calls] == [1, 1, 1, 2]
@@ -75,14 +75,14 @@ def test_a_batch_is_repeated_as_it_is_until_it_is_taken_and_the_user_is_told_onc
     assert journal.taken == [1.0, 2.0, 3.0]
     told = capfd.readouterr().err.splitlines()
     assert len(told) == 2
-    assert f"takes no values now ({reason})" in told[0]
-    assert "takes values again, after 0." in told[1]
+    assert f"the hub does not accept values ({reason})" in told[0]
+    assert "accepts values again, after 0." in told[1]
     assert delivery.trouble is None
 
 
 def test_what_was_taken_but_not_confirmed_counts_once():
     journal = Journal(TimeoutError())
-    delivery = Delivery(journal)
+    delivery = EventSender(journal)
     delivery.log(batch(1.0))
     journal.answers = [ConnectionError("no answer"), None, ConnectionError("no answer")]
     delivery.count_dropped("overflow", 5)
@@ -92,7 +92,7 @@ def test_what_was_taken_but_not_confirmed_counts_once():
 
 def test_a_hub_that_forgot_is_asked_for_the_number_that_it_expects(capfd):
     journal = Journal()
-    delivery = Delivery(journal)
+    delivery = EventSender(journal)
     for value in (1.0, 2.0, 3.0):
         delivery.log(batch(value))
     journal.last_seq[delivery.client] = 1
@@ -106,12 +106,12 @@ def test_a_hub_that_forgot_is_asked_for_the_number_that_it_expects(capfd):
 def test_a_hub_that_contradicts_itself_is_an_error():
     journal = Journal(SequenceGapError("batch 1 is missing", 1))
     with pytest.raises(SequenceGapError):
-        Delivery(journal).log(batch(1.0))
+        EventSender(journal).log(batch(1.0))
 
 
 def test_a_sender_that_gave_up_stops_repeating():
     journal = Journal(*[ConnectionError("gone for now")] * 1000)
-    delivery, ends = Delivery(journal), []
+    delivery, ends = EventSender(journal), []
 
     def send():
         try:
@@ -122,7 +122,7 @@ def test_a_sender_that_gave_up_stops_repeating():
     thread = threading.Thread(target=send)
     thread.start()
     assert journal.failed.wait(10)
-    delivery.give_up()
+    delivery.abandon()
     thread.join(10)
     assert len(ends) == 1
     with pytest.raises(RunClosedError):
@@ -132,5 +132,5 @@ def test_a_sender_that_gave_up_stops_repeating():
 def test_a_hub_that_is_closed_is_not_asked_again():
     journal = Journal(RunClosedError("run 'run' is closed"))
     with pytest.raises(RunClosedError):
-        Delivery(journal).log(batch(1.0))
+        EventSender(journal).log(batch(1.0))
     assert len(journal.calls) == 1

@@ -132,7 +132,7 @@ def test_a_hub_that_stays_away_is_an_error_where_the_values_are_needed_and_nothi
     flusher = start(ack_timeout_s=0.05)
     hub.is_there.clear()
     flusher.pending.extend(rows(1, 2))
-    with pytest.raises(ProcessingError, match=r"accepted nothing for 0.05 s, and 2 values wait: gone for now"):
+    with pytest.raises(ProcessingError, match=r"accepted no values for 0.05 s, and 2 values are queued: gone for now"):
         flusher.flush()
     flusher.pending.extend(rows(3))
     hub.is_there.set()
@@ -150,7 +150,7 @@ def test_close_gives_up_after_a_while_and_says_how_much_is_lost(hub, start):
     flusher = start(ack_timeout_s=0.05)
     hub.is_there.clear()
     flusher.pending.extend(rows(1, 2, 3))
-    with pytest.raises(ProcessingError, match="3 values wait"):
+    with pytest.raises(ProcessingError, match="3 values are queued"):
         flusher.close()
     hub.is_there.set()
     with pytest.raises(ProcessingError, match="closed"):
@@ -184,7 +184,7 @@ def test_a_hub_that_is_dead_is_an_error_at_once(hub, start, capfd):
             flusher.flush()
     with pytest.raises(ProcessingError):
         flusher.close()
-    assert capfd.readouterr().err.count("takes no values any more") == 1
+    assert capfd.readouterr().err.count("accepts no further values") == 1
 
 
 def test_a_full_queue_stops_those_that_log_until_the_hub_is_back(hub, start, capfd):
@@ -208,7 +208,7 @@ def test_a_full_queue_stops_those_that_log_until_the_hub_is_back(hub, start, cap
     assert rooms == [True, True, True]
     flusher.flush()
     assert hub.values() == list(map(float, range(2000)))
-    assert capfd.readouterr().err.count("too many values wait for the hub (gone for now)") == 1
+    assert capfd.readouterr().err.count("too many values are queued for the hub (gone for now)") == 1
 
 
 def test_a_full_queue_that_is_never_emptied_is_an_error(hub, start):

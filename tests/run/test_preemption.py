@@ -125,7 +125,7 @@ def test_a_signal_while_the_state_is_restored_leaves_it_as_it_was(walk_config):
 
 def test_a_signal_while_a_finished_run_is_closed_lets_it_finish_and_stops_what_follows(make_config):
     config = make_config(runtime={"kind": "local", "requeue_exit_code": REQUEUE})
-    with pytest.raises(trieye.RunInterrupted, match="was finished") as stopped, trieye.Run(config) as run:
+    with pytest.raises(trieye.RunInterrupted, match="was already finished") as stopped, trieye.Run(config) as run:
         close = run._attempt.hub.close
 
         def close_slowly(status):
@@ -159,7 +159,7 @@ def test_a_start_waits_for_the_hub_of_a_killed_attempt_and_says_so(make_config, 
     with trieye.Run(config) as run:
         assert run.attempt == 2
     timer.join()
-    assert "waiting up to 30 s for the hub of its last attempt to end" in capfd.readouterr().err
+    assert "waiting up to 30 s for the hub of the last attempt to end" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("code", [-1, 256])
@@ -299,7 +299,7 @@ def test_with_ray_a_signal_to_every_process_of_a_job_costs_nothing(tmp_path, sta
     signal_everything(process, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == REQUEUE, errors
-    assert "takes no values" not in errors, "the hub did not live on"
+    assert "does not accept values" not in errors, "the hub did not live on"
     record = record_of(trieye.TrieyeConfig.model_validate(chosen))
     assert record.status == "KILLED"
     saved = go_on(start, chosen, errors)

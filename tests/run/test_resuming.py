@@ -282,7 +282,7 @@ def test_a_run_record_that_names_another_place_is_not_read(make_config):
     train(config, 2)
     path = run_dir_of(config) / "run.json"
     path.write_text(path.read_text().replace('"run_name": "run"', '"run_name": "../../elsewhere"'))
-    with pytest.raises(SerializationError, match="is not a whole run record"), trieye.Run(config):
+    with pytest.raises(SerializationError, match="is not a complete run record"), trieye.Run(config):
         pass
 
 

@@ -98,7 +98,9 @@ class Broken(Lines):
 def test_a_run_fails_with_a_sink_that_it_cannot_do_without(make_config, tmp_path, request, ends_by):
     config = make_config(sinks={"required": ["lines"]}, runtime={"kind": "local"})
     seen = []
-    fails = pytest.raises(ProcessingError, match=r"sinks.required names 'lines'.*in write.*test_run\.py")
+    fails = pytest.raises(
+        ProcessingError, match=r"the sink 'lines' of sinks\.required does not work.*in write.*test_run\.py"
+    )
     with fails, trieye.Run(config, sinks=[Broken(tmp_path / "lines.txt")]) as run:
         for step in run.steps(1000):
             run.log("loss", 1.0, step=step)
@@ -107,8 +109,8 @@ def test_a_run_fails_with_a_sink_that_it_cannot_do_without(make_config, tmp_path
             elif ends_by == "save":
                 run.save(agent=Agent())
             elif step == 2:
-                run._opened().flusher.flush()
-                run._opened().hub.ask(HubLogic.flush, 2)  # as `flush`, which would raise
+                run._begun_attempt().flusher.flush()
+                run._begun_attempt().hub.ask(HubLogic.flush, 2)  # as `flush`, which would raise
                 wait_until(lambda: run.health()["sinks"][0]["error"])
                 break
             time.sleep(0.02)
@@ -122,7 +124,7 @@ def test_a_run_fails_with_a_sink_that_it_cannot_do_without(make_config, tmp_path
 
 def test_a_sink_that_is_required_and_not_there_is_said_at_once(make_config, tmp_path):
     config = make_config(sinks={"required": ["lnes"]}, runtime={"kind": "local"})
-    fails = pytest.raises(ConfigurationError, match=r"no sink 'lnes'; did you mean 'lines'\? \(it has: lines\)")
+    fails = pytest.raises(ConfigurationError, match=r"no sink 'lnes'; did you mean 'lines'\? \(its sinks: lines\)")
     with fails, trieye.Run(config, sinks=[Lines(tmp_path / "lines.txt")]):
         raise AssertionError
     assert record_of(config.persistence.get_run_base_dir()).status == "FAILED"
@@ -268,7 +270,7 @@ def test_best_asks_what_is_better_unless_the_metric_is_the_objective(make_config
         run.step = 3
         with pytest.raises(ConfigurationError, match=r"best\('loss'\).*mode='min' or mode='max'.*eval/error"):
             run.best("loss")
-        with pytest.raises(ConfigurationError, match="a mode is 'max' or 'min'"):
+        with pytest.raises(ConfigurationError, match="mode must be 'max' or 'min'"):
             run.best("loss", mode="least")
         assert (run.best("loss", mode="min"), run.best("loss", mode="max")) == (1.0, 3.0)
         assert run.best() == run.best("eval/error") == 10.0  # loop.mode
@@ -484,7 +486,7 @@ def test_values_that_are_lost_make_the_run_a_failed_one_and_do_not_hide_a_save_t
 
     run._attempt.hub.log = gone
     run.log("a", 1.0)
-    with pytest.raises(trieye.ProcessingError, match="1 values wait: the hub is gone") as held:
+    with pytest.raises(trieye.ProcessingError, match="1 values are queued: the hub is gone") as held:
         run.close()
     assert any("step 1" in note for note in held.value.__notes__)
     assert record_of(run.dir).status == "FAILED"
@@ -589,7 +591,7 @@ def test_sigterm_has_a_handler_as_long_as_the_run_is_open(make_config, set_handl
 
 
 def test_ctrl_c_leaves_a_run_that_waits_for_its_sinks_at_once_and_says_what_delivers(make_config, monkeypatch):
-    monkeypatch.setattr(attempt_module, "_FIRST_TELL_S", 0.2)
+    monkeypatch.setattr(attempt_module, "_FIRST_PROGRESS_S", 0.2)
     monkeypatch.setattr(sys, "stderr", said := io.StringIO())
     run = trieye.Run(make_config(sinks={"mlflow": {"enabled": True}}))
     database = run.dir.parents[1] / "mlruns" / "mlflow.db"
@@ -607,7 +609,7 @@ def test_ctrl_c_leaves_a_run_that_waits_for_its_sinks_at_once_and_says_what_deli
         user.join()
         assert left.value.exit_code == 130
         assert re.search(r"closing run 'run': .*mlflow: \d+ items to go.*Ctrl-C leaves the rest", said.getvalue())
-        assert f"the next start or `trieye close {run.dir}` delivers it" in said.getvalue()
+        assert f"the next start or `trieye close {run.dir}` delivers them" in said.getvalue()
         assert "second signal" not in said.getvalue()
         assert record_of(run.dir).status == "KILLED"
         assert read_history(run.dir, metrics=["loss"]).column("value").to_pylist() == [0.5]
@@ -698,9 +700,9 @@ def test_a_save_may_go_back_but_not_below_zero_or_between_two_steps(make_config)
     with trieye.Run(make_config()) as run:
         run.save(step=20, x=20)
         run.save(step=10, x=10)  # as `log` takes a value of an earlier step: what was saved last is the newest
-        with pytest.raises(ConfigurationError, match=r"save\(step=-1\): steps begin at 0"):
+        with pytest.raises(ConfigurationError, match=r"save\(step=-1\): step must be at least 0"):
             run.save(step=-1, x=0)
-        with pytest.raises(TypeError, match=r"save\(step=1.5\): a step is an integer"):
+        with pytest.raises(TypeError, match=r"save\(step=1.5\): step must be an integer"):
             run.save(step=1.5, x=0)
         assert run.saved_step == 10
     with trieye.Run(make_config()) as run:
@@ -721,7 +723,7 @@ def test_something_else_called_replay_is_plain_data_and_never_mixed_up_with_the_
         run.step = 1
         run.save(replay=[1, 2, 3]).wait()
         run.replay.add(x=1.0)
-        with pytest.raises(ConfigurationError, match="in use and has this name"):
+        with pytest.raises(ConfigurationError, match=r"the name 'replay' belongs to run\.replay"):
             run.save(replay=[1, 2, 3])
     with trieye.Run(make_config()) as run:
         assert run.restore()

@@ -163,7 +163,7 @@ class Worker:
 
     def flush(self):
         self.client.flush()
-        return self.client._flusher._delivery.client
+        return self.client._flusher._sender.client
 
     def __ray_shutdown__(self):
         self.client.close()
@@ -209,7 +209,7 @@ def test_tasks_and_actors_log_to_the_run(open_run, ray, start_worker):
     assert num_flushers == 1
     ray.get(worker.log.remote("a", 1000))
     sender = ray.get(worker.flush.remote())
-    assert sender != run._flusher._delivery.client
+    assert sender != run._flusher._sender.client
     assert ray.get([work.remote(client), work.remote(run)]) == [5, 0]
     assert counts(run) == {"a": 1000.0, "b": 2.0, "c": 3.0}
 

@@ -40,7 +40,7 @@ def writer():
 def add(saves, writer, step, *, rated=False, parts=()):
     saves.make_room(rated=rated)
     handle = saves.add(step, writer.begin(step), parts=parts, rated=rated)
-    saves.report(wait=False, but=handle)
+    saves.report(wait=False, exclude=handle)
     return handle
 
 

@@ -127,6 +127,6 @@ def test_each_is_in_the_history_once(shown):
 
 
 def test_what_cannot_draw_itself_is_no_figure():
-    for thing, said in ((5, "int has no savefig"), (figure().axes[0], "give its .figure")):
+    for thing, said in ((5, "int has no savefig"), (figure().axes[0], "pass its .figure")):
         with pytest.raises(TypeError, match=f"figure 'f': .*{said}"):
             media.figure("f", thing, step=1, time=1.7e9)

@@ -72,7 +72,7 @@ def test_gray_frames_and_frames_that_stand_still_are_shown():
 
 
 @pytest.mark.parametrize(
-    ("frames", "changes", "said"),
+    ("frames", "changes", "message"),
     [
         (np.zeros((4, 4, 3), np.uint8), {}, r"shape \(4, 4, 3\).*time, height, width, channels"),
         (np.zeros((2, 5, 5, 7), np.uint8), {}, "shape"),
@@ -84,20 +84,20 @@ def test_gray_frames_and_frames_that_stand_still_are_shown():
     ],
     ids=itertools.count(),
 )
-def test_what_is_no_video_or_too_large_is_an_error_that_says_what_is_possible(frames, changes, said):
-    with pytest.raises((TypeError, ValueError), match=f"video 'v': .*{said}"):
+def test_what_is_no_video_or_too_large_is_an_error_that_says_what_is_possible(frames, changes, message):
+    with pytest.raises((TypeError, ValueError), match=f"video 'v': .*{message}"):
         make(frames, **changes)
 
 
 def test_a_video_of_too_many_bytes_says_how_many_are_possible(monkeypatch):
     monkeypatch.setattr(video, "MAX_VIDEO_BYTES", 2**20)  # noise of 16 MiB takes 20 s
     noise = np.random.default_rng(0).integers(0, 256, (10, 400, 400, 3), np.uint8)
-    with pytest.raises(ValueError, match=r"take 2\.1 MiB as gif; at most 1 MiB .*mp4.*log_artifact"):
+    with pytest.raises(ValueError, match=r"take 2\.1 MiB as gif, the limit is 1 MiB; .*mp4.*log_artifact"):
         make(noise)
 
 
 def test_an_unknown_format_and_a_library_that_is_missing_are_named(monkeypatch):
-    with pytest.raises(ConfigurationError, match="'gif' and 'mp4'"):
+    with pytest.raises(ConfigurationError, match="'gif' or 'mp4'"):
         make(moving_dot(), format="avi")
     monkeypatch.setitem(sys.modules, "av", None)  # what an import of it finds
     with pytest.raises(ConfigurationError, match=r"trieye\[video\]"):

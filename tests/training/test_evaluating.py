@@ -1,4 +1,4 @@
-"""loop.evaluate_beside: checkpoints are evaluated while training goes on, and rated as if it had waited."""
+"""loop.background_evaluation: checkpoints are evaluated while training goes on, and rated as if it had waited."""
 
 import signal
 import threading
@@ -73,7 +73,7 @@ class Waited(DQN, policy=Slowly):
 def test_what_is_found_beside_is_what_would_have_been_found(trained):
     _, waiting = trained(run_name="waiting")
     Slowly.trains.clear()
-    result, beside = trained(Waited, run_name="beside", loop={"evaluate_beside": True})
+    result, beside = trained(Waited, run_name="beside", loop={"background_evaluation": True})
     assert evaluations(beside) == evaluations(waiting)
     assert len(evaluations(beside)) >= 3
     assert rated(beside) == evaluations(beside)
@@ -88,7 +88,7 @@ def test_what_is_found_beside_is_what_would_have_been_found(trained):
 def test_an_evaluation_beside_draws_nothing_from_the_generators_of_the_training(trained):
     states = []
     for name, beside in (("waiting", False), ("beside", True)):
-        _, run_dir = trained(Noisy, run_name=name, loop={"evaluate_beside": beside})
+        _, run_dir = trained(Noisy, run_name=name, loop={"background_evaluation": beside})
         states.append(trieye.load_checkpoint(run_dir, "latest").objects["experiment"]["state"]["policy"])
     assert all(torch.equal(item, states[1][name]) for name, item in states[0].items())
 
@@ -102,11 +102,11 @@ def test_an_evaluation_that_takes_long_leaves_out_the_next_ones_and_keeps_its_ch
 
     Slowly.trains.clear()
     saves = {"keep_last": 1, "checkpoint_save_freq_steps": 20}
-    _, run_dir = trained(Late, loop={"evaluate_beside": True, "evaluate_every_steps": 50}, persistence=saves)
+    _, run_dir = trained(Late, loop={"background_evaluation": True, "evaluate_every_steps": 50}, persistence=saves)
     first, *others = evaluations(run_dir)
     assert 50 <= first < 60
     assert all(step > 250 for step in others)
-    assert capfd.readouterr().err.count("is still under way at step") == 1
+    assert capfd.readouterr().err.count("is still running at step") == 1
     newest = CheckpointStore(run_dir / "checkpoints", read_only=True).entries()[-1]
     assert newest.objective is not None
 
@@ -125,7 +125,7 @@ class Looked(Waited):
 def test_retention_leaves_a_checkpoint_alone_that_is_being_evaluated(trained):
     Slowly.trains.clear()
     saves = {"keep_last": 1, "checkpoint_save_freq_steps": 5, "keep_best": 0}
-    _, run_dir = trained(Looked, loop={"evaluate_beside": True}, persistence=saves)
+    _, run_dir = trained(Looked, loop={"background_evaluation": True}, persistence=saves)
     begun = min(evaluations(run_dir))
     assert f"checkpoint_step_{begun}" in Looked.seen
     assert list(rated(run_dir)) == [max(evaluations(run_dir))]
@@ -133,11 +133,11 @@ def test_retention_leaves_a_checkpoint_alone_that_is_being_evaluated(trained):
 
 @pytest.mark.long
 def test_an_evaluation_whose_process_is_killed_is_done_again(trained, ray_cluster, capfd):
-    loop = {"evaluate_beside": True, "steps": 250}
+    loop = {"background_evaluation": True, "steps": 250}
 
     _, run_dir = trained(Killing, loop=loop, runtime={"kind": "ray"})
     assert not (run_dir / "flag").exists()
-    assert "is done again: its process is gone" in capfd.readouterr().err
+    assert "is repeated: its process is gone" in capfd.readouterr().err
     assert min(evaluations(run_dir)) < 110
     assert rated(run_dir) == evaluations(run_dir)
 
@@ -155,7 +155,7 @@ class Breaking(DQN, policy=Broken):
 
 def test_what_an_evaluation_raises_ends_the_training(trained):
     with pytest.raises(ZeroDivisionError, match="in an evaluation"):
-        trained(Breaking, loop={"evaluate_beside": True})
+        trained(Breaking, loop={"background_evaluation": True})
 
 
 class Interrupted(Waited):
@@ -169,7 +169,7 @@ class Interrupted(Waited):
 
 def test_a_run_that_is_stopped_during_an_evaluation_does_it_again(trained):
     Slowly.trains.clear()
-    loop = {"evaluate_beside": True}
+    loop = {"background_evaluation": True}
     with pytest.raises(trieye.RunInterrupted):
         trained(Interrupted, loop=loop)
     Slowly.trains.set()
@@ -196,10 +196,12 @@ class Own(DQN):
 
 
 def test_an_engine_with_an_evaluation_of_its_own_says_how_to_evaluate_checkpoints(trained):
-    with pytest.raises(ConfigurationError, match=r"loop.evaluate_beside: Own.evaluate is its own.*evaluate_saved"):
-        trained(Own, loop={"evaluate_beside": True})
+    with pytest.raises(
+        ConfigurationError, match=r"loop.background_evaluation: Own.evaluate is its own.*evaluate_saved"
+    ):
+        trained(Own, loop={"background_evaluation": True})
 
 
 def test_a_video_of_an_evaluation_beside_is_refused(train_config):
     with pytest.raises(ValueError, match=r"env.eval_video records where the training is"):
-        train_config(env={"eval_video": True}, loop={"evaluate_beside": True})
+        train_config(env={"eval_video": True}, loop={"background_evaluation": True})

@@ -22,7 +22,13 @@ def begun(walks_config, tmp_path, monkeypatch):
     """Return a function that starts or resumes a study, and returns its trials, monitor and scheduler."""
 
     def begin(scheduler):
-        tune = {"enabled": True, "scheduler": scheduler, "grace": 2, "reduction": 2, "space": {"walk.pace": "1,2,3"}}
+        tune = {
+            "enabled": True,
+            "scheduler": scheduler,
+            "grace_period": 2,
+            "reduction_factor": 2,
+            "space": {"walk.pace": "1,2,3"},
+        }
         config = walks_config("herd", tune=tune, steps=100)
         space = Space(config)
         watch = StudyMonitor(config, tmp_path, space.keys, len(OBJECTIVES))

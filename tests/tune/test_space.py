@@ -88,7 +88,7 @@ def test_schedulers_need_evaluations_on_the_way(walks_config):
     [
         ({"search": "grid"}, "draws its values itself; leave out search=grid"),
         ({"num_trials": 1}, "needs num_trials of 2 or more"),
-        ({"at_once": 2}, "compares all trials on their way; leave out at_once"),
+        ({"max_concurrent_trials": 2}, "compares all trials; remove max_concurrent_trials"),
     ],
 )
 def test_a_population_is_one(walks_config, options, message):

@@ -116,7 +116,15 @@ def project(tmp_path):
 
 @pytest.mark.long
 def test_a_study_that_is_interrupted_goes_on_stops_what_is_behind_and_its_best_config_runs_again(project):
-    words = ["walk.py", "run_name=first", "tune=asha", "tune.reduction=2", "tune.num_trials=4", SPACE, "walk.gait=slow"]
+    words = [
+        "walk.py",
+        "run_name=first",
+        "tune=asha",
+        "tune.reduction_factor=2",
+        "tune.num_trials=4",
+        SPACE,
+        "walk.gait=slow",
+    ]
     project.interrupted_at(5, "first", *words, "sinks=[mlflow]")
     printed = project.cli("sweep", "relaunch", "multirun/first", has_ray=True)
     states = {index: job["state"] for index, job in project.statuses("first").items()}
@@ -150,7 +158,7 @@ def test_a_study_that_is_interrupted_goes_on_stops_what_is_behind_and_its_best_c
 
 @pytest.mark.long
 def test_a_study_with_a_trial_that_fails_goes_on_after_an_interrupt(project):
-    words = ["walk.py", "run_name=cut", "tune=grid", "tune.retries=1", "walk.gait=slow"]
+    words = ["walk.py", "run_name=cut", "tune=grid", "tune.max_failures=1", "walk.gait=slow"]
     project.interrupted_at(5, "cut", *words, "tune.space.walk.pace='2,3,60'")
     printed = project.cli("sweep", "relaunch", "multirun/cut", code=1, has_ray=True)
     assert "too fast for this path" in printed

@@ -206,7 +206,7 @@ def test_trials_that_raise_die_or_find_their_checkpoint_damaged_go_on_and_the_ta
 @pytest.mark.long
 def test_a_sampler_chooses_what_a_scheduler_compares(walks_config, place, monkeypatch):
     monkeypatch.chdir(place.working_dir)
-    tune_options = {"enabled": True, "search": "optuna", "scheduler": "asha", "reduction": 2, "num_trials": 4}
+    tune_options = {"enabled": True, "search": "optuna", "scheduler": "asha", "reduction_factor": 2, "num_trials": 4}
     config = walks_config("asked", tune=tune_options | {"space": {"walk.pace": "interval(1,10)"}})
     result = trieye.run_experiment(Walk, config)
     jobs = status_of(place.working_dir / "multirun/asked")
@@ -217,7 +217,13 @@ def test_a_sampler_chooses_what_a_scheduler_compares(walks_config, place, monkey
 @pytest.mark.long
 def test_a_population_goes_on_without_a_trial_that_failed(walks_config, place, monkeypatch):
     monkeypatch.chdir(place.working_dir)
-    tune_options = {"enabled": True, "scheduler": "pbt", "space": {"walk.pace": "1,2,3"}, "num_trials": 3, "retries": 0}
+    tune_options = {
+        "enabled": True,
+        "scheduler": "pbt",
+        "space": {"walk.pace": "1,2,3"},
+        "num_trials": 3,
+        "max_failures": 0,
+    }
     with pytest.raises(StudyError, match="the last one fell over"):
         trieye.run_experiment(FallsOver, walks_config("herd", tune=tune_options))
     assert [job.how for job in status_of(place.working_dir / "multirun/herd")] == ["completed", "failed", "completed"]

@@ -4,7 +4,7 @@ import difflib
 import types
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -17,6 +17,8 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
+
+from trieye.renames import renamed_field
 
 
 @dataclass(frozen=True)
@@ -147,10 +149,23 @@ class StrictModel(BaseModel):
             for key, value in data.items()
         }
 
+    if not TYPE_CHECKING:  # or type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                if new := renamed_field(name, type(self).model_fields):
+                    raise AttributeError(f"{type(self).__name__}.{name} was renamed to {new}") from None
+                raise
+
 
 def _unknown_key(key: str, fields: Collection[str], value: Any) -> InitErrorDetails:
     context = {"key": key, "hint": did_you_mean(key, fields), "keys": ", ".join(sorted(fields))}
     error = PydanticCustomError("unknown_key", "unknown key '{key}'{hint} (keys: {keys})", context)
+    if new := renamed_field(key, fields):
+        context = {"key": key, "new": new, "value": value}
+        error = PydanticCustomError("unknown_key", "'{key}' was renamed to '{new}' (value {value})", context)
     return InitErrorDetails(type=error, loc=(key,), input=value)
 
 

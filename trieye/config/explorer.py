@@ -34,20 +34,19 @@ class ExplorerConfig(StrictModel):
         description="Explorers: processes (threads with runtime=local) that collect with `env.num` environments "
         "each; 0 = the learner collects.",
     )
-    steps: int | None = Field(
+    fragment_steps: int | None = Field(
         default=None,
         ge=1,
         le=1 << 20,
-        description="Steps of each environment per fragment, which explorers deliver as one; null = "
-        "agent.rollout_steps.",
+        description="Steps per environment in a fragment, the unit that an explorer sends; null = agent.rollout_steps.",
     )
-    in_flight: int = Field(
-        default=2, ge=1, le=64, description="Fragments assigned to an explorer at a time, which it collects in order."
+    max_in_flight: int = Field(
+        default=2, ge=1, le=64, description="Maximum number of fragments assigned to an explorer and not yet received."
     )
-    timeout_s: float = Field(
+    fragment_timeout_s: float = Field(
         default=300.0,
         gt=0,
-        description="Seconds without a fragment, or a start, after which an explorer counts as hung and is restarted.",
+        description="Seconds without an assigned fragment after which an explorer counts as hung and is restarted.",
     )
     max_restarts: int = Field(
         default=5,
@@ -55,11 +54,11 @@ class ExplorerConfig(StrictModel):
         description="Restarts of a failing explorer before it is abandoned; 10 fragments without a failure reset "
         "the count.",
     )
-    backoff_s: float = Field(
+    restart_backoff_s: float = Field(
         default=1.0,
         gt=0,
         le=3600,
-        description="Seconds before the second restart in a row; doubles each time, up to 60 s.",
+        description="Seconds before the second consecutive restart; doubled before each further restart.",
     )
     num_cpus: float = Field(default=0.0, ge=0, description="CPUs that Ray reserves for each explorer; 0 = none.")
     num_gpus: float = Field(
@@ -78,10 +77,11 @@ class ExplorerConfig(StrictModel):
         description="Cluster nodes on which explorers run: spread = evenly over all; pack = on as few as "
         "possible; learner = on the learner's node.",
     )
-    replay_snapshot_s: float | None = Field(
+    replay_snapshot_interval_s: float | None = Field(
         default=60.0,
         gt=0,
-        description="Seconds between snapshots of the replay process, which restarts from the latest; null = none.",
+        description="Seconds between snapshots of the replay actor, from which it recovers after a crash; null = no "
+        "snapshots.",
     )
 
 

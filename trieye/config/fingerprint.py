@@ -12,6 +12,7 @@ from trieye.config.loop import LoopConfig
 from trieye.config.redaction import HIDDEN, redacted
 from trieye.config.replay import ReplayConfig
 from trieye.config.root import TrieyeConfig
+from trieye.renames import current_config
 
 _WHAT_IS_TRAINED = ("agent", "model", "env")
 
@@ -116,7 +117,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], model: Any, 
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file such as configs.json; an empty one if something else is there.
+    """Return the config in a configs.json with the current names of its keys; empty if the file has no JSON object.
 
     Raises:
         OSError: It cannot be read.
@@ -132,7 +133,7 @@ def json_of(path: Path) -> dict[str, Any]:
     for _ in range(MAX_DEPTH):
         level = [item for value in level for item in _items(value)]
         if not level:
-            return held
+            return current_config(held)
     raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
 
 

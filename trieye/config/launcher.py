@@ -40,7 +40,10 @@ class LauncherConfig(StrictModel):
         description="Directory that is copied to the workers of a cluster; auto = the project of the program; "
         "null = none. Only with an address.",
     )
-    env: RuntimeEnv = Field(default={}, description="Ray runtime environment of the workers; only with an address.")
+    runtime_env: RuntimeEnv = Field(
+        default={},
+        description="Ray runtime environment of the workers; {} = the environment of the nodes. Only with an address.",
+    )
     is_part: bool = Field(
         default=False,
         description="Run only part of the sweep while other processes run other parts, as tasks of a batch system do.",

@@ -38,10 +38,10 @@ class LoopConfig(StrictModel):
     )
     mode: Literal["max", "min"] = Field(default="max", description="Whether a higher or a lower objective is better.")
     evaluate_every_steps: int = Field(default=0, ge=0, description="Steps between evaluations; 0 = only at the end.")
-    evaluate_beside: bool = Field(
+    background_evaluation: bool = Field(
         default=False,
-        description="Evaluate in another process (a thread with runtime=local) while training continues, from "
-        "the checkpoint saved at the start of the evaluation.",
+        description="Evaluate in a separate process (a thread with runtime=local) while training continues, from a "
+        "checkpoint that is saved when the evaluation starts; false = training waits for evaluations.",
     )
     on_nonfinite: Literal["stop", "skip", "warn"] = Field(
         default="stop",

@@ -168,8 +168,8 @@ class PersistenceConfig(ModelOf015):
         description="Copy checkpoints, journal and history to s3://bucket/prefix, gs://bucket/prefix or "
         "file:///directory, from which a machine without the run directory restores the run; null = no copy.",
     )
-    mirror_every_s: float = Field(
-        default=60.0, ge=1, le=86_400, description="Seconds between two copies of the journal to the mirror."
+    mirror_interval_s: float = Field(
+        default=60.0, ge=1, le=86_400, description="Seconds between two uploads of the journal to the mirror."
     )
     mirror_close_timeout_s: float = Field(
         default=10.0,

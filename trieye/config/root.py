@@ -20,6 +20,7 @@ from trieye.config.spellings import ModelOf015
 from trieye.config.stats import StatsConfig
 from trieye.config.tune import TuneConfig
 from trieye.exceptions import ConfigurationError
+from trieye.renames import current_config
 
 PERSISTENCE_OF_RUN: dict[str, Any] = {"auto_resume_latest": False, "tensorboard_dir_name": "."}
 STATS_OF_RUN: dict[str, Any] = {"undeclared": "auto"}
@@ -112,6 +113,7 @@ class TrieyeConfig(ModelOf015):
         try:
             values = json.loads(path.read_text("utf-8")) if values is None else values
             # configs.json may also hold additions of the program and groups of a subclass
+            values = current_config(values)
             fields = {name: value for name, value in values.items() if name in cls.model_fields or name == HIDDEN}
             return cls.model_validate_json(json.dumps(with_secrets(fields)))
         except ConfigurationError:

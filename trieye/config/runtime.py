@@ -9,7 +9,7 @@ from trieye.config.base import StrictModel
 
 def _without_working_dir(env: dict[str, Any]) -> dict[str, Any]:
     if "working_dir" in env:
-        raise ValueError("working_dir has a key of its own, beside env")
+        raise ValueError("working_dir is a separate key, next to runtime_env")
     return env
 
 
@@ -34,10 +34,10 @@ class RuntimeConfig(StrictModel):
         description="Directory that is copied to the workers of a cluster; auto = the project of the program; "
         "null = none, because the nodes already have the code. For kind=cluster only.",
     )
-    env: RuntimeEnv = Field(
+    runtime_env: RuntimeEnv = Field(
         default_factory=dict,
-        description="Ray runtime environment of the workers, such as `{pip: [gymnasium]}` or `{env_vars: "
-        "{OMP_NUM_THREADS: '1'}}`; for kind=cluster only.",
+        description="Ray runtime environment of the workers, such as `{pip: [gymnasium]}` or "
+        "`{env_vars: {OMP_NUM_THREADS: '1'}}`; {} = the environment of the nodes. Only for `cluster`.",
     )
     num_cpus: int | None = Field(default=None, ge=1, description="CPUs of Ray if it is started here; null = all.")
     namespace: str = Field(default="trieye", min_length=1, description="Ray namespace of the hub actor.")
@@ -79,6 +79,6 @@ class RuntimeConfig(StrictModel):
     def _address_only_for_a_cluster(self) -> Self:
         if self.address is not None and self.kind != "cluster":
             raise ValueError(f"address is only for kind=cluster, and kind is {self.kind}")
-        if self.env and self.kind != "cluster":
-            raise ValueError(f"env is only for kind=cluster, and kind is {self.kind}")
+        if self.runtime_env and self.kind != "cluster":
+            raise ValueError(f"runtime_env is only for kind=cluster, and kind is {self.kind}")
         return self

@@ -63,9 +63,9 @@ class SinksConfig(StrictModel):
     console: ConsoleSinkConfig = Field(default_factory=ConsoleSinkConfig, description="Lines on the terminal.")
 
     wandb: WandbSinkConfig = Field(default_factory=WandbSinkConfig, description="Weights & Biases.")
-    config_params: bool = Field(default=True, description="Log the config as the run's parameters.")
-    without: list[str] = Field(
-        default=[], description="Names of sinks to disable among those that other installed packages provide."
+    log_config: bool = Field(default=True, description="Log the config as parameters of the run.")
+    exclude: list[str] = Field(
+        default=[], description="Names of sinks from installed packages that this run does not use; [] = use all."
     )
     required: list[str] = Field(
         default=[],
@@ -73,13 +73,13 @@ class SinksConfig(StrictModel):
         "its end. Other sinks may fail: the run continues, and missing points are delivered when the sink recovers.",
     )
 
-    @field_validator("without")
+    @field_validator("exclude")
     @classmethod
-    def _ours_have_keys(cls, without: list[str]) -> list[str]:
-        for name in without:
+    def _ours_have_keys(cls, exclude: list[str]) -> list[str]:
+        for name in exclude:
             if name in cls.model_fields:
                 raise ValueError(f"{name} comes with trieye; type sinks.{name}.enabled=false")
-        return without
+        return exclude
 
     @property
     def enabled(self) -> list[str]:

@@ -18,10 +18,10 @@ class StatsConfig(ModelOf015):
     processing_interval_seconds: float = Field(
         default=1.0, gt=0, description="Seconds between two rounds in which the hub turns events into points."
     )
-    own_metrics_seconds: float = Field(
+    hub_metrics_interval_s: float = Field(
         default=30.0,
         ge=0,
-        description="Seconds between points of the hub's own metrics, such as trieye/accepted; 0 = none.",
+        description="Seconds between two points of the hub's internal metrics, such as trieye/accepted; 0 = none.",
     )
     metrics: Keyed[MetricConfig] = Field(
         default_factory=list, description="Metrics and their aggregation; in YAML a dict with names of your choice."

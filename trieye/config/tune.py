@@ -35,8 +35,10 @@ class TuneConfig(StrictModel):
         "asynchronous successive halving; continued from a better trial's state (population-based training).",
     )
     num_trials: int = Field(default=8, ge=1, description="Number of trials; with search=grid, trials per combination.")
-    at_once: int | None = Field(
-        default=None, ge=1, description="Maximum number of parallel trials; null = limited by resources only."
+    max_concurrent_trials: int | None = Field(
+        default=None,
+        ge=1,
+        description="Maximum number of trials that run at the same time; null = limited by CPUs and GPUs only.",
     )
     num_cpus: float = Field(default=1.0, ge=0, description="CPUs of each trial, without those of its explorers.")
     num_gpus: float = Field(default=0.0, ge=0, description="GPUs of each trial, without those of its explorers.")
@@ -44,8 +46,10 @@ class TuneConfig(StrictModel):
         default=True,
         description="Run trials one after another in the same process instead of a new process for each trial.",
     )
-    retries: int = Field(
-        default=3, ge=0, description="Restarts of a trial that failed or whose process died, from its last evaluation."
+    max_failures: int = Field(
+        default=3,
+        ge=0,
+        description="Number of times that a failed or killed trial is restarted from its last checkpoint; 0 = never.",
     )
     target: float | None = Field(
         default=None, description="End the study at a trial with this objective or better; null = never."
@@ -55,34 +59,39 @@ class TuneConfig(StrictModel):
     sampler: Literal["tpe", "random", "cmaes", "gp"] = Field(
         default="tpe", description="Optuna sampler, for search=optuna."
     )
-    grace: int = Field(
-        default=1, ge=1, description="Evaluations of a trial before it can be stopped, for scheduler=median and asha."
+    grace_period: int = Field(
+        default=1,
+        ge=1,
+        description="Minimum number of evaluations before a trial may be stopped; for scheduler=median and asha.",
     )
-    reduction: float = Field(
+    reduction_factor: float = Field(
         default=3.0,
         gt=1,
-        description="Reduction factor: one trial in this many reaches the next rung, with scheduler=asha.",
+        description="Successive halving rate: 1 of this many trials is promoted to the next rung; for scheduler=asha.",
     )
-    interval: int = Field(
-        default=1, ge=1, description="Evaluations between perturbations of the trials, with scheduler=pbt."
+    perturbation_interval: int = Field(
+        default=1,
+        ge=1,
+        description="Number of evaluations between two comparisons of the population; for scheduler=pbt.",
     )
-    quantile: float = Field(
+    quantile_fraction: float = Field(
         default=0.25,
         gt=0,
         le=0.5,
-        description="Fraction of trials, the worst ones, replaced by copies of as many best ones, with scheduler=pbt.",
+        description="Fraction of the trials that is replaced by clones of the same number of best trials; for "
+        "scheduler=pbt.",
     )
-    resample: float = Field(
+    resample_probability: float = Field(
         default=0.25,
         ge=0,
         le=1,
-        description="Probability of redrawing a perturbed value instead of multiplying it by 0.8 or 1.2, with "
-        "scheduler=pbt.",
+        description="Probability that a perturbed hyperparameter is resampled from its distribution instead of being "
+        "multiplied by 0.8 or 1.2; for scheduler=pbt.",
     )
-    in_step: bool = Field(
+    synchronous: bool = Field(
         default=True,
-        description="Let trials wait for each other at each interval, so that equally long trainings are "
-        "compared, with scheduler=pbt.",
+        description="Whether trials wait for each other at each perturbation_interval, so that the same amount of "
+        "training is compared; for scheduler=pbt.",
     )
 
     @model_validator(mode="after")
@@ -91,9 +100,13 @@ class TuneConfig(StrictModel):
             raise ValueError(f"scheduler=pbt draws its values itself; leave out search={self.search}")
         if self.scheduler == "pbt" and self.num_trials < 2:  # noqa: PLR2004
             raise ValueError("scheduler=pbt needs num_trials of 2 or more")
-        if self.scheduler == "pbt" and self.at_once is not None and self.at_once < self.num_trials:
+        if (
+            self.scheduler == "pbt"
+            and self.max_concurrent_trials is not None
+            and self.max_concurrent_trials < self.num_trials
+        ):
             raise ValueError(
-                "scheduler=pbt compares all trials on their way; leave out at_once: num_cpus says how many run at once"
+                "scheduler=pbt compares all trials; remove max_concurrent_trials, and limit concurrency with num_cpus"
             )
         return self
 

@@ -168,7 +168,7 @@ class HubActor:
     def shutdown(self, status: RunStatus = "FINISHED", *, patient: bool = False) -> None:
         """Wait for earlier saves and events, log the remaining events and close everything."""
         me = ray.get_runtime_context().current_actor
-        ray.wait([me.flush.remote(), me.health.remote()], num_returns=2)  # after earlier calls of both groups
+        ray.wait([me.flush.remote(), me.health.remote()], num_returns=2)  # run after earlier calls of both groups
         self._logic.shutdown(status, patient=patient)
 
     @in_group("save")

@@ -135,7 +135,7 @@ def incompatibilities(node: Node, here: Node) -> list[str]:
     if node.import_error is not None:
         texts.append(
             f"{node.executable} cannot import trieye: {node.import_error}; install trieye {wanted} there, the version "
-            f"that is installed here, or start with 'runtime.env={{pip: [trieye=={wanted}]}}'"
+            f"that is installed here, or start with 'runtime.runtime_env={{pip: [trieye=={wanted}]}}'"
         )
     if _minor(node.python) != _minor(here.python):
         texts.append(f"Python {node.python} there, {here.python} here: pickles differ; install the same minor version")

@@ -40,7 +40,7 @@ HUB_GONE_AFTER_S = 30.0
 
 
 def take_run(paths: RunFiles, config: TrieyeConfig, take_lock: Callable[[], RunLock]) -> tuple[RunLock, str | None]:
-    """Create the directories of a run, take its lock, and restore it from its mirror if this machine has none of it.
+    """Create the directories of a run, take its lock, and restore it from its mirror if it has no files here.
 
     Args:
         paths: File names of the run.

@@ -12,7 +12,7 @@ from trieye.hub.marks import AttemptMark, FlushMarker, LedgerState, packed, posi
 from trieye.hub.pending import PendingEvents
 from trieye.hub.supersession import Continuation, Supersession
 from trieye.journal.event_payloads import Drop, decode_events, from_bytes
-from trieye.journal.journal import Record
+from trieye.journal.journal import JournalEntry
 from trieye.journal.ranges import first_difference, merged
 from trieye.stats.aggregator import Aggregator
 from trieye.stats.batch import EventBatch
@@ -132,7 +132,7 @@ class EventProcessor:
         num_before = self.num_accepted - num_pending
         return LedgerState(stats.to_state(), entries, num_accepted=num_before, num_processed=num_before)
 
-    def apply(self, entry: Record) -> None:
+    def apply(self, entry: JournalEntry) -> None:
         """Apply a journal entry."""
         if entry.kind == "pass":
             self.apply_flush(FlushMarker.from_bytes(entry.payload), entry.at, self.queue.take())
@@ -199,7 +199,7 @@ class EventProcessor:
         self._history.append(items[num_stored:])
 
 
-def survives_rewind(entry: Record) -> bool:
+def survives_rewind(entry: JournalEntry) -> bool:
     """Return whether a rewind must apply an entry of its attempt again, after the state of the checkpoint.
 
     Parameters, tags and files need no second application, because a rewind does not undo them.

@@ -21,7 +21,7 @@ from trieye.hub.pending import PendingEvents
 from trieye.hub.requests import request
 from trieye.hub.supersession import Choice
 from trieye.journal.event_payloads import Drop, admit, batch_of, encode_events, to_bytes
-from trieye.journal.journal import Journal, Record, Snapshot
+from trieye.journal.journal import Journal, JournalEntry, Snapshot
 from trieye.journal.ranges import first_difference, merged
 from trieye.stats.aggregator import Aggregator
 from trieye.stats.batch import EventBatch, EventRow
@@ -286,7 +286,7 @@ class Ledger:
             num_new = self._journal.last_pos - self._applied
             if pos is not None and num_new == 1:
                 self._note_applied(pos, len(payload))
-                self._processor.apply(Record(pos, kind, at, client, seq or 0, payload))
+                self._processor.apply(JournalEntry(pos, kind, at, client, seq or 0, payload))
                 return True
         if num_new:  # an earlier call failed after its entry was stored
             with self._processing, self._lock:
@@ -366,7 +366,7 @@ class Ledger:
             return {"journal": position, "stats": self._processor.stats.to_state(pack)}
 
     def note_final(self, checkpoint: str) -> None:
-        """Record the checkpoint after which only the end of the run closed windows."""
+        """Record that only points of windows closed by the end of the run follow a checkpoint."""
         self._journal.set_meta("final", msgspec.msgpack.encode([checkpoint, self._history.end]))
 
     def is_final(self, checkpoint: str) -> bool:

@@ -107,7 +107,7 @@ class HubLogic:
             key = f"repair:{zlib.crc32(str(journal.damage).encode())}"
             self._ledger.count_dropped([("journal_damage", "*", journal.num_lost)], key=key)
         journal.forget_repair()
-        self.status = HubStatus(self._ledger, self._sinks, self.files, every_s=stats.own_metrics_seconds, **clocks)
+        self.status = HubStatus(self._ledger, self._sinks, self.files, every_s=stats.hub_metrics_interval_s, **clocks)
         self.parts = owners(self, self._ledger, self.tracking, self.status)
         self._ticker = Ticker(self.tick, stats.processing_interval_seconds, run_name=self.config.run_name)
 
@@ -116,13 +116,13 @@ class HubLogic:
 
     @request("ingest")
     def count_dropped(self, reason: str, count: int, *, key: str = "") -> None:
-        """Count events that a client dropped; see `log_event`."""
+        """Count events that a client dropped; see `Ledger.count_dropped`."""
         self._check_open()
         self._ledger.count_dropped([(reason, "*", count)], key=key)
 
     @request("ingest")
     def log_operation(self, operation: Operation, *, key: str = "") -> None:
-        """Record a histogram, an image or another medium; see `log_event`."""
+        """Record a histogram, an image or another medium; see `Ledger.record`."""
         self._check_open()
         self._record(operation, key=key)
 
@@ -221,8 +221,8 @@ class HubLogic:
 
         Args:
             restored: The checkpoint, without its state; None if the run has none. If it belongs to another run, the
-                points that this run logged before its step are kept.
-            key: See `log_event`.
+                points that this run logged before its step are retained.
+            key: See `Ledger.accept_rows`.
         """
         self._check_open()
         if restored is not None:
@@ -240,7 +240,7 @@ class HubLogic:
 
     @request("ingest")
     def packed_state(self, complete_step: int) -> bytes:
-        """Return the state of the hub for a checkpoint, as bytes, which also hold thousands of metrics compactly.
+        """Return the state of the hub for a checkpoint; as bytes, thousands of metrics reach the driver quickly.
 
         Args:
             complete_step: Close windows up to this step first, so that no later attempt logs their points again.

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from trieye.config import StatsConfig
 from trieye.hub.supersession import Continuation, Opening
+from trieye.renames import current_config
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -89,12 +90,12 @@ class AttemptMark(_Stored, frozen=True):
         at: Journal time in seconds.
         started: Unix time in seconds.
         elapsed: Age of the run in seconds at the start of the attempt.
-        decided: Whether the journal may delete the attempt's first events: the attempt has resumed, or its events need
-            too much space.
-        resumed: Whether the attempt has resumed from a state or from scratch.
+        decided: Whether the journal may delete the attempt's first events: its starting state is determined, or the
+            events need too much space.
+        resumed: Whether the starting state of the attempt, a checkpoint or the start of the run, is determined.
         config: The metrics, as JSON.
         run_id: Identity of the run.
-        key: Key of the call that resumed the attempt.
+        key: Key of the call that determined the starting state.
         dead: Index ranges that no checkpoint restores: the journal had lost them when the run resumed from one.
         openings: All openings of the run so far.
     """
@@ -188,6 +189,6 @@ class AttemptMark(_Stored, frozen=True):
     def stats_config(self) -> StatsConfig | None:
         """Return the metrics config of the attempt; None if this version cannot read it."""
         try:
-            return StatsConfig.model_validate_json(self.config)
-        except ValidationError:
+            return StatsConfig.model_validate(current_config({"stats": msgspec.json.decode(self.config)})["stats"])
+        except (ValidationError, msgspec.DecodeError):
             return None

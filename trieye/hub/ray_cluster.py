@@ -113,8 +113,8 @@ def refuse_incompatible_nodes(timeout_s: float, *, skips_single_node: bool = Tru
 
     Args:
         timeout_s: Seconds that a node may take to answer.
-        skips_single_node: Skip the check if the cluster has one node. Its check is needed if `runtime.env` prepares
-            its workers.
+        skips_single_node: Skip the check if the cluster has one node. The check is needed if `runtime.runtime_env`
+            prepares its workers.
 
     Raises:
         ConfigurationError: A node cannot run the code; the message names each such node and the next step.

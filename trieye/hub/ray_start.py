@@ -46,7 +46,7 @@ def join_ray(runtime: RuntimeConfig, group: str = "runtime") -> list[Node]:
     Raises:
         ConfigurationError: The cluster is unreachable, or a node cannot run code sent from here.
     """
-    _refuse_unknown(runtime.env, group)
+    _refuse_unknown(runtime.runtime_env, group)
     if ray.is_initialized():
         return []
     # it logs at every start that token authentication is on; that is intended
@@ -64,8 +64,8 @@ def _refuse_unknown(env: Mapping[str, Any], group: str) -> None:
     allowed = {name.lstrip("_") for name in ray.runtime_env.RuntimeEnv.known_fields} - {"working_dir"}
     for name in env.keys() - allowed if "RAY_RUNTIME_ENV_PLUGINS" not in os.environ else ():
         raise ConfigurationError(
-            f"{group}.env: Ray {ray.__version__} has no key {name!r}{did_you_mean(name, allowed)} (choose from: "
-            f"{', '.join(sorted(allowed))})"
+            f"{group}.runtime_env: Ray {ray.__version__} has no key {name!r}{did_you_mean(name, allowed)} "
+            f"(choose from: {', '.join(sorted(allowed))})"
         )
 
 
@@ -74,7 +74,7 @@ def _join_cluster(runtime: RuntimeConfig, group: str, quiet: Mapping[str, Any]) 
     setting = f"{group}.address={runtime.address or 'auto'}"
     address = address_to_join(setting, runtime.address or "auto")
     with tempfile.TemporaryDirectory(prefix="trieye-") as upload_dir:
-        environment, upload = dict(runtime.env), ""
+        environment, upload = dict(runtime.runtime_env), ""
         if (source := _working_dir(runtime)) is not None:
             upload = f", sending its workers a copy of {stage(source, Path(upload_dir))}"
             environment["working_dir"] = upload_dir
@@ -85,11 +85,13 @@ def _join_cluster(runtime: RuntimeConfig, group: str, quiet: Mapping[str, Any]) 
         except (ConnectionError, TypeError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             raise ConfigurationError(unreachable(setting, error)) from error
     keep_token_private()
-    installs = sorted(runtime.env.keys() & {"pip", "uv", "conda", "py_modules"})
+    installs = sorted(runtime.runtime_env.keys() & {"pip", "uv", "conda", "py_modules"})
     if installs:
-        say(f"each node installs the packages of {group}.env.{installs[0]}, for at most {_INSTALL_S:g} s ...")
+        say(f"each node installs the packages of {group}.runtime_env.{installs[0]}, for at most {_INSTALL_S:g} s ...")
     try:
-        return refuse_incompatible_nodes(_INSTALL_S if installs else _CHECK_S, skips_single_node=not runtime.env)
+        return refuse_incompatible_nodes(
+            _INSTALL_S if installs else _CHECK_S, skips_single_node=not runtime.runtime_env
+        )
     except BaseException:
         ray.shutdown()
         raise

@@ -16,9 +16,9 @@ from typing import Any, Literal, TypeVar
 Group = Literal["ingest", "save", "wait", ""]
 """Concurrency group of the actor that runs a request.
 
-`ingest` has one thread, so the hub accepts each caller's events in order. `save` has its thread,
-so that a long save never delays events. Requests that wait for MLflow, and progress requests, run in `wait`. All other
-requests are quick and run in the default group, the empty string.
+`ingest` has one thread, so the hub accepts each caller's events in order. `save` has a separate thread, so that a long
+save never delays events. Requests that wait for MLflow, and progress requests, run in `wait`. All other requests are
+quick and run in the default group, the empty string.
 """
 
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -49,7 +49,7 @@ class Restored:
         state: Content of the checkpoint; None if the caller has read it already.
         hub_state: State of the hub when this run's checkpoint was saved. For a checkpoint of another run it is empty;
             if the caller passed that checkpoint's path, it comes from the nearest checkpoint of this run.
-        identity: Identity of the checkpoint that `hub_state` comes from; another one of the same step differs.
+        identity: Identity of the checkpoint that `hub_state` comes from; checkpoints of the same step differ in it.
         origin: `path`, `reason`, `run_name`, `is_own` (whether the checkpoint belongs to this run), `parts` that the
             next save may link, and `seed` of the run when it was saved; a seed of None is unknown.
         went_back_to: The checkpoint as the user named it, if the run returns to an earlier checkpoint of itself.

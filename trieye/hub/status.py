@@ -102,7 +102,7 @@ class HubStatus:
         self._full = None if error is None else str(error)
 
     def health(self) -> dict[str, Any]:
-        """Return the state of sinks, journal and mirror, and counts of events, drops and failed saves."""
+        """Return the state of sinks, journal and mirror, and counts of events, late events, drops and failed saves."""
         late, dropped = self._ledger.read(lambda stats: (dict(stats.late_by_metric), dict(stats.drops.by_reason)))
         journal = self._files.journal
         return {

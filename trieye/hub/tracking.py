@@ -31,7 +31,7 @@ READY_TIMEOUT_S = 7.5
 """Seconds until the MLflow run id must be returned: clients probe with it and wait 10 s, actor start included."""
 
 READY_AFTER_START_S = 6.0
-"""The same if the time of the actor's request is unknown; opening MLflow takes 3 s on an idle machine."""
+"""The same timeout if the time of the actor's request is unknown; opening MLflow takes 3 s on an idle machine."""
 
 RECENT_S = 30.0
 """An actor that starts later than this after its config was sent is a restarted actor."""
@@ -76,7 +76,7 @@ class Tracking:
         config: TrieyeConfig,
     ) -> None:
         self._record, self._sinks, self._files, self._check_open = record, sinks, files, check_open
-        self._shows_config = config.sinks.config_params
+        self._shows_config = config.sinks.log_config
         persistence, copies = config.persistence, files.paths.run_base_dir / "artifacts"
         self._artifacts = Artifacts(copies, persistence.log_checkpoints, with_parts=persistence.log_replay)
         self._ready_by = time.monotonic() + _ready_within_s(config.sent_at)

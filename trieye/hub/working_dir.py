@@ -56,8 +56,8 @@ def project_around(directory: Path) -> Path:
 def stage(source: Path, into: Path) -> str:
     """Copy the project files to upload into an empty directory, and return a description.
 
-    Ray packs the whole directory. It cannot pack the project itself, because all versions up to 2.60 follow links, even
-    out of the project.
+    Ray packs the whole directory. It must not pack the project directly: all versions up to 2.60 follow links, even out
+    of the project.
 
     Raises:
         ConfigurationError: As `files_of`; or no file is left, or the files exceed `MOST_BYTES`.

@@ -155,8 +155,8 @@ def adopted_config(name: str, app: str, overrides: Mapping[str, Any]) -> TrieyeC
         "run_name": name,
         "runtime": {"kind": "local"},
         "persistence": persistence,
-        "stats": {"undeclared": "each", "own_metrics_seconds": 0.0},
-        "sinks": {"console": {"enabled": False}, "config_params": False},
+        "stats": {"undeclared": "each", "hub_metrics_interval_s": 0.0},
+        "sinks": {"console": {"enabled": False}, "log_config": False},
     }
     for key, value in overrides.items():
         if key != "root":

@@ -97,7 +97,7 @@ class Mirror:
         if config.mirror is None:
             return None
         # if all checkpoints are retained, there may be more of them than fit on this disk
-        return cls(config.mirror, paths, every_s=config.mirror_every_s, fetches_rest=config.keep_last > 0)
+        return cls(config.mirror, paths, every_s=config.mirror_interval_s, fetches_rest=config.keep_last > 0)
 
     def _report_restore(self) -> None:
         record = self._local.record()

@@ -61,7 +61,7 @@ class RunDirectories:
             return None
         self._homes[str(directory)] = home
         params, defaults = parameters(config), unused_defaults(config)
-        if not config.get("sinks", {}).get("config_params", True):
+        if not config.get("sinks", {}).get("log_config", True):
             defaults = {}
             params = {key: value for key, value in params.items() if key == "loop.objective" and value is not None}
         params |= {name: typed(text) for name, text in record.params.items()}

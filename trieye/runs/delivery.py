@@ -308,7 +308,7 @@ class _Files(HubFiles):
         mark = self.journal.meta("attempt")
         # configs.json has the user's choice; the entries were made for the metrics that the hub derived from it
         stats = None if mark is None else AttemptMark.from_bytes(mark).stats_config()
-        stats = (stats or self._config.stats).model_copy(update={"own_metrics_seconds": 0.0})
+        stats = (stats or self._config.stats).model_copy(update={"hub_metrics_interval_s": 0.0})
         self._hub.config = self._config.model_copy(update={"stats": stats})
         for sink in self._rewritten:
             self.journal.set_cursor(sink, 0, FROM_THE_BEGINNING)

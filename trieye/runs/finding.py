@@ -16,6 +16,7 @@ import msgspec
 
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_files import CONFIGS, RUN_RECORD
+from trieye.renames import KEYS, current_config
 from trieye.runs.stored_run import Mode, StoredRun
 
 RunReference = StoredRun | Path | str
@@ -121,7 +122,8 @@ def select(
     for key in where.keys() - keys:
         from trieye.config.base import did_you_mean
 
-        raise ConfigurationError(f"{key}={where[key]}: no run has such a key{did_you_mean(key, keys)}")
+        problem = KEYS.get(key) or f"no run has such a key{did_you_mean(key, keys)}"
+        raise ConfigurationError(f"{key}={where[key]}: {problem}")
     return [
         run
         for run, config in configs
@@ -337,7 +339,7 @@ def _config_values(run_dir: Path) -> Mapping[str, Any]:
         if isinstance(config, dict):
             from trieye.config.fingerprint import leaves  # with pydantic
 
-            return dict(leaves(config))
+            return dict(leaves(current_config(config)))
     return {}
 
 

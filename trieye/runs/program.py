@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -20,6 +20,7 @@ from trieye.exceptions import CheckpointError, ConfigurationError, Serialization
 from trieye.files.run_files import CONFIGS
 from trieye.files.run_record import RunRecord
 from trieye.process.child import run_program
+from trieye.renames import current_overrides
 from trieye.run.provenance import DIRECTORY
 from trieye.run.rehearsal import VARIABLE, Rehearsed, Stage
 from trieye.runs.stored_run import StoredRun
@@ -48,14 +49,16 @@ class Program:
     Attributes:
         words: The words of its command without overrides.
         directory: Its working directory.
-        overrides: The overrides of the run, as typed, without its name.
-        is_signed: Whether this user's key signs all of that.
+        overrides: The overrides of the run, with the current names of their keys.
+        is_signed: Whether this user's key signs the stored command.
+        renamed: Overrides with a renamed key, as typed, and their current form.
     """
 
     words: Sequence[str]
     directory: Path
     overrides: Sequence[str]
     is_signed: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: StoredRun) -> "Program":
@@ -89,7 +92,9 @@ class Program:
                 f"{shlex.join([*words, *provenance.overrides])}"
             )
         is_signed = provenance.is_signed and (sweep is None or sweep.is_signed)
-        return cls(words, directory, provenance.overrides, is_signed)
+        overrides = current_overrides(provenance.overrides, run.config)
+        pairs = zip(provenance.overrides, overrides, strict=True)
+        return cls(words, directory, overrides, is_signed, {old: new for old, new in pairs if old != new})
 
     def with_overrides(
         self, own_name: str, extra: Sequence[str], without: Sequence[str], fixed: Mapping[str, str]

@@ -1,7 +1,7 @@
 """FanOut: the sinks of a run, from the config, installed packages and the user; each runs independently.
 
 `trieye.Run(config, sinks=[MySink()])` uses the user's sink objects. A package registers a sink with an entry point in
-its `pyproject.toml`; an installed sink receives every point, unless `sinks.without=[mine]` excludes it:
+its `pyproject.toml`; an installed sink receives every point, unless `sinks.exclude=[mine]` excludes it:
 
     [project.entry-points."trieye.sinks"]
     mine = "my_package.sinks:MySink"
@@ -165,7 +165,7 @@ def make_sinks(
         sinks.append(ConsoleSink())
     if config.wandb.enabled:
         sinks.append(WandbSink(config.wandb))
-    return [*sinks, *own, *_sinks_of_packages({*OUR_NAMES, *(sink.name for sink in own)}, config.without)]
+    return [*sinks, *own, *_sinks_of_packages({*OUR_NAMES, *(sink.name for sink in own)}, config.exclude)]
 
 
 def check_own(sinks: Sequence[Sink]) -> None:
@@ -193,10 +193,10 @@ def check_own(sinks: Sequence[Sink]) -> None:
         names.append(sink.name)
 
 
-def _sinks_of_packages(used_names: set[str], without: Collection[str]) -> list[Sink]:
+def _sinks_of_packages(used_names: set[str], exclude: Collection[str]) -> list[Sink]:
     sinks: list[Sink] = []
     for entry_point in entry_points(group=ENTRY_POINT_GROUP):
-        if entry_point.name in without:  # its package is not even imported
+        if entry_point.name in exclude:  # its package is not even imported
             continue
         try:
             sink = entry_point.load()()
@@ -206,6 +206,6 @@ def _sinks_of_packages(used_names: set[str], without: Collection[str]) -> list[S
             log.warning("skipping sink %s of an installed package: %s", entry_point.value, error)
             continue
         used_names.add(sink.name)
-        if sink.name not in without:
+        if sink.name not in exclude:
             sinks.append(sink)
     return sinks

@@ -1,12 +1,18 @@
 """The command line that resumes a sweep, or runs some of its jobs."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from trieye.config.fingerprint import json_of
 from trieye.config.hydra.axes import quoted
 from trieye.config.redaction import HIDDEN
 from trieye.config.tune import study_dir
 from trieye.exceptions import ConfigurationError
+from trieye.files.run_files import CONFIGS
+from trieye.renames import current_overrides
+from trieye.sweeps.jobs import RUN
 from trieye.sweeps.record import SweepRecord
 
 _LAUNCHER = "hydra/launcher=trieye_ray"
@@ -38,13 +44,23 @@ def command_of(record: SweepRecord, directory: Path, *more: str, only: Sequence[
         )
     if record.is_study:
         return _command_of_study(record, directory, *more)
-    own = [word for word in record.own if word.partition("=")[0].lstrip("+") not in _OURS]
+    config = _config_in(directory)
+    own, spec = current_overrides(record.own, config), current_overrides(record.spec, config)
+    own = [word for word in own if word.partition("=")[0].lstrip("+") not in _OURS]
     is_foreign_launcher = any(word.startswith("hydra/launcher=") and word != _LAUNCHER for word in own)
     if is_foreign_launcher and only is not None:  # other launchers cannot select jobs
         own = [*(word for word in own if not word.startswith(("hydra/launcher=", "hydra.launcher."))), _LAUNCHER]
     chosen = [] if only is None else [f"hydra.launcher.only=[{','.join(map(str, only))}]"]
     sweep_dir = f"hydra.sweep.dir={quoted(str(directory.resolve()))}"
-    return [*record.program, "-m", *own, *record.spec, sweep_dir, *more, *chosen]
+    return [*record.program, "-m", *own, *spec, sweep_dir, *more, *chosen]
+
+
+def _config_in(directory: Path) -> dict[str, Any] | None:
+    """Return the config of a run of the sweep in a directory, whatever its job; None if there is none."""
+    for path in directory.glob(f"*/{RUN}/{CONFIGS}"):
+        with suppress(OSError, ValueError):
+            return json_of(path)
+    return None
 
 
 def _command_of_study(record: SweepRecord, directory: Path, *more: str) -> list[str]:
@@ -52,4 +68,9 @@ def _command_of_study(record: SweepRecord, directory: Path, *more: str) -> list[
     home = study_dir(Path(record.working_dir), name)
     if directory.resolve() != home.resolve():
         raise ConfigurationError(f"{directory}: the study was started in {home} and resumes only there; move it back")
-    return [*record.program, *record.own, *record.spec, f"run_name={name}", *more]
+    return [
+        *record.program,
+        *current_overrides([*record.own, *record.spec], _config_in(directory)),
+        f"run_name={name}",
+        *more,
+    ]

@@ -14,6 +14,7 @@ from typing import Any, Self
 from trieye.config.base import did_you_mean
 from trieye.config.redaction import redacted
 from trieye.exceptions import ConfigurationError
+from trieye.renames import current_override
 
 _MOST_SHOWN = 10
 _LONGEST_NUMBER = 8
@@ -214,6 +215,13 @@ class Grid:
         """Return the grid of a dict from `plain`."""
         axes = (Axis(tuple(axis["keys"]), tuple(map(tuple, axis["places"]))) for axis in plain["axes"])
         return cls(tuple(axes), tuple(plain["without"]))
+
+    def renamed_like(self, other: Self) -> Self:
+        """Return a stored grid with the current names of its keys, where another grid of the sweep uses these."""
+        keys = {bare(key) for axis in other.axes for key in axis.keys}
+        axes = (Axis(tuple(current_override(key, keys) for key in axis.keys), axis.places) for axis in self.axes)
+        without = ({current_override(key, keys): value for key, value in item.items()} for item in self.without)
+        return type(self)(tuple(axes), tuple(without))
 
     def first_renumbered(self, then: Self) -> int | None:
         """Return the index of the first job of an earlier grid that differs or is missing here, else None."""

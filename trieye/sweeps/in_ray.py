@@ -30,7 +30,11 @@ class RayPool:
         if options.address is None:
             join_ray(RuntimeConfig(kind="ray"))
         else:
-            cluster = {"address": options.address, "working_dir": options.working_dir, "env": options.env}
+            cluster = {
+                "address": options.address,
+                "working_dir": options.working_dir,
+                "runtime_env": options.runtime_env,
+            }
             nodes = join_ray(RuntimeConfig.model_validate({"kind": "cluster", **cluster}), "hydra.launcher")
             _warn_about_remote_runs(shared, [node for node in nodes if not node.sees_root])
         self._options, self._composing, self._shared = options, shared, ray.put(shared)

@@ -17,6 +17,7 @@ from trieye.exceptions import JournalError, RunLockedError, TrieyeError
 from trieye.files.atomic import relink
 from trieye.process.identity import Liveness, ProcessIdentity
 from trieye.process.lock import RunLock
+from trieye.renames import current_override
 from trieye.sweeps.grid import bare
 from trieye.sweeps.record import JsonRecord
 
@@ -137,7 +138,7 @@ class JobRecord(JsonRecord, kw_only=True):
 
     def values(self, varying: Collection[str]) -> dict[str, str]:
         """Return the values of the given keys from its overrides."""
-        pairs = (word.partition("=") for word in self.overrides)
+        pairs = (current_override(word, varying).partition("=") for word in self.overrides)
         return {bare(key): value for key, _, value in pairs if bare(key) in varying}
 
     def fail(self, error: str) -> None:

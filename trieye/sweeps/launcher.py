@@ -22,6 +22,7 @@ from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError, RunInterrupted
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
+from trieye.renames import current_override
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import Done, Job, JobElsewhereError, JobRecord
 from trieye.sweeps.orphans import Orphans
@@ -252,7 +253,8 @@ class SweepExecution:
         if record is None:
             return None
         overrides = [redacted_text(word) for word in job.overrides]
-        if record.overrides != overrides:
+        keys = {bare(word.partition("=")[0]) for word in overrides}
+        if [current_override(word, keys) for word in record.overrides] != overrides:
             raise ConfigurationError(
                 f"{self.directory}: job {job.index} was {' '.join(record.overrides)!r} and would be "
                 f"{' '.join(overrides)!r}; for another sweep, omit hydra.sweep.dir or set another directory"

@@ -198,7 +198,7 @@ class SweepRecord(JsonRecord, kw_only=True):
         """
         if self.grid is None:
             return grid
-        then = self.the_grid()
+        then = self.the_grid().renamed_like(grid)
         grid = grid.in_the_order_of(then, {word.partition("=")[0] for word in words if "shuffle(" in word})
         after = grid.without_secrets()
         changed = after.first_renumbered(then)

@@ -128,7 +128,7 @@ class TrainingConfig(TrieyeConfig):
         if self.explorer.num and per_chunk > 1:
             raise ValueError(
                 f"replay.fragment.fragments_per_chunk={per_chunk}: explorers deliver chunks of one fragment; "
-                "raise explorer.steps for longer fragments"
+                "raise explorer.fragment_steps for longer fragments"
             )
         return self
 
@@ -142,8 +142,10 @@ class TrainingConfig(TrieyeConfig):
 
     @model_validator(mode="after")
     def _evaluations_fit(self) -> Self:
-        if self.loop.evaluate_beside and self.env.eval_video:
-            raise ValueError("env.eval_video records where the training is; leave it out, or loop.evaluate_beside")
+        if self.loop.background_evaluation and self.env.eval_video:
+            raise ValueError(
+                "env.eval_video records where the training is; leave it out, or loop.background_evaluation"
+            )
         return self
 
     @property

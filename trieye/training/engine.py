@@ -89,10 +89,10 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         if self.agent_class.__qualname__ not in {base.__qualname__ for base in type(config.agent).__mro__}:
             name = type(config.agent).__name__
             raise ConfigurationError(f"agent.engine: {kind} trains a {self.agent_class.__name__}, not a {name}")
-        if config.loop.evaluate_beside and self._evaluates_by_itself:
+        if config.loop.background_evaluation and self._evaluates_by_itself:
             raise ConfigurationError(
-                f"loop.evaluate_beside: {kind}.evaluate is its own, and what it needs is here; override "
-                "evaluate_saved, too, or leave loop.evaluate_beside out"
+                f"loop.background_evaluation: {kind}.evaluate is its own, and what it needs is here; override "
+                "evaluate_saved, too, or leave loop.background_evaluation out"
             )
         self.agent = cast("AgentT", config.agent)
         if config.agent.num_threads:

@@ -10,6 +10,7 @@ from trieye.config.env import EnvConfig
 from trieye.config.redaction import with_secrets
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.experiment.experiment import imported
+from trieye.renames import current_config
 from trieye.runs.finding import RunReference, run_directory
 from trieye.training import environments
 from trieye.training.engine import TrainEngine, device_of
@@ -96,13 +97,13 @@ def recorded_config(run_dir: Path, saved: LoadedCheckpoint | None = None) -> Map
         ConfigurationError: It cannot be read.
     """
     if saved is not None and saved.config is not None:
-        return saved.config
+        return current_config(saved.config)
     path = run_dir / "configs.json"
     try:
         values: dict[str, Any] = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path}, the config of the run, cannot be read: {error}") from error
-    return values
+    return current_config(values)
 
 
 def evaluator_of(values: Mapping[str, Any]) -> Callable[..., dict[str, Any]] | None:

@@ -93,25 +93,27 @@ def scheduler_of(config: TrieyeConfig, space: Space) -> Any:
             f"tune.scheduler={tune.scheduler} compares running trials; set loop.evaluate_every_steps"
         )
     if tune.scheduler == "median":
-        return Median(time_attr=TRAINING_ITERATION, grace_period=tune.grace, min_samples_required=2, hard_stop=True)
+        return Median(
+            time_attr=TRAINING_ITERATION, grace_period=tune.grace_period, min_samples_required=2, hard_stop=True
+        )
     if tune.scheduler == "asha":
         # Trials report themselves when they are done, after this number of evaluations or slightly more.
-        longest = max(_evaluations_of(config), tune.grace)
+        longest = max(_evaluations_of(config), tune.grace_period)
         return Halving(
             time_attr=TRAINING_ITERATION,
-            grace_period=tune.grace,
+            grace_period=tune.grace_period,
             max_t=longest,
-            reduction_factor=tune.reduction,
+            reduction_factor=tune.reduction_factor,
             stop_last_trials=False,
         )
-    return (InStep if tune.in_step else PopulationBasedTraining)(
+    return (InStep if tune.synchronous else PopulationBasedTraining)(
         time_attr=TRAINING_ITERATION,
-        perturbation_interval=tune.interval,
+        perturbation_interval=tune.perturbation_interval,
         hyperparam_mutations=space.mutations(),
-        quantile_fraction=tune.quantile,
-        resample_probability=tune.resample,
+        quantile_fraction=tune.quantile_fraction,
+        resample_probability=tune.resample_probability,
         custom_explore_fn=space.clamp,
-        synch=tune.in_step,
+        synch=tune.synchronous,
         log_config=False,  # the hyperparameters of a trial are metrics of its run
     )
 

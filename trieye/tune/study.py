@@ -137,12 +137,13 @@ class Study:
     def _searcher(self) -> Any:
         config, loop = self._config.tune, self._config.loop
         if config.search != "optuna":
-            return BasicVariantGenerator(random_state=config.seed, max_concurrent=config.at_once or 0)
+            return BasicVariantGenerator(random_state=config.seed, max_concurrent=config.max_concurrent_trials or 0)
         options = SweeperConfig(kind="optuna", sampler=config.sampler, seed=config.seed)
         search = Asking(
             self._space.dimensions, options, metric=loop.objective, mode=loop.mode, num_trials=config.num_trials
         )
-        return ConcurrencyLimiter(search, config.at_once) if config.at_once is not None else search
+        limit = config.max_concurrent_trials
+        return search if limit is None else ConcurrencyLimiter(search, limit)
 
     def _fit(self) -> None:
         runtime = self._config.runtime
@@ -222,7 +223,7 @@ class Study:
                 verbose=0,
                 callbacks=[Watching()],
                 stop=TargetStopper() if config.target is not None else None,
-                failure_config=tune.FailureConfig(max_failures=config.retries),
+                failure_config=tune.FailureConfig(max_failures=config.max_failures),
                 checkpoint_config=tune.CheckpointConfig(
                     checkpoint_frequency=1, checkpoint_at_end=True, num_to_keep=_RETAINED_CHECKPOINTS
                 ),

@@ -15,7 +15,7 @@ from pydantic import Field
 
 Which = Literal["best", "latest"] | int
 OURS = {"self", "env", "seed", "_init_setup_model"}
-UNUSED = ("env_steps", "time_s", "target", "evaluate_beside", "profile_steps")
+UNUSED = ("env_steps", "time_s", "target", "background_evaluation", "profile_steps")
 
 
 class Config(trieye.TrieyeConfig):

@@ -68,7 +68,7 @@ def test_every_key_has_the_default_of_its_model():
     assert schema["run_name"] == "r1"
     assert schema["stats"] == {
         "processing_interval_seconds": 1.0,
-        "own_metrics_seconds": 30.0,
+        "hub_metrics_interval_s": 30.0,
         "metrics": {},
         "undeclared": "auto",
     }

@@ -59,8 +59,8 @@ class TrainConfig(TrieyeConfig):
         (f"run_name={'x' * 300}", "300 bytes|at most 200"),
         ("persistence.runs_dir_name=../up", "persistence.runs_dir_name|'../up'"),
         # keys
-        ("loop.stps=3", "'stps' in loop|'steps'?|env_steps, evaluate_beside, evaluate_every_steps, mode"),
-        ("+loop.stps=3", "'stps' in loop|'steps'?|env_steps, evaluate_beside, evaluate_every_steps, mode"),
+        ("loop.stps=3", "'stps' in loop|'steps'?|background_evaluation, env_steps, evaluate_every_steps, mode"),
+        ("+loop.stps=3", "'stps' in loop|'steps'?|background_evaluation, env_steps, evaluate_every_steps, mode"),
         ("+sead=3", "'sead'|'seed'?|app_name, betas"),
         ("replay.alpah=1", "'alpah' in replay|'replay.prioritized.alpha'?"),
         ("steps=3", "'steps'|'loop.steps'?|metrics"),

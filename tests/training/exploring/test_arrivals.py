@@ -42,7 +42,7 @@ class Swapping(ThreadPlace):
 
 @pytest.mark.parametrize(("num", "style"), [(1, "trainer_driven"), (3, "fully_async")])
 def test_answers_in_the_wrong_order_cost_no_fragment(train_config, num, style):
-    parts = PPO_PARTS | {"explorer": {"num": num, "steps": 4}, "sync": {"style": style, "max_staleness": 3}}
+    parts = PPO_PARTS | {"explorer": {"num": num, "fragment_steps": 4}, "sync": {"style": style, "max_staleness": 3}}
     engine = PPO(train_config(**parts))
     place = engine._source._group._place = Swapping()
     for _ in range(30):
@@ -58,7 +58,7 @@ def test_answers_in_the_wrong_order_cost_no_fragment(train_config, num, style):
 
 
 def test_fragments_that_are_refused_again_and_again_are_reported_with_the_reason(train_config, capsys):
-    engine = PPO(train_config(**PPO_PARTS, explorer={"num": 2, "steps": 4}))
+    engine = PPO(train_config(**PPO_PARTS, explorer={"num": 2, "fragment_steps": 4}))
     buffer, calls = engine._source._inbox._buffer, []
     add = buffer.add
 
@@ -114,7 +114,7 @@ class WatchedDQN(Watched, DQN):
     ],
 )
 def test_after_a_resume_with_more_explorers_no_more_fragments_wait_than_can_be_used(train_config, engine, parts, style):
-    few, many = {"num": 2, "steps": 4}, {"num": 4, "steps": 4}
+    few, many = {"num": 2, "fragment_steps": 4}, {"num": 4, "fragment_steps": 4}
     sync = {"style": style, "max_staleness": 1}
     trieye.run_experiment(engine, train_config(**parts, explorer=few, sync=sync, loop={"env_steps": 300}))
     config = train_config(**parts, explorer=many, sync=sync | {"interval": 4}, loop={"env_steps": 1000})
@@ -127,14 +127,14 @@ def test_after_a_resume_with_more_explorers_no_more_fragments_wait_than_can_be_u
 
 def test_after_a_resume_with_fewer_explorers_they_still_collect_while_the_learner_learns(train_config):
     parts = PPO_PARTS | {"sync": {"style": "fully_async", "max_staleness": 1}}
-    many, few = {"num": 8, "steps": 4}, {"num": 2, "steps": 4}
+    many, few = {"num": 8, "fragment_steps": 4}, {"num": 2, "fragment_steps": 4}
     trieye.run_experiment(WatchedPPO, train_config(**parts, explorer=many, loop={"env_steps": 1000}))
     trieye.run_experiment(WatchedPPO, train_config(**parts, explorer=few, loop={"env_steps": 1600}))
     assert WatchedPPO.last.idle <= 5, "of about 75 steps"
 
 
 def test_chunks_of_several_fragments_are_refused_before_anything_starts(train_config):
-    with pytest.raises(ValueError, match=r"replay.fragment.fragments_per_chunk=2: .*raise explorer.steps"):
+    with pytest.raises(ValueError, match=r"replay.fragment.fragments_per_chunk=2: .*raise explorer.fragment_steps"):
         train_config(
             **PPO_PARTS, explorer={"num": 2}, replay={"kind": "fragment", "fragment": {"fragments_per_chunk": 2}}
         )

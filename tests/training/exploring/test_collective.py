@@ -121,7 +121,7 @@ def test_one_explorer_with_a_broadcast_trains_as_through_the_object_store(ray_cl
 
 @pytest.mark.long
 def test_collective_member_death(ray_cluster, train_config):
-    parts = PPO_PARTS | {"explorer": {"num": 2, "steps": 16}} | IN_RAY
+    parts = PPO_PARTS | {"explorer": {"num": 2, "fragment_steps": 16}} | IN_RAY
     sync = {"style": "fully_async", "max_staleness": 2, "transport": "collective"}
     engine = PPO(train_config(**parts, sync=sync))
     try:

@@ -57,7 +57,7 @@ STYLES = ["trainer_driven", "explorer_driven", "fully_async"]
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_staleness_never_exceeded_and_pacing_no_drops(train_config, style, staleness):
-    parts = PPO_PARTS | {"loop": {"steps": 40}, "explorer": {"num": 3, "steps": 4}}
+    parts = PPO_PARTS | {"loop": {"steps": 40}, "explorer": {"num": 3, "fragment_steps": 4}}
     config = train_config(**parts, sync={"style": style, "max_staleness": staleness})
     engine = PPO(config)
     versions = []
@@ -140,7 +140,7 @@ def test_version_not_bumped_on_failed_publish(train_config):
 
 def test_an_environment_that_raises_once_is_made_anew_and_that_is_counted(train_config):
     Troubled.num_steps = 0
-    explorer = {"num": 1, "steps": 4}
+    explorer = {"num": 1, "fragment_steps": 4}
     engine = PPO(train_config(**PPO_PARTS, env={"id": "tests.training.worlds:FailsOnce-v0"}, explorer=explorer))
     for _ in range(15):
         engine.collect()
@@ -153,7 +153,7 @@ def test_an_environment_that_raises_once_is_made_anew_and_that_is_counted(train_
 
 def test_all_explorers_dead_raises(train_config):
     env = {"id": "tests.training.worlds:FailsLater-v0"}
-    explorer = {"num": 2, "max_restarts": 1, "backoff_s": 0.01}
+    explorer = {"num": 2, "max_restarts": 1, "restart_backoff_s": 0.01}
     engine = PPO(train_config(**PPO_PARTS, env=env, explorer=explorer))
     with pytest.raises(ZeroDivisionError, match="the world ended") as caught:
         for _ in range(50):
@@ -176,7 +176,7 @@ def test_a_mistake_in_the_policy_ends_the_training_at_once(train_config, monkeyp
 
 def test_an_explorer_that_hangs_is_begun_anew_and_the_others_go_on(train_config):
     env = {"id": "tests.training.worlds:Hangs-v0"}
-    explorer = {"num": 2, "steps": 8, "timeout_s": 0.5}
+    explorer = {"num": 2, "fragment_steps": 8, "fragment_timeout_s": 0.5}
     engine = PPO(train_config(**PPO_PARTS, env=env, explorer=explorer, sync={"style": "fully_async"}))
     for _ in range(6):
         engine.collect()
@@ -242,7 +242,7 @@ def test_a_replay_with_a_bound_hands_out_no_row_of_older_weights(train_config):
 
 def test_all_explorers_scale_rewards_by_one_deviation_which_a_rebuild_does_not_lose(train_config):
     env = {"id": "tests.training.worlds:FailsLater-v0", "normalize_rewards": True}
-    config = train_config(**PPO_PARTS, env=env, explorer={"num": 2, "steps": 4}, loop={"steps": 1000})
+    config = train_config(**PPO_PARTS, env=env, explorer={"num": 2, "fragment_steps": 4}, loop={"steps": 1000})
     engine = PPO(config)
     for _ in range(40):  # an environment fails after 50 steps
         engine.advance()

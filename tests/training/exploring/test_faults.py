@@ -167,7 +167,9 @@ class FullPlace(ThreadPlace):
 
 
 def test_a_training_goes_on_and_is_saved_while_an_explorer_waits_for_room(train_config, tmp_path):
-    engine = DQN(train_config(explorer={"num": 2, "steps": 8}, sync={"style": "fully_async", "max_staleness": 2}))
+    engine = DQN(
+        train_config(explorer={"num": 2, "fragment_steps": 8}, sync={"style": "fully_async", "max_staleness": 2})
+    )
     explorers = engine._source._group
     explorers._place = FullPlace()
     for _ in range(5):
@@ -182,7 +184,7 @@ def test_a_training_goes_on_and_is_saved_while_an_explorer_waits_for_room(train_
     assert engine._source.metrics()["explorer/alive"] == 1
     began = time.monotonic()
     state = engine._source.state_dict()
-    assert time.monotonic() - began < 60, "explorer.timeout_s is 300 s"
+    assert time.monotonic() - began < 60, "explorer.fragment_timeout_s is 300 s"
     assert [held["state"] is None for held in state["explorers"]] == [False, True]
     engine.cleanup()
 
@@ -205,11 +207,11 @@ class SomeRoom(ThreadPlace):
 
 def test_where_explorers_are_is_said_and_one_without_room_is_not_given_up(train_config, monkeypatch, capsys):
     monkeypatch.setattr(group, "PATIENCE_S", 0.5)
-    parts = {"num": 3, "steps": 8, "timeout_s": 2.0, "max_restarts": 0, "num_cpus": 4}
+    parts = {"num": 3, "fragment_steps": 8, "fragment_timeout_s": 2.0, "max_restarts": 0, "num_cpus": 4}
     engine = DQN(train_config(explorer=parts, sync={"style": "fully_async", "max_staleness": 2}))
     place = engine._source._group._place = SomeRoom()
     said, ends = "", time.monotonic() + 3.0
-    while time.monotonic() < ends or "without room" not in said:  # longer than explorer.timeout_s
+    while time.monotonic() < ends or "without room" not in said:  # longer than explorer.fragment_timeout_s
         engine.advance()
         said += capsys.readouterr().err
     here = "explorers: 1 on machine0, 1 on machine1"
@@ -222,7 +224,7 @@ def test_where_explorers_are_is_said_and_one_without_room_is_not_given_up(train_
 
 def test_explorers_that_ask_for_nothing_are_starting_and_not_without_room(train_config, monkeypatch, capsys):
     monkeypatch.setattr(group, "PATIENCE_S", 0.2)
-    explorer = {"num": 3, "steps": 8}
+    explorer = {"num": 3, "fragment_steps": 8}
     engine = DQN(train_config(explorer=explorer, sync={"style": "fully_async", "max_staleness": 2}))
     engine._source._group._place = SomeRoom()
     said = ""
@@ -233,7 +235,7 @@ def test_explorers_that_ask_for_nothing_are_starting_and_not_without_room(train_
     assert "1 on machine1, 1 still starting" in said
 
 
-NUMBERED = {"replay": {"n_step": 3}, "explorer": {"num": 1, "steps": 4}}
+NUMBERED = {"replay": {"n_step": 3}, "explorer": {"num": 1, "fragment_steps": 4}}
 
 
 def numbered(*fails_at):

@@ -35,7 +35,7 @@ def rows_in(path):
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"env": {"num": 3}}, {"explorer": {"num": 2, "steps": 10}, "env": {"num": 2}}], ids=str
+    "given", [{}, {"env": {"num": 3}}, {"explorer": {"num": 2, "fragment_steps": 10}, "env": {"num": 2}}], ids=str
 )
 def test_rows_are_collected_without_a_change_to_the_run_and_learned_from_offline(train_config, trained, given):
     before = content(trained)
@@ -60,7 +60,7 @@ def test_rows_are_collected_without_a_change_to_the_run_and_learned_from_offline
 
 @pytest.mark.long
 def test_explorers_in_ray_collect_too(train_config, trained, ray_cluster):
-    explorer = {"num": 1, "steps": 20}
+    explorer = {"num": 1, "fragment_steps": 20}
     trieye.train(train_config(mode="explore", loop={"env_steps": 100}, explorer=explorer, runtime={"kind": "ray"}))
     assert len(rows_in(trained / "explored_1.npz")["reward"]) >= 100
 
@@ -115,7 +115,7 @@ def test_newer_weights_are_followed_while_another_process_trains(train_config, e
 
     thread = threading.Thread(target=publish)
     thread.start()
-    chosen = {"sync": {"transport": "checkpoint"}, "explorer": {"num": explorers, "steps": 8}}
+    chosen = {"sync": {"transport": "checkpoint"}, "explorer": {"num": explorers, "fragment_steps": 8}}
     trieye.train(train_config(mode="explore", loop={"steps": 8000}, **chosen))
     thread.join()
     actions = rows_in(run_dir / "explored_1.npz")["action"]

@@ -63,7 +63,10 @@ def started(ray_cluster, train_config):
 
 @pytest.mark.long
 def test_explorer_kill_recovers(started):
-    parts = PPO_PARTS | {"explorer": {"num": 2, "steps": 16}, "sync": {"style": "fully_async", "max_staleness": 2}}
+    parts = PPO_PARTS | {
+        "explorer": {"num": 2, "fragment_steps": 16},
+        "sync": {"style": "fully_async", "max_staleness": 2},
+    }
     engine = started(PPO, **parts)
     victim = processes("ExplorerActor")[0]
     victim.kill()
@@ -87,7 +90,7 @@ def test_explorer_kill_recovers(started):
 @pytest.mark.long
 def test_a_training_survives_the_process_of_its_replay_and_that_of_its_versions(started):
     style = {"style": "fully_async"}
-    engine = started(DQN, **DQN_PARTS, explorer={"num": 2, "steps": 16}, sync=style)
+    engine = started(DQN, **DQN_PARTS, explorer={"num": 2, "fragment_steps": 16}, sync=style)
     while not engine.updates:
         engine.advance()
     for kind in ("ReplayActor", "SynchronizerActor"):
@@ -101,7 +104,7 @@ def test_a_training_survives_the_process_of_its_replay_and_that_of_its_versions(
 
 @pytest.mark.long
 def test_the_death_of_the_replay_process_is_said(started, capsys):
-    engine = started(DQN, **DQN_PARTS, explorer={"num": 1, "steps": 16})
+    engine = started(DQN, **DQN_PARTS, explorer={"num": 1, "fragment_steps": 16})
     while not engine.updates:
         engine.advance()
     processes("ReplayActor")[0].kill()
@@ -175,7 +178,7 @@ def test_explorers_with_whole_gpus_get_others_than_the_learner(num_gpus, learner
 
 def test_a_registry_that_is_stopped_or_dies_is_named_and_holds_up_nobody(started, monkeypatch, capsys):
     monkeypatch.setattr(ray_board, "SILENT_AFTER_S", 1.0, raising=False)
-    engine = started(PPO, **PPO_PARTS, explorer={"num": 1, "steps": 16}, sync={"style": "fully_async"})
+    engine = started(PPO, **PPO_PARTS, explorer={"num": 1, "fragment_steps": 16}, sync={"style": "fully_async"})
     registry = processes("SynchronizerActor")[0]
     registry.suspend()
     try:

@@ -346,9 +346,7 @@ def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig], hooks: 
             config = typed(values, config_type, overrides=launch.overrides, working_dir=launch.working_dir)
             for name in ("steps", "env_steps"):
                 if getattr(config.loop, name) != (replaced := values["loop"][name]):
-                    hooks.say(
-                        f"the typed limit replaces loop.{name}={replaced} of the config: both count env_steps"
-                    )
+                    hooks.say(f"the typed limit replaces loop.{name}={replaced} of the config: both count env_steps")
             if config.print_config:
                 hooks.print_config(config)
             return task(config)

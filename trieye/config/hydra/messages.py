@@ -34,6 +34,7 @@ from trieye.config.hydra.keys import (
     tag_of,
 )
 from trieye.config.hydra.loader import NOT_COMPOSED, Loader
+from trieye.renames import renamed_field
 
 _BOUNDS = {
     "minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<",
@@ -55,6 +56,8 @@ def unknown_key(key: str, holders: Models, root: type[BaseModel], groups: Sequen
     """
     *parents, name = key.split(".")
     setters = {field: set_by(info) for holder in holders for field, info in holder.model_fields.items()}
+    if new := renamed_field(name, setters):
+        return f"{key} was renamed to {'.'.join([*parents, new])}"
     if setters.get(name):
         return f"{key} is set by {setters[name]}; type {setters[name]}=<value>"
     allowed = sorted({*groups, *(field for field, setter in setters.items() if not setter)})
@@ -71,6 +74,11 @@ def unknown_key(key: str, holders: Models, root: type[BaseModel], groups: Sequen
     kind, kinds = ("key or group", "keys and groups") if groups else ("key", "keys")
     parent = f" in {'.'.join(parents)}" if parents else ""
     return f"unknown {kind} {name!r}{parent}{hint} ({kinds}: {', '.join(allowed)})"
+
+
+def is_renamed(message: str) -> bool:
+    """Return True if a message of `unknown_key` states the new name of a key."""
+    return " was renamed to " in message
 
 
 def absent_key(override: Override, root: type[BaseModel]) -> str | None:
@@ -203,7 +211,8 @@ class _Part:
         full_path = (*self.parents, *path)
         key, info = ".".join(full_path), field_at(self.model, path)
         if details["type"] in ("unknown_key", "extra_forbidden"):
-            return f"{key}: {unknown_key(key, models_at(self.model, path[:-1]), self.root)}"
+            text = unknown_key(key, models_at(self.model, path[:-1]), self.root)
+            return f"{self._as_typed(full_path, value) if is_renamed(text) else key}: {text}"
         if details["type"] == "missing" and isinstance(value, dict):  # else a tuple is too short
             return f"{key} has no value; set it with {key}=<value>, {allowed_values(info)}"
         typed, cause = self._as_typed(full_path, value), details.get("ctx", {}).get("error")
@@ -349,6 +358,9 @@ class Diagnosis:
             yield f"{line}: {unknown_key(key, holders, model, () if depth else groups)}"
             return
         keys = list(map(str, node)) if isinstance(node, dict) else []
+        if new := renamed_field(path[depth], keys):
+            yield f"{line}: {key} was renamed to {'.'.join([*path[:depth], new])}"
+            return
         hint, advice = did_you_mean(path[depth], keys), ""
         template = item.__name__.removesuffix("Config").lower() if item is not None else ""
         if template in self._groups and not override.is_delete():
@@ -371,7 +383,8 @@ class Diagnosis:
             if key in self._groups and key not in self._config_type.model_fields:
                 lines.append(f"options of {key} need a target key: '+{key}@<key>=<option>' (see --help {key})")
             elif holders and key and field_at(self._config_type, key.split(".")) is None:
-                lines.append(f"{key}: {unknown_key(key, holders, self._config_type)}")
+                text, file = unknown_key(key, holders, self._config_type), re.match(r"In '(.+?)': ", lines[0])
+                lines = [f"{file[1]}.yaml: {text}"] if file and is_renamed(text) else [*lines, f"{key}: {text}"]
         return "\n".join(lines)
 
 

@@ -64,7 +64,7 @@ class Explorers:
         self._on_nonfinite = on_nonfinite or OnNonfinite()
         self._num_envs = config.env.num
         self._scale = RewardScale(0, config.agent.gamma)  # moments of all explorers
-        self._steps = config.explorer.steps or config.agent.rollout_steps
+        self._steps = config.explorer.fragment_steps or config.agent.rollout_steps
         self._pace = Pace(config.sync, inbox.max_staleness)
         self.env_steps = 0
         self.version = -1
@@ -108,7 +108,8 @@ class Explorers:
         """
         if steps not in {None, self._steps}:
             raise ConfigurationError(
-                f"collect({steps}): explorers collect fragments of {self._steps} steps; set explorer.steps={steps}"
+                f"collect({steps}): explorers collect fragments of {self._steps} steps; set "
+                f"explorer.fragment_steps={steps}"
             )
         self.begin()
         if self._published is None:
@@ -254,7 +255,7 @@ class Explorers:
 
     @property
     def _most_in_flight(self) -> int:
-        return 1 if self._sync.style == "explorer_driven" else self._config.in_flight
+        return 1 if self._sync.style == "explorer_driven" else self._config.max_in_flight
 
     def _tell(self, slot: Slot, published: Published) -> None:
         version, count = slot.on_version
@@ -324,7 +325,7 @@ class Explorers:
         and their episodes as interrupted.
         """
         self._is_paused = True
-        timeout_s = self._config.timeout_s
+        timeout_s = self._config.fragment_timeout_s
         if not self._has_begun:
             states: list[Any] = [slot.state for slot in self._group.slots]
         else:

@@ -63,7 +63,7 @@ def explore(config: TrainingConfig) -> Path:
         "runtime": config.runtime,
         "seed": config.seed + _OTHER_SEED,
     }
-    gathered = _Gathered(limit, config.explorer.num * env.num or env.num, config.explorer.steps or _STEPS)
+    gathered = _Gathered(limit, config.explorer.num * env.num or env.num, config.explorer.fragment_steps or _STEPS)
     follows = config.sync.transport == "checkpoint"
     newer = _Newer(RunFiles(config.persistence).weights_dir, saved.path) if follows else None
     say(f"{run_dir.name}: {limit} steps are collected with the policy of step {saved.step}")
@@ -168,7 +168,7 @@ def _by_explorers(config: TrainingConfig, policy: Policy, newer: _Newer | None, 
 
     def grant() -> None:
         for slot in group.alive:
-            while slot.worker is not None and len(slot.grants) < config.explorer.in_flight:
+            while slot.worker is not None and len(slot.grants) < config.explorer.max_in_flight:
                 promised = len(waiting) + sum(len(other.grants) for other in group.slots if other.is_expected)
                 if gathered.num + promised * gathered.steps * num >= gathered.limit:
                     return

@@ -288,7 +288,7 @@ class ExplorerGroup:
         if slot.is_given_up:
             return None
         times = [] if slot.resumes_at is None else [slot.resumes_at]
-        times += [slot.began_at + self._config.timeout_s] if slot.is_awaited else []
+        times += [slot.began_at + self._config.fragment_timeout_s] if slot.is_awaited else []
         times += [slot.overdue_at] if slot.is_awaited and not slot.is_overdue else []
         patience_ends = slot.began_at + PATIENCE_S
         times += [patience_ends] if slot.has_no_room and patience_ends > now else []
@@ -302,8 +302,8 @@ class ExplorerGroup:
                 self.restarts += 1
                 slot.incarnation += 1
                 self._begin(slot)
-            if slot.is_awaited and slot.began_at + self._config.timeout_s <= now:
-                limit = f"explorer.timeout_s={self._config.timeout_s:g} s"
+            if slot.is_awaited and slot.began_at + self._config.fragment_timeout_s <= now:
+                limit = f"explorer.fragment_timeout_s={self._config.fragment_timeout_s:g} s"
                 what = "delivered no fragment" if slot.is_there else "did not start"
                 self._fail(slot, TimeoutError(f"{self._env_id} {what} within {limit}"))
             elif slot.is_awaited and not slot.is_overdue and slot.overdue_at <= now:
@@ -316,7 +316,7 @@ class ExplorerGroup:
         others = "the training waits for it (sync.style=fixed)" if self._is_in_step else "the others continue"
         say(
             f"explorer {slot.index}: {self._env_id} {what} for {now - slot.began_at:.0f} s; {others}, and it is "
-            f"restarted after explorer.timeout_s={self._config.timeout_s:g} s"
+            f"restarted after explorer.fragment_timeout_s={self._config.fragment_timeout_s:g} s"
         )
 
     def _tell_where(self, now: float) -> None:
@@ -437,7 +437,7 @@ class ExplorerGroup:
         elif slot.is_given_up:
             say(f"{what}; it is given up, after {slot.failures} failures in a row")
         else:
-            pause_s = 0.0 if slot.failures == 1 else self._config.backoff_s * 2.0 ** (slot.failures - 2)
+            pause_s = 0.0 if slot.failures == 1 else self._config.restart_backoff_s * 2.0 ** (slot.failures - 2)
             slot.resumes_at = time.monotonic() + min(pause_s, _LONGEST_PAUSE_S)
             say(f"{what}; it is begun anew {'now' if not pause_s else f'in {pause_s:g} s'}")
 

@@ -123,7 +123,7 @@ def _make_collective(config: Any, policy: Policy) -> Transport:
         own_address(),
         backend="nccl" if is_nccl else "gloo",
         device=str(policy.device),
-        keep=config.explorer.in_flight + 1,
+        keep=config.explorer.max_in_flight + 1,
     )
 
 
@@ -133,7 +133,7 @@ def _make_experience(config: Any, replay: ReplayConfig, *, in_threads: bool) -> 
         server = ReplayServer({DEFAULT_TABLE: table_of(replay, seed=config.seed)}, name=config.run_name)
         remote = RemoteReplay(LocalChannel(server))
     else:
-        every_s = config.explorer.replay_snapshot_s
+        every_s = config.explorer.replay_snapshot_interval_s
         directory = None if every_s is None else RunFiles(config.persistence).run_base_dir / "replay_server"
         if directory is not None:  # of an attempt that was killed; this one has its rows from the checkpoint
             shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,138 @@
+"""Old names are translated where they are stored, and refused with their new name where they are typed or passed.
+
+`python tests/config/test_renames.py` writes docs/renames.md.
+"""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+import trieye
+from trieye.config import TrieyeConfig
+from trieye.config.hydra.keys import field_at
+from trieye.config.launcher import LauncherConfig
+from trieye.renames import KEYS, TABLES, current_config, current_override, current_overrides
+from trieye.training.config import TrainingConfig
+
+PAGE = Path(__file__).parents[2] / "docs" / "renames.md"
+INTRODUCTION = """# Renamed in 0.2.0
+
+Runs and sweeps that earlier commits of 0.2.0 stored are read with their old names. A config file, an override, an
+option or an import with an old name is an error that states the new one. The names of trieye 0.1.5 are not affected.
+`python tests/config/test_renames.py` writes this page from `trieye/renames.py`.
+"""
+OF_CONFIG = [rename for rename in KEYS.values() if not rename.old.startswith("hydra.")]
+
+
+def page():
+    parts = [INTRODUCTION]
+    for heading, table in TABLES.items():
+        lines = [f"| `{item.old}` | `{item.new}` |" for item in table.values()]
+        lines += [
+            f"| `{item.new}={old}` | `{item.new}={new}` |"
+            for item in table.values()
+            for old, new in item.values.items()
+        ]
+        parts.append("\n".join([f"## {heading}\n", "| old | new |", "|---|---|", *lines, ""]))
+    return "\n".join(parts)
+
+
+def field_of(key):
+    root, path = (LauncherConfig, key.split(".")[2:]) if key.startswith("hydra.") else (TrainingConfig, key.split("."))
+    return field_at(root, path)
+
+
+def nested(key, value):
+    section, name = key.split(".")
+    return {section: {name: value}}
+
+
+def test_the_page_is_that_of_the_tables():
+    assert PAGE.read_text() == page(), "write it with `python tests/config/test_renames.py`"
+
+
+@pytest.mark.parametrize("rename", KEYS.values(), ids=lambda rename: rename.old)
+def test_the_new_key_exists_and_the_old_one_does_not(rename):
+    assert field_of(rename.old) is None
+    assert field_of(rename.new).description
+    assert rename.new not in KEYS
+
+
+@pytest.mark.parametrize("rename", OF_CONFIG, ids=lambda rename: rename.old)
+def test_an_old_key_that_is_typed_is_an_error_with_its_value_and_the_new_key(rename):
+    with pytest.raises(trieye.ConfigurationError) as caught:
+        trieye.compose([f"{rename.old}=3"], config_type=TrainingConfig)
+    assert str(caught.value) == f"{rename.old}=3: {rename.old} was renamed to {rename.new}"
+
+
+def test_an_old_key_of_a_launcher_is_an_error_with_the_new_key(project):
+    ended = project.run("-m", "hydra/launcher=trieye_ray", "hydra.launcher.env={}", "seed=1,2")
+    assert ended.code == 2
+    assert "hydra.launcher.env was renamed to hydra.launcher.runtime_env" in ended.err
+
+
+def test_a_program_ends_with_exit_code_2_and_the_new_key(project):
+    ended = project.run("+tune.grace=3")
+    assert ended.code == 2
+    assert ended.err == "error: +tune.grace=3: tune.grace was renamed to tune.grace_period\n"
+
+
+def test_an_old_key_in_braces_is_an_error_with_the_new_key(mistaken):
+    assert "tune.grace was renamed to tune.grace_period" in mistaken("tune={grace:3}")
+
+
+def test_an_old_key_in_a_config_file_is_an_error_with_the_file_and_the_new_key(project):
+    project.write("experiment/old", "# @package _global_\nloop: {evaluate_beside: true}\n")
+    ended = project.run("experiment=old")
+    assert ended.code == 2
+    assert ended.err == "error: experiment/old.yaml: loop.evaluate_beside was renamed to loop.background_evaluation\n"
+
+
+def test_an_old_key_in_python_is_an_error_with_its_value_and_the_new_key():
+    with pytest.raises(ValidationError, match=r"'grace' was renamed to 'grace_period' \(value 3\)"):
+        TrieyeConfig(tune={"grace": 3})
+    with pytest.raises(AttributeError, match=r"TuneConfig\.grace was renamed to grace_period$"):
+        TrieyeConfig().tune.grace  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        TrieyeConfig().tune.nonsense  # noqa: B018
+
+
+def test_a_stored_config_gets_its_new_keys_in_the_same_places():
+    old = {"explorer": {}, "explore": {}, "bench": {}, "tune": {"num_trials": 4, "grace": 2, "target": None}}
+    assert list(current_config(old)["tune"].items()) == [("num_trials", 4), ("grace_period", 2), ("target", None)]
+    for rename in OF_CONFIG:
+        section, name = rename.new.split(".")
+        assert current_config({**old, **nested(rename.old, "x")})[section] == {name: "x"}, rename
+    assert old["tune"]["grace"] == 2, "the argument is not changed"
+
+
+def test_sections_of_a_project_that_have_names_of_a_training_are_left_alone():
+    own = {"explorer": {"steps": 3}, "sinks": {"without": []}}
+    assert current_config(own) == {"explorer": {"steps": 3}, "sinks": {"exclude": []}}
+    assert current_overrides(["explorer.steps=3", "sinks.without=[]"], own) == ["explorer.steps=3", "sinks.without=[]"]
+    assert current_overrides(["explorer.steps=3", "sinks.without=[]"], None) == ["explorer.steps=3", "sinks.exclude=[]"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "current"),
+    [
+        ("tune.grace=3", "tune.grace_period=3"),
+        ("++tune.grace=3", "++tune.grace_period=3"),
+        ("~explorer.steps", "~explorer.fragment_steps"),
+        ("explorer.steps=8,16", "explorer.fragment_steps=8,16"),
+        ("tune.space.explorer.steps='8,16'", "tune.space.explorer.fragment_steps='8,16'"),
+        ("hydra.sweeper.params.explorer.steps='8,16'", "hydra.sweeper.params.explorer.fragment_steps='8,16'"),
+        ("hydra.launcher.env={pip: [x]}", "hydra.launcher.runtime_env={pip: [x]}"),
+        ("tune=asha", "tune=asha"),
+        ("tags.note='tune.grace=3'", "tags.note='tune.grace=3'"),
+    ],
+)
+def test_a_stored_override_gets_its_new_key(stored, current):
+    config = {"explorer": {"fragment_steps": 8}, "tune": {"grace_period": 1}}
+    assert current_overrides([stored], config) == [current]
+    assert current_override(stored.partition("=")[0], [item.new for item in KEYS.values()]) == current.partition("=")[0]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
