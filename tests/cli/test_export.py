@@ -106,7 +106,7 @@ def test_a_run_without_a_policy_is_said_in_one_sentence(make_config, capsys):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (["second"], "run 'second': there is none in "),
+        (["second"], "run 'second': no such run in "),
         (["first", "--which", "bets"], "--which: 'bets' is no checkpoint; did you mean 'best'?; use best, last"),
         (["first", "--which", "second:best"], "--which: 'second:best' is no checkpoint"),
         (["first", "--which", "step:7"], "has no checkpoint 7 (steps: 1, 2, 3)"),

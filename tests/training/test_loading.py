@@ -91,7 +91,7 @@ def test_an_engine_that_is_gone_is_said_in_one_sentence(trained, tmp_path, engin
 
 
 def test_a_run_of_something_else_is_said_in_one_sentence(tmp_path):
-    with pytest.raises(ConfigurationError, match="there is neither such a directory"):
+    with pytest.raises(ConfigurationError, match="no such directory, and "):
         trieye.load_policy(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="has no checkpoint 'best'"):

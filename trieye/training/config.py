@@ -26,49 +26,50 @@ class BenchConfig(StrictModel):
     which: str = Field(
         default="each",
         min_length=1,
-        description="Which checkpoints: latest, best, each, or a pattern such as checkpoint_step_*000.",
+        description="Checkpoints to evaluate: latest, best, each, or a pattern such as checkpoint_step_*000.",
     )
-    episodes: int = Field(default=100, ge=1, description="Episodes for each checkpoint.")
+    episodes: int = Field(default=100, ge=1, description="Episodes per checkpoint.")
 
 
 class ExploreConfig(StrictModel):
     """Selects the checkpoint that `mode=explore` acts with, and the output file."""
 
     which: Literal["latest", "best"] | Annotated[int, Field(ge=0)] = Field(
-        default="latest", description="Which checkpoint acts: latest, best, or a step."
+        default="latest", description="Checkpoint whose policy collects: latest, best, or a step."
     )
     file: Annotated[str, Field(pattern=r"\.(npz|parquet)$", examples=["rows.npz"])] | None = Field(
         default=None,
-        description="Where the rows go, a new .npz or .parquet file; null = explored_<N>.npz in the run's directory.",
+        description="New .npz or .parquet file for the rows; null = explored_<N>.npz in the run directory.",
     )
 
 
 class TrainingConfig(TrieyeConfig):
     """Options of the commands that train; the config of a project is a subclass of it."""
 
-    agent: AgentConfig = Field(description="The algorithm and its hyperparameters.")
-    env: EnvConfig = Field(description="The environment.")
+    agent: AgentConfig = Field(description="Algorithm and its hyperparameters.")
+    env: EnvConfig = Field(description="Environment and its wrappers.")
     mode: Literal["both", "train", "explore", "bench"] = Field(
         default="both",
-        description="both = collect and learn; train = learn from `data` alone; explore = collect with a checkpoint of "
-        "the run `run_name`; bench = evaluate checkpoints of it.",
+        description="What the program does: both = collect and learn; train = learn from `data` alone; explore = "
+        "collect rows with a checkpoint of the run `run_name`; bench = evaluate its checkpoints.",
     )
     data: str | None = Field(
         default=None,
         min_length=1,
-        description="Rows that others collected: a .npz or .parquet file that trieye exported, minari:ID, or sb3:FILE.",
+        description="Recorded rows to learn from: .npz or .parquet exported by trieye, minari:ID, or sb3:FILE; "
+        "null = none.",
     )
-    sample: SampleConfig = Field(default_factory=SampleConfig, description="Where the rows of a batch come from.")
+    sample: SampleConfig = Field(default_factory=SampleConfig, description="Source of the rows in a batch.")
     explorer: ExplorerConfig = Field(
-        default_factory=ExplorerConfig, description="Processes that collect for the learner."
+        default_factory=ExplorerConfig, description="Explorers: processes that collect for the learner."
     )
-    sync: SyncConfig = Field(default_factory=SyncConfig, description="When and how they get the learner's weights.")
+    sync: SyncConfig = Field(default_factory=SyncConfig, description="When and how explorers get new weights.")
     explore: ExploreConfig = Field(
-        default_factory=ExploreConfig, description="What is collected with mode=explore, and where it goes."
+        default_factory=ExploreConfig, description="Checkpoint and output file of mode=explore."
     )
-    bench: BenchConfig = Field(default_factory=BenchConfig, description="What is evaluated with mode=bench.")
+    bench: BenchConfig = Field(default_factory=BenchConfig, description="Checkpoints and episodes of mode=bench.")
     loop: LoopConfig = Field(
-        default_factory=lambda: LoopConfig(axis="env_steps"), description="Length and rhythm of the training."
+        default_factory=lambda: LoopConfig(axis="env_steps"), description="Length of the training, and evaluations."
     )
 
     @model_validator(mode="after")
