@@ -44,7 +44,7 @@ def export_policy(
 
     Args:
         policy: On the CPU, in evaluation mode. For the export its `act` is called with tensors without values;
-            attributes that store them keep them.
+            if it stores them in attributes, they remain there.
         export_dir: Created if missing; other files in it are not touched.
         env_steps: Argument of schedules.
         origin: Additional plain data for `export.json`: the run and the checkpoint.

@@ -41,7 +41,7 @@ class Explorers:
         stop: The stop request of the run.
 
     Attributes:
-        env_steps: Environment steps of the whole run, of all fragments taken so far.
+        env_steps: Environment steps of the whole run, in fragments that were taken or dropped as stale.
         version: Version of the newest weights; -1 before the first.
     """
 
@@ -324,8 +324,8 @@ class Explorers:
     def state_dict(self) -> dict[str, Any]:
         """Wait for outstanding fragments, and return the state; explorers pause until the next `collect`.
 
-        Hanging explorers are skipped, and all explorers a while after a stop request: their fragments count as lost,
-        and their episodes as interrupted.
+        Hanging explorers are skipped; long after a stop request, all others are, too. Their fragments count as lost, and
+        their episodes as interrupted.
         """
         self._is_paused = True
         timeout_s = self._config.fragment_timeout_s

@@ -40,8 +40,8 @@ _DEFAULT_STEPS = 64
 def explore(config: TrainingConfig) -> Path:
     """Collect with the policy of the run named by `config.run_name`, and return the path of the rows.
 
-    The policy explores as at the time of the checkpoint, in the environment of the run. Rewards are as in the training,
-    but not normalized, because the moments for that belong to the run.
+    The policy explores as at the time of the checkpoint, in the environment of the run. Rewards are clipped as in the
+    training, but not normalized, because the moments for that belong to the run.
 
     The run is not modified, and may be training at the same time. If an error ends the collection early, the rows
     collected before are written.

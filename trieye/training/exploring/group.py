@@ -287,7 +287,7 @@ class ExplorerGroup:
             return lambda: None
 
     def _next_deadline(self, slot: ExplorerSlot, now: float) -> float | None:
-        """Return the next deadline of an explorer, at which the thread acts without an event; None without one."""
+        """Return the next time when the thread has to act on an explorer without an event; None if never."""
         if slot.is_abandoned:
             return None
         times = [] if slot.restarts_at is None else [slot.restarts_at]
