@@ -324,8 +324,8 @@ class Explorers:
     def state_dict(self) -> dict[str, Any]:
         """Wait for outstanding fragments, and return the state; explorers pause until the next `collect`.
 
-        Hanging explorers are skipped; long after a stop request, all others are, too. Their fragments count as lost, and
-        their episodes as interrupted.
+        Hanging explorers are skipped; long after a stop request, all others are, too. Their fragments count as lost,
+        and their episodes as interrupted.
         """
         self._is_paused = True
         timeout_s = self._config.fragment_timeout_s
