@@ -425,7 +425,7 @@ def mean(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         metrics: Results of `train_step`, numbers or tensors with one element; empty if there were no updates.
 
     Raises:
-        TypeError: A metric is not a single number.
+        TypeError: A metric is not a single number; the message names it.
     """
     columns: dict[str, list[float]] = {}
     by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}

@@ -18,7 +18,7 @@ SILENT_AFTER_S = 10.0
 """Seconds without an answer after which a message is shown."""
 
 
-@ray.remote(max_restarts=-1, max_task_retries=-1)  # all calls are idempotent
+@ray.remote(max_restarts=-1, max_task_retries=-1)  # every call may be repeated
 class SynchronizerActor:
     """A synchronizer in a separate process; waiting calls do not block others."""
 
