@@ -1,4 +1,4 @@
-"""The launcher and the sweeper of trieye; every program with Hydra imports this, so what they do is imported later."""
+"""Launcher and sweeper of trieye as Hydra plugins; every Hydra program imports them, so implementations load later."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +19,12 @@ class TrieyeRayLauncher(Launcher):
         with refusing():
             self.body = LauncherBody(**options)
 
-    def setup(self, **given: Any) -> None:
-        """Hear from Hydra what is to be run."""
-        self.body.setup(**given)
+    def setup(self, **arguments: Any) -> None:
+        """Receive the config, the task function and the context of Hydra."""
+        self.body.setup(**arguments)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run jobs; return what became of each."""
+        """Run jobs and return their results."""
         from trieye.config.hydra.registration import refusing
 
         with refusing():
@@ -41,19 +41,19 @@ class TrieyeSweeper(Sweeper):
         with refusing():
             self.body = SweeperBody(**options)
 
-    def setup(self, **given: Any) -> None:
-        """Hear from Hydra what is to be run."""
-        self.body.setup(**given)
+    def setup(self, **arguments: Any) -> None:
+        """Receive the config, the task function and the context of Hydra."""
+        self.body.setup(**arguments)
 
     def sweep(self, arguments: Sequence[str]) -> Any:
-        """Run all jobs; return what became of each."""
+        """Run all jobs and return their results."""
         from trieye.config.hydra.registration import refusing
 
         with refusing():
             return self.body.sweep(arguments)
 
 
-# the defaults of `trieye.config.launcher` and `trieye.config.sweeper`, whose import would cost every program with Hydra
+# copies of the defaults in `trieye.config.launcher` and `sweeper`, whose import would slow down every Hydra program
 LAUNCHER: dict[str, Any] = {
     "num_jobs": None, "num_cpus": 1.0, "num_gpus": 0.0, "memory": None, "resources": {}, "retries": 3,
     "fail_fast": False, "isolate": "process", "address": None, "is_part": False, "only": None,
@@ -64,7 +64,7 @@ SWEEPER: dict[str, Any] = {
     "seed": 0, "mode": None, "sampler": "tpe", "pruner": "none",
 }  # fmt: skip
 
-_HERE = "hydra_plugins.trieye.sweeps"
+_MODULE = "hydra_plugins.trieye.sweeps"
 _store = ConfigStore.instance().store
-_store("trieye_ray", {"_target_": f"{_HERE}.TrieyeRayLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye")
-_store("trieye", {"_target_": f"{_HERE}.TrieyeSweeper", **SWEEPER}, "hydra/sweeper", provider="trieye")
+_store("trieye_ray", {"_target_": f"{_MODULE}.TrieyeRayLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye")
+_store("trieye", {"_target_": f"{_MODULE}.TrieyeSweeper", **SWEEPER}, "hydra/sweeper", provider="trieye")

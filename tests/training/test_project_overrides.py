@@ -40,7 +40,7 @@ REFUSED = {
     "replay.gamma=0.5": ({"gamma": 0.5}, "the discount of a training is agent.gamma=0.99"),
     "replay.frame_stack={obs:2}": ({"frame_stack": {"obs": 2}}, "stacks are made by env.frame_stack"),
     "replay.max_reuse=8": ({"max_reuse": 8}, "the rows would run out"),
-    "replay.storage=mmap": ({"storage": "mmap"}, "storage_dir is needed for storage=mmap"),
+    "replay.storage=mmap": ({"storage": "mmap"}, "storage_dir is required for storage=mmap"),
     "replay.storage=mmap replay.storage_dir=nowhere": (
         {"storage": "mmap", "storage_dir": "nowhere"},
         "replay.storage_dir=nowhere is no directory; make it first",
@@ -50,7 +50,7 @@ REFUSED = {
 OVERRIDES = {**TRAIN, **{name: replay for name, (replay, _) in REFUSED.items()}}
 DEFAULTS = {"replay=uniform", "replay.gamma=0.99", "replay.storage=ram"}
 NO_REPLAY = "agent=ppo learns from what it has just collected, and has no replay: leave it out"
-OF_ANY_REPLAY = ["storage_dir is needed for storage=mmap", "kind=sequence has neither"]
+OF_ANY_REPLAY = ["storage_dir is required for storage=mmap", "not to kind=sequence"]
 """Sentences about settings that contradict each other; they come first."""
 
 
