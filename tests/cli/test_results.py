@@ -125,6 +125,15 @@ def test_a_curve_is_drawn_in_the_terminal_or_into_a_picture(results, tmp_path):
     assert (tmp_path / "c.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_marks_are_lines_in_the_picture_with_their_texts_in_the_legend(results, tmp_path):
+    code, _, err = results("curve", "--mark", "2_500:killed at 2,500", "-o", "c.svg")
+    assert code == 0, err
+    assert "killed at 2,500" in (tmp_path / "c.svg").read_text()
+    with pytest.raises(SystemExit) as refused:
+        results("curve", "--mark", "soon", "-o", "c.svg")
+    assert refused.value.code == 2
+
+
 def test_curves_as_json_have_null_where_there_is_none(as_json, tmp_path):
     make_run(tmp_path / "root", "short", [1.0, 2.0], every=1000, seed=0, agent={"algo": "dqn"})
     make_run(tmp_path / "root", "long", [1.0, 2.0, 3.0], every=1000, seed=1, agent={"algo": "dqn"})

@@ -398,7 +398,7 @@ def test_a_page_that_would_be_larger_has_fewer_lines_and_says_so(root, monkeypat
 def test_a_report_that_cannot_be_written_is_an_error_and_leaves_the_old_one(root, tmp_path, monkeypatch, capfd):
     (tmp_path / "file").write_text("old")
     assert main(["results", "report", str(root / "sweep"), "-o", str(tmp_path / "file/report.html")]) == 2
-    assert "file/report.html cannot be written" in capfd.readouterr().err
+    assert "cannot write " in capfd.readouterr().err
     assert (tmp_path / "file").read_text() == "old"
 
 

@@ -203,7 +203,7 @@ def test_of_two_runs_of_one_config_and_seed_the_newer_counts_and_the_other_is_na
 
 
 def test_a_metric_that_nobody_has_is_an_error_with_the_nearest(results):
-    with pytest.raises(ConfigurationError, match=r"eval/retrun: no run has it.*did you mean 'eval/return'"):
+    with pytest.raises(ConfigurationError, match=r"eval/retrun: no run logged it.*did you mean 'eval/return'"):
         results.values("eval/retrun")
 
 
@@ -249,7 +249,7 @@ def test_scores_for_rliable_are_runs_by_tasks(results):
         results.to_rliable("eval/return", "algo")
     by_task = results.where(algo="ppo").to_rliable("eval/return", "algo", task="lr", steps=1)
     assert by_task["ppo"].tolist() == [[10.0, 20.0]]
-    assert any("seed 1 is left out" in text for text in results.problems)
+    assert any("seed 1 is skipped" in text for text in results.problems)
 
 
 @pytest.mark.parametrize(("name", "call"), [("polars", "to_polars"), ("xarray", "to_xarray"), ("pandas", "to_pandas")])

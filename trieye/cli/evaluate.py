@@ -74,10 +74,10 @@ def _newest(roots: Sequence[Path]) -> Path:
 
 
 def _show(report: Mapping[str, Any]) -> None:
-    from trieye.process.terminal import Table, Terminal
+    from trieye.process.terminal import Terminal, TextTable
 
     kind = "best checkpoint" if report["is_best"] else "checkpoint"
-    table = Table(title=f"{report['run']}: {kind}, {report['episodes']} episodes", is_ruled=False)
+    table = TextTable(title=f"{report['run']}: {kind}, {report['episodes']} episodes", is_ruled=False)
     table.add_row("checkpoint", f"{Path(report['checkpoint']).name}, after {report['step']:_} steps")
     table.add_row("return, mean", f"{report['return_mean']:.1f} (standard deviation {report['return_std']:.1f})")
     table.add_row("return, range", f"{report['return_min']:.1f} to {report['return_max']:.1f}")

@@ -53,6 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_json(action)
 
 
+def _mark(text: str) -> tuple[float, str]:
+    """Parse a position and a label, such as `40_000:resumed`."""
+    position, _, label = text.partition(":")
+    try:
+        return float(position), label or position
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not X:TEXT, such as 40_000:resumed") from None
+
+
 def _add_choice(action: argparse.ArgumentParser) -> None:
     group = action.add_argument_group("run selection")
     group.add_argument(
@@ -113,6 +122,10 @@ def _add_specific(action: argparse.ArgumentParser, name: str) -> None:
     if name == "curve":
         action.add_argument("--grid", type=int, default=200, metavar="N", help="points per curve (default: 200)")
         action.add_argument("--runs", action="store_true", help="draw the curve of each run too")
+        action.add_argument(
+            "--mark", type=_mark, action="append", default=[], metavar="X:TEXT",
+            help="draw a vertical line at X in the picture, with TEXT in the legend; repeatable",
+        )  # fmt: skip
     elif name == "sensitivity":
         action.add_argument("--param", required=True, metavar="KEY", help="config key of the hyperparameter")
     elif name == "report":

@@ -90,7 +90,8 @@ def curve(options: argparse.Namespace) -> int:
             for label, values in zip(labels, curves, strict=True)
         }
         legend = f"{selected.stat}, {options.confidence:.0%} CI"
-        _save(plots.curves(bands, name, x, what=legend, runs=runs if options.runs else None), options.out)
+        shown_runs = runs if options.runs else None
+        _save(plots.curves(bands, name, x, what=legend, runs=shown_runs, marks=options.mark), options.out)
     else:
         from trieye.results.terminal import curves as in_terminal
 
@@ -106,7 +107,7 @@ def compare(options: argparse.Namespace) -> int:
     groups = selected.groups(by=["place"] if by_source else None)
     if len(groups.labels) == 1:
         raise ConfigurationError(
-            f"only one group to compare, {groups.labels[0]}; choose the keys to group by with --by"
+            f"only one group to compare ({groups.labels[0]}); choose the keys to group by with --by"
         )
     scores = groups.scores(selected.scoring)
     if not options.json:

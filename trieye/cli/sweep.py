@@ -304,12 +304,12 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
     import platform
     import time
 
-    from trieye.process.terminal import Table, Text
+    from trieye.process.terminal import Text, TextTable
     from trieye.sweeps.grid import short
     from trieye.sweeps.report import headings
 
     keys = list(dict.fromkeys(key for job in jobs for key in job.values))
-    table = Table()
+    table = TextTable()
     is_spread = any(job.record is not None and job.record.host != platform.node() for job in jobs)
     hosts = ["host"] if is_spread else []
     names = ("job", "state", *headings(keys), "step", "objective", "attempt", "time", *hosts, "")

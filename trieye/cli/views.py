@@ -16,7 +16,7 @@ from trieye.cli.runs import RUN_COLORS
 from trieye.exceptions import JournalError
 from trieye.files.run_files import CHECKPOINTS
 from trieye.hub.status import last_status, read_status
-from trieye.process.terminal import Group, RenderableType, Table, Terminal, Text
+from trieye.process.terminal import Group, RenderableType, Terminal, Text, TextTable
 from trieye.process.text import duration
 from trieye.runs.checkpoint_rows import CheckpointRow, SavedFiles
 from trieye.runs.stored_run import StoredRun
@@ -260,7 +260,7 @@ def render_saved(saved: SavedFiles) -> RenderableType:
     return Group(*lines)
 
 
-def _states(kind: str, rows: list[CheckpointRow]) -> Table:
+def _states(kind: str, rows: list[CheckpointRow]) -> TextTable:
     """Return a table without empty columns, to fit 80 characters."""
     columns = {
         kind: [Text(f"{row.step:,}") for row in rows],
@@ -271,7 +271,7 @@ def _states(kind: str, rows: list[CheckpointRow]) -> Table:
         "": [Text(" ".join(row.marks), "bold") for row in rows],
         "state": [Text(row.state, SAVED_COLORS[row.state]) for row in rows],
     }
-    table = Table(is_ruled=False)
+    table = TextTable(is_ruled=False)
     shown = {name: cells for name, cells in columns.items() if any(cell.plain for cell in cells)}
     for name in shown:
         table.add_column(name, justify="left" if name in {"", "state"} else "right", no_wrap=bool(name))
@@ -317,8 +317,8 @@ def _state(sink: SinkPosition, check: RunCheck) -> Text:
     return Text(_short(sink.error), "red") if sink.error else Text("delivering")
 
 
-def _table(*left: str, right: tuple[str, ...] = ()) -> Table:
-    table = Table(*left, is_ruled=False)
+def _table(*left: str, right: tuple[str, ...] = ()) -> TextTable:
+    table = TextTable(*left, is_ruled=False)
     for name in right:
         table.add_column(name, justify="right", no_wrap=True)
     return table

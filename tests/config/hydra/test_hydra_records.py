@@ -90,7 +90,10 @@ def test_the_records_of_a_sweep_hold_no_secrets_either(project, monkeypatch):
     ("typed", "told"),
     [
         ("tagz.token=typed-s3cret", "tagz.token=***: unknown key"),
-        ("persistence.mirror=s3://key:typed-s3cret@bucket", "persistence.mirror=s3://key:***@bucket: a mirror URL must not contain"),
+        (
+            "persistence.mirror=s3://key:typed-s3cret@bucket",
+            "persistence.mirror=s3://key:***@bucket: a mirror URL must not contain",
+        ),
         ("persistence.mlflow_tracking_uri=htp://ann:typed-s3cret@host", "htp://ann:***@host: unknown scheme 'htp'"),
         ("+tags.token={typed-s3cret", "+tags.token=***: not a valid key=value override"),
     ],
