@@ -184,8 +184,8 @@ def test_the_tasks_of_an_array_run_what_is_missing(slurm, capfd):
     assert main(["sweep", "run", "-d", "sweep", "-i", "1"]) == 0
     assert main(["sweep", "slurm", "sweep", "--hours", "1", "--per-task", "2", "--submit"]) == 0
     message = capfd.readouterr().out
-    assert "3 jobs in 2 tasks, 2 core-hours at most" in message
-    assert "submitted as 4711: squeue -j 4711" in message
+    assert "3 jobs in 2 tasks, at most 2 core-hours" in message
+    assert "submitted as 4711; status: squeue -j 4711" in message
     assert (slurm / "submitted").read_text() == str(Path("sweep/slurm.sh"))
     tasks = [task(0), task(1)]
     assert [one.wait(120) for one in tasks] == [0, 0], Path("said").read_text()
