@@ -51,9 +51,9 @@ def test_the_closing_lines_name_the_line_to_change_of_a_project_that_depends_on_
 
 def test_the_closing_lines_name_the_command_and_the_extra_of_stable_baselines3(capsys):
     assert main(["new", "my_agent", "--no-input", "--algorithm", "sb3"]) == 0
-    said = capsys.readouterr().out
-    assert "  python -m my_agent.sb3\n" in said
-    assert '"trieye[rl,sb3]>=0.2"' in said
+    output = capsys.readouterr().out
+    assert "  python -m my_agent.sb3\n" in output
+    assert '"trieye[rl,sb3]>=0.2"' in output
 
 
 def test_a_git_repository_is_made_if_one_is_wanted(capfd, monkeypatch):
