@@ -72,8 +72,8 @@ def test_an_error_names_the_key(overrides: list[str], message: str):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["agent=dqn", "env=pendulum"], "this agent needs Discrete ones"),
-        (["agent=sac", "env=cartpole"], "this agent needs a Box"),
+        (["agent=dqn", "env=pendulum"], "this agent supports a Discrete space"),
+        (["agent=sac", "env=cartpole"], "this agent supports a bounded Box"),
         (["agent=dqn", "env.id=CartPol-v1"], "did you mean 'CartPole-v1'"),
     ],
 )
