@@ -324,7 +324,7 @@ class Explorers:
     def state_dict(self) -> dict[str, Any]:
         """Wait for outstanding fragments, and return the state; explorers pause until the next `collect`.
 
-        Hanging explorers are skipped; long after a stop request, all others are, too. Their fragments count as lost, and
+        Hanging explorers are skipped; long after a stop request, so are all others. Their fragments count as lost, and
         their episodes as interrupted.
         """
         self._is_paused = True
