@@ -47,12 +47,16 @@ def _renames(table: Mapping[str, str]) -> dict[str, Rename]:
 
 KEYS = _renames(
     {
+        "bench.which": "bench.checkpoints",
+        "explore.file": "explore.output",
+        "explore.which": "explore.checkpoint",
         "explorer.backoff_s": "explorer.restart_backoff_s",
         "explorer.in_flight": "explorer.max_in_flight",
         "explorer.replay_snapshot_s": "explorer.replay_snapshot_interval_s",
         "explorer.steps": "explorer.fragment_steps",
         "explorer.timeout_s": "explorer.fragment_timeout_s",
         "hydra.launcher.env": "hydra.launcher.runtime_env",
+        "hydra.sweeper.without": "hydra.sweeper.exclude",
         "loop.evaluate_beside": "loop.background_evaluation",
         "persistence.mirror_every_s": "persistence.mirror_interval_s",
         "runtime.env": "runtime.runtime_env",
@@ -71,7 +75,32 @@ KEYS = _renames(
 )
 """Keys of the config."""
 
-TABLES = {"Config keys": KEYS}
+COMMANDS = _renames({"trieye sweep index": "trieye sweep find"})
+"""Commands and actions."""
+
+OPTIONS = _renames(
+    {
+        "trieye evaluate --which": "trieye evaluate --checkpoint",
+        "trieye export --which": "trieye export --checkpoint",
+        "trieye results --finite": "trieye results --include-diverged",
+        "trieye results --min": "trieye results --mode min",
+        "trieye results --out": "trieye results --output",
+        "trieye results --partial": "trieye results --include-unfinished",
+        "trieye sweep plan --out": "trieye sweep plan --output",
+        "trieye sweep plan --without": "trieye sweep plan --exclude",
+        "trieye sweep run --at-once": "trieye sweep run --max-concurrent",
+        "trieye sweep slurm --at-once": "trieye sweep slurm --max-concurrent",
+        "trieye sweep slurm --gigs": "trieye sweep slurm --memory-gib",
+        "trieye sweep slurm --most-tasks": "trieye sweep slurm --max-tasks",
+    }
+)
+OPTIONS["trieye fork --at"] = Rename("trieye fork --at", "trieye fork --checkpoint", values={"last": "latest"})
+"""Options of commands; those of all actions of a command have no action."""
+
+FILES = _renames({"journal-witness.jsonl": "journal-watermark.jsonl"})
+"""Files of a run directory, which are renamed when the run is opened."""
+
+TABLES = {"Config keys": KEYS, "Commands": COMMANDS, "Options": OPTIONS, "Files of a run": FILES}
 """The tables by the heading that docs/renames.md gives them."""
 
 

@@ -12,6 +12,7 @@ import trieye
 from trieye.config import TrieyeConfig
 from trieye.config.hydra.keys import field_at
 from trieye.config.launcher import LauncherConfig
+from trieye.config.sweeper import SweeperConfig
 from trieye.renames import KEYS, TABLES, current_config, current_override, current_overrides
 from trieye.training.config import TrainingConfig
 
@@ -39,7 +40,9 @@ def page():
 
 
 def field_of(key):
-    root, path = (LauncherConfig, key.split(".")[2:]) if key.startswith("hydra.") else (TrainingConfig, key.split("."))
+    options = {"hydra.launcher": LauncherConfig, "hydra.sweeper": SweeperConfig}
+    place, _, name = key.rpartition(".")
+    root, path = (options[place], [name]) if place in options else (TrainingConfig, key.split("."))
     return field_at(root, path)
 
 

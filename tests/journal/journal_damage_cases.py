@@ -19,7 +19,7 @@ from trieye.journal.wal import FRAME_BYTES, HEADER_BYTES
 PAGE = 4096
 NAME = "journal.db"
 WAL = NAME + "-wal"
-WITNESS = "journal-witness.jsonl"
+WATERMARK = "journal-watermark.jsonl"
 KINDS = ("file", "log", "both", "copied")
 MAX_LOST_WITH_A_PAGE = 100
 """Records that lie on one page at most."""
@@ -143,7 +143,7 @@ def make(directory: Path, kind: str, *, rounds: int, seed: int) -> Truth:
         checkpoint(scratch / NAME, "PASSIVE")
     if kind == "file":
         writer.journal.close()
-    for name in (NAME, WAL, WITNESS):
+    for name in (NAME, WAL, WATERMARK):
         if (scratch / name).exists():
             shutil.copyfile(scratch / name, directory / name)
     reader.close()
@@ -253,10 +253,10 @@ def _not_kept(directory: Path, truth: Truth, found: dict[str, object], pos: int 
 
 def damaged(directory: Path, *, stride: int, bits: int, seed: int = 0) -> Iterator[tuple[str, dict[str, bytes], bool]]:
     """Yield every damage to the files in a directory: its name, the files, and whether only the log was cut."""
-    names = (NAME, WAL, WITNESS)
+    names = (NAME, WAL, WATERMARK)
     files = {name: (directory / name).read_bytes() for name in names if (directory / name).exists()}
     for name, data in files.items():
-        if name == WITNESS:
+        if name == WATERMARK:
             continue
         is_log = name == WAL
         for text, changed in cuts(data, stride):

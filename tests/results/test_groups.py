@@ -90,9 +90,9 @@ def test_runs_that_did_not_end_have_no_value_unless_they_are_to_count(tmp_path):
     results = load(tmp_path)
     np.testing.assert_array_equal(shown(Groups.of(results))["all runs"], [2, np.nan, np.nan])
     assert [text.split(": ")[1] for text in results.problems] == ["FAILED at step 1", "KILLED at step 1"]
-    counting = Scoring("eval/return", steps=1, partial=True)
+    counting = Scoring("eval/return", steps=1, include_unfinished=True)
     assert shown(Groups.of(load(tmp_path)), counting)["all runs"] == [2, 3, 4]
-    assert results.values("eval/return", partial=True).shape == (1, 3)
+    assert results.values("eval/return", include_unfinished=True).shape == (1, 3)
 
 
 def test_a_run_that_diverged_is_missing_where_its_values_are_infinite_and_is_named(tmp_path):

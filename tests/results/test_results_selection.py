@@ -349,7 +349,7 @@ def test_runs_that_are_named_themselves_are_never_dropped(tmp_path):
     assert Groups.of(load([original, fork])).labels == ["fork", "original"]
     groups = Groups.of(load([original, fork, failed, other_seed]))
     assert groups.labels == ["other runs", "original", "failed"]
-    assert groups.scores(Scoring("eval/return", partial=True))[0].ravel().tolist() == [2.0, 4.0]
+    assert groups.scores(Scoring("eval/return", include_unfinished=True))[0].ravel().tolist() == [2.0, 4.0]
     one_named = load([tmp_path / "app", original])
     assert Groups.of(one_named).labels == ["other runs", "original"]
     assert [text.partition(": ")[0] for text in one_named.problems] == [str(failed)]

@@ -7,6 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from trieye.renames import COMMANDS, OPTIONS
+
 DEFAULT_ROOT = ".trieye_data"
 DEFAULT_TIMEOUT_S = 300.0
 _RUN = "directory of a run, or its name: run or app/run"
@@ -17,7 +19,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 class AnyOrder(argparse.ArgumentParser):
     """Takes words before, between and after options, as one types them."""
 
-    _is_at_it = _has_actions = False
+    _is_at_it = _has_actions = _knows_renames = False
 
     def add_subparsers(self, **options: Any) -> Any:
         """Add the actions of a command, each of which takes its own words."""
@@ -26,13 +28,29 @@ class AnyOrder(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Return what was typed, and what nobody knows."""
+        if self._has_actions and args and (rename := COMMANDS.get(f"{self.prog} {args[0]}")):
+            self.error(str(rename))
         if self._is_at_it or self._has_actions:
             return super().parse_known_args(args, namespace)
+        self._add_renamed()
         self._is_at_it = True
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
             self._is_at_it = False
+
+    def _add_renamed(self) -> None:
+        """Add the former names of options, which are errors that state the new names."""
+        renames, self._knows_renames = () if self._knows_renames else OPTIONS.values(), True
+        for rename in renames:
+            command, _, option = rename.old.rpartition(" ")
+            if f"{self.prog} ".startswith(f"{command} "):
+                self.add_argument(option, action=_Renamed, nargs="?", const=rename, help=argparse.SUPPRESS)
+
+
+class _Renamed(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(str(self.const))
 
 
 def add_run(parser: argparse.ArgumentParser, *, count: int | str | None = None) -> None:
@@ -66,10 +84,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
-def add_which(parser: argparse.ArgumentParser) -> None:
-    """Add --which to a command that reads a checkpoint."""
+def add_checkpoint(parser: argparse.ArgumentParser, default: str = "best") -> None:
+    """Add --checkpoint to a command that reads a checkpoint."""
     parser.add_argument(
-        "--which", default="best", metavar="WHICH", help="the checkpoint: best, latest or step:N (default: best)"
+        "--checkpoint", default=default, metavar="CKPT", help=f"best, latest or step:N (default: {default})"
     )
 
 

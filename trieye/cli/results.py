@@ -83,11 +83,13 @@ def _add_scoring(action: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--last", default="10%", metavar="END", help="the end of a run that counts: a part, or steps (10%%)"
     )
-    group.add_argument("--min", action="store_true", help="less is better (default: as loop.mode says)")
+    group.add_argument("--mode", choices=("max", "min"), help="whether higher or lower is better (default: loop.mode)")
     group.add_argument("--best", action="store_true", help="of each group only its best config, which flatters it")
-    group.add_argument("--partial", action="store_true", help="count runs that have not come to their end, too")
     group.add_argument(
-        "--finite",
+        "--include-unfinished", action="store_true", help="score failed, killed and running runs by their points so far"
+    )
+    group.add_argument(
+        "--include-diverged",
         action="store_true",
         help="score diverged runs by their last finite points (default: no score, and they rank last)",
     )
@@ -99,7 +101,7 @@ def _add_specific(action: argparse.ArgumentParser, name: str) -> None:
     if name in _OUT:
         default, text = _OUT[name]
         action.add_argument(
-            "-o", "--out", type=Path, default=default, required=name == "export", metavar="FILE", help=text
+            "-o", "--output", type=Path, default=default, required=name == "export", metavar="FILE", help=text
         )
     if name in {"curve", "report"}:
         action.add_argument("--x", choices=AXES, default="step", help="what the axis of curves counts (step)")

@@ -59,11 +59,11 @@ def table(options: argparse.Namespace) -> int:
     labels = groups.marked(asked.scoring).labels
     shown = {labels[place]: {**found[place], "std": _spread(scores[place])} for place in ranked}
     asked.console.print(tables.scores_table(shown, asked.stat, title=asked.title, confidence=options.confidence))
-    if options.out is not None:
+    if options.output is not None:
         from trieye.results import plots
 
         figures = {label: figures[asked.stat] for label, figures in shown.items()}
-        _save(plots.intervals(figures, f"{asked.scoring.name} ({asked.stat})", labels=labels), options.out)
+        _save(plots.intervals(figures, f"{asked.scoring.name} ({asked.stat})", labels=labels), options.output)
     asked.tell()
     return 0
 
@@ -87,14 +87,14 @@ def curve(options: argparse.Namespace) -> int:
             {"x": x, "curves": [{"label": label, "diverged": num, "band": band} for label, num, band in shown]}
         )
         return 0
-    if options.out is not None:
+    if options.output is not None:
         from trieye.results import plots
 
         runs = {
             label: np.moveaxis(held, -1, 0).reshape(len(grid), -1).T for label, held in zip(labels, curves, strict=True)
         }
         what = f"{asked.stat}, {options.confidence:.0%} CI"
-        _save(plots.curves(bands, name, x, what=what, runs=runs if options.runs else None), options.out)
+        _save(plots.curves(bands, name, x, what=what, runs=runs if options.runs else None), options.output)
     else:
         from trieye.results.terminal import curves as in_terminal
 
@@ -133,10 +133,10 @@ def compare(options: argparse.Namespace) -> int:
         asked.console.print(f"and {len(numbers) - len(pairs)} more pairs: --json has them all")
     if len(groups.labels) <= _MOST_COLUMNS and (found := groups.differences()):
         asked.console.print(tables.differences_table(found, groups.labels))
-    if options.out is not None:
+    if options.output is not None:
         from trieye.results import plots
 
-        _save(plots.profiles(profiles_of(groups, scores, asked), asked.scoring.name), options.out)
+        _save(plots.profiles(profiles_of(groups, scores, asked), asked.scoring.name), options.output)
     asked.tell()
     return 0
 
@@ -168,10 +168,10 @@ def sensitivity(options: argparse.Namespace) -> int:
         )
         return 0
     asked.console.print(tables.settings_table(lines, options.param, labels, title=asked.title))
-    if options.out is not None:
+    if options.output is not None:
         from trieye.results import plots
 
-        _save(plots.sensitivity(lines, options.param, f"{asked.scoring.name} ({asked.stat})"), options.out)
+        _save(plots.sensitivity(lines, options.param, f"{asked.scoring.name} ({asked.stat})"), options.output)
     asked.tell()
     return 0
 
@@ -211,17 +211,17 @@ def select(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write a page with all of it."""
-    asked, out = Asked(options), Path.cwd() / options.out
+    asked, out = Asked(options), Path.cwd() / options.output
     page = page_of(asked, beside=out.parent)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, page.encode("utf-8", "backslashreplace"))
     except OSError as error:
-        raise ConfigurationError(f"{options.out} cannot be written: {error.strerror or error}") from error
+        raise ConfigurationError(f"{options.output} cannot be written: {error.strerror or error}") from error
     if options.json:
         asked.print_json({"path": out})
         return 0
-    print(f"written to {options.out}")
+    print(f"written to {options.output}")
     asked.tell()
     return 0
 
@@ -266,12 +266,12 @@ def export(options: argparse.Namespace) -> int:
             if name not in known:
                 raise ConfigurationError(f"{name}: no run has it{did_you_mean(name, known)}")
     points = results.to_arrow(metrics)
-    write_table(points, options.out)
+    write_table(points, options.output)
     if options.json:
         counts = {"num_points": points.num_rows, "num_runs": len(results)}
-        print_json("results.export", {"path": options.out.absolute(), **counts, "problems": results.problems})
+        print_json("results.export", {"path": options.output.absolute(), **counts, "problems": results.problems})
         return 0
-    print(f"{points.num_rows:,} points of {len(results)} runs written to {options.out}")
+    print(f"{points.num_rows:,} points of {len(results)} runs written to {options.output}")
     for text in results.problems:
         print(text, file=sys.stderr)
     return 0

@@ -43,8 +43,8 @@ class Asked:
             metric=[name.strip() for name in names.split(",")],
             last=last,
             steps=steps,
-            partial=self.options.partial,
-            finite=self.options.finite,
+            include_unfinished=self.options.include_unfinished,
+            include_diverged=self.options.include_diverged,
             ranges=dict(map(range_of, self.options.range)),
         )
 
@@ -52,7 +52,7 @@ class Asked:
     def mode(self) -> Mode:
         """Which scores are better."""
         modes = {run.params["loop.mode"] for run in self.results if "loop.mode" in run.params}
-        return "min" if self.options.min or modes == {"min"} else "max"
+        return self.options.mode or ("min" if modes == {"min"} else "max")
 
     @property
     def stat(self) -> Aggregate:

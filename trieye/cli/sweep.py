@@ -9,11 +9,11 @@ Examples:
   trieye sweep plan my_agent.train 'agent.lr=1e-4,3e-4' 'agent=ppo,dqn' --seeds 5 -o sweeps/first
   trieye sweep plan my_agent.train experiments/sarsa.json --seeds 30       a description of PyExpUtils
   trieye sweep show 7                           what job 7 is
-  trieye sweep index agent.lr=3e-4 seed=2       which jobs have that
+  trieye sweep find agent.lr=3e-4 seed=2        which jobs have that
   trieye sweep run -i $SLURM_ARRAY_TASK_ID --stride 100
   trieye sweep status multirun/20260101_120000
   trieye sweep relaunch --only failed           goes on from checkpoints; completed jobs are never run again
-  trieye sweep slurm --hours 3 --gigs 4 --per-task 10 --submit
+  trieye sweep slurm --hours 3 --memory-gib 4 --per-task 10 --submit
   trieye sweep merge                            brings runs from other machines' disks here, and into MLflow
 """
 
@@ -70,19 +70,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     plan.add_argument("--seeds", type=int, metavar="N", help="repeat all with the seeds 0 to N-1")
     plan.add_argument("--zip", action="append", default=[], metavar="KEY,KEY", help="keys that vary together")
-    plan.add_argument("--without", action="append", default=[], metavar="KEY=VALUE,...", help="leave a combination out")
-    plan.add_argument("-o", "--out", type=Path, metavar="DIR", help="write it down, for `run` and `relaunch`")
-    for name, text in (("show", "what a job is"), ("index", "which jobs have these values"), ("run", "run jobs here")):
+    plan.add_argument("--exclude", action="append", default=[], metavar="KEY=VALUE,...", help="exclude a combination")
+    plan.add_argument("-o", "--output", type=Path, metavar="DIR", help="write it down, for `run` and `relaunch`")
+    for name, text in (("show", "what a job is"), ("find", "which jobs have these values"), ("run", "run jobs here")):
         action = actions.add_parser(name, help=text)
         action.add_argument("-d", "--dir", type=Path, metavar="DIR", help="directory of the sweep")
         if name == "show":
             action.add_argument("index", type=int, metavar="I", help="number of the job")
-        elif name == "index":
+        elif name == "find":
             action.add_argument("values", nargs="+", metavar="KEY=VALUE", help="values to look for")
         else:
             action.add_argument("-i", "--index", required=True, metavar="I", help="number of the job, or as in 0-9,12")
             action.add_argument("--stride", type=int, metavar="K", help="also jobs I+K, I+2K, and so on")
-            action.add_argument("--at-once", type=int, default=1, metavar="N", help="so many of them side by side (1)")
+            action.add_argument(
+                "--max-concurrent", type=int, default=1, metavar="N", help="maximum number of jobs at the same time (1)"
+            )
             add_confirmed(action)
     status = actions.add_parser("status", help="what became of the jobs; exit code 0 if all are completed")
     status.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="directory of the sweep")
@@ -117,7 +119,7 @@ def _plan(options: argparse.Namespace) -> int:
     given: dict[str, Any] = {
         "seeds": options.seeds,
         "zip": [group.split(",") for group in options.zip],
-        "without": [dict(map(pair, group.split(","))) for group in options.without],
+        "exclude": [dict(map(pair, group.split(","))) for group in options.exclude],
     }
     own = [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in given.items() if value]
     record = SweepRecord(
@@ -127,26 +129,26 @@ def _plan(options: argparse.Namespace) -> int:
         own=["hydra/sweeper=trieye", "hydra/launcher=trieye_ray", *own, *hydras],
     ).sign()
     grid = grid_of(words, SweeperConfig.model_validate(given))
-    with nullcontext() if options.out is None else lock_in(options.out):
-        if options.out is not None and (before := SweepRecord.read(options.out)) is not None:
-            grid = before.at(options.out).going_on(grid, words, options.out)
+    with nullcontext() if options.output is None else lock_in(options.output):
+        if options.output is not None and (before := SweepRecord.read(options.output)) is not None:
+            grid = before.at(options.output).going_on(grid, words, options.output)
         record.set_grid(grid)
-        if options.out is not None:
-            record.write(options.out)
+        if options.output is not None:
+            record.write(options.output)
     if options.json:
         experiments = [{"path": one.path, "name": one.name} for one in descriptions]
         shown = grid.without_secrets()
         axes = [{"keys": list(axis.keys), "values": [list(values) for values in axis.places]} for axis in shown.axes]
         document = {"num_jobs": sum(1 for _ in grid) if grid.without else grid.size, "fingerprint": grid.fingerprint}
-        print_json("sweep.plan", {**document, "axes": axes, "experiments": experiments, "sweep": options.out})
+        print_json("sweep.plan", {**document, "axes": axes, "experiments": experiments, "sweep": options.output})
         return 0
     plan_table(grid)
     for description in descriptions:
         place = "" if description.save_pattern is None else f", job 0 saves in {description.save_path(0)}"
         print(f"{description.path}: experiment {description.name}{place}")
-    if options.out is not None:
-        then = f"run it: trieye sweep relaunch {options.out}" if program else "name a program first to have it run"
-        print(f"written to {options.out}; {then}")
+    if options.output is not None:
+        then = f"run it: trieye sweep relaunch {options.output}" if program else "name a program first to have it run"
+        print(f"written to {options.output}; {then}")
     return 0
 
 
@@ -196,7 +198,7 @@ def _typed(words: Sequence[str], seeds: int | None) -> "tuple[list[str], list[st
             descriptions.append(Description.read(Path(word), runs=seeds or 1))
             spec += descriptions[-1].words
         elif word.lstrip("+").startswith(("hydra.sweep", "hydra/sweep", "hydra.mode")):
-            raise ConfigurationError(f"{word}: a plan says that by --seeds, --zip, --without and -o")
+            raise ConfigurationError(f"{word}: a plan says that by --seeds, --zip, --exclude and -o")
         elif word.lstrip("+").startswith(("hydra.", "hydra/")):
             own.append(word)
         else:
@@ -222,7 +224,7 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _index(options: argparse.Namespace) -> int:
+def _find(options: argparse.Namespace) -> int:
     from trieye.sweeps.record import SweepRecord
 
     directory = sweep_directory(options.dir)
@@ -231,7 +233,7 @@ def _index(options: argparse.Namespace) -> int:
     if not found:
         raise ConfigurationError(f"{' '.join(options.values)}: all jobs with these values are left out of the sweep")
     if options.json:
-        print_json("sweep.index", {"sweep": directory, "indices": found})
+        print_json("sweep.find", {"sweep": directory, "indices": found})
     else:
         print(*found, sep="\n")
     return 0
@@ -246,13 +248,13 @@ def _run(options: argparse.Namespace) -> int:
     indices = numbers(options.index)
     if max(indices) >= grid.size:
         raise ConfigurationError(f"-i {options.index}: the sweep has the jobs 0 to {grid.size - 1}")
-    for name, value in (("stride", options.stride), ("at-once", options.at_once)):
+    for name, value in (("stride", options.stride), ("max-concurrent", options.max_concurrent)):
         if value is not None and value < 1:
             raise ConfigurationError(f"--{name} {value}: it has to be 1 or more")
     if options.stride:
         indices = [index for first in indices for index in range(first, grid.size, options.stride)]
-    one_by_one = options.at_once == 1
-    where = "hydra.launcher.isolate=none" if one_by_one else f"hydra.launcher.num_jobs={options.at_once}"
+    one_by_one = options.max_concurrent == 1
+    where = "hydra.launcher.isolate=none" if one_by_one else f"hydra.launcher.num_jobs={options.max_concurrent}"
     return _start(options, record, directory, where, "hydra.launcher.is_part=true", only=indices)
 
 
@@ -432,7 +434,7 @@ def _start(options: argparse.Namespace, record: "SweepRecord", directory: Path, 
 _ACTIONS = {
     "plan": _plan,
     "show": _show,
-    "index": _index,
+    "find": _find,
     "run": _run,
     "status": _status,
     "relaunch": _relaunch,

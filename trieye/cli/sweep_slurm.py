@@ -24,13 +24,15 @@ def add_slurm(actions: Any, again: Sequence[str]) -> None:
         "--hours", type=float, required=True, metavar="H", help="time limit of a task; 3 becomes 2:59:59"
     )
     slurm.add_argument(
-        "--gigs", type=float, metavar="G", help="memory of a job, GiB; without it what the cluster gives"
+        "--memory-gib", type=float, metavar="GIB", help="memory of a job in GiB (default: that of the cluster)"
     )
     slurm.add_argument("--cpus", type=int, default=1, metavar="N", help="CPUs of a job (1)")
     slurm.add_argument("--gpus", type=float, default=0.0, metavar="N", help="GPUs of a job; 0.25 lets four share one")
     slurm.add_argument("--per-task", type=int, default=1, metavar="N", help="jobs that a task of the array runs (1)")
-    slurm.add_argument("--at-once", type=int, default=1, metavar="N", help="how many of them side by side (1)")
-    slurm.add_argument("--most-tasks", type=int, metavar="N", help="tasks that run at the same time")
+    slurm.add_argument(
+        "--max-concurrent", type=int, default=1, metavar="N", help="maximum jobs of a task at the same time (1)"
+    )
+    slurm.add_argument("--max-tasks", type=int, metavar="N", help="maximum tasks at the same time (default: no limit)")
     slurm.add_argument(
         "--signal", type=int, default=120, metavar="S",
         help="seconds before the time is over at which jobs save, and are queued again to go on; 0 = not (120)",
@@ -55,7 +57,7 @@ def write_script(options: argparse.Namespace, directory: Path, indices: Sequence
     (directory / LOGS).mkdir(exist_ok=True)
     write_atomic(path, script_of(directory, indices, asked, working_dir=working_dir).encode())
     tasks = -(-len(indices) // asked.per_task)
-    core_h = tasks * asked.hours * asked.cpus * asked.at_once
+    core_h = tasks * asked.hours * asked.cpus * asked.max_concurrent
     if options.json:
         number = submit(path) if options.submit else None
         document = {"sweep": directory, "jobs": list(indices), "num_tasks": tasks, "core_hours": core_h}
@@ -80,12 +82,12 @@ def _asked(options: argparse.Namespace, directory: Path) -> "Asked":
     named = {"account": options.account, "partition": options.partition}
     return Asked(
         hours=options.hours,
-        gigs=options.gigs,
+        memory_gib=options.memory_gib,
         cpus=options.cpus,
         gpus=options.gpus,
         per_task=options.per_task,
-        at_once=options.at_once,
-        most_tasks=options.most_tasks,
+        max_concurrent=options.max_concurrent,
+        max_tasks=options.max_tasks,
         signal_s=options.signal,
         name=directory.resolve().name,
         options=[*(f"{key}={value}" for key, value in named.items() if value), *options.option],

@@ -20,7 +20,9 @@ class SweeperConfig(StrictModel):
     )
     seeds: int | None = Field(default=None, ge=1, description="Repetitions of all, with the seeds 0, 1, and so on.")
     zip: list[list[str]] = Field(default=[], description="Keys that vary together, place by place, in groups.")
-    without: list[dict[str, Any]] = Field(default=[], description="Combinations that are left out: values by key.")
+    exclude: list[dict[str, Any]] = Field(
+        default=[], description="Excluded combinations, each as values by key; [] = none. Only for kind=grid."
+    )
     dry_run: bool = Field(default=False, description="Whether to show the jobs only, and run none.")
     num_trials: int = Field(default=20, ge=1, description="Jobs of a search.")
     seed: int = Field(default=0, ge=0, description="Seed of a search.")
@@ -36,7 +38,7 @@ class SweeperConfig(StrictModel):
 
     @model_validator(mode="after")
     def _what_a_search_has_no_use_for(self) -> Self:
-        for name in ("seeds", "zip", "without"):
+        for name in ("seeds", "zip", "exclude"):
             if self.kind != "grid" and getattr(self, name):
                 raise ValueError(f"{name} is only for kind=grid, and kind is {self.kind}")
         if self.pruner != "none" and self.kind != "optuna":

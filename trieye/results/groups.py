@@ -29,16 +29,16 @@ class Scoring:
         metric: The metric, or its names in several programs.
         last: The score is the mean of this fraction of the run's last points.
         steps: Number of last steps whose points count, which replaces `last`.
-        partial: Whether unfinished runs count.
-        finite: Whether diverged runs count, by their last finite points, and rank like other runs.
+        include_unfinished: Whether unfinished runs count.
+        include_diverged: Whether diverged runs count, by their last finite points, and rank like other runs.
         ranges: Lowest and highest score of each task, mapped to 0 and 1; None: raw scores.
     """
 
     metric: Metric
     last: float = 0.1
     steps: int | None = None
-    partial: bool = False
-    finite: bool = False
+    include_unfinished: bool = False
+    include_diverged: bool = False
     ranges: Mapping[str, tuple[float, float]] | None = None
 
     @property
@@ -210,7 +210,7 @@ class Groups:
         sign = 1.0 if mode == "max" else -1.0
         values = self._values(scoring) * sign
         means = [float(row[~np.isnan(row)].mean()) if not np.isnan(row).all() else -np.inf for row in values]
-        diverged = [0] * len(means) if scoring.finite else self.results.num_diverged(scoring.metric)
+        diverged = [0] * len(means) if scoring.include_diverged else self.results.num_diverged(scoring.metric)
         chosen = [
             [[max(row, key=lambda number: (-diverged[number], means[number]))] if row else [] for row in tasks]
             for tasks in self._candidates
@@ -227,8 +227,8 @@ class Groups:
         return [sum(numbers[number] for number in row if number is not None) for row in self.rows]
 
     def penalties(self, scoring: Scoring) -> list[int]:
-        """Return the rank penalty of each group, applied before scores: its diverged runs, or 0 with `finite`."""
-        return [0] * len(self.labels) if scoring.finite else self.diverged(scoring)
+        """Return the rank penalty per group, applied before scores: diverged runs, or 0 with `include_diverged`."""
+        return [0] * len(self.labels) if scoring.include_diverged else self.diverged(scoring)
 
     def marked(self, scoring: Scoring) -> "Groups":
         """Return the same groups with the number of diverged runs in their labels.
@@ -321,7 +321,11 @@ class Groups:
 
     def _values(self, scoring: Scoring) -> Floats:
         return self.results.values(
-            scoring.metric, last=scoring.last, steps=scoring.steps, partial=scoring.partial, finite=scoring.finite
+            scoring.metric,
+            last=scoring.last,
+            steps=scoring.steps,
+            include_unfinished=scoring.include_unfinished,
+            include_diverged=scoring.include_diverged,
         )
 
     def _of(self, values: Floats, row: Sequence[int | None]) -> Floats:

@@ -361,7 +361,11 @@ class Report:
         """Return all runs: those of the best group first, and those of no group last."""
         results, scoring = self.groups.results, self.scoring
         values = results.values(
-            scoring.metric, last=scoring.last, steps=scoring.steps, partial=scoring.partial, finite=scoring.finite
+            scoring.metric,
+            last=scoring.last,
+            steps=scoring.steps,
+            include_unfinished=scoring.include_unfinished,
+            include_diverged=scoring.include_diverged,
         )
         value_of = {
             run.path: float(value)

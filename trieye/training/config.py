@@ -21,25 +21,26 @@ are found by entry points, since every run has them without being asked."""
 
 
 class BenchConfig(StrictModel):
-    """What is evaluated."""
+    """Evaluation of stored checkpoints."""
 
-    which: str = Field(
+    checkpoints: str = Field(
         default="each",
         min_length=1,
-        description="Which checkpoints: latest, best, each, or a pattern such as checkpoint_step_*000.",
+        description="Checkpoints to evaluate: best, latest, step:N, each, or a pattern such as checkpoint_step_*000.",
     )
-    episodes: int = Field(default=100, ge=1, description="Episodes for each checkpoint.")
+    episodes: int = Field(default=100, ge=1, description="Number of episodes per checkpoint.")
 
 
 class ExploreConfig(StrictModel):
-    """What is collected with."""
+    """Collection of rows with the policy of a stored checkpoint."""
 
-    which: Literal["latest", "best"] | Annotated[int, Field(ge=0)] = Field(
-        default="latest", description="Which checkpoint acts: latest, best, or a step."
-    )
-    file: Annotated[str, Field(pattern=r"\.(npz|parquet)$", examples=["rows.npz"])] | None = Field(
+    checkpoint: (
+        Literal["best", "latest"] | Annotated[str, Field(pattern=r"^step:\d{1,18}$", examples=["step:1200"])]
+    ) = Field(default="latest", description="Checkpoint whose policy acts: best, latest or step:N.")
+    output: Annotated[str, Field(pattern=r"\.(npz|parquet)$", examples=["rows.npz"])] | None = Field(
         default=None,
-        description="Where the rows go, a new .npz or .parquet file; null = explored_<N>.npz in the run's directory.",
+        description="Output file, .npz or .parquet, which must not exist yet; null = explored_<N>.npz in the run "
+        "directory.",
     )
 
 
