@@ -97,11 +97,50 @@ OPTIONS = _renames(
 OPTIONS["trieye fork --at"] = Rename("trieye fork --at", "trieye fork --checkpoint", values={"last": "latest"})
 """Options of commands; those of all actions of a command have no action."""
 
+NAMES = _renames(
+    {
+        "trieye.replay.Draw": "trieye.replay.SampledIds",
+        "trieye.replay.Hindsight": "trieye.replay.HindsightRelabeler",
+        "trieye.replay.Limiter": "trieye.replay.RateLimiter",
+        "trieye.results.Groups": "trieye.results.RunGroups",
+        "trieye.results.Scoring": "trieye.results.ScoreDefinition",
+        "trieye.runs.Delivery": "trieye.runs.DeliveryResult",
+        "trieye.runs.Pruning": "trieye.runs.PruneResult",
+        "trieye.runs.Restart": "trieye.runs.RestartPlan",
+        "trieye.testing.MemorySource": "trieye.testing.MemoryHistory",
+        "trieye.testing.make_run": "trieye.testing.make_run_info",
+    }
+)
+"""Classes and functions."""
+
+METRICS = _renames(
+    {
+        "explorer/<number>/lag": "explorer/<number>/staleness",
+        "explorer/lost": "explorer/lost_fragments",
+        "replay/early": "replay/out_of_order",
+        "replay/waiters": "replay/waiting_readers",
+    }
+)
+"""Metrics that trieye logs; a stored run has the names that it logged."""
+
 FILES = _renames({"journal-witness.jsonl": "journal-watermark.jsonl"})
 """Files of a run directory, which are renamed when the run is opened."""
 
-TABLES = {"Config keys": KEYS, "Commands": COMMANDS, "Options": OPTIONS, "Files of a run": FILES}
+TABLES = {
+    "Config keys": KEYS,
+    "Commands": COMMANDS,
+    "Options": OPTIONS,
+    "Classes and functions": NAMES,
+    "Metrics": METRICS,
+    "Files of a run": FILES,
+}
 """The tables by the heading that docs/renames.md gives them."""
+
+
+def no_attribute(module: str, name: str) -> AttributeError:
+    """Return the error for a name that a module lacks, with its current name if it was renamed."""
+    rename = NAMES.get(f"{module}.{name}")
+    return AttributeError(str(rename) if rename else f"module {module!r} has no attribute {name!r}")
 
 
 def renamed_field(name: str, fields: Iterable[str]) -> str | None:

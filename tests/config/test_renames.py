@@ -3,6 +3,8 @@
 `python tests/config/test_renames.py` writes docs/renames.md.
 """
 
+import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.hydra.keys import field_at
 from trieye.config.launcher import LauncherConfig
 from trieye.config.sweeper import SweeperConfig
-from trieye.renames import KEYS, TABLES, current_config, current_override, current_overrides
+from trieye.renames import KEYS, NAMES, TABLES, current_config, current_override, current_overrides
 from trieye.training.config import TrainingConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "renames.md"
@@ -135,6 +137,19 @@ def test_a_stored_override_gets_its_new_key(stored, current):
     config = {"explorer": {"fragment_steps": 8}, "tune": {"grace_period": 1}}
     assert current_overrides([stored], config) == [current]
     assert current_override(stored.partition("=")[0], [item.new for item in KEYS.values()]) == current.partition("=")[0]
+
+
+@pytest.mark.parametrize("rename", NAMES.values(), ids=lambda rename: rename.old)
+def test_an_old_class_or_function_is_an_attribute_error_with_the_new_name(rename):
+    module, _, name = rename.old.rpartition(".")
+    home = importlib.import_module(module)
+    with pytest.raises(AttributeError, match=f"^{re.escape(rename.old)} was renamed to {re.escape(rename.new)}$"):
+        getattr(home, name)
+    new = rename.new.rpartition(".")[2]
+    assert getattr(home, new).__doc__
+    assert new in home.__all__
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        home.nonsense  # noqa: B018
 
 
 if __name__ == "__main__":

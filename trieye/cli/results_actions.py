@@ -19,7 +19,7 @@ from trieye.results import hyperparameters, selection, statistics, tables
 from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Floats
 from trieye.results.curves import aggregate_curves
-from trieye.results.groups import Groups, Scoring
+from trieye.results.groups import RunGroups, ScoreDefinition
 from trieye.results.hyperparameters import Mode, Selection
 from trieye.results.loading import load
 
@@ -141,7 +141,7 @@ def compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def profiles_of(groups: Groups, scores: Sequence[Floats], asked: Asked) -> dict[str, statistics.Band]:
+def profiles_of(groups: RunGroups, scores: Sequence[Floats], asked: Asked) -> dict[str, statistics.Band]:
     """Return the performance profile of each group, at the scores of all of them."""
     every = np.unique(np.concatenate([held[~np.isnan(held)] for held in scores]))
     if not len(every):
@@ -159,7 +159,7 @@ def sensitivity(options: argparse.Namespace) -> int:
     asked = Asked(options)
     key = selection.resolve(options.param, asked.results.runs)
     lines, labels = {}, {}
-    for name, groups in Groups.by_config(asked.results, asked.by, options.task).items():
+    for name, groups in RunGroups.by_config(asked.results, asked.by, options.task).items():
         if found := groups.sensitivity(key, asked.scoring, asked.stat, mode=asked.mode, **asked.intervals):
             lines[name], labels[name] = found, groups.marked(asked.scoring).labels
     if options.json:
@@ -181,8 +181,8 @@ def select(options: argparse.Namespace) -> int:
     asked = Asked(options)
     if options.rerun is not None and options.rerun < 1:
         raise ConfigurationError(f"--rerun {options.rerun}: it has to be 1 or more")
-    found: dict[str, tuple[Groups, Selection]] = {}
-    for name, groups in Groups.by_config(asked.results, asked.by, options.task).items():
+    found: dict[str, tuple[RunGroups, Selection]] = {}
+    for name, groups in RunGroups.by_config(asked.results, asked.by, options.task).items():
         scores = groups.scores(asked.scoring)
         diverged = groups.penalties(asked.scoring)
         chosen_ = hyperparameters.select(scores, asked.stat, mode=asked.mode, diverged=diverged, **asked.intervals)
@@ -294,7 +294,7 @@ def _save(figure: Any, path: Path) -> None:
     print(f"written to {path}")
 
 
-def _plain_selection(scoring: Scoring, name: str, groups: Groups, found: Selection) -> dict[str, Any]:
+def _plain_selection(scoring: ScoreDefinition, name: str, groups: RunGroups, found: Selection) -> dict[str, Any]:
     columns = {
         "label": groups.labels,
         "values": groups.values,

@@ -12,7 +12,7 @@ from trieye.cli.output import print_json
 from trieye.exceptions import ConfigurationError
 from trieye.process.terminal import Terminal
 from trieye.results.aggregates import Aggregate
-from trieye.results.groups import Groups, Scoring
+from trieye.results.groups import RunGroups, ScoreDefinition
 from trieye.results.hyperparameters import Mode
 from trieye.results.loading import load
 from trieye.results.results import Results
@@ -35,11 +35,11 @@ class Asked:
         self.console = Terminal()
 
     @cached_property
-    def scoring(self) -> Scoring:
+    def scoring(self) -> ScoreDefinition:
         """How runs come to numbers."""
         names = self.options.metric or self._objective()
         last, steps = last_of(self.options.last)
-        return Scoring(
+        return ScoreDefinition(
             metric=[name.strip() for name in names.split(",")],
             last=last,
             steps=steps,
@@ -78,9 +78,9 @@ class Asked:
         """What groups have in common."""
         return [key.strip() for key in self.options.by.split(",") if key.strip()]
 
-    def groups(self, *, by: Sequence[str] | None = None) -> Groups:
+    def groups(self, *, by: Sequence[str] | None = None) -> RunGroups:
         """Return the groups that are compared."""
-        made = Groups.of(self.results, self.by if by is None else by, self.options.task)
+        made = RunGroups.of(self.results, self.by if by is None else by, self.options.task)
         return made.best(self.scoring, self.mode) if self.options.best else made
 
     def _objective(self) -> str:

@@ -10,7 +10,7 @@ from trieye.cli.results_asked import Asked
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.results import statistics, tables
-from trieye.results.groups import Groups, Scoring
+from trieye.results.groups import RunGroups, ScoreDefinition
 from trieye.results.hyperparameters import Selection
 from trieye.results.loading import load
 from trieye.results.runs import LoadedRun, is_seed
@@ -22,7 +22,7 @@ from trieye.sweeps.spec import grid_of
 _OF_THE_GRID = ("hydra.sweeper.", "hydra.sweep.dir", "hydra.mode")
 
 
-def rerun(asked: Asked, found: Mapping[str, tuple[Groups, Selection]]) -> int:
+def rerun(asked: Asked, found: Mapping[str, tuple[RunGroups, Selection]]) -> int:
     """Run the best config of each group again, and show how both stages came out; return the exit code.
 
     Raises:
@@ -69,7 +69,7 @@ def rerun(asked: Asked, found: Mapping[str, tuple[Groups, Selection]]) -> int:
     return code
 
 
-def _first(groups: Groups, place: int) -> LoadedRun:
+def _first(groups: RunGroups, place: int) -> LoadedRun:
     number = next(number for number in groups.rows[place] if number is not None)
     return next(run for run in groups.results.table[number] if run is not None)
 
@@ -119,12 +119,12 @@ def _record(record: SweepRecord, jobs: Sequence[Sequence[str]], seeds: Sequence[
 def _show(
     asked: Asked,
     places: Mapping[tuple[str, int], LoadedRun],
-    found: Mapping[str, tuple[Groups, Selection]],
+    found: Mapping[str, tuple[RunGroups, Selection]],
     directory: Path,
 ) -> None:
     """Show both stages apart: what was chosen by is no evidence of how good the choice is."""
     fresh = load(directory)
-    scoring: Scoring = asked.scoring
+    scoring: ScoreDefinition = asked.scoring
     rows: dict[str, dict[str, statistics.Estimate]] = {}
     for (name, place), run in places.items():
         groups, chosen = found[name]
@@ -132,7 +132,7 @@ def _show(
         rows[f"{label}, seeds it was chosen by"] = {asked.stat: chosen.estimates[place]}
         same = fresh.only(other for other in fresh if not differences(other.params, run.params))
         if len(same):
-            (scores,) = Groups.of(same, ["place"], asked.options.task).scores(scoring)
+            (scores,) = RunGroups.of(same, ["place"], asked.options.task).scores(scoring)
             rows[f"{label}, fresh seeds"] = {asked.stat: statistics.aggregate(scores, asked.stat, **asked.intervals)}
     table = tables.scores_table(rows, asked.stat, title=asked.title, confidence=asked.options.confidence)
     asked.console.print(table)

@@ -27,7 +27,7 @@ from trieye.results import plots, selection, statistics
 from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Floats, XAxis
 from trieye.results.curves import aggregate_curves
-from trieye.results.groups import Groups, Scoring
+from trieye.results.groups import RunGroups, ScoreDefinition
 from trieye.results.hyperparameters import Mode, Setting
 from trieye.results.origins import Origin, Versions, counted
 from trieye.results.runs import LoadedRun, is_seed
@@ -146,7 +146,7 @@ class Report:
         ConfigurationError: No run has the metric, or a group has several configs.
     """
 
-    def __init__(self, groups: Groups, scoring: Scoring, question: Question) -> None:
+    def __init__(self, groups: RunGroups, scoring: ScoreDefinition, question: Question) -> None:
         self.groups, self.scoring, self.question = groups, scoring, question
         self.scores = groups.scores(scoring)
         self._intervals: dict[str, Any] = {"confidence": question.confidence}
@@ -293,7 +293,7 @@ class Report:
     def sensitivities(self) -> Iterator[Picture]:
         """Yield a sensitivity plot of each parameter that shows more than the comparison of groups."""
         task = None if self.question.task is None else selection.resolve(self.question.task, self.groups.results.runs)
-        outer = Groups.by_config(self.groups.results, self.question.by, self.question.task)
+        outer = RunGroups.by_config(self.groups.results, self.question.by, self.question.task)
         keys = {key for groups in outer.values() for key in groups.keys}
         excluded = {selection.resolve(key, self.groups.results.runs) for key in self.question.by} | {task}
         compared = selection.compared_by(self.groups.results.runs)
@@ -315,7 +315,7 @@ class Report:
             by_partition.setdefault(tuple(map(values.index, values)), key)
         return list(by_partition.values())
 
-    def _settings(self, groups: Groups, key: str) -> tuple[Setting, ...]:
+    def _settings(self, groups: RunGroups, key: str) -> tuple[Setting, ...]:
         stat, mode = self.question.stat, self.question.mode
         try:
             return groups.sensitivity(key, self.scoring, stat, mode=mode, **self._intervals)

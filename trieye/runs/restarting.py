@@ -25,7 +25,7 @@ from trieye.runs.stored_run import StoredRun
 
 
 @dataclass(frozen=True)
-class Restart:
+class RestartPlan:
     """A run that is about to be started by the program of a stored one.
 
     Attributes:
@@ -125,7 +125,7 @@ def plan_rerun(
     without: Sequence[str] = (),
     root: Path | None = None,
     confirm: Confirm | None = None,
-) -> Restart:
+) -> RestartPlan:
     """Return what `rerun` would start; its program is started for a dry run only. See `rerun` for the arguments."""
     source = get(run, root=root)
     fixed = {RUN_NAME: _new_name(source, overrides, "rerun")}
@@ -140,7 +140,7 @@ def plan_fork(
     without: Sequence[str] = (),
     root: Path | None = None,
     confirm: Confirm | None = None,
-) -> Restart:
+) -> RestartPlan:
     """Return what `fork` would start; its program is started for a dry run only. See `fork` for the arguments."""
     source = get(run, root=root)
     purpose = f"fork of {source} --checkpoint {checkpoint}"
@@ -160,7 +160,7 @@ def _plan(
     *,
     purpose: str,
     checkpoint: CheckpointEntry | None = None,
-) -> Restart:
+) -> RestartPlan:
     then_config = source.config
     program = Program.of(source)
     words = program.with_overrides(source.name, overrides, without, fixed)
@@ -176,7 +176,7 @@ def _plan(
     then = {key: value for key, value in then_config.items() if key in composed.config}
     now = (composed.config, composed.provenance)
     divergence = Divergence.between((then, source.provenance), now, ignored=(LOAD,))
-    return Restart(source, run_dir, program, words, divergence, checkpoint)
+    return RestartPlan(source, run_dir, program, words, divergence, checkpoint)
 
 
 def _new_name(source: StoredRun, overrides: Sequence[str], suffix: str) -> str:

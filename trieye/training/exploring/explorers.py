@@ -296,8 +296,8 @@ class Explorers:
             if self.interrupted != self._told_interrupted:
                 found["episode/interrupted"] = self._told_interrupted = self.interrupted
             found |= {"sync/version": self.version, "explorer/alive": self._num_working}
-            found |= {"explorer/restarts": self._group.restarts, "explorer/lost": self._group.lost}
-            found |= {f"explorer/{index}/lag": lag for index, lag in self._lags.items()}
+            found |= {"explorer/restarts": self._group.restarts, "explorer/lost_fragments": self._group.lost}
+            found |= {f"explorer/{index}/staleness": lag for index, lag in self._lags.items()}
             found |= self._inbox.metrics()
         if self._publish_s:
             found["sync/publish_ms"] = 1000.0 * float(np.mean(self._publish_s))
