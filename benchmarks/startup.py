@@ -49,6 +49,7 @@ defaults:
   - _self_
 """
 _IMPORTS = "import torch, gymnasium, hydra"
+_OPTIMIZER = f"{_IMPORTS}; torch.optim.Adam([torch.zeros(1, requires_grad=True)])"  # imports torch._dynamo: about 1 s
 _FIRST_STEP = """
 import os
 import traceback
@@ -94,6 +95,8 @@ def main() -> None:
         words = ["runtime=local", "sinks=[tensorboard]", "env.id=my_agent.first_step:ExitsAtFirstStep-v0"]
         command = ["-m", "my_agent.train", *words]
         figures["first_step"] = _compare(["-c", _IMPORTS], project, command, project, [0, 0], repeat)
+        optimizer = ["-c", _OPTIMIZER]
+        figures["first_step_to_optimizer"] = _compare(optimizer, project, command, project, [0, 0], repeat)
     verdict = {
         "goal": ", ".join(f"{name} <= {goal}" for name, goal in _GOALS.items()),
         "met": all(figures[name]["ratio"] <= goal for name, goal in _GOALS.items()),

@@ -16,6 +16,7 @@ from tests import private_apis
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "trieye"
+MODULES_PAGE = ROOT / "docs/modules.md"
 
 ROOMS = (
     "cli", "compat", "integrations", "testing", "training", "tune", "results", "runs", "sweeps", "experiment", "run",
@@ -75,7 +76,11 @@ HOMES = {
     "plotext": {"results/terminal.py"},
 }
 
-TREE = "## The tree\n"
+MODULE_LIST = """# Modules
+
+Each module of `trieye/` with the first line of its docstring, package by package from the top of the import order down.
+[ARCHITECTURE.md](../ARCHITECTURE.md) describes the packages. `python tests/test_layout.py` generates this page.
+"""
 
 
 def name_of(path):
@@ -231,19 +236,25 @@ def test_the_version_is_that_of_the_package():
     assert trieye.__version__ == re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
 
 
-def test_architecture_names_only_what_exists():
-    text = (ROOT / "ARCHITECTURE.md").read_text()
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/internals.md", "docs/glossary.md"])
+def test_the_files_and_packages_that_a_page_names_exist(page):
+    text = (ROOT / page).read_text()
     for name in re.findall(r"`((?:\w+/)+)`", text):
         assert (ROOT / name).is_dir() or (PACKAGE / name).is_dir(), name
     for name in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
         assert (ROOT / name).exists() or (PACKAGE / name).exists(), name
 
 
-def tree():
-    """Return a line for each module of the rooms, with the first line of its docstring."""
+def test_architecture_lists_the_packages_in_import_order():
+    listed = re.findall(r"^\| `trieye/(\w+)(?:/|\.py)`", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    assert listed == [room for room in ROOMS if (PACKAGE / room).is_dir() or (PACKAGE / f"{room}.py").is_file()]
+
+
+def module_list():
+    """Return a line for each module of the packages, with the first line of its docstring."""
     lines = []
     for room in ROOMS:
-        lines += ["", f"### {room}", ""] if room in {room_of(name) for name in MODULES if "." in name} else []
+        lines += ["", f"## {room}", ""] if room in {room_of(name) for name in MODULES if "." in name} else []
         for path in (path for name, path in MODULES.items() if "." in name and room_of(name) == room):
             module = ast.parse(path.read_text())
             if path.name != "__init__.py" or len(module.body) > 1:
@@ -251,9 +262,8 @@ def tree():
     return "\n".join(lines) + "\n"
 
 
-def test_the_tree_in_architecture_is_that_of_the_docstrings():
-    shown = (ROOT / "ARCHITECTURE.md").read_text().partition(TREE)[2]
-    assert shown == tree(), "write it anew with `python tests/test_layout.py`"
+def test_the_list_of_modules_shows_the_docstrings():
+    assert MODULES_PAGE.read_text() == MODULE_LIST + module_list(), "run `python tests/test_layout.py`"
 
 
 LAZY = ("trieye", "trieye.results", "trieye.runs")
@@ -296,7 +306,6 @@ def test_files_and_functions_stay_small():
 
 
 if __name__ == "__main__":
-    page = ROOT / "ARCHITECTURE.md"
-    page.write_text(page.read_text().partition(TREE)[0] + TREE + tree())
+    MODULES_PAGE.write_text(MODULE_LIST + module_list())
     for name in LAZY:
         stub_of(name).write_text(stub(name))

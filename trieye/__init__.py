@@ -1,6 +1,6 @@
-"""trieye: the experiment framework for reinforcement learning.
+"""trieye: an experiment framework for reinforcement learning.
 
-Names are loaded on first use (PEP 562): `import trieye` loads neither ray, torch nor mlflow.
+Names are imported on first use (PEP 562), so `import trieye` loads neither Ray, torch nor MLflow.
 """
 
 import sys

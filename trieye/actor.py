@@ -1,4 +1,4 @@
-"""The module name of TrieyeActor in trieye 0.1.5; it lives in `trieye.compat.actor`."""
+"""Compatibility alias for trieye 0.1.5: TrieyeActor and its functions from `trieye.compat.actor`."""
 
 from trieye.compat.actor import TrieyeActor, get_or_create
 from trieye.hub.actor import actor_name

@@ -1,4 +1,4 @@
-"""The module name of ActorLogic in trieye 0.1.5; it lives in `trieye.compat.actor_logic`."""
+"""Compatibility alias for trieye 0.1.5: ActorLogic from `trieye.compat.actor_logic`."""
 
 from trieye.compat.actor_logic import ActorLogic
 

@@ -1,26 +1,26 @@
-"""Every error that trieye raises.
+"""The exception hierarchy of trieye.
 
 TrieyeError
-├── ConfigurationError (ValueError)            a key, value, name or path given by the user is not usable
-├── SerializationError                         bytes on disk cannot be read, or an object cannot be written
-│   ├── CheckpointError                        a checkpoint could not be saved or none of the existing ones is whole
-│   └── UntrustedPickleError                   a pickled part is not signed with the user's own key
+├── ConfigurationError (ValueError)            invalid key, value, name or path from the user
+├── SerializationError                         bytes on disk are unreadable, or an object cannot be written
+│   ├── CheckpointError                        saving a checkpoint failed, or no existing checkpoint is intact
+│   └── UntrustedPickleError                   a pickled part is not signed with the user's key
 ├── ProcessingError                            metrics cannot be processed
-├── JournalError                               the journal of a run cannot be used
-│   ├── JournalFullError (OSError)             it cannot grow now: the disk is full, or a limit is reached; try again
-│   └── SequenceGapError                       a batch came before the one that it follows; send that one first
-├── SinkBusyError                              others hold what a sink needs; waiting for them is no failure
-├── SinkGoneError                              what a sink wrote to was deleted; waiting does not bring it back
+├── JournalError                               the journal of a run cannot be opened, read or written
+│   ├── JournalFullError (OSError)             the journal cannot grow: disk full or limit reached; retry later
+│   └── SequenceGapError                       a batch arrived before its predecessor; send the predecessor first
+├── SinkBusyError                              another process locks the store of a sink; the sink retries
+├── SinkGoneError                              the target of a sink was deleted; retrying does not help
 ├── RunLockedError                             another process is writing to this run
-├── RunClosedError                             the run was closed and takes nothing more
-├── ReplayClosedError                          a replay buffer, or its writer or reader, was closed
-├── EnvironmentLostError (ConnectionError)     the process of an environment is gone
-├── ReplayTimeoutError (TimeoutError)          a replay buffer had no room, or no rows, for as long as one would wait
-├── LeaseExpiredError (LookupError)            the chunks of a fetch were given back, or kept longer than allowed
-└── NonFiniteError (FloatingPointError)        a training met NaN or infinity, and `loop.on_nonfinite` is `stop`
+├── RunClosedError                             the run is closed and accepts nothing
+├── ReplayClosedError                          a replay buffer, its writer or its reader is closed
+├── EnvironmentLostError (ConnectionError)     the process of an environment died
+├── ReplayTimeoutError (TimeoutError)          a replay buffer had no room or no rows before the timeout
+├── LeaseExpiredError (LookupError)            the lease of fetched chunks was released or has expired
+└── NonFiniteError (FloatingPointError)        NaN or infinity in training while `loop.on_nonfinite` is `stop`
 
 KeyboardInterrupt, SystemExit
-└── RunInterrupted                             a signal asked the run to stop; the next start goes on
+└── RunInterrupted                             a signal stopped the run; the next start resumes it
 """
 
 from collections.abc import Callable, Iterator
@@ -29,31 +29,31 @@ from typing import ClassVar
 
 
 class TrieyeError(Exception):
-    """Base of all errors of trieye.
+    """Base class of all trieye errors.
 
     Attributes:
-        exit_code: What a command that ends with this error exits with.
+        exit_code: Exit code of a command that fails with this error.
     """
 
     exit_code: ClassVar[int] = 1
 
 
 class ConfigurationError(TrieyeError, ValueError):
-    """Raised when a key, value, name or path given by the user is not usable."""
+    """Raised when a key, value, name or path from the user is invalid."""
 
-    exit_code = 2  # that of argparse
+    exit_code = 2  # as argparse
 
 
 class SerializationError(TrieyeError):
-    """Raised when bytes on disk cannot be read back, or an object cannot be written."""
+    """Raised when bytes on disk are unreadable, or an object cannot be written."""
 
 
 class CheckpointError(SerializationError):
-    """Raised when a checkpoint could not be saved, or when some exist and none of them is whole."""
+    """Raised when saving a checkpoint failed, or when checkpoints exist and none is intact."""
 
 
 class UntrustedPickleError(SerializationError):
-    """Raised when a pickled part carries no signature of the user's own key and pickles were not allowed."""
+    """Raised when a pickled part is not signed with the user's key and pickles are not allowed."""
 
 
 class ProcessingError(TrieyeError):
@@ -65,14 +65,14 @@ class JournalError(TrieyeError):
 
 
 class JournalFullError(JournalError, OSError):
-    """Raised when the journal cannot grow now; nothing was accepted, and the same call may succeed later."""
+    """Raised when the journal cannot grow; the events were not accepted, and the same call may succeed later."""
 
 
 class SequenceGapError(JournalError):
-    """Raised when a batch came before the one that it follows.
+    """Raised when a batch arrived before its predecessor.
 
     Attributes:
-        expected: Number of the batch that has to come next.
+        expected: Sequence number of the batch to send next.
     """
 
     def __init__(self, message: str, expected: int) -> None:
@@ -84,52 +84,52 @@ class SequenceGapError(JournalError):
 
 
 class SinkBusyError(TrieyeError):
-    """Raised by a sink that others keep from its store for now; the same call comes again soon, however often."""
+    """Raised by a sink while another process locks its store; the call is repeated soon, without a retry limit."""
 
 
 class SinkGoneError(TrieyeError):
-    """Raised by a sink when what it wrote to was deleted; the message says what brings it back."""
+    """Raised by a sink when its target was deleted; the message describes the remedy."""
 
 
 class RunLockedError(TrieyeError):
-    """Raised when another process is writing to the run; the message names it."""
+    """Raised when another process is writing to the run; the message names the process."""
 
     exit_code = 3
 
 
 class RunClosedError(TrieyeError):
-    """Raised when something is logged to or saved in a run that was closed."""
+    """Raised by logging to a closed run or saving in it."""
 
 
 class ReplayClosedError(TrieyeError):
-    """Raised when something is asked of a replay buffer, or of its writer or reader, that was closed."""
+    """Raised by a call to a closed replay buffer, writer or reader."""
 
 
 class EnvironmentLostError(TrieyeError, ConnectionError):
-    """Raised when the process of an environment is gone; the message names the environment and how it ended."""
+    """Raised when the process of an environment died; the message names the environment and the cause."""
 
 
 class ReplayTimeoutError(TrieyeError, TimeoutError):
-    """Raised when a replay buffer had no room for rows, or none to draw, for as long as the caller would wait."""
+    """Raised when a replay buffer had no room for new rows, or no rows to sample, before the caller's timeout."""
 
 
 class LeaseExpiredError(TrieyeError, LookupError):
-    """Raised when chunks of a fragment buffer are read whose lease was released or ran out."""
+    """Raised by reading chunks of a fragment buffer after their lease was released or has expired."""
 
 
 class NonFiniteError(TrieyeError, FloatingPointError):
-    """Raised when an observation, a reward, a loss, a gradient or a weight is NaN or infinite; the message names it."""
+    """Raised when an observation, reward, loss, gradient or weight is NaN or infinite; the message names the value."""
 
 
 class RunInterrupted(KeyboardInterrupt, SystemExit):
-    """Raised where a signal asked a run to stop, at the end of `Run.steps` if it is under way.
+    """Raised after a signal asked a run to stop; inside a `Run.steps` loop, once the loop has ended.
 
-    A program that does not catch it ends without a traceback, with the exit code.
+    A program that does not catch it exits with `exit_code` and without a traceback.
 
     Attributes:
-        exit_code: What the process should exit with: 130 for Ctrl-C; for other signals `runtime.requeue_exit_code`, or
-            else 128 + their number.
-        is_told: Whether the user has read the message.
+        exit_code: Exit code for the process: 130 after Ctrl-C; after another signal `runtime.requeue_exit_code` if set,
+            otherwise 128 plus the signal number.
+        is_told: Whether the message was shown to the user.
     """
 
     def __init__(self, message: str, exit_code: int = 130) -> None:
@@ -138,7 +138,7 @@ class RunInterrupted(KeyboardInterrupt, SystemExit):
         self.is_told = False
 
     def tell(self, say: Callable[[str], None]) -> None:
-        """Show the message and the notes to the user, unless that was done; `say` shows a text."""
+        """Show the message and its notes to the user once, by calling `say` with the text."""
         if not self.is_told:
             self.is_told = True
             say("; ".join([str(self), *getattr(self, "__notes__", ())]))
@@ -146,15 +146,15 @@ class RunInterrupted(KeyboardInterrupt, SystemExit):
 
 @contextmanager
 def noted(error: BaseException | None, doing: str) -> Iterator[None]:
-    """Take a step that belongs to a way out: where it fails, too, the error that is on its way stays, with a note.
+    """Run a cleanup step; if it fails, add its error as a note to the error that caused the cleanup.
 
     Args:
-        error: That error; None: there is none, and what the step raises comes out.
-        doing: What the step is, for the note.
+        error: The propagating error; with None, an error of the step is raised.
+        doing: Name of the step, for the note.
     """
     try:
         yield
     except Exception as second:
         if error is None:
             raise
-        error.add_note(f"{doing} failed, too: {second}")
+        error.add_note(f"{doing} also failed: {second}")

@@ -1,4 +1,4 @@
-"""The module name of PathManager in trieye 0.1.5; it lives in `trieye.compat.path_manager`."""
+"""Compatibility alias for trieye 0.1.5: PathManager from `trieye.compat.path_manager`."""
 
 from trieye.compat.path_manager import PathManager
 

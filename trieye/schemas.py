@@ -1,4 +1,4 @@
-"""The module name of the events and states of trieye 0.1.5."""
+"""Compatibility alias for trieye 0.1.5: its events and states from `trieye.compat`."""
 
 from trieye.compat.events import LogContext, RawMetricEvent
 from trieye.compat.serializer import BufferData, CheckpointData, LoadedTrainingState

@@ -1,4 +1,4 @@
-"""The module name of Serializer in trieye 0.1.5; it lives in `trieye.compat.serializer`."""
+"""Compatibility alias for trieye 0.1.5: Serializer from `trieye.compat.serializer`."""
 
 from trieye.compat.serializer import Serializer
 

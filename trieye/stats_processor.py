@@ -1,4 +1,4 @@
-"""The module name of StatsProcessor in trieye 0.1.5; it lives in `trieye.compat.stats_processor`."""
+"""Compatibility alias for trieye 0.1.5: StatsProcessor from `trieye.compat.stats_processor`."""
 
 from trieye.compat.stats_processor import StatsProcessor
 

@@ -137,7 +137,7 @@ def changed(path, **values):
 def test_a_run_that_is_run_again_gives_the_same_and_nothing_has_changed(command, project):
     code, out, err = command("rerun", "first")
     assert code == 0, err
-    assert "nothing has changed since agents/first" in err
+    assert "no differences from agents/first" in err
     assert re.search(r"cd \S+ && \S+ train\.py agent\.lr=0\.25 run_name=first_rerun\n", out)
     assert np.array_equal(weights_of(project, "first_rerun", 10), weights_of(project, "first", 10))
     assert record_of(project, "first_rerun").forked_from is None
@@ -188,10 +188,10 @@ def test_what_has_changed_since_is_shown_before_anything_starts(command, project
         provenance.write_text(before)
     assert code == 0, err
     lines = err.splitlines()
-    assert "config: agent.lr: 0.25 -> 0.125  (asked for)" in lines
+    assert "config: agent.lr: 0.25 -> 0.125  (override)" in lines
     assert "config: loop.steps: 10 -> 20" in lines
     assert f"packages: numpy: 1.0.0 -> {np.__version__}" in lines
-    assert "commit: the run had changes that were not committed; its changes were not kept" in lines
+    assert "commit: the run had uncommitted changes; the patch was not stored" in lines
     assert not any("run_name" in line for line in lines)
     assert out.endswith(" train.py agent.lr=0.125 run_name=second\n")
     assert names(project) == ["first"]
@@ -203,7 +203,7 @@ def test_long_values_show_the_part_that_differs(command, project):
     code, _, err = command("rerun", "long", f"description='{words} b end of it'", "--dry-run")
     assert code == 0, err
     (line,) = [line for line in err.splitlines() if line.startswith("config: description: ")]
-    assert line == "config: description: ... word28 word29 a end of it -> ... word28 word29 b end of it  (asked for)"
+    assert line == "config: description: ... word28 word29 a end of it -> ... word28 word29 b end of it  (override)"
     code, out, _ = command("diff", "first", "long")
     assert code == 0
     assert "word0 word1" in out
@@ -335,8 +335,8 @@ def test_a_fork_goes_on_from_the_best_and_has_a_history_and_a_best_of_its_own(co
     assert "starts from agents/first at step 6, objective -0" in out
     assert "persistence.load_checkpoint_path=first:step:6" in out
     assert err.splitlines()[:2] == [
-        "config: agent.lr: 0.25 -> 0.5  (asked for)",
-        "config: loop.steps: 10 -> 12  (asked for)",
+        "config: agent.lr: 0.25 -> 0.5  (override)",
+        "config: loop.steps: 10 -> 12  (override)",
     ]
     parent, fork = record_of(project, "first"), record_of(project, "first_fork")
     assert fork.forked_from.name == "agents/first@6"
@@ -376,7 +376,7 @@ def test_a_fork_repeats_its_parent_and_one_of_a_fork_knows_where_both_began(comm
     assert np.array_equal(weights_of(project, "second", 10), weights_of(project, "first", 10))
     assert command("fork", "second", "--checkpoint", "latest", "run_name=third", "loop.steps=12")[0] == 0
     shutil.rmtree(runs_of(project) / "second")
-    assert record_of(project, "third").forked_from.line == "agents/second@10, which began from agents/first@6"
+    assert record_of(project, "third").forked_from.line == "agents/second@10, which was forked from agents/first@6"
     overrides = json.loads((runs_of(project) / "third" / "provenance" / "attempt-1.json").read_text())["overrides"]
     assert [word for word in overrides if "load_checkpoint" in word] == [
         "persistence.load_checkpoint_path=second:step:10"
@@ -424,7 +424,7 @@ def test_a_program_that_never_restores_is_not_trained_to_find_that_out(command, 
     finally:
         (project / "loops.py").unlink()
     assert code == 1
-    assert "without run.restore()" in err
+    assert "before run.restore()" in err
     assert names(project) == ["first", "loops"]
 
 
@@ -562,5 +562,5 @@ def test_runs_that_were_killed_or_lack_provenance_are_compared_as_far_as_known(c
     shutil.rmtree(second / "provenance", ignore_errors=True)
     code, out, _ = command("diff", first, second)
     assert code == 0
-    assert "of agents/first commit and packages are not known" in out
+    assert "agents/first: commit and packages were not recorded" in out
     assert "loss" in out

@@ -54,7 +54,7 @@ def test_the_table_says_what_there_is_and_changes_nothing(run_dir, tmp_path, cap
     (latest,) = [row for row in rows if "latest" in row]
     assert (best[0], best[3], latest[0]) == ("20", "7.25", "30")
     assert "sizes fit" in shown
-    assert "without sharing" in shown
+    assert "without shared parts" in shown
     assert contents(run_dir) == before
 
 
@@ -88,7 +88,7 @@ def test_damage_that_keeps_the_size_is_found_by_reading(run_dir, capsys):
     assert f"{part(run_dir, 30)} is damaged: its checksum does not match" in problem
     assert rows[30]["lost_rows"] == ["200-299"]
     assert main(["checkpoints", str(run_dir), "--verify"]) == 1
-    assert "checkpoint_step_30: rows 200-299 of its replay are lost" in capsys.readouterr().out
+    assert "checkpoint_step_30: replay rows 200-299 are lost" in capsys.readouterr().out
     assert main(["verify", str(run_dir)]) == 1
     assert "rows 200-299 of the replay of step 30 are lost" in " ".join(capsys.readouterr().out.split())
 

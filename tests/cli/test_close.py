@@ -37,7 +37,7 @@ def test_close_delivers_what_a_killed_run_left_and_records_it_as_killed(killed_r
     assert mlflow_runs(run)[1][0].info.status == "KILLED"
     record = record_of(run)
     assert (record.status, record.attempt, record.ended) == ("KILLED", 1, died)
-    assert "mlflow, tensorboard: all " in capsys.readouterr().out
+    assert "mlflow, tensorboard: delivered all " in capsys.readouterr().out
 
 
 def test_a_run_that_has_nothing_to_deliver_is_not_touched(killed_run, capsys):
@@ -46,7 +46,7 @@ def test_a_run_that_has_nothing_to_deliver_is_not_touched(killed_run, capsys):
     before = contents(run)
     assert main(["close", str(run)]) == 0
     assert contents(run) == before
-    assert "'first' is recorded as KILLED, and nothing is missing in tensorboard" in capsys.readouterr().out
+    assert "'first' is recorded as KILLED; already complete: tensorboard" in capsys.readouterr().out
 
 
 def test_windows_stay_open_if_another_attempt_can_close_them(killed_run):

@@ -63,11 +63,11 @@ def test_a_video_shows_the_first_episode(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--episodes", "0"], "argument --episodes: '0' is no whole number >= 1"),
+        (["--episodes", "0"], "argument --episodes: invalid value '0'; expected an integer >= 1"),
         (["firts"], "did you mean 'first'"),
         (["first", "--checkpoint", "newest"], "--checkpoint: 'newest' is no checkpoint"),
         (["first", "--checkpoint", "step:7"], "has no checkpoint 7 (steps: 39, 40)"),
-        (["first", "--video", "x.mp4"], "argument --video: 'x.mp4' is no file FILE.gif"),
+        (["first", "--video", "x.mp4"], "argument --video: invalid path 'x.mp4'; expected FILE.gif"),
         (["first", "--device", "tpu:1"], "device=tpu:1"),
     ],
 )
@@ -84,7 +84,7 @@ def test_what_cannot_be_evaluated_is_one_message(root, capsys, words, message):
 
 def test_no_run_at_all_is_one_message(tmp_path, capsys):
     assert evaluate(tmp_path) == 2
-    assert "has a checkpoint; name a run" in capsys.readouterr().err
+    assert "has a checkpoint; pass a run" in capsys.readouterr().err
 
 
 def test_a_policy_predicts_in_the_environment_of_its_run(root):

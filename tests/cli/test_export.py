@@ -50,7 +50,7 @@ def test_the_best_policy_is_exported_into_the_run_with_an_example_that_runs(trai
     assert main(["export", "first", "--root", str(trained.parents[2])]) == 0
     shown = capsys.readouterr().out
     assert exported(trained / "export", trained, 2)
-    assert "checkpoint_step_2, the best one (objective 1), is exported to" in shown
+    assert "checkpoint_step_2 (best checkpoint, objective 1) to" in shown
     for file in ("policy.pt", "policy.pt2", "export.json"):
         assert f"  {trained / 'export' / file}  " in shown
     note = json.loads((trained / "export" / "export.json").read_text())

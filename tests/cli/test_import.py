@@ -109,7 +109,7 @@ def test_runs_of_others_are_runs_with_all_their_points(kind, capsys, monkeypatch
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "[2/2]" in said
-    assert (", 1 that are NaN or infinite left out" in said) == (kind in {"tensorboard", "file store"})
+    assert (", 1 NaN or infinite values skipped" in said) == (kind in {"tensorboard", "file store"})
     found = load(f"here/{app}")
     assert len(found.runs) == 2
     for run in found.runs:
@@ -135,7 +135,7 @@ def test_runs_that_are_here_are_left_as_they_are_and_names_that_are_taken_get_a_
     (first, second) = sorted((Path(".trieye_data/old/runs")).iterdir())
     before = read_history(first).num_rows
     assert main(["import", "tensorboard", path, "--app", "old"]) == 0
-    assert capsys.readouterr().out.count("was imported before") == 2
+    assert capsys.readouterr().out.count("already imported") == 2
     assert main(["import", "tensorboard", path, "--app", "old", "--json"]) == 0
     document = validated(capsys.readouterr().out)
     imported, problems = import_runs("tensorboard", Path(path), app="old")
@@ -216,7 +216,7 @@ def test_a_file_that_is_none_of_wandb_is_named_with_what_is_expected(capsys):
     path, _ = wandb_file()
     path.write_bytes(b"not wandb at all, but long enough for a header")
     assert main(["import", "wandb-offline", "wandb"]) != 0
-    assert f"{path}: left out: it has no intact run record" in capsys.readouterr().err
+    assert f"{path}: skipped: it has no intact run record" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_links_out_of_a_foreign_mlflow_store_are_not_followed(tmp_path, capsys):
     assert main(["import", "mlflow", "."]) == 1
     said = capsys.readouterr().err
     for link in ("params/key", "tags", "metrics/more", "metrics/secret"):
-        assert f"{Path('mlruns/7') / run.name / link}: left out: it is a link out of the store" in said
+        assert f"{Path('mlruns/7') / run.name / link}: skipped: it is a link out of the store" in said
     runs = load(".trieye_data/tried").runs
     assert sorted(one.name for one in runs) == ["dqn_1", "dqn_2"]
     assert all("PRIVATE" not in str(one.params) for one in runs)
@@ -306,7 +306,7 @@ def test_a_run_that_has_grown_is_imported_anew_and_shows_each_point_once():
 def test_a_place_without_runs_is_named(words, capsys):
     assert main(["import", *words]) != 0
     said = capsys.readouterr().err
-    assert "nowhere does not exist" in said or re.search(r"contains no wandb run|no runs in it", said)
+    assert "nowhere does not exist" in said or re.search(r"contains no wandb run|no runs found", said)
 
 
 def test_runs_of_ours_are_not_imported(make_config, capsys):

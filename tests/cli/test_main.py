@@ -58,7 +58,7 @@ def test_an_unknown_command_exits_with_2(capsys):
         main(["nwe"])
     assert stop.value.code == 2
     told = capsys.readouterr().err
-    assert all(part in told for part in ("'nwe'", "did you mean 'new'?", "known: new, runs, "))
+    assert all(part in told for part in ("'nwe'", "did you mean 'new'?", "choose from: new, runs, "))
 
 
 @pytest.mark.parametrize("given", [["checkpoints"], ["verify", "--json"]], ids=["a table", "lines"])

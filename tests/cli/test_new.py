@@ -90,10 +90,10 @@ def test_new_leaves_the_home_directory_alone(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["x", "--algorithm", "dqm"], "algorithm 'dqm' is unknown; did you mean 'dqn'?"),
-        (["x", "--license", "mit"], "license 'mit' is unknown; did you mean 'MIT'?"),
-        (["x", "--ci", "gitlab"], "(known: github, none)"),
-        (["x", "--python-version", "3.9"], "python_version '3.9' is unknown"),
+        (["x", "--algorithm", "dqm"], "algorithm: unknown value 'dqm'; did you mean 'dqn'?"),
+        (["x", "--license", "mit"], "license: unknown value 'mit'; did you mean 'MIT'?"),
+        (["x", "--ci", "gitlab"], "(choose from: github, none)"),
+        (["x", "--python-version", "3.9"], "python_version: unknown value '3.9'"),
         (["x", "--env-id", "Cart Pole"], "env_id 'Cart Pole' is no Gymnasium id"),
         (["x", "--env-id", "../../etc"], "env_id '../../etc' is no Gymnasium id"),
         (["2fast"], "slug '2fast' is no package name"),
@@ -120,7 +120,7 @@ def test_a_bad_answer_is_named_and_nothing_is_written(capsys, arguments, message
 def test_an_existing_folder_is_left_alone_unless_told(capsys):
     Path("my_agent").mkdir()
     Path("my_agent/notes.txt").write_text("mine")
-    assert "there is a folder 'my_agent' already" in refused(capsys, "my_agent")
+    assert "folder 'my_agent' already exists" in refused(capsys, "my_agent")
     assert main(["new", "my_agent", "--no-input", "--overwrite"]) == 0
     assert Path("my_agent/notes.txt").read_text() == "mine"
     assert Path("my_agent/pyproject.toml").exists()
@@ -128,9 +128,9 @@ def test_an_existing_folder_is_left_alone_unless_told(capsys):
 
 def test_a_file_in_the_way_is_named(capsys):
     Path("my_agent").write_text("mine")
-    assert "there is a file 'my_agent' already" in refused(capsys, "my_agent", "--overwrite")
+    assert "file 'my_agent' already exists" in refused(capsys, "my_agent", "--overwrite")
     assert "is a file; choose another -o DIR" in refused(capsys, "other", "-o", "my_agent/below")
-    assert "cannot be written to '/proc/nowhere'" in refused(capsys, "other", "-o", "/proc/nowhere")
+    assert "cannot write the project to '/proc/nowhere'" in refused(capsys, "other", "-o", "/proc/nowhere")
 
 
 def in_a_terminal(typed, *arguments):
@@ -159,14 +159,14 @@ def test_an_existing_folder_is_refused_before_further_questions(typed, arguments
     Path("my_robot").mkdir()
     code, output = in_a_terminal(typed, *arguments)
     assert code == 2
-    assert "there is a folder 'my_robot' already" in output
+    assert "folder 'my_robot' already exists" in output
     assert "What it is for" not in output
 
 
 def test_a_bad_option_is_refused_before_any_question():
     code, output = in_a_terminal("", "--license", "mit")
     assert code == 2
-    assert output.startswith("error: license 'mit' is unknown; did you mean 'MIT'?")
+    assert output.startswith("error: license: unknown value 'mit'; did you mean 'MIT'?")
 
 
 def test_a_terminal_is_asked_until_the_answer_can_be_used():

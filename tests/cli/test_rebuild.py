@@ -53,7 +53,7 @@ def test_stores_that_were_deleted_are_filled_again(closed_run, capsys):
     assert run.data.params["lr"] == "0.1"
     assert run.info.status == "FINISHED"
     assert record_of(closed_run) == before.model_copy(update={"mlflow_run_id": run.info.run_id})
-    assert "mlflow, tensorboard: all 3" in capsys.readouterr().out
+    assert "mlflow, tensorboard: delivered all 3" in capsys.readouterr().out
 
 
 def test_a_run_in_the_trash_of_mlflow_is_said_at_once_with_what_restores_it(closed_run, capsys):

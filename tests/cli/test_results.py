@@ -125,6 +125,15 @@ def test_a_curve_is_drawn_in_the_terminal_or_into_a_picture(results, tmp_path):
     assert (tmp_path / "c.pdf").read_bytes().startswith(b"%PDF")
 
 
+def test_marks_are_lines_in_the_picture_with_their_texts_in_the_legend(results, tmp_path):
+    code, _, err = results("curve", "--mark", "2_500:killed at 2,500", "-o", "c.svg")
+    assert code == 0, err
+    assert "killed at 2,500" in (tmp_path / "c.svg").read_text()
+    with pytest.raises(SystemExit) as refused:
+        results("curve", "--mark", "soon", "-o", "c.svg")
+    assert refused.value.code == 2
+
+
 def test_curves_as_json_have_null_where_there_is_none(as_json, tmp_path):
     make_run(tmp_path / "root", "short", [1.0, 2.0], every=1000, seed=0, agent={"algo": "dqn"})
     make_run(tmp_path / "root", "long", [1.0, 2.0, 3.0], every=1000, seed=1, agent={"algo": "dqn"})
@@ -202,7 +211,7 @@ def test_the_best_is_chosen_with_those_that_cannot_be_told_from_it(results, as_j
     assert as_json("select", "--last", "1", "--mode", "min")["groups"][0]["best"] == "dqn"
     code, out, _ = results("select")
     assert code == 0
-    assert "looks better than it is" in " ".join(out.split())
+    assert "biases its score upwards" in " ".join(out.split())
 
 
 def test_points_are_exported_as_a_table(results, tmp_path):
@@ -223,20 +232,20 @@ def test_points_are_exported_as_a_table(results, tmp_path):
         (["table", "--metric", "eval/retur"], "did you mean 'eval/return'?"),
         (["table", "--by", "alg"], "did you mean 'algo'?"),
         (["table", "--by", "seed"], "seed=0 is 2 configs, which differ in agent.algo"),
-        (["table", "--where", "algo"], "--where algo: this is not KEY=VALUE"),
-        (["table", "--where", "algo=sac"], "none of 6 runs fits"),
-        (["table", "--last", "0%"], "--last 0%: give a part, such as 10%"),
-        (["table", "--last", "many"], "--last many: give a part, such as 10%"),
-        (["table", "--range", "a=1"], "--range a=1: this is not TASK=LOW:HIGH"),
-        (["table", "--confidence", "95"], "--confidence 95: it is between 0 and 1"),
+        (["table", "--where", "algo"], "--where algo: expected KEY=VALUE"),
+        (["table", "--where", "algo=sac"], "none of 6 runs match"),
+        (["table", "--last", "0%"], "--last 0%: expected a percentage, such as 10%"),
+        (["table", "--last", "many"], "--last many: expected a percentage, such as 10%"),
+        (["table", "--range", "a=1"], "--range a=1: expected TASK=LOW:HIGH"),
+        (["table", "--confidence", "95"], "--confidence 95: must be between 0 and 1"),
         (["curve", "-o", "c.pgn"], "pgn is no image format; did you mean 'png'?"),
         (["curve", "--grid", "0"], "grid=0"),
-        (["compare", "--where", "algo=ppo"], "there is one group only"),
+        (["compare", "--where", "algo=ppo"], "only one group to compare"),
         (["sensitivity", "--param", "agent.algos"], "did you mean 'agent.algo'?"),
-        (["select", "--rerun", "0"], "--rerun 0: it has to be 1 or more"),
-        (["select", "--rerun", "1"], "is of no sweep; it needs one sweep"),
+        (["select", "--rerun", "0"], "--rerun 0: must be at least 1"),
+        (["select", "--rerun", "1"], "belong to no sweep; --rerun needs runs of one sweep"),
         (["export", "-o", "x.parqet"], ".parqet is no table format; did you mean '.parquet'?"),
-        (["export", "--metric", "los", "-o", "x.csv"], "los: no run has it; did you mean 'loss'?"),
+        (["export", "--metric", "los", "-o", "x.csv"], "--metric los: no run logged it; did you mean 'loss'?"),
     ],
 )
 def test_a_mistake_is_one_message_and_nothing_is_written(words, told, results, tmp_path):
@@ -314,7 +323,7 @@ def test_without_a_place_it_is_the_only_app_and_its_objective(tmp_path, monkeypa
             assert "runs of .trieye_data/one" in said.err
         else:
             assert code == 2
-            assert "one of .trieye_data/one, .trieye_data/two" in said.err
+            assert ": .trieye_data/one, .trieye_data/two" in said.err
 
 
 # diverged runs

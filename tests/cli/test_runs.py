@@ -96,7 +96,7 @@ def test_the_runs_of_a_sweep_are_listed_and_a_job_whose_run_is_gone_is_named(run
     shutil.rmtree((sweep / "10" / "run").resolve())
     assert names(runs, "lr") == names(runs, sweep) == ["lr_0", "lr_2"]
     err = runs("lr")[2]
-    assert f"left out: {'multirun/lr/10'}: its run, " in err
+    assert f"skipped: {'multirun/lr/10'}: its run, " in err
     assert "is gone" in err
 
 
@@ -112,7 +112,7 @@ def test_runs_are_filtered_and_sorted(runs, make_run):
     assert names(runs, "--sort", "objective", "--metric", "loss", "--mode", "min", "-n", "2") == ["best", "bad"]
     assert names(runs, "--sort", "step", "-r") == ["best", "old", "bad"]
     assert names(runs, "--sort", "name") == ["bad", "best", "old"]
-    assert runs("--status", "killed")[1] == "none of 3 runs is like that\n"
+    assert runs("--status", "killed")[1] == "none of 3 runs match\n"
 
 
 def test_what_has_no_objective_comes_last_either_way(runs, make_run):
@@ -166,7 +166,7 @@ def test_a_truncated_or_foreign_record_is_named_and_left_out(held, runs, make_ru
     (make_run("broken") / "run.json").write_bytes(held)
     code, out, err = runs()
     assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["run", "whole"])
-    assert "left out: " in err
+    assert "skipped: " in err
     assert "broken: its run.json is no whole run record" in err
 
 
@@ -199,8 +199,8 @@ def test_damaged_configs_cost_a_run_its_objective_and_nothing_else(runs, make_ru
         (["nowhere/else"], ("nowhere/else", "no such run, app, sweep or directory")),
         (["--status", "runing"], ("runing", "did you mean 'running'?", "lost")),
         (["--where", "sed=0"], ("sed=0", "did you mean 'seed'?")),
-        (["--where", "seed"], ("seed: this is not KEY=VALUE",)),
-        (["-n", "0"], ("-n 0", "1 or more")),
+        (["--where", "seed"], ("seed: expected KEY=VALUE",)),
+        (["-n", "0"], ("-n 0", "at least 1")),
         (["--root", "nowhere"], ("--root nowhere", "no such directory")),
     ],
 )
@@ -212,7 +212,10 @@ def test_what_is_mistyped_is_answered_with_what_there_is(words, told, runs, make
 
 
 def test_where_there_are_no_runs_it_says_so(runs, tmp_path):
-    assert runs()[:2] == (0, "no runs: there is no .trieye_data here nor above; name a directory with --root\n")
+    assert runs()[:2] == (
+        0,
+        "no runs: no .trieye_data in the working directory or above it; pass the directory with --root\n",
+    )
     (tmp_path / "empty").mkdir()
     assert runs("empty")[1] == "no runs in empty\n"
 

@@ -137,9 +137,9 @@ def test_what_is_zipped_or_left_out_is_planned_so(sweep):
     words = ["lr=1,2", "agent=a,b", "seed=0,1", "--zip", "lr,agent", "--exclude", "lr=1,seed=1"]
     assert sweep("plan", *words, "-o", "zipped")[1].startswith("3 jobs, ")
     assert sweep("find", "agent=b", "-d", "zipped")[1] == "2\n3\n"
-    assert sweep("show", "1", "-d", "zipped")[1] == "lr=1 agent=a seed=1   (left out)\n"
+    assert sweep("show", "1", "-d", "zipped")[1] == "lr=1 agent=a seed=1   (excluded)\n"
     code, _, err = sweep("find", "agent=a", "seed=1", "-d", "zipped")
-    assert (code, "agent=a seed=1: all jobs with these values are left out" in err) == (2, True)
+    assert (code, "agent=a seed=1: all jobs with these values are excluded" in err) == (2, True)
 
 
 def test_a_description_of_pyexputils_is_planned(sweep, tmp_path):
@@ -149,7 +149,7 @@ def test_a_description_of_pyexputils_is_planned(sweep, tmp_path):
     given = ["train.py", path.relative_to(tmp_path), HERE]
     code, out, _ = sweep("plan", *given, "--seeds", "2", "-o", "car")
     assert (code, out.startswith("4 jobs, ")) == (0, True)
-    assert "experiment car, job 0 saves in r/car/agent-dqn_lr-0.1/0\n" in out
+    assert "experiment car, job 0 saves to r/car/agent-dqn_lr-0.1/0\n" in out
     assert sweep("show", "3", "-d", "car")[1] == "seed=1 lr=0.5 agent=dqn\n"
     assert sweep("relaunch", "car", "--dry-run")[1].count(" lr=0.1,0.5 agent=dqn ") == 1
     path.write_text('{"save_path": "r/{name}/{params}", "metaParameters": {"lr": [0.1, 0.5]}}')
@@ -213,7 +213,7 @@ def test_a_relaunch_runs_only_what_is_missing(planned, tmp_path):
         1, 2, 1, 2, 1, 2,
     ]  # fmt: skip
     code, out, _ = planned("relaunch", "first")
-    assert (code, out) == (0, "nothing to do: no job of first is failed or incomplete or missing\n")
+    assert (code, out) == (0, "no jobs to run: no job of first is failed or incomplete or missing\n")
 
 
 @pytest.mark.parametrize("words", [["relaunch", "first"], ["run", "-d", "first", "-i", "0"]])
@@ -331,7 +331,7 @@ def test_a_copied_project_runs_its_own_program_and_leaves_the_original_alone(typ
     monkeypatch.chdir(tmp_path)
     code, _, err = typed("relaunch", "copy/sweeps/first", "--yes")
     assert code == 0, err
-    assert f"its program runs in {copy}" in err
+    assert f"running its program in {copy}" in err
     assert files_of(project) == before
     assert [job["objective"] for job in jobs_of(typed, "copy/sweeps/first")] == [0.0, 101.0]
     for index in (0, 1):
@@ -430,22 +430,22 @@ def test_a_sweep_that_runs_is_neither_planned_anew_nor_begun_a_second_time(plann
     ("words", "said"),
     [
         (["show", "6", "-d", "first"], "job 6: the sweep has jobs 0 to 5"),
-        (["run", "-i", "6", "-d", "first"], "-i 6: the sweep has the jobs 0 to 5"),
-        (["run", "-i", "0", "--stride", "0", "-d", "first"], "--stride 0: it has to be 1 or more"),
+        (["run", "-i", "6", "-d", "first"], "-i 6: out of range; the sweep has the jobs 0 to 5"),
+        (["run", "-i", "0", "--stride", "0", "-d", "first"], "--stride 0: must be at least 1"),
         (["find", "agnet=dqn", "-d", "first"], "agnet: the sweep has no such axis; did you mean 'agent'?"),
         (["find", "lr=3", "-d", "first"], "lr=3: the sweep has no such value (values of lr: 0.1, 0.5)"),
-        (["find", "lr", "-d", "first"], "lr: this is not KEY=VALUE"),
+        (["find", "lr", "-d", "first"], "lr: expected KEY=VALUE"),
         (["status", "frist"], "frist does not exist; did you mean 'first'?"),
         (["status", "."], "contains no sweep (no sweep.json); there is one in first"),
-        (["relaunch", "first", "--only", "fialed"], "did you mean 'failed'? (of: failed, incomplete, missing"),
-        (["plan", "tain.py", "lr=1,2"], "tain.py: there is no such file; did you mean 'train.py'?"),
-        (["plan", "my_agent.train", "lr=1,2"], "my_agent.train: there is no such module here"),
-        (["plan", "train.py"], "train.py: nothing varies; type KEY=VALUES after it"),
+        (["relaunch", "first", "--only", "fialed"], "did you mean 'failed'? (choose from: failed, incomplete, missing"),
+        (["plan", "tain.py", "lr=1,2"], "tain.py: no such file; did you mean 'train.py'?"),
+        (["plan", "my_agent.train", "lr=1,2"], "my_agent.train: no such module in the working directory"),
+        (["plan", "train.py"], "train.py: no varying keys; add KEY=VALUES"),
         (["plan", "train.py", "lr=1,2", "agent"], "agent: this is no override"),
-        (["plan", "lr=1,2", "--seeds", "0"], "--seeds 0: it has to be 1 or more"),
+        (["plan", "lr=1,2", "--seeds", "0"], "--seeds 0: must be at least 1"),
         (["plan", "lr=1,2", "seed=1", "--seeds", "3"], "seed is already an axis of the sweep"),
-        (["plan", "lr=1,2", "--exclude", "lr"], "lr: this is not KEY=VALUE"),
-        (["plan", "lr=1,2", "hydra.sweep.dir=x"], "hydra.sweep.dir=x: a plan says that by"),
+        (["plan", "lr=1,2", "--exclude", "lr"], "lr: expected KEY=VALUE"),
+        (["plan", "lr=1,2", "hydra.sweep.dir=x"], "hydra.sweep.dir=x: a plan does not accept this key"),
         (["plan", "missing.json"], "missing.json does not exist"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
@@ -459,16 +459,16 @@ def test_a_mistake_is_told_with_what_is_meant(planned, words, said):
 
 def test_without_a_directory_the_newest_sweep_is_meant(sweep, tmp_path):
     code, _, err = sweep("status")
-    assert (code, "no sweep here, and none below multirun/" in err) == (2, True)
+    assert (code, "no sweep in the working directory or below multirun/" in err) == (2, True)
     for number, name in enumerate(("new", "old")):
         sweep("plan", "lr=1,2", "-o", f"multirun/{name}")
         os.utime(tmp_path / "multirun" / name / SWEEP, (9e8 - number, 9e8 - number))
     code, out, err = sweep("find", "lr=2")
-    assert (code, out, err) == (0, "1\n", "sweep in multirun/new\n")
+    assert (code, out, err) == (0, "1\n", "using the newest sweep, multirun/new\n")
 
 
 def test_a_plan_without_a_program_says_what_is_missing(sweep):
-    assert sweep("plan", "lr=1,2", "-o", "x")[1].endswith("written to x; name a program first to have it run\n")
+    assert sweep("plan", "lr=1,2", "-o", "x")[1].endswith("written to x; to run it, pass the program first\n")
     code, _, err = sweep("relaunch", "x")
     assert (code, "planned without a program; plan it again with one" in err) == (2, True)
 
@@ -483,7 +483,7 @@ def test_a_secret_that_was_not_written_down_is_asked_for(sweep):
 def test_a_directory_that_is_gone_is_told(planned, tmp_path):
     path = tmp_path / "first" / SWEEP
     path.write_text(path.read_text().replace(json.dumps(str(tmp_path)), json.dumps(str(tmp_path / "gone"))))
-    assert f"it was started in {tmp_path / 'gone'}, which is gone" in planned("relaunch", "first")[2]
+    assert f"its working directory {tmp_path / 'gone'} no longer exists" in planned("relaunch", "first")[2]
 
 
 @pytest.mark.parametrize("action", ["plan", "show", "find", "run", "status", "relaunch"])

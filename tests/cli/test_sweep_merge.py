@@ -103,5 +103,5 @@ def test_a_link_that_leads_to_no_run_is_told_with_its_job(shared, capfd):
     assert main(["sweep", "merge", "sweep"]) == 1
     said = capfd.readouterr()
     assert "job 0: " in said.out
-    assert "leads to 'short'" in said.out
+    assert "points to 'short'" in said.out
     assert "Traceback" not in said.err

@@ -30,7 +30,7 @@ from trieye.runs.finding import resolve
 from trieye.sinks.mlflow.pages import experiments_of
 
 SWEEP = "/of/a sweep/2026-01-01"
-NO_REPORT = "no report: name an app, a sweep or a run"
+NO_REPORT = "no report: pass an app, a sweep or a run"
 
 
 def make_run(root, name, *, app="agents", sinks=("mlflow", "tensorboard"), group=None):
@@ -112,7 +112,7 @@ class Ui:
         self.lines = []
         for line in self.process.stdout:
             self.lines.append(line.strip())
-            if line.startswith("Ctrl-C ends"):
+            if line.startswith("Ctrl-C stops"):
                 break
         self.family = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
         guard = next(one.cmdline() for one in self.family if "guard.py" in one.cmdline()[-2])
@@ -221,7 +221,7 @@ def test_a_server_that_dies_is_an_error_with_the_end_of_its_log(root, ui):
     next(one for one in shown.family if "tensorboard.main" in one.cmdline()).kill()
     rest = shown.process.stdout.read()
     assert shown.process.wait() == 1
-    assert "error: TensorBoard has ended with exit code -9" in rest
+    assert "error: TensorBoard exited with code -9" in rest
     assert "(Press CTRL+C to quit)" in rest
     assert shown.is_gone()
 
@@ -288,11 +288,12 @@ def test_too_many_stores_are_refused(root, capsys):
 
 def test_a_run_without_sinks_has_the_report_only(root, tmp_path, capsys):
     found, notes = pages("bare", root, tmp_path)
-    assert (list(found), [note.partition(":")[0] for note in notes]) == (["report"], ["no MLflow", "no TensorBoard"])
+    assert list(found) == ["report"]
+    assert [note.partition(":")[0] for note in notes] == ["no MLflow page", "no TensorBoard page"]
     assert main(["ui", "bare", "--root", str(root), "--only", "mlflow"]) == 2
-    assert "there is no page to show: no MLflow: it was not among the sinks" in capsys.readouterr().err
+    assert "no page to show: no MLflow page: the MLflow sink was disabled" in capsys.readouterr().err
     assert main(["ui", "--root", str(root), "--only", "report"]) == 2
-    assert f"there is no page to show: {NO_REPORT}" in capsys.readouterr().err
+    assert f"no page to show: {NO_REPORT}" in capsys.readouterr().err
 
 
 def test_the_report_is_made_anew_whenever_it_is_loaded_and_for_nobody_else(root, ui, tmp_path):
@@ -301,7 +302,8 @@ def test_the_report_is_made_anew_whenever_it_is_loaded_and_for_nobody_else(root,
     assert link == f"{link.rpartition(':')[0]}:{urlsplit(link).port}/"
     status, page = get(link, "/")
     assert (status, b"<h1>No report</h1>" in page) == (200, True)  # nothing says which metric counts
-    assert b"<p>which metric? name one by --metric (of: loss)<p>By <code>trieye results report " in page
+    assert b"<p>cannot determine the metric from loop.objective; add --metric (choose from: loss)<p>" in page
+    assert b"<code>trieye results report " in page
     change(root / "agents" / "runs" / "first" / "configs.json", of="loop", objective="loss")
     status, page = get(link, "/")
     assert (status, b"<h1>loss of first</h1>" in page) == (200, True)
@@ -346,10 +348,10 @@ def test_a_run_with_a_damaged_config_is_named_and_left_out(root, tmp_path, capsy
     (runs / "first" / "configs.json").write_text('{"persistence": {}}')
     found, notes = pages("agents", root, tmp_path)
     assert (len(found), runs_linked(tmp_path / "tensorboard")) == (3, ["second"])
-    assert notes == [f"{runs / 'first'} is left out: configs.json has no 'sinks'"]
+    assert notes == [f"{runs / 'first'} is skipped: configs.json has no 'sinks'"]
     (runs / "first" / "configs.json").write_text("{")
     assert main(["ui", "first", "--root", str(root)]) == 2
-    assert f"no runs in {runs / 'first'}; {runs / 'first'} is left out: " in capsys.readouterr().err
+    assert f"no runs in {runs / 'first'}; {runs / 'first'} is skipped: " in capsys.readouterr().err
 
 
 def test_a_server_is_linked_without_its_password_and_none_is_started(root, capsys):
@@ -394,7 +396,7 @@ def test_a_database_that_is_gone_leaves_the_event_files(root, tmp_path):
     (root / "agents" / "mlruns" / "mlflow.db").unlink()
     found, (note,) = pages("agents", root, tmp_path)
     assert list(found) == ["TensorBoard", "report"]
-    assert "mlflow.db, in which the runs were, is gone" in note
+    assert "mlflow.db no longer exists" in note
 
 
 @pytest.mark.parametrize(
@@ -420,7 +422,7 @@ def test_a_port_that_is_taken_is_said_with_who_has_it(root, capsys, tmp_path, mo
         port = taken.getsockname()[1]
         assert main(["ui", "events", "--root", str(root), "--port", str(port)]) == 2
     text = capsys.readouterr().err
-    assert f"port {port}: it is taken by process {os.getpid()} (" in text
+    assert f"port {port}: in use by process {os.getpid()} (" in text
     assert not list(tmp_path.glob("trieye-*"))
 
 
@@ -429,7 +431,7 @@ def test_what_is_no_port_is_refused(port, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["ui", "--port", port])
     assert ended.value.code == 2
-    assert f"'{port}' is no port; give a number from 1 to 65535" in capsys.readouterr().err
+    assert f"invalid port '{port}'; expected an integer from 1 to 65535" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,8 @@ def test_a_killed_run_is_whole_and_its_sinks_are_behind(killed_run, capsys):
     assert main(["verify", str(run)]) == 0
     assert contents(run) == before
     shown = capsys.readouterr().out
-    assert "RUNNING, no process writes to it" in shown
-    assert "everything is whole" in shown
+    assert "RUNNING, no process is writing to it" in shown
+    assert "everything is intact" in shown
     assert "highest step is 200" in shown
     sinks = {sink.name: sink for sink in verify(run).sinks}
     assert (sinks["mlflow"].index, sinks["mlflow"].behind > 200, sinks["tensorboard"].index > 200) == (0, True, True)
@@ -102,7 +102,7 @@ def test_damage_is_found_and_explained_and_nothing_is_changed(damaged_run, capsy
     assert path.name.removesuffix(".db") in shown
     assert what in shown
     assert advice in shown
-    assert "everything is whole" not in shown
+    assert "everything is intact" not in shown
 
 
 def test_of_several_checkpoints_the_one_that_is_used_instead_is_named(damaged_run):
@@ -129,7 +129,7 @@ def test_what_was_set_aside_is_mentioned_and_is_no_damage(damaged_run, capsys):
     assert main(["verify", str(damaged_run)]) == 0
     assert contents(damaged_run) == before
     shown = capsys.readouterr().out
-    assert "has everything" in shown
+    assert "complete" in shown
     assert "note: journal.db.damaged-1 was found damaged and set aside" in shown
 
 

@@ -82,7 +82,7 @@ def test_a_sink_that_does_not_work_is_shown_with_the_beginning_of_the_reason(mak
 def test_a_run_whose_hub_is_only_starting_says_so(tmp_path):
     RunRecord(app_name="agents", run_name="first").save(tmp_path / "run.json")
     text = shown(read_view(tmp_path, None))
-    assert "not published anything yet" in text
+    assert "not published a status yet" in text
     assert "no metrics yet" in text
 
 

@@ -69,7 +69,7 @@ def test_a_run_that_was_killed_says_so_and_what_to_do(killed_run, capsys):
     assert main(["watch", str(killed_run())]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "agents/first RUNNING attempt 1" in text
-    assert "`trieye close` it" in text
+    assert "finish it with `trieye close`" in text
     assert "process 1" not in text
 
 

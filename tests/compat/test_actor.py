@@ -1,6 +1,7 @@
 """The drop-in API in a real Ray actor."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,6 +47,14 @@ def start(tmp_path):
     yield start_actor
     for actor in started:
         ray.kill(actor)
+
+
+def test_the_program_of_the_compatibility_page_runs(tmp_path, monkeypatch):
+    page = Path(__file__).parents[2] / "docs/compatibility.md"
+    (program,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, str(page), "exec"), {})  # noqa: S102 - that is the point
+    assert (tmp_path / "data/old_app").is_dir()
 
 
 def save(actor, step, **changes):

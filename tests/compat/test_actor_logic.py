@@ -257,10 +257,10 @@ def test_the_events_of_a_given_state_are_logged_once_by_all_hubs_of_an_attempt(m
         state = trieye.ActorState()
         state.add_event(event(value=1.0))
         logic = ActorLogic(make_config(), state).open(is_restart=is_restart)
-        if not is_restart:  # let go of everything as a killed process does
+        if not is_restart:  # release everything as a killed process does
             logic._ticker.stop()
             logic.files.journal.close()
-            logic.files._let_go()
+            logic.files._release()
     state.add_event(event(value=2.0, step=2))
     logic.force_process_and_log(2)
     assert logic.health()["accepted"] == 2

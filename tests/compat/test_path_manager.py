@@ -170,7 +170,7 @@ def test_nothing_is_written_through_a_link_that_leaves_the_root(tmp_path, part):
     place = tmp_path / "root" / "a" / "runs" / "r" / part
     place.parent.mkdir(parents=True)
     place.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigurationError, match=r"is a link to .*elsewhere, which is outside of root_data_dir"):
+    with pytest.raises(ConfigurationError, match=r"is a link to .*elsewhere, which is outside root_data_dir"):
         PathManager(config).create_run_directories()
 
 

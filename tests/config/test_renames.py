@@ -22,7 +22,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "renames.md"
 INTRODUCTION = """# Renamed in 0.2.0
 
 Runs and sweeps that earlier commits of 0.2.0 stored are read with their old names. A config file, an override, an
-option or an import with an old name is an error that states the new one. The names of trieye 0.1.5 are not affected.
+option or an attribute with an old name is an error that states the new one; for `from module import Old`, Python prints
+its own ImportError. The names of trieye 0.1.5 are not affected.
 `python tests/config/test_renames.py` writes this page from `trieye/renames.py`.
 """
 OF_CONFIG = [rename for rename in KEYS.values() if not rename.old.startswith("hydra.")]

@@ -1,4 +1,4 @@
-"""A ledger in files, as hubs one after the other open it, and a whole hub in this process."""
+"""A ledger in files that consecutive hubs open, and a complete hub in this process."""
 
 import pytest
 
@@ -34,7 +34,7 @@ METRICS = [
 
 
 class Hub:
-    """A ledger in files, as hubs one after the other open it."""
+    """A ledger in files that consecutive hubs open."""
 
     def __init__(self, directory, metrics=METRICS):
         self.directory = directory
@@ -59,7 +59,7 @@ class Hub:
         return self
 
     def die(self):
-        """End without a snapshot, as a killed process does: what is in memory only is gone."""
+        """End without a snapshot, like a killed process: memory is lost."""
         self.journal.close()
 
     def log(self, *steps, name="loss", client="", seq=None):
@@ -69,16 +69,16 @@ class Hub:
     def points(self, metric=None):
         items, start = [], 0
         while start < self.history.end:
-            found, start = self.history.read(start, 1000)
-            items += found
+            batch, start = self.history.read(start, 1000)
+            items += batch
         return [item for item in items if isinstance(item, Point) and (metric is None or item.metric == metric)]
 
 
 @pytest.fixture
 def hub(tmp_path):
-    made = Hub(tmp_path)
-    yield made
-    made.journal.close()
+    opened = Hub(tmp_path)
+    yield opened
+    opened.journal.close()
 
 
 def steps_of(points):

@@ -1,4 +1,4 @@
-"""What trackers get: files as they were when they were logged, checkpoints as the policy says; held until then."""
+"""Artifacts for trackers: copies of logged files and of the policy's checkpoints, held until delivery."""
 
 import os
 import tempfile
@@ -29,10 +29,10 @@ def artifacts(tmp_path, policy, *, with_parts=False):
     return Artifacts(tmp_path / "artifacts", policy, with_parts=with_parts)
 
 
-@pytest.mark.parametrize(("policy", "taken"), [("none", set()), ("best", {True}), ("all", {True, False})])
-def test_the_policy_says_which_checkpoints_trackers_get(checkpoint, tmp_path, policy, taken):
+@pytest.mark.parametrize(("policy", "expected"), [("none", set()), ("best", {True}), ("all", {True, False})])
+def test_the_policy_says_which_checkpoints_trackers_get(checkpoint, tmp_path, policy, expected):
     staged = {best: artifacts(tmp_path, policy).stage(checkpoint, is_best=best) for best in (True, False)}
-    assert {best for best, path in staged.items() if path is not None} == taken
+    assert {best for best, path in staged.items() if path is not None} == expected
     assert all(path.name == "checkpoint_step_1" for path in staged.values() if path is not None)
 
 
@@ -53,55 +53,55 @@ def test_what_grows_comes_along_if_it_is_asked_for_and_takes_no_room(checkpoint,
 
 def test_a_copy_goes_when_every_tracker_has_it(checkpoint, tmp_path):
     killed = artifacts(tmp_path, "all").stage(checkpoint, is_best=False)
-    held = artifacts(tmp_path, "all")
-    first, second = (held.stage(checkpoint, is_best=False) for _ in range(2))
-    held.note_recorded(first, 5)
-    held.note_recorded(second, 7)
-    assert held.has_any(9)
+    copies = artifacts(tmp_path, "all")
+    first, second = (copies.stage(checkpoint, is_best=False) for _ in range(2))
+    copies.note_recorded(first, 5)
+    copies.note_recorded(second, 7)
+    assert copies.has_any(9)
     for delivered, left in ((4, [first, second, killed]), (5, [second, killed]), (8, [killed]), (9, [])):
-        held.release(delivered)
+        copies.release(delivered)
         assert [path for path in (first, second, killed) if path.exists()] == left
-    assert not held.has_any(9)
+    assert not copies.has_any(9)
     assert list((tmp_path / "artifacts").iterdir()) == []
 
 
 def test_a_copy_that_is_being_made_is_not_taken_for_one_that_a_kill_left(tmp_path):
-    held = artifacts(tmp_path, "all")
+    store = artifacts(tmp_path, "all")
     (tmp_path / "big").mkdir()
     for number in range(3):
         (tmp_path / "big" / f"{number}.txt").write_text(str(number))
-    under_way = held.hold(tmp_path / "big")
-    assert held.has_any(0)
-    held.release(100)
+    under_way = store.hold(tmp_path / "big")
+    assert store.has_any(0)
+    store.release(100)
     assert sorted(path.read_text() for path in under_way.iterdir()) == ["0", "1", "2"]
 
 
 def test_what_is_held_stays_as_it_was(tmp_path):
-    held = artifacts(tmp_path, "all")
+    store = artifacts(tmp_path, "all")
     inside = tmp_path / "given" / "sub" / "a.bin"
     inside.parent.mkdir(parents=True)
     inside.write_bytes(b"before" * 100_000)
     (tmp_path / "given" / "link").symlink_to(inside)
     (tmp_path / "given" / "dangling").symlink_to("nowhere")
     (tmp_path / "empty").write_bytes(b"")
-    copies = [held.hold(path) for path in (inside, tmp_path / "given", tmp_path / "empty")]
+    copies = [store.hold(path) for path in (inside, tmp_path / "given", tmp_path / "empty")]
     with inside.open("r+b") as file:
         file.write(b"after!")
     assert [copy.name for copy in copies] == ["a.bin", "given", "empty"]
     for path in (copies[0], copies[1] / "sub" / "a.bin", copies[1] / "link"):
         assert path.read_bytes() == b"before" * 100_000
     assert copies[2].read_bytes() == b""
-    assert held.hold(tmp_path / "empty").parent != copies[2].parent  # the name may be given again
+    assert store.hold(tmp_path / "empty").parent != copies[2].parent  # the same name may be held twice
 
 
 def test_what_cannot_be_held_is_named_and_leaves_nothing(tmp_path):
-    held = artifacts(tmp_path, "all")
+    store = artifacts(tmp_path, "all")
     (tmp_path / "given").mkdir()
     os.mkfifo(tmp_path / "given" / "pipe")
     for path in (tmp_path / "given", tmp_path / "given" / "pipe", tmp_path / "nothing"):
         with pytest.raises(SerializationError, match=f"artifact {path}"):
-            held.hold(path)
-    assert not held.has_any(0)
+            store.hold(path)
+    assert not store.has_any(0)
     assert list((tmp_path / "artifacts").iterdir()) == []
 
 
@@ -124,12 +124,12 @@ def log_temporary(run, name, content):
 
 
 def notes_of(config, tmp_path):
-    """Return what MLflow has under "notes", by name."""
+    """Return MLflow's files under "notes", as {name: text}."""
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=config.persistence.MLFLOW_TRACKING_URI)
-    (found,) = client.search_runs([client.get_experiment_by_name("app").experiment_id])
-    local = Path(client.download_artifacts(found.info.run_id, "notes", str(tmp_path)))
+    (run,) = client.search_runs([client.get_experiment_by_name("app").experiment_id])
+    local = Path(client.download_artifacts(run.info.run_id, "notes", str(tmp_path)))
     return {path.name: path.read_text() for path in local.iterdir()}
 
 
@@ -138,7 +138,7 @@ def test_a_file_that_is_gone_when_the_tracker_comes_is_there_as_it_was(make_conf
     with trieye.Run(config) as run:
         log_temporary(run, "a.txt", "first")
         run.mlflow_run_id(60.0)
-        wait_until(lambda: not list(run.dir.glob("artifacts/*")))  # it is not kept twice for longer than need be
+        wait_until(lambda: not list(run.dir.glob("artifacts/*")))  # the copy is deleted after delivery
         log_temporary(run, "b.txt", "second")
     assert notes_of(config, tmp_path) == {"a.txt": "first", "b.txt": "second"}
     assert not list(run.dir.glob("artifacts/*"))
@@ -153,7 +153,7 @@ def test_a_project_that_was_moved_has_its_artifacts_and_those_that_waited_in_the
         log_temporary(run, "b.txt", "waiting")
     assert [path.read_text() for path in run.dir.glob("artifacts/*/b.txt")] == ["waiting"]
     (tmp_path / "root").rename(tmp_path / "moved")
-    mlflow_utils._artifact_repos_cache.clear()  # another process does not remember where a run had its files
+    mlflow_utils._artifact_repos_cache.clear()  # a new process has no cached artifact locations
     config = config_of(make_config, root_data_dir=str(tmp_path / "moved"))
     with trieye.Run(config) as run:
         run.log_image("board", np.zeros((2, 2)), step=2)
@@ -194,8 +194,8 @@ def logged(uri):
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)
-    (found,) = client.search_runs([client.get_experiment_by_name("app").experiment_id])
-    return client, found.info.run_id, [item.path for item in client.list_artifacts(found.info.run_id, "checkpoints")]
+    (run,) = client.search_runs([client.get_experiment_by_name("app").experiment_id])
+    return client, run.info.run_id, [item.path for item in client.list_artifacts(run.info.run_id, "checkpoints")]
 
 
 @pytest.mark.parametrize(("policy", "steps"), [("all", [1, 2, 3]), ("best", [1, 2])])
@@ -203,8 +203,8 @@ def test_mlflow_gets_what_the_policy_says_although_retention_deletes_it(make_con
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     run_dir, _ = saved_run(make_config, tmp_path, policy, uri=uri)
     assert [path.name for path in run_dir.glob("checkpoints/checkpoint_*")] == ["checkpoint_step_3"]
-    client, run_id, found = logged(uri)
-    assert found == [f"checkpoints/checkpoint_step_{step}" for step in steps]
+    client, run_id, paths = logged(uri)
+    assert paths == [f"checkpoints/checkpoint_step_{step}" for step in steps]
     local = client.download_artifacts(run_id, "checkpoints", str(tmp_path))
     loaded = trieye.load_checkpoint(local, steps[-1])
     assert (loaded.objects["model"] == np.full(10, steps[-1])).all()

@@ -1,4 +1,4 @@
-"""What is said of the nodes of a cluster."""
+"""The cluster check, joining a cluster, and messages about clusters that cannot be joined."""
 
 import subprocess
 import sys
@@ -27,16 +27,16 @@ WELL = Node(
 
 
 def test_of_a_cluster_that_is_well_nothing_is_said():
-    found = compare([WELL, replace(WELL, is_here=True)], HERE, "/data")
-    assert (found.problems, found.notes) == ([], [])
+    findings = compare([WELL, replace(WELL, is_here=True)], HERE, "/data")
+    assert (findings.problems, findings.notes) == ([], [])
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (
             {"import_error": "ModuleNotFoundError: No module named 'trieye'", "versions": {**VERSIONS, "trieye": None}},
-            "by /usr/bin/python3: ModuleNotFoundError: No module named 'trieye'; install there what is installed here",
+            "python3 cannot import trieye: ModuleNotFoundError: No module named 'trieye'; install trieye 0.3.0 there",
         ),
         ({"versions": {**VERSIONS, "trieye": "0.2.0"}}, "trieye 0.2.0 there, 0.3.0 here"),
         ({"versions": {**VERSIONS, "ray": "2.55.0"}}, "ray 2.55.0 there, 2.60.0 here"),
@@ -46,38 +46,38 @@ def test_of_a_cluster_that_is_well_nothing_is_said():
         ({"disks": {"/data": (GB // 100, GB // 50)}}, "0.0 GB of 0.0 GB are free in /data"),
     ],
 )
-def test_what_keeps_a_training_from_running_is_a_problem_with_a_name(change, said):
-    found = compare([replace(WELL, **change)], HERE, "/data")
-    assert len(found.problems) == 1
-    assert found.problems[0].startswith("node abcdef01 (worker)")
-    assert said in found.problems[0]
+def test_what_keeps_a_training_from_running_is_a_problem_with_a_name(change, message):
+    findings = compare([replace(WELL, **change)], HERE, "/data")
+    assert len(findings.problems) == 1
+    assert findings.problems[0].startswith("node abcdef01 (worker)")
+    assert message in findings.problems[0]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"versions": {**VERSIONS, "torch": "2.12.0"}}, "torch 2.12.0 there, 2.13.0 here"),
         ({"sees_root": False}, "/data is not the same directory there"),
         ({"sees_root": False, "can_write": False}, "/data cannot be written there: jobs of a sweep fail"),
         ({"offset_s": -3.0}, "its clock is -3.00 s off"),
-        ({"latency_s": 0.05}, "50 ms there and back"),
+        ({"latency_s": 0.05}, "the round trip takes 50 ms"),
         ({"is_alive": False}, "is dead"),
     ],
 )
-def test_what_may_be_meant_so_is_a_note(change, said):
-    found = compare([replace(WELL, **change)], HERE, "/data")
-    assert found.problems == []
-    assert len(found.notes) == 1
-    assert said in found.notes[0]
+def test_what_may_be_meant_so_is_a_note(change, message):
+    findings = compare([replace(WELL, **change)], HERE, "/data")
+    assert findings.problems == []
+    assert len(findings.notes) == 1
+    assert message in findings.notes[0]
 
 
 def test_what_is_the_same_of_many_nodes_is_said_once():
     old = {"versions": {**VERSIONS, "trieye": "0.2.0"}, "sees_root": False}
     nodes = [replace(WELL, node_id=str(number), host=f"worker{number}", **old) for number in range(20)]
-    found = compare([WELL, *nodes], HERE, "/data")
-    assert [len(found.problems), len(found.notes)] == [1, 1]
-    assert found.problems[0].startswith("20 nodes (worker0, worker1, ")
-    assert ", ...): trieye 0.2.0 there, 0.3.0 here" in found.problems[0]
+    findings = compare([WELL, *nodes], HERE, "/data")
+    assert [len(findings.problems), len(findings.notes)] == [1, 1]
+    assert findings.problems[0].startswith("20 nodes (worker0, worker1, ")
+    assert ", ...): trieye 0.2.0 there, 0.3.0 here" in findings.problems[0]
 
 
 def test_of_a_clock_the_fastest_answer_counts():
@@ -93,10 +93,10 @@ def test_the_command_asks_the_nodes_of_a_real_cluster(ray_cluster, tmp_path):
     command = [sys.executable, "-m", "trieye.cli", "cluster", "check", address, "--json", "--root", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    told = validated(done.stdout)
-    (node,) = told["nodes"]
+    report = validated(done.stdout)
+    (node,) = report["nodes"]
     assert node["node_id"] == ray.get_runtime_context().get_node_id()
-    assert node["versions"] == told["versions"]
+    assert node["versions"] == report["versions"]
     assert node["import_error"] is None
     assert node["sees_root"]
     assert 0.0 < node["latency_s"] < 5.0
@@ -105,7 +105,7 @@ def test_the_command_asks_the_nodes_of_a_real_cluster(ray_cluster, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "message"),
     [
         ("127.0.0.1:1", "error: address=127.0.0.1:1: no Ray cluster answers there"),
         ("ray://127.0.0.1:10001", "error: address=ray://127.0.0.1:10001: Ray Client leaves the program outside"),
@@ -114,10 +114,10 @@ def test_the_command_asks_the_nodes_of_a_real_cluster(ray_cluster, tmp_path):
     ],
 )
 @pytest.mark.parametrize("is_typed", [True, False])
-def test_where_no_cluster_is_the_command_says_so_at_once(monkeypatch, capsys, address, said, is_typed):
+def test_where_no_cluster_is_the_command_says_so_at_once(monkeypatch, capsys, address, message, is_typed):
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert main(["cluster", "check", *([address] if is_typed else [])]) == 2
-    wanted = said if is_typed else said.replace("address=", "RAY_ADDRESS=", 1)
+    wanted = message if is_typed else message.replace("address=", "RAY_ADDRESS=", 1)
     assert capsys.readouterr().err.splitlines()[-1].startswith(wanted)
 
 
@@ -127,8 +127,8 @@ def test_a_ray_that_is_gone_is_not_waited_for(monkeypatch):
     from trieye.hub.ray_cluster import address_to_join
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    found = "127.0.0.1:1"
-    monkeypatch.setattr(ray._private.services, "get_ray_address_from_environment", lambda *_: found)
+    stale = "127.0.0.1:1"
+    monkeypatch.setattr(ray._private.services, "get_ray_address_from_environment", lambda *_: stale)
     with pytest.raises(
         ConfigurationError, match=r"^x=auto, which was 127\.0\.0\.1:1 when Ray was started here: no Ray"
     ):
@@ -143,7 +143,7 @@ def test_a_ray_that_is_gone_is_not_waited_for(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (ConnectionRefusedError(111, "Connection refused"), "no Ray cluster answers there"),
         (ConnectionError("Failed to connect to Ray cluster at 10.0.0.5:6379"), "`export RAY_AUTH_MODE=token` here"),
@@ -153,8 +153,8 @@ def test_a_ray_that_is_gone_is_not_waited_for(monkeypatch):
         ),
     ],
 )
-def test_why_a_cluster_cannot_be_joined_is_told_apart(error, said):
-    assert said in unreachable("address=10.0.0.5:6379", error)
+def test_why_a_cluster_cannot_be_joined_is_told_apart(error, message):
+    assert message in unreachable("address=10.0.0.5:6379", error)
 
 
 def test_a_part_of_a_runtime_environment_that_ray_would_pass_over_is_refused(monkeypatch):
@@ -164,7 +164,7 @@ def test_a_part_of_a_runtime_environment_that_ray_would_pass_over_is_refused(mon
 
     runtime = RuntimeConfig(kind="cluster", address="127.0.0.1:1", runtime_env={"pipp": ["gymnasium"]})
     with pytest.raises(
-        ConfigurationError, match=r"^hydra\.launcher\.runtime_env: Ray \S+ knows no 'pipp'; did you mean 'pip'\?"
+        ConfigurationError, match=r"^hydra\.launcher\.runtime_env: Ray \S+ has no key 'pipp'; did you mean 'pip'\?"
     ):
         join_ray(runtime, "hydra.launcher")
     monkeypatch.setenv("RAY_RUNTIME_ENV_PLUGINS", '[{"class": "mine.Plugin"}]')

@@ -89,27 +89,27 @@ def test_an_orphaned_hub_is_found_in_every_namespace_by_who_becomes_its_driver(c
     hub = get_or_create(config)
     assert ray.get(hub.health.remote())["pid"] == lock.holder()["pid"]
     assert lock.holder()["actor"] == "my_hub"
-    with pytest.raises(trieye.RunLockedError, match=f"process {os.getpid()} on .* through a hub"):
+    with pytest.raises(trieye.RunLockedError, match=f"process {os.getpid()} on .* through a detached hub"):
         trieye.Run(config).open()
     ray.kill(hub)
 
 
 def test_a_run_takes_over_from_a_hub_whose_driver_is_dead_and_not_before(config, start_driver, tmp_path):
     driver = start_driver("detached")
-    with pytest.raises(trieye.RunLockedError, match=f"process {driver.pid} on .* through a hub"):
+    with pytest.raises(trieye.RunLockedError, match=f"process {driver.pid} on .* through a detached hub"):
         trieye.Run(config).open()
     kill(driver)
     (tmp_path / "app.py").write_text(APP)
-    place = [
+    overrides = [
         f"persistence.root_data_dir={config.persistence.root_data_dir}",
         "app_name=app",
         "run_name=run",
         "sinks=[]",
     ]
-    command = [sys.executable, "app.py", *place, "runtime=cluster", f"runtime.address={config.runtime.address}"]
+    command = [sys.executable, "app.py", *overrides, "runtime=cluster", f"runtime.address={config.runtime.address}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "attempt 2\n"
-    assert "no driver any more" in done.stderr
+    assert "no living driver" in done.stderr
     assert record_of(config)["status"] == "FINISHED"
     assert record_of(config)["summary"]["a"] == {"last": 1.0, "min": 1.0, "max": 10.0, "step": 2}
 
@@ -137,7 +137,7 @@ def test_a_hub_that_is_restarted_goes_on_under_the_lock_of_its_driver(config):
         run.flush()
         os.kill(first, signal.SIGKILL)
         deadline = time.monotonic() + 60
-        while True:  # a second driver must not get in between
+        while True:  # a second driver must not get the lock in between
             with pytest.raises(trieye.RunLockedError, match=str(os.getpid())):
                 RunLock(RunFiles(config.persistence).lock_path).acquire()
             try:

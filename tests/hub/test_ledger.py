@@ -14,7 +14,7 @@ from trieye.stats.operations import LogParams, LogText
 
 
 def play(hub, script, *, crashes):
-    """Run a script of operations, with a death of the hub before each one that `crashes` names."""
+    """Run a script of operations; the hub dies before each operation whose number is in `crashes`."""
     hub.start()
     for number, (action, argument) in enumerate(script):
         if number in crashes or action == "again":
@@ -27,7 +27,7 @@ def play(hub, script, *, crashes):
                 hub.ledger.accept_rows([EventRow("loss", 0.3 * step, step, NOW) for step in argument])
             case "wait":
                 hub.now += argument
-                hub.ledger.ingest()  # a record: what is not in the journal is downtime after a death
+                hub.ledger.ingest()  # stores an entry: time after the last entry is lost as downtime
             case "advance":
                 hub.ledger.advance(step=argument)
             case "force":
@@ -37,10 +37,10 @@ def play(hub, script, *, crashes):
             case "params":
                 hub.ledger.record(LogParams({"a": str(argument)}))
     hub.ledger.advance(force=True)
-    found = hub.points()
+    points = hub.points()
     counts = hub.ledger.counts
     hub.die()
-    return found, counts
+    return points, counts
 
 
 STEPS = st.lists(st.integers(-5, 60), min_size=1, max_size=8)
@@ -85,7 +85,7 @@ def test_every_accepted_event_is_in_exactly_one_point(tmp_path_factory, script):
 MOMENTS = {
     "points are made": ("advance", lambda hub: (hub.ledger.stats, "advance")),
     "points get their indices": ("advance", lambda hub: (hub.history, "append")),
-    "a snapshot takes in what is queued": ("snapshot", lambda hub: (hub.ledger.stats, "ingest")),
+    "a snapshot ingests the queue": ("snapshot", lambda hub: (hub.ledger.stats, "ingest")),
     "a snapshot is taken": ("snapshot", lambda hub: (hub.ledger.stats, "to_state")),
     "a snapshot is stored": ("snapshot", lambda hub: (hub.journal, "commit")),
 }
@@ -93,10 +93,10 @@ MOMENTS = {
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_events_are_accepted_in_the_middle_of_a_pass_or_a_snapshot_and_come_after_it(hub, monkeypatch, moment):
-    work, place = MOMENTS[moment]
+    work, target = MOMENTS[moment]
     hub.start()
     hub.log(1, 2)
-    owner, name = place(hub)
+    owner, name = target(hub)
     original, reached, opened = getattr(owner, name), threading.Event(), threading.Event()
 
     def held_up(*arguments, **options):
@@ -110,7 +110,7 @@ def test_events_are_accepted_in_the_middle_of_a_pass_or_a_snapshot_and_come_afte
         worker.start()
         assert reached.wait(30)
         assert hub.log(3, 15)
-        # what was dropped is counted by the pass that comes next, and waits until this one has counted
+        # drops are counted by the next flush, and wait until the current one has counted
         dropped = threading.Thread(target=hub.ledger.count_dropped, args=([("overflow", "*", 1)],))
         dropped.start()
         dropped.join(0.05)
@@ -207,8 +207,8 @@ def test_a_rewind_supersedes_what_came_after_the_checkpoint(hub):
     hub.ledger.advance()
     hub.die()
     hub.start()
-    kept = hub.ledger.rewind(state)
-    assert kept == state["journal"]["index"]
+    first = hub.ledger.rewind(state)
+    assert first == state["journal"]["index"]
     hub.log(*range(101, 121), name="every")
     hub.log(*range(101, 121))
     hub.ledger.advance(force=True)

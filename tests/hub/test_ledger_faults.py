@@ -1,4 +1,4 @@
-"""What a ledger makes of faults at the worst moment: a full disk, a death, a damaged journal, threads."""
+"""A ledger under faults: a full disk, the death of its hub, a damaged journal, concurrent threads."""
 
 import contextlib
 import shutil
@@ -26,13 +26,13 @@ from trieye.stats.operations import LogParams, LogText
 def all_items(hub):
     items, start = [], 0
     while start < hub.history.end:
-        found, start = hub.history.read(start, 1000)
-        items += found
+        batch, start = hub.history.read(start, 1000)
+        items += batch
     return items
 
 
 def fails(monkeypatch, name, *, error=JournalFullError, after=0, stores=False):
-    """Let a method of the journal fail from the call number `after` on, perhaps after it has done its work."""
+    """Let a method of the journal fail after `after` calls; if `stores`, it does its work before it fails."""
     real, calls = getattr(Journal, name), []
 
     def failing(self, *values, **named):
@@ -46,7 +46,7 @@ def fails(monkeypatch, name, *, error=JournalFullError, after=0, stores=False):
     monkeypatch.setattr(Journal, name, failing)
 
 
-# what cannot be encoded
+# events that cannot be encoded
 
 
 class Text(str):
@@ -84,7 +84,7 @@ def test_an_event_that_is_invalid_in_two_ways_costs_no_neighbor(hub):
     assert steps_of(hub.points("every")) == [2]
 
 
-# a record that is stored although the call failed
+# entries that are stored although the call failed
 
 
 @pytest.mark.parametrize("kind", ["events", "operation", "pass"])
@@ -244,7 +244,7 @@ def test_a_rewind_reaches_what_stands_behind_records_that_the_journal_lost(hub):
     hub.die()
     lose_records(hub, 3, 22)
     hub.start()
-    assert hub.journal.num_lost == 62  # all records from the first lost one on, as no snapshot follows it
+    assert hub.journal.num_lost == 62  # all entries from the first lost entry on, since no snapshot follows
     assert steps_of(hub.points("every")) == [1]
     hub.ledger.rewind(state)
     hub.log(*range(21, 26), name="every")
@@ -256,7 +256,7 @@ def test_a_rewind_reaches_what_stands_behind_records_that_the_journal_lost(hub):
         hub.die()
         hub.start(attempt=hub.attempt)
     hub.ledger.rewind(state)
-    assert steps_of(hub.points("every")) == [1]  # also a second time, though new points have the lost indices
+    assert steps_of(hub.points("every")) == [1]  # also the second time, although new points use the lost indices
 
 
 def test_points_that_are_stored_come_once_when_the_state_of_the_metrics_is_lost(hub):
@@ -282,14 +282,14 @@ def test_no_item_gets_an_index_that_a_sink_has_seen_before_the_journal_lost_it(h
     hub.ledger.advance(force=True)
     hub.ledger.snapshot()
     hub.die()
-    kept = (tmp_path / "journal.db").read_bytes()
+    backup = (tmp_path / "journal.db").read_bytes()
     hub.start(attempt=hub.attempt)
     hub.log(*range(21, 51), name="every")
     hub.ledger.advance(force=True)
     shown = hub.history.end
     hub.journal.set_cursor("tensorboard", shown, "place")
     hub.die()
-    (tmp_path / "journal.db").write_bytes(kept)
+    (tmp_path / "journal.db").write_bytes(backup)
     hub.start(attempt=1 if is_restart else 2)
     assert hub.journal.num_lost == 2
     hub.log(99, name="every")
@@ -381,7 +381,7 @@ def test_the_state_of_the_hub_can_be_read_while_names_are_new(hub):
     def read():
         while not done.is_set():
             try:
-                hub.ledger.counts  # noqa: B018 - reading is what is tested
+                hub.ledger.counts  # noqa: B018 - the test is about reading
                 hub.ledger.read(lambda stats: (stats.highest_step, stats.late_by_metric))
             except RuntimeError as error:
                 errors.append(error)

@@ -1,4 +1,4 @@
-"""Clusters of several nodes, started as the README says: what is found out about them, and what runs on them."""
+"""Clusters of several nodes, started as docs/cluster.md describes: the checks of the nodes, and trainings on them."""
 
 import json
 import os
@@ -22,25 +22,21 @@ PORT = 6397
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
-def section(title):
-    text = (ROOT / "README.md").read_text()
-    return re.search(rf"^## {title}\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)[1]
-
-
 def commands():
-    """Return what the README's section says to type, for machines that are all this one."""
-    (block,) = re.findall(r"^```console\n(.*?)^```", section("On a cluster"), re.MULTILINE | re.DOTALL)
+    """Return the commands of docs/cluster.md, with this machine as every node."""
+    page = (ROOT / "docs/cluster.md").read_text()
+    (block,) = re.findall(r"^```console\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     lines = [line.split("  #")[0].strip() for line in block.splitlines()]
     return [line.replace("HEAD", "127.0.0.1").replace("6379", str(PORT)) for line in lines]
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Return what runs a command as on a machine of its own; what Ray runs is ended in the end."""
-    place = Path("/tmp") / f"r{os.getpid()}"  # sockets have short names
-    place.mkdir(exist_ok=True)
-    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_TMPDIR": str(place)}
-    environment["HOME"] = str(tmp_path)  # a token of its own
+    """Yield a function that runs a command as on a separate machine; end the Ray that it started afterwards."""
+    ray_dir = Path("/tmp") / f"r{os.getpid()}"  # sockets have short names
+    ray_dir.mkdir(exist_ok=True)
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RAY_TMPDIR": str(ray_dir)}
+    environment["HOME"] = str(tmp_path)  # with a separate token
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
         environment.pop(name, None)
 
@@ -57,77 +53,76 @@ def machine(tmp_path, monkeypatch):
         return subprocess.Popen(shlex.split(line), cwd=folder, stderr=stderr, env=environment)
 
     run.begin = begin
-    run.stop = lambda: stop(place)
+    run.stop = lambda: stop(ray_dir)
     yield run
-    stop(place)
-    shutil.rmtree(place, ignore_errors=True)
+    stop(ray_dir)
+    shutil.rmtree(ray_dir, ignore_errors=True)
 
 
-def stop(place):
-    """Do what `ray stop` does, but for the Ray of others on this machine."""
-    ours = [process for process in psutil.process_iter() if is_ray_below(process, place)]
+def stop(ray_dir):
+    """Stop Ray as `ray stop` does, except for other Rays on this machine."""
+    ours = [process for process in psutil.process_iter() if is_ray_below(process, ray_dir)]
     for process in ours:
         process.kill()
     psutil.wait_procs(ours, timeout=30)
 
 
-def is_ray_below(process, place):
+def is_ray_below(process, ray_dir):
     try:
         words = process.cmdline()
         is_ray = any(part in " ".join(words) for part in ("ray::", "raylet", "gcs_server", "/ray/"))
-        return is_ray and process.environ().get("RAY_TMPDIR") == str(place)
+        return is_ray and process.environ().get("RAY_TMPDIR") == str(ray_dir)
     except psutil.Error:
         return False
 
 
 @pytest.fixture
 def head(machine):
-    """Start the first node as the section says, and return the command for the others."""
-    *before, other = commands()[:4]
-    for line in before:
+    """Start the first node as the page does, and return the command for the others."""
+    *first, other = commands()[:4]
+    for line in first:
         assert machine(small(line)).returncode == 0
     return small(other)
 
 
 def small(line):
-    """Return a command as it is for a machine with one CPU; two of them are told apart by their Ray."""
+    """Let `ray start` offer one CPU; return other commands unchanged."""
     return f"{line} --num-cpus=1" if line.startswith("ray start") else line
 
 
-def test_the_cluster_section_of_the_readme_word_by_word(machine, tmp_path):
+def test_the_commands_of_the_cluster_page_word_by_word(machine, tmp_path):
     assert machine("trieye new my_agent --no-input").returncode == 0
     project = tmp_path / "my_agent"
     short = "loop.steps=400 loop.evaluate_every_steps=200 env.eval_episodes=1 agent.learning_starts=32"
-    seen = []
+    outputs = []
     for line in commands():
         if line == "ray stop":
             machine.stop()
             continue
-        given = small(line)
-        given += f" {short} explorer.num_cpus=0.2" if "explorer.num" in line else ""
-        given += f" {short} hydra.launcher.num_cpus=1 runtime=local" if " -m hydra" in line else ""
-        done = machine(given, folder=project)
-        assert done.returncode == 0, f"{given}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-        seen.append((line, done.stdout + done.stderr))
-    told = dict(seen)
-    (check,) = [text for line, text in seen if "cluster check" in line]
+        command = small(line)
+        command += f" {short} explorer.num_cpus=0.2" if "explorer.num" in line else ""
+        command += f" {short} hydra.launcher.num_cpus=1 runtime=local" if " -m hydra" in line else ""
+        done = machine(command, folder=project)
+        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        outputs.append((line, done.stdout + done.stderr))
+    (check,) = [text for line, text in outputs if "cluster check" in line]
     assert "2 of 2 nodes are alive: a training can run on all of them" in check
-    (training,) = [text for line, text in seen if "explorer.num" in line]
-    assert re.search(rf"workers get a copy of {project} \(\d+ files, \d+ KiB\)", training)
+    (training,) = [text for line, text in outputs if "explorer.num" in line]
+    assert re.search(rf"sending its workers a copy of {project} \(\d+ files, \d+ KiB\)", training)
     records = [json.loads(path.read_text()) for path in project.glob(".trieye_data/*/runs/*/run.json")]
     assert [record["status"] for record in records if record["run_name"] == "wide"] == ["FINISHED"]
-    assert len([record for record in records if record["status"] == "FINISHED"]) >= 5, told
+    assert len([record for record in records if record["status"] == "FINISHED"]) >= 5, outputs
 
 
-def bare_venv(place):
-    """Return the Python of an environment that has all that this one has, but for trieye."""
-    venv.EnvBuilder(symlinks=True).create(place)
-    (packages,) = place.glob("lib/python*/site-packages")
+def bare_venv(path):
+    """Return the Python of a new environment with the packages of this one except trieye."""
+    venv.EnvBuilder(symlinks=True).create(path)
+    (packages,) = path.glob("lib/python*/site-packages")
     (ours,) = (BIN.parent).glob("lib/python*/site-packages")
-    for path in ours.iterdir():
-        if "trieye" not in path.name and path.suffix != ".pth" and not (packages / path.name).exists():
-            (packages / path.name).symlink_to(path)
-    return place / "bin" / "python"
+    for entry in ours.iterdir():
+        if "trieye" not in entry.name and entry.suffix != ".pth" and not (packages / entry.name).exists():
+            (packages / entry.name).symlink_to(entry)
+    return path / "bin" / "python"
 
 
 def test_a_machine_without_trieye_is_found_and_named(machine, head, tmp_path):
@@ -138,8 +133,7 @@ def test_a_machine_without_trieye_is_found_and_named(machine, head, tmp_path):
     assert joined.returncode == 0, joined.stderr
     checked = machine("trieye cluster check")
     assert checked.returncode == 1, checked.stdout + checked.stderr
-    assert "trieye cannot be imported by" in checked.stdout
-    assert "ModuleNotFoundError: No module named 'trieye'; install there what is installed here" in checked.stdout
+    assert "cannot import trieye: ModuleNotFoundError: No module named 'trieye'; install trieye" in checked.stdout
     assert "2 of 2 nodes are alive: 1 problem\n" in checked.stdout
     assert machine("trieye new my_agent --no-input").returncode == 0
     train = "python -m my_agent.train runtime=cluster explorer.num=2 loop.steps=100 run_name=unfit"
@@ -170,7 +164,7 @@ def test_jobs_on_a_machine_with_a_disk_of_its_own_come_to_the_sweep_and_their_ru
     records = [json.loads((project / "s" / index / "status.json").read_text()) for index in "01"]
     assert [record["state"] for record in records] == ["completed"] * 2
     assert all(record["step"] >= 200 for record in records)
-    assert len(list(project.glob("s/*/output.log"))) == 1, "the other one is on the other disk"
+    assert len(list(project.glob("s/*/output.log"))) == 1, "the other log is on the other disk"
     assert machine("trieye sweep merge s", folder=project).returncode == 0
     assert len(list(project.glob(".trieye_data/*/runs/s_*/run.json"))) == 2
     again = machine("trieye sweep relaunch s", folder=project)
@@ -196,5 +190,5 @@ def test_when_the_head_is_lost_it_is_said_and_the_same_command_goes_on(machine, 
     again = machine(f"{train} loop.steps={steps}", folder=project)
     assert again.returncode == 0, again.stderr
     assert "resumes at step" in again.stderr
-    told = json.loads(record.read_text())
-    assert (told["run_id"], told["attempt"], told["status"]) == (identity, 2, "FINISHED")
+    resumed = json.loads(record.read_text())
+    assert (resumed["run_id"], resumed["attempt"], resumed["status"]) == (identity, 2, "FINISHED")

@@ -13,6 +13,6 @@ def test_batches_are_taken_in_the_order_in_which_they_came_and_single_events_joi
     pending.add_batch(batch(3.0, 4.0))
     pending.add_rows(batch(5.0))
     assert len(pending) == 5
-    assert [taken.values.tolist() for taken in pending.take()] == [[1.0, 2.0], [3.0, 4.0], [5.0]]
+    assert [queued.values.tolist() for queued in pending.take()] == [[1.0, 2.0], [3.0, 4.0], [5.0]]
     assert len(pending) == 0
     assert pending.take() == []

@@ -1,4 +1,4 @@
-"""What trieye does beside starting Ray."""
+"""Starting Ray: its token file, its environment variables, and signals of its processes."""
 
 import stat
 import subprocess

@@ -1,4 +1,4 @@
-"""Checkpoints as the hub saves them."""
+"""Crash checkpoints of the hub."""
 
 import numpy as np
 

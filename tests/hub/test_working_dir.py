@@ -1,4 +1,4 @@
-"""What of a project is sent to the workers of a cluster."""
+"""The files of a project that are sent to the workers of a cluster."""
 
 import json
 import subprocess
@@ -164,7 +164,7 @@ def test_far_too_much_is_refused_with_the_largest_files(project, tmp_path, monke
 def test_nothing_to_send_is_refused(tmp_path, has_directory):
     if has_directory:
         (tmp_path / "empty").mkdir()
-    match = "there is no file in it" if has_directory else "there is no such directory"
+    match = "the directory has no file" if has_directory else "the directory does not exist"
     with pytest.raises(ConfigurationError, match=match):
         stage(tmp_path / "empty", tmp_path)
 
@@ -185,9 +185,9 @@ def test_a_lone_script_sends_its_directory(tmp_path, monkeypatch):
     assert project_of_program() == tmp_path
 
 
-@pytest.mark.parametrize("place", ["bin/trieye", "lib/python3/site-packages/my_agent/train.py"])
-def test_of_what_is_installed_nothing_is_sent(monkeypatch, place):
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/{place}", raising=False)
+@pytest.mark.parametrize("path", ["bin/trieye", "lib/python3/site-packages/my_agent/train.py"])
+def test_of_what_is_installed_nothing_is_sent(monkeypatch, path):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/{path}", raising=False)
     assert project_of_program() is None
 
 

@@ -1,4 +1,4 @@
-"""Damage to the files of a journal, and what must be true of a journal that is opened after it.
+"""Damage to the files of a journal, and the conditions that the journal must meet when it is opened afterwards.
 
 A soak runs the complete form: `problems(directory, stride=1, bits=8)`. The tests run short ones.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trieye.journal.journal import Chunk, Journal, Record, Segment, Snapshot
+from trieye.journal.journal import Chunk, Journal, JournalEntry, Segment, Snapshot
 from trieye.journal.wal import FRAME_BYTES, HEADER_BYTES
 
 PAGE = 4096
@@ -22,14 +22,14 @@ WAL = NAME + "-wal"
 WATERMARK = "journal-watermark.jsonl"
 KINDS = ("file", "log", "both", "copied")
 MAX_LOST_WITH_A_PAGE = 100
-"""Records that lie on one page at most."""
+"""Maximum number of entries on one page."""
 
 
 @dataclass
 class Truth:
-    """All that a journal ever held, and what it held after each of its last transactions."""
+    """Everything that a journal ever contained, and its contents after each of its last transactions."""
 
-    records: dict[int, Record] = field(default_factory=dict)
+    records: dict[int, JournalEntry] = field(default_factory=dict)
     snapshots: list[Snapshot] = field(default_factory=list)
     chunks: dict[int, bytes] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
@@ -40,12 +40,12 @@ class Truth:
 
     @property
     def contents(self) -> dict[str, object]:
-        """What the journal holds in the end."""
+        """Final contents of the journal."""
         return self.latest[-1]
 
 
 class Writer:
-    """Uses a journal in every way, and writes down what it did."""
+    """Uses all functions of a journal, and records its calls in `truth`."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self.journal = Journal(path)
@@ -67,7 +67,7 @@ class Writer:
             payload = self._random.randbytes(size)
             pos = self.journal.append(kind, payload, at=at, client=client, seq=seq)
             assert pos is not None
-            self.truth.records[pos] = Record(pos, kind, at, client, seq or 0, payload)
+            self.truth.records[pos] = JournalEntry(pos, kind, at, client, seq or 0, payload)
 
     def commit(self) -> None:
         chunk = Chunk(self._index, self._index + 10, self._random.randbytes(self._random.choice([500, 9000])))
@@ -96,7 +96,7 @@ class Writer:
 
 
 def contents(journal: Journal, truth: Truth) -> dict[str, object]:
-    """Return all that a journal holds."""
+    """Return everything that a journal contains."""
     return {
         "records": list(journal.records(0)),
         "snapshot": journal.snapshot(),
@@ -114,11 +114,11 @@ def make(directory: Path, kind: str, *, rounds: int, seed: int) -> Truth:
     """Write the files of a journal as a killed process leaves them.
 
     Args:
-        directory: Where; it is made.
-        kind: Where it is: all in the `file`, nearly all in the write-ahead `log`, some here and some there (`both`), or
-            in the log and `copied` into the file already, but for what came after a reader had begun.
-        rounds: How much is written.
-        seed: Of the contents.
+        directory: New directory for the files.
+        kind: Location of the data: all in the `file`, nearly all in the write-ahead `log`, partly in each (`both`), or
+            in the log and already `copied` into the file, except for changes after the start of a reader.
+        rounds: Amount of data.
+        seed: Seed of the contents.
     """
     scratch = directory / "scratch"
     writer = Writer(scratch / NAME, seed)
@@ -159,7 +159,7 @@ def checkpoint(path: Path, mode: str) -> None:
 
 
 def cuts(data: bytes, stride: int) -> Iterator[tuple[str, bytes]]:
-    """Cut a file within its last 4 KiB: at every byte of the last 40 too, whatever the stride."""
+    """Truncate a file within its last 4 KiB, at each stride and at every byte of the last 40."""
     last = range(max(len(data) - PAGE, 0), len(data))
     for size in sorted({*last[::stride], *last[-40:]}):
         yield f"cut to {size} of {len(data)} bytes", data[:size]
@@ -174,85 +174,85 @@ def flips(data: bytes, *, is_log: bool, bits: int, seed: int) -> Iterator[tuple[
     regions += [(0, begin)] if is_log and data else []
     for first, end in regions:
         for _ in range(bits):
-            place, bit = source.randrange(first, end), source.randrange(8)
+            offset, bit = source.randrange(first, end), source.randrange(8)
             flipped = bytearray(data)
-            flipped[place] ^= 1 << bit
-            yield f"bit {bit} of byte {place} flipped", bytes(flipped)
+            flipped[offset] ^= 1 << bit
+            yield f"bit {bit} of byte {offset} flipped", bytes(flipped)
 
 
 def wipes(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Write zeros over one block of the disk after the other, as a power loss may."""
+    """Overwrite each block of the disk with zeros, as a power loss may."""
     for start in range(0, len(data), PAGE):
         end = min(start + PAGE, len(data))
         yield f"bytes {start} to {end - 1} zero", data[:start] + bytes(end - start) + data[end:]
 
 
 def check(directory: Path, truth: Truth, *, is_cut_log: bool) -> list[str]:
-    """Open a journal whose files were damaged, and return what is wrong with what it gives."""
+    """Open a journal with damaged files, and return descriptions of wrong or unreported contents."""
     journal = Journal(directory / NAME)
-    found = contents(journal, truth)
-    wrong = [f"wrong {what}" for what in _wrong_values(found, truth)]
+    observed = contents(journal, truth)
+    wrong = [f"wrong {value}" for value in _wrong_values(observed, truth)]
     damage, num_lost = journal.damage, journal.num_lost
     journal.forget_repair()
-    needed, present = (_not_in_snapshot(one["records"], found["snapshot"]) for one in (truth.contents, found))
+    needed, present = (_not_in_snapshot(one["records"], observed["snapshot"]) for one in (truth.contents, observed))
     missing = len(needed) - len(present)
     if not num_lost and not is_cut_log:
-        # the older snapshot stands in for the newer one, and each for the records before it
-        same = [what for what in found if what not in {"snapshot", "records"} or not damage]
-        wrong += [f"{what} changed, not reported" for what in same if found[what] != truth.contents[what]]
-        wrong += ["records changed, not reported"] if present != needed else []
-    if present and found["snapshot"] and present[-1].pos != found["snapshot"].pos + len(present):
-        wrong.append("records behind a gap")
-    if is_cut_log and not damage and found not in truth.latest:
-        wrong.append("not as it was before the last transactions")
+        # the older snapshot can replace the newer one, and each replaces the entries before it
+        same = [key for key in observed if key not in {"snapshot", "records"} or not damage]
+        wrong += [f"{key} changed, not reported" for key in same if observed[key] != truth.contents[key]]
+        wrong += ["entries changed, not reported"] if present != needed else []
+    if present and observed["snapshot"] and present[-1].pos != observed["snapshot"].pos + len(present):
+        wrong.append("entries behind a gap")
+    if is_cut_log and not damage and observed not in truth.latest:
+        wrong.append("not the contents before the last transactions")
     if missing > max(num_lost, MAX_LOST_WITH_A_PAGE):
-        wrong.append(f"{missing} records missing, {num_lost} reported")
+        wrong.append(f"{missing} entries missing, {num_lost} reported")
     if damage and not any(path.name.startswith(f"{NAME}.damaged-1") for path in directory.iterdir()):
         wrong.append("not quarantined")
     pos = journal.append("events", b"new", at=9.0, client="newcomer", seq=1)
-    if pos in {record.pos for record in found["records"]}:
+    if pos in {record.pos for record in observed["records"]}:
         wrong.append(f"position {pos} used twice")
     journal.close()
-    return wrong + list(_not_kept(directory, truth, {**found, "last_pos": pos, "last_at": 9.0}, pos))
+    return wrong + list(_changed_on_reopen(directory, truth, {**observed, "last_pos": pos, "last_at": 9.0}, pos))
 
 
-def _not_in_snapshot(records: Sequence[Record], snapshot: Snapshot | None) -> list[Record]:
+def _not_in_snapshot(records: Sequence[JournalEntry], snapshot: Snapshot | None) -> list[JournalEntry]:
     return [record for record in records if snapshot is None or record.pos > snapshot.pos]
 
 
-def _wrong_values(found: dict[str, object], truth: Truth) -> Iterator[str]:
-    """Yield what a journal gives and never was given."""
-    positions = [record.pos for record in found["records"]]
+def _wrong_values(observed: dict[str, object], truth: Truth) -> Iterator[str]:
+    """Yield the names of values that the journal returns, but that were never stored."""
+    positions = [record.pos for record in observed["records"]]
     if positions != sorted(set(positions)):
-        yield "order of records"
-    yield from (f"record {r.pos}" for r in found["records"] if r != truth.records.get(r.pos))
-    if found["snapshot"] not in [None, *truth.snapshots]:
+        yield "order of entries"
+    yield from (f"entry {r.pos}" for r in observed["records"] if r != truth.records.get(r.pos))
+    if observed["snapshot"] not in [None, *truth.snapshots]:
         yield "snapshot"
-    yield from (f"chunk {first}" for first, payload in found["chunks"].items() if payload != truth.chunks.get(first))
-    yield from (f"segment {segment.name}" for segment in found["segments"] if segment not in truth.segments)
-    yield from (f"meta {key}" for key, value in found["meta"].items() if value not in truth.meta[key])
-    for sink, cursor in found["cursors"].items():  # where the newest records are lost, none keeps its position
-        indices = {(known[0], None) for known in truth.cursors[sink] if known is not None}
+    yield from (f"chunk {first}" for first, payload in observed["chunks"].items() if payload != truth.chunks.get(first))
+    yield from (f"segment {segment.name}" for segment in observed["segments"] if segment not in truth.segments)
+    yield from (f"meta {key}" for key, value in observed["meta"].items() if value not in truth.meta[key])
+    for sink, cursor in observed["cursors"].items():  # if the newest entries are lost, each position is reset
+        indices = {(stored[0], None) for stored in truth.cursors[sink] if stored is not None}
         if cursor not in truth.cursors[sink] and cursor not in indices:
             yield f"cursor of {sink}"
-    yield from (f"superseded {pair}" for pair in found["superseded"] if pair not in truth.superseded)
+    yield from (f"superseded {pair}" for pair in observed["superseded"] if pair not in truth.superseded)
 
 
-def _not_kept(directory: Path, truth: Truth, found: dict[str, object], pos: int | None) -> Iterator[str]:
-    """Yield what another process finds changed in the new journal."""
+def _changed_on_reopen(directory: Path, truth: Truth, observed: dict[str, object], pos: int | None) -> Iterator[str]:
+    """Yield differences that another process finds in the new journal."""
     journal = Journal(directory / NAME)
     again = contents(journal, truth)
     again["records"] = [record for record in again["records"] if record.pos != pos]
     if journal.damage or journal.num_lost:
         yield f"reported again: {journal.damage}"
-    yield from (f"{what} changed by a second opening" for what in found if found[what] != again[what])
+    yield from (f"{key} changed by a second opening" for key in observed if observed[key] != again[key])
     if journal.append("events", b"new", at=9.0, client="newcomer", seq=1) is not None:
-        yield "taken twice"
+        yield "accepted twice"
     journal.close()
 
 
 def damaged(directory: Path, *, stride: int, bits: int, seed: int = 0) -> Iterator[tuple[str, dict[str, bytes], bool]]:
-    """Yield every damage to the files in a directory: its name, the files, and whether only the log was cut."""
+    """Yield every damage to the files in a directory: its name, the files, and whether only the log was truncated."""
     names = (NAME, WAL, WATERMARK)
     files = {name: (directory / name).read_bytes() for name in names if (directory / name).exists()}
     for name, data in files.items():
@@ -275,7 +275,7 @@ def problems(
     seed: int = 0,
     every: int = 1,
 ) -> Iterator[str]:
-    """Yield what goes wrong with damaged journals below a directory, after `every` so many damages; nothing should."""
+    """Yield the failures of journals below a directory after each `every`-th damage; none are expected."""
     for kind in kinds:
         truth = make(directory / kind, kind, rounds=rounds, seed=seed)
         cases = itertools.islice(damaged(directory / kind, stride=stride, bits=bits, seed=seed), 0, None, every)
@@ -286,6 +286,6 @@ def problems(
                 (scratch / name).write_bytes(data)
             try:
                 yield from (f"{kind}, {text}: {problem}" for problem in check(scratch, truth, is_cut_log=is_cut_log))
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is a problem of this case
+            except Exception as error:  # noqa: BLE001 - any error is a failure of this case
                 yield f"{kind}, {text}: {error!r}"
             shutil.rmtree(scratch)

@@ -6,7 +6,7 @@ import pytest
 
 from trieye.exceptions import JournalError, SequenceGapError
 from trieye.journal import keys as journal_keys
-from trieye.journal.journal import Chunk, Journal, Record, Segment, Snapshot
+from trieye.journal.journal import Chunk, Journal, JournalEntry, Segment, Snapshot
 from trieye.journal.scan import connect_read_only
 
 PAYLOAD = b"events"
@@ -20,7 +20,7 @@ def journal(request, tmp_path):
 
 
 class Reopened:
-    """A journal that is opened by one hub after the other."""
+    """A journal that consecutive hubs open."""
 
     def __init__(self, path):
         self.path = path
@@ -51,10 +51,10 @@ def positions(journal, after=0):
 
 def test_records_come_back_in_order_as_they_were_appended(journal):
     records = [
-        Record(1, "events", 0.0, "one", 1, b""),
-        Record(2, "events", 0.25, "two", 1, b"\0\xff" * 9000),
-        Record(3, "pass", 1e9, "", 0, PAYLOAD),
-        Record(4, "events", 1e-9, "key ü", 0, PAYLOAD),
+        JournalEntry(1, "events", 0.0, "one", 1, b""),
+        JournalEntry(2, "events", 0.25, "two", 1, b"\0\xff" * 9000),
+        JournalEntry(3, "pass", 1e9, "", 0, PAYLOAD),
+        JournalEntry(4, "events", 1e-9, "key ü", 0, PAYLOAD),
     ]
     for record in records:
         pos = journal.append(record.kind, record.payload, at=record.at, client=record.client, seq=record.seq or None)
@@ -78,20 +78,20 @@ def test_times_are_kept_to_the_last_bit(reopened):
     times = [0.0, -0.0, 5, 0.1, 1 / 3, 1e300, 5e-324, 123456789.0]
     for at in times:
         reopened.now.append("pass", b"", at=at)
-    found = [record.at for record in reopened.again().records(0)]
-    assert found == times
-    assert all(isinstance(at, float) for at in found)
+    stored = [record.at for record in reopened.again().records(0)]
+    assert stored == times
+    assert all(isinstance(at, float) for at in stored)
 
 
 def test_records_may_be_appended_while_others_are_read(journal):
     for _ in range(200):
         journal.append("events", PAYLOAD, at=0.0)
-    found = []
+    seen = []
     for record in journal.records(0):
-        found.append(record.pos)
+        seen.append(record.pos)
         if record.pos % 10 == 0 and record.pos < 300:
             journal.append("events", PAYLOAD, at=0.0)
-    assert found == list(range(1, journal.last_pos + 1))
+    assert seen == list(range(1, journal.last_pos + 1))
 
 
 def test_a_batch_is_taken_once(journal):
@@ -105,7 +105,7 @@ def test_a_batch_is_taken_once(journal):
 
 def test_a_batch_that_comes_before_another_one_is_refused(journal):
     journal.append("events", PAYLOAD, at=0.0, client="a", seq=1)
-    with pytest.raises(SequenceGapError, match="batch 4 of client 'a' came, but 2 is next") as caught:
+    with pytest.raises(SequenceGapError, match="client 'a' sent batch 4, but batch 2 is next") as caught:
         journal.append("events", PAYLOAD, at=0.0, client="a", seq=4)
     assert caught.value.expected == 2
     with pytest.raises(SequenceGapError) as caught:
@@ -126,10 +126,10 @@ def test_what_was_taken_is_known_also_after_its_record_was_deleted(reopened):
     journal.append("events", PAYLOAD, at=0.0, client="a", seq=1)
     journal.append("events", PAYLOAD, at=0.0, client="a", seq=2)
     journal.append("rows", PAYLOAD, at=0.0, client="task")
-    for num_commits, kept in ((0, [1, 2, 3]), (2, []), (0, [])):
+    for num_commits, retained in ((0, [1, 2, 3]), (2, []), (0, [])):
         for _ in range(num_commits):
             journal.commit(snapshot_at(journal), keep_after=journal.last_pos)
-        assert positions(journal) == kept
+        assert positions(journal) == retained
         journal = reopened.again()
         assert journal.append("events", PAYLOAD, at=0.0, client="a", seq=2) is None
         assert journal.append("rows", PAYLOAD, at=0.0, client="task") is None
@@ -280,9 +280,9 @@ def test_threads_may_append_and_read_at_once(reopened):
 
     def read():
         for _ in range(50):
-            found = positions(journal)
-            if found != list(range(1, len(found) + 1)):
-                failures.append(found)
+            seen = positions(journal)
+            if seen != list(range(1, len(seen) + 1)):
+                failures.append(seen)
 
     threads = [threading.Thread(target=append, args=(f"client-{n}",)) for n in range(4)]
     threads += [threading.Thread(target=read) for _ in range(2)]
@@ -296,7 +296,7 @@ def test_threads_may_append_and_read_at_once(reopened):
 
 def test_a_record_whose_storing_was_interrupted_is_kept(journal):
     journal.append("events", b"noted", at=0.0, client="a", seq=1)
-    # as if a signal had come right after the row was stored
+    # as if a signal had interrupted the call after the row was stored
     journal._add("records", (2, "events", 4.0, "a", 2, b"stored"))
     assert journal.append("events", b"stored", at=5.0, client="a", seq=2) is None
     assert journal.append("events", b"next", at=6.0, client="a", seq=3) == 3

@@ -7,7 +7,7 @@ from journal_damage_cases import KINDS, problems
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
-    """A directory in memory where there is one: hundreds of journals are copied and opened, and each is synced."""
+    """A directory in memory if possible: hundreds of journals are copied, opened and synced."""
     memory = Path("/dev/shm")
     if not memory.is_dir():
         yield tmp_path

@@ -17,7 +17,7 @@ from trieye.journal.scan import connect_read_only
 
 @pytest.fixture
 def mounts(tmp_path, monkeypatch):
-    """Let the temporary directory be on a network file system, as far as anybody can see."""
+    """Make the temporary directory look like a network file system."""
     path = tmp_path / "mountinfo"
     path.write_text(f"1 0 0:1 / / rw - ext4 disk rw\n2 1 0:2 / {os.path.realpath(tmp_path)} rw - nfs4 server:/ rw\n")
     monkeypatch.setattr(filesystem, "MOUNTINFO", path)
@@ -52,12 +52,12 @@ def test_a_journal_may_move_between_local_disks_and_network_file_systems(tmp_pat
     path = tmp_path / "journal.db"
     local = tmp_path / "local"
     local.write_text("1 0 0:1 / / rw - ext4 disk rw\n")
-    for round_number, place in enumerate([local, mounts, local, mounts]):
-        monkeypatch.setattr(filesystem, "MOUNTINFO", place)
+    for round_number, mountinfo in enumerate([local, mounts, local, mounts]):
+        monkeypatch.setattr(filesystem, "MOUNTINFO", mountinfo)
         journal = Journal(path)
         assert (journal.last_pos, journal.damage) == (20 * round_number, [])
         fill(journal)
-        assert wal_path(path).exists() == (place == local)
+        assert wal_path(path).exists() == (mountinfo == local)
         journal.close()
 
 
@@ -83,10 +83,10 @@ def test_nothing_acknowledged_is_lost_by_a_kill_on_a_network_file_system(tmp_pat
 
     acknowledged = 0
     for count in (1, 37, 5):
-        opened, *said = said_until_killed(write, 1 + count)
+        opened, *acknowledgements = said_until_killed(write, 1 + count)
         assert opened == "0 []"
-        assert int(said[0]) in {acknowledged + 1, acknowledged + 2}
-        acknowledged = int(said[-1])
+        assert int(acknowledgements[0]) in {acknowledged + 1, acknowledged + 2}
+        acknowledged = int(acknowledgements[-1])
     journal = Journal(path)
     assert (journal.damage, journal.num_lost) == ([], 0)
     assert len(list(journal.records(0))) in {acknowledged, acknowledged + 1}
@@ -95,7 +95,7 @@ def test_nothing_acknowledged_is_lost_by_a_kill_on_a_network_file_system(tmp_pat
 
 def test_a_directory_that_cannot_be_written_is_an_error_that_names_the_journal(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(JournalError, match=r"the journal .*journal\.db cannot be made"):
+    with pytest.raises(JournalError, match=r"the journal .*journal\.db cannot be created"):
         Journal(tmp_path / "file" / "journal.db")
     (tmp_path / "journal.db").mkdir()
     with pytest.raises(JournalError, match=r"the journal .*journal\.db cannot be read"):
@@ -104,7 +104,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_that_names_the_journal(t
 
 @pytest.fixture
 def synced(tmp_path, monkeypatch):
-    """A journal that is brought to the disk at intervals, and a list with an item for each time that it was tried."""
+    """A journal that is synced at intervals, and a list with an item for each attempt to sync."""
     tries = []
 
     def sync(_descriptor):
@@ -137,7 +137,7 @@ def test_a_file_that_cannot_be_synced_is_reported_to_the_next_writer_and_costs_n
         try:
             journal.append("events", b"more", at=0.0)
         except JournalError as error:
-            return "cannot be brought to the disk: Input/output error" in str(error)
+            return "cannot be synced to disk: Input/output error" in str(error)
         return False
 
     wait_until(is_reported)
@@ -167,7 +167,7 @@ def is_refused(use):
 @pytest.mark.parametrize("durability", ["process", "always"])
 @pytest.mark.parametrize("size", [60_000, 300_000])
 def test_a_full_disk_refuses_what_does_not_fit_and_costs_nothing_else(tmp_path, durability, size):
-    path, said = tmp_path / "journal.db", tmp_path / "last"
+    path, last_file = tmp_path / "journal.db", tmp_path / "last"
     parts = {"chunks": [Chunk(0, 9, b"chunk")], "meta": {"key": b"value"}}
 
     def fill_up():
@@ -178,13 +178,13 @@ def test_a_full_disk_refuses_what_does_not_fit_and_costs_nothing_else(tmp_path, 
 
         limit(size)
         num_refused = 0
-        while num_refused < 10:  # it is asked again and again; the first refusals let it use the rest of the room
+        while num_refused < 10:  # retries: after the first refusals it can still use the remaining space
             num_refused += is_refused(append)
         last = journal.last_pos
         big = Snapshot(last, 9, 0.0, bytes(2 * size))
         assert is_refused(lambda: journal.commit(big, keep_after=last, **parts))
         assert (journal.snapshot(), journal.chunks(), journal.meta("key")) == (None, [], None)
-        assert [record.pos for record in journal.records(0)] == list(range(1, last + 1)), "what was accepted is there"
+        assert [record.pos for record in journal.records(0)] == list(range(1, last + 1)), "all accepted entries exist"
         limit(resource.RLIM_INFINITY)
         for _ in range(3):
             append()
@@ -193,12 +193,12 @@ def test_a_full_disk_refuses_what_does_not_fit_and_costs_nothing_else(tmp_path, 
         while not is_refused(append):
             pass
         limit(resource.RLIM_INFINITY)
-        said.write_text(str(journal.last_pos))  # and ends as if it was killed
+        last_file.write_text(str(journal.last_pos))  # and exits as if killed
 
     assert in_a_child(fill_up) == 0
     journal = Journal(path)
     assert (journal.damage, journal.num_lost) == ([], 0)
-    assert [record.pos for record in journal.records(0)] == list(range(1, int(said.read_text()) + 1))
+    assert [record.pos for record in journal.records(0)] == list(range(1, int(last_file.read_text()) + 1))
     assert len(journal.snapshot().payload) == 2 * size
     assert journal.read_chunk(0) == b"chunk"
     journal.close()

@@ -9,11 +9,11 @@ from trieye.journal.scan import inspect
 
 
 def write(path, durability, seed, say):
-    """Write to a journal until this process is killed, and say what is acknowledged."""
+    """Write to a journal until this process is killed, and report each acknowledged position."""
     journal = Journal(path, durability=durability)
     say(f"{journal.last_pos} {journal.num_lost} {' '.join(journal.damage)}")
     source = random.Random(seed)
-    seq = journal.last_pos  # nobody else sends anything
+    seq = journal.last_pos  # there is no other client
     last = journal.snapshot()
     index = 0 if last is None else last.index
     while True:
@@ -35,18 +35,18 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path, durabi
     acknowledged = 0
     for seed in range(5):
         work = functools.partial(write, path, durability, seed)
-        opened, *said = said_until_killed(work, 1 + source.randrange(1, most))
+        opened, *acknowledgements = said_until_killed(work, 1 + source.randrange(1, most))
         begun, *damage = opened.split()
-        # of the batch that was under way nobody knows whether it was accepted
+        # the batch in progress may or may not be accepted
         assert acknowledged <= int(begun) <= acknowledged + 1
         assert damage == ["0"]
-        acknowledged = int(said[-1])
+        acknowledged = int(acknowledgements[-1])
     journal = Journal(path)
     assert (journal.damage, journal.num_lost) == ([], 0)
     assert acknowledged <= journal.last_pos <= acknowledged + 1
     records = list(journal.records(0))
     assert [record.pos for record in records] == list(range(records[0].pos, journal.last_pos + 1))
-    # positions, numbers of batches and contents went up together: none came twice
+    # positions, batch numbers and contents increase together: none is repeated
     assert all(record.pos == record.seq == int(record.payload.split(b":")[0]) for record in records)
     assert records[0].pos <= (journal.snapshot().pos if journal.snapshot() else 1) + 1
     assert [journal.read_chunk(first) for first, _ in journal.chunks()] == [
@@ -57,15 +57,15 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path, durabi
 
 def test_a_journal_that_is_being_written_is_whole(tmp_path):
     path = tmp_path / "journal.db"
-    with forked(functools.partial(write, path, "process", 1)) as said:
-        said.readline()
+    with forked(functools.partial(write, path, "process", 1)) as output:
+        output.readline()
         last_pos = 0
         for _ in range(20):
-            acknowledged = int(said.readline())
-            found = inspect(path)
-            assert found.damage == []
-            assert found.last_pos >= max(acknowledged, last_pos)
-            assert found.num_records <= found.last_pos
-            last_pos = found.last_pos
+            acknowledged = int(output.readline())
+            scanned = inspect(path)
+            assert scanned.damage == []
+            assert scanned.last_pos >= max(acknowledged, last_pos)
+            assert scanned.num_records <= scanned.last_pos
+            last_pos = scanned.last_pos
             for _ in range(100):
-                said.readline()
+                output.readline()

@@ -15,7 +15,7 @@ PAGE = 4096
 
 
 def write(path, count=30, *, size=2800):
-    """Write a journal and close it: all is in the file."""
+    """Write a journal and close it, so that all data are in the file."""
     journal = Journal(path)
     for number in range(count):
         journal.append("events", bytes([number]) * size, at=float(number), client="a", seq=journal.last_pos + 1)
@@ -67,7 +67,7 @@ def test_the_records_behind_a_damaged_one_are_lost_and_counted(path):
     journal = opened(path)
     assert journal.num_lost == 24
     assert "3 rows of records are damaged" in journal.damage[0]
-    assert "lost: 24 records (positions 7-30)" in journal.damage[0]
+    assert "lost: 24 entries (positions 7-30)" in journal.damage[0]
     assert [record.pos for record in journal.records(0)] == [1, 2, 3, 4, 5, 6]
     assert journal.append("events", b"", at=0.0, client="a", seq=7) == 31, "no position is used twice"
     journal.close()
@@ -81,7 +81,7 @@ def test_a_snapshot_stands_for_damaged_records_before_it(path):
     journal = opened(path)
     assert journal.snapshot() == Snapshot(20, 0, 0.0, b"state")
     assert [record.pos for record in journal.records(0)] == [21, 22, 23, 24, 25, 26, 27]
-    assert "lost: 3 records (positions 28-30)" in journal.damage[0]
+    assert "lost: 3 entries (positions 28-30)" in journal.damage[0]
     assert (journal.num_lost, journal.last_pos) == (3, 30)
     journal.close()
 
@@ -112,15 +112,15 @@ def test_missing_records_are_counted_once(path):
     change(path, "DELETE FROM records WHERE pos BETWEEN 15 AND 24")
     journal = opened(path)
     assert journal.num_lost == 16
-    assert "10 records are missing" in journal.damage[0]
+    assert "10 entries are missing" in journal.damage[0]
     for pos in range(31, 41):
         assert journal.append("events", b"", at=0.0) == pos
     journal.close()
     change(path, "DELETE FROM records WHERE pos IN (33, 38)")
     journal = opened(path)
-    assert "2 records are missing" in journal.damage[0]
+    assert "2 entries are missing" in journal.damage[0]
     assert [record.pos for record in journal.records(0)] == [*range(1, 15), 31, 32]
-    assert "lost: 8 records (positions 33-40)" in journal.damage[0]
+    assert "lost: 8 entries (positions 33-40)" in journal.damage[0]
     journal.close()
 
 
@@ -181,7 +181,7 @@ def test_other_damaged_rows_are_dropped_and_reported(path, has_watermark):
     assert (journal.meta("key"), journal.superseded(), journal.segments()) == (None, [(3, 4)] * has_watermark, [])
     assert journal.num_lost == 1
     assert "points of the history that no file contains yet" in journal.damage[0]
-    for text in ("which points were superseded", "how far the sinks are"):
+    for text in ("the ranges of superseded points", "the cursors of sinks"):
         assert (text in journal.damage[0]) is not has_watermark
     assert len(list(journal.records(0))) == 30
     journal.close()
@@ -243,9 +243,9 @@ def test_what_stands_behind_a_damaged_frame_of_the_log_is_lost_and_counted(kille
     journal = opened(killed)
     positions = [record.pos for record in journal.records(0)]
     assert 1 <= len(positions) < 30
-    assert positions == list(range(1, len(positions) + 1)), "SQLite takes what is before it"
+    assert positions == list(range(1, len(positions) + 1)), "SQLite applies the frames before it"
     assert (journal.num_lost, journal.last_pos) == (30 - len(positions), 30), "as the watermark says"
-    assert f"(positions {len(positions) + 1}-30); perhaps records after these" in journal.damage[0]
+    assert f"(positions {len(positions) + 1}-30); perhaps entries after these" in journal.damage[0]
     assert journal.cursor("sink") == (3, None), "as the watermark says"
     journal.close()
     aside = killed.with_name("journal.db.damaged-1")
@@ -255,11 +255,11 @@ def test_what_stands_behind_a_damaged_frame_of_the_log_is_lost_and_counted(kille
 def test_pages_that_were_copied_from_a_damaged_log_into_the_file_are_intact(killed):
     frames = wal_path(killed).read_bytes()
     flip(wal_path(killed), 12 * (PAGE + 24))  # restored
-    change(killed, "PRAGMA wal_checkpoint")  # and closed: there is no log any more
+    change(killed, "PRAGMA wal_checkpoint")  # and closed: the log no longer exists
     wal_path(killed).write_bytes(frames)
     journal = opened(killed)
     assert [record.pos for record in journal.records(0)] == list(range(1, 31))
-    assert "perhaps the newest records" in journal.damage[0]
+    assert "perhaps the newest entries" in journal.damage[0]
     journal.close()
 
 
@@ -271,7 +271,7 @@ def test_a_file_that_vanished_is_not_replaced_without_a_word(tmp_path, path):
     (tmp_path / "log").rename(wal_path(path))
     journal = opened(path)
     assert "the file is empty or missing" in journal.damage[0]
-    # the log had all but the tables
+    # the log had everything except the tables
     assert len(list(journal.records(0))) == 30
     journal.close()
 
@@ -287,10 +287,10 @@ def test_an_empty_file_is_no_new_journal(path):
 @pytest.mark.parametrize(
     ("content", "statement", "message"),
     [
-        (b"some text", None, "no journal of a run; move it away"),
-        (b"{}" * PAGE, None, "no journal of a run; move it away"),
-        (bytes(3 * PAGE), None, "no journal of a run; move it away"),
-        (None, "CREATE TABLE theirs (a)", "no journal of a run"),
+        (b"some text", None, "not the journal of a run; move it away"),
+        (b"{}" * PAGE, None, "not the journal of a run; move it away"),
+        (bytes(3 * PAGE), None, "not the journal of a run; move it away"),
+        (None, "CREATE TABLE theirs (a)", "not the journal of a run"),
         (None, "PRAGMA user_version = 2; ALTER TABLE records ADD COLUMN more", "newer trieye: update trieye"),
     ],
 )
@@ -331,7 +331,7 @@ def test_a_page_that_is_gone_is_reported_and_the_run_restarts_from_the_snapshot(
     assert positions == ([] if page in {1, 10, 11} else list(range(1, 31)))
     if not positions:  # the pages of `records`: the snapshot includes them
         assert journal.num_lost == 1
-        assert "perhaps the newest records" in journal.damage[0]
+        assert "perhaps the newest entries" in journal.damage[0]
     assert journal.last_pos == 30
     journal.close()
 

@@ -52,9 +52,9 @@ def test_it_says_what_is_damaged_and_changes_nothing(killed):
     wal_path(killed).write_bytes(data)
     before = contents(killed.parent)
     scanned = inspect(killed)
-    assert "stand after damaged bytes" in scanned.damage[0]
+    assert "follow damaged bytes" in scanned.damage[0]
     assert "had reached 21" in scanned.damage[-1]
-    assert 0 < scanned.last_pos < 21, "SQLite takes what is before the damage"
+    assert 0 < scanned.last_pos < 21, "SQLite applies the frames before the damage"
     assert contents(killed.parent) == before
 
 
@@ -82,7 +82,7 @@ def test_what_is_no_journal_is_named(tmp_path):
     with pytest.raises(JournalError, match=r"there is no journal .*journal\.db"):
         inspect(tmp_path / "journal.db")
     (tmp_path / "journal.db").write_text("something else")
-    with pytest.raises(JournalError, match=f"^{tmp_path}/journal.db is no journal of a run"):
+    with pytest.raises(JournalError, match=f"^{tmp_path}/journal.db is not the journal of a run"):
         inspect(tmp_path / "journal.db")
 
 

@@ -11,7 +11,7 @@ from trieye.journal.wal import FRAME_BYTES, HEADER_BYTES, damage_in_wal
 
 
 class Written:
-    """A log that SQLite wrote, and what SQLite makes of it."""
+    """A log that SQLite wrote, and the frames that SQLite applies from variants of it."""
 
     def __init__(self, directory, num_records=30):
         self.path = directory / "journal.db"
@@ -31,7 +31,7 @@ class Written:
             connection.execute("PRAGMA wal_checkpoint")
 
     def damage(self, data):
-        """Return what is damaged in a log that stands beside the file, and how many of its frames SQLite takes."""
+        """Return the damage in a log of the file, and the number of its frames that SQLite applies."""
         copy = self.path.with_name("copy.db")
         shutil.copyfile(self.path, copy)
         wal_path(copy).write_bytes(data)
@@ -51,9 +51,9 @@ def frame(number):
     return HEADER_BYTES + number * FRAME_BYTES
 
 
-def flipped(data, place):
+def flipped(data, offset):
     changed = bytearray(data)
-    changed[place] ^= 4
+    changed[offset] ^= 4
     return bytes(changed)
 
 
@@ -85,7 +85,7 @@ def test_a_log_cut_anywhere_is_one_that_was_not_written_further(written):
 def test_a_flipped_bit_in_a_transaction_is_damage(written, offset, is_last):
     number = len(written.data) // FRAME_BYTES - 1 if is_last else 4
     damage, num_taken = written.damage(flipped(written.data, frame(number) + offset))
-    assert "transactions in the write-ahead log stand after damaged bytes" in damage
+    assert "transactions in the write-ahead log follow damaged bytes" in damage
     assert num_taken <= number
 
 
@@ -96,7 +96,7 @@ def test_a_flipped_bit_in_the_header_is_damage(written, offset):
 
 
 def test_a_frame_whose_writing_was_interrupted_is_no_damage(written):
-    """In a round that overwrites the one before, a kill leaves a new header before old bytes."""
+    """In a round that overwrites the previous round, a kill leaves a new header before old bytes."""
     old = written.data
     written.checkpoint()
     written.append(1)
@@ -105,4 +105,4 @@ def test_a_frame_whose_writing_was_interrupted_is_no_damage(written):
         for written_bytes in (0, 24):
             data = new[: frame(torn) + written_bytes] + old[frame(torn) + written_bytes :]
             assert written.damage(data) == ("", 0)
-    assert written.damage(new + old[len(new) :])[0] == "", "killed before the rest was cut off"
+    assert written.damage(new + old[len(new) :])[0] == "", "killed before the rest was truncated"

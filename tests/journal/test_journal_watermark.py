@@ -15,7 +15,7 @@ BEGUN = Expected(run_id="mine", is_begun=True)
 
 @pytest.fixture
 def killed(tmp_path):
-    """Return a function that makes the journal of a run that was killed: much in the log, and a watermark of all."""
+    """Return a function that writes the journal of a killed run: most data in the log, and a complete watermark."""
 
     def make(run_id, count=30, *, attempts=1):
         path, scratch = tmp_path / run_id / "journal.db", tmp_path / "scratch" / "journal.db"
@@ -44,7 +44,7 @@ def payloads(journal):
 
 
 def opened(path, expected=None):
-    """Open a damaged journal; opened again when its losses are counted, it is intact."""
+    """Open a damaged journal; after its losses are counted, it opens as intact."""
     assert inspect(path, expected).damage if path.exists() else True
     journal = Journal(path, expected=expected)
     report, records, last_pos = (list(journal.damage), journal.num_lost), payloads(journal), journal.last_pos
@@ -64,7 +64,7 @@ def test_a_journal_that_lost_its_log_names_the_records_and_continues_behind_them
         path.with_name(path.name + suffix).unlink()
     with contextlib.closing(opened(path)) as journal:
         assert journal.num_lost == 30
-        assert "30 records (positions 1-30)" in journal.damage[0]
+        assert "30 entries (positions 1-30)" in journal.damage[0]
         assert journal.cursor("tensorboard") == (10, None), "a sink continues behind the points that it has"
         assert journal.append("events", b"new", at=2.0) == 31
 

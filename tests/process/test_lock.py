@@ -118,7 +118,7 @@ def test_checking_a_lock_names_its_holder_and_changes_nothing(tmp_path):
     assert not path.parent.exists()
     with (
         RunLock(path),
-        pytest.raises(RunLockedError, match=f"process {os.getpid()} on .*, which is this one: close it first"),
+        pytest.raises(RunLockedError, match=f"process {os.getpid()} on .*, the current process: close the run first"),
     ):
         RunLock.check(path)
     RunLock.check(path)

@@ -268,7 +268,7 @@ def test_a_full_disk_is_said_once_and_never_stops_a_print(tmp_path, capsys):
     log.close()
     shown = capsys.readouterr()
     assert shown.out == "one\ntwo\n"
-    assert shown.err.count("cannot be written (No space left on device)") == 1
+    assert shown.err.count("output.log (No space left on device)") == 1
 
 
 def test_streams_of_other_kinds_are_heard_or_left_alone(tmp_path, monkeypatch):

@@ -249,7 +249,7 @@ def test_scores_for_rliable_are_runs_by_tasks(results):
         results.to_rliable("eval/return", "algo")
     by_task = results.where(algo="ppo").to_rliable("eval/return", "algo", task="lr", steps=1)
     assert by_task["ppo"].tolist() == [[10.0, 20.0]]
-    assert any("seed 1 is left out" in text for text in results.problems)
+    assert any("seed 1 is skipped" in text for text in results.problems)
 
 
 @pytest.mark.parametrize(("name", "call"), [("polars", "to_polars"), ("xarray", "to_xarray"), ("pandas", "to_pandas")])

@@ -19,7 +19,7 @@ from trieye.stats.operations import LogHistogram, LogImage, LogText
 
 
 class Hub:
-    """A hub that keeps what it gets; it can be away for a while, or for good."""
+    """A hub that stores its input; it can be unreachable temporarily or permanently."""
 
     run_name, works_at_exit = "run", True
 
@@ -56,7 +56,7 @@ class Hub:
 
 
 class Owner:
-    """Something that logs through a flusher."""
+    """An object that logs through a flusher."""
 
     def __init__(self):
         self.num_ends = 0
@@ -80,7 +80,7 @@ def hub():
 
 @pytest.fixture
 def start(hub):
-    """Return a function that makes a flusher, which sends only when asked unless told otherwise."""
+    """Return a function that creates a flusher, which by default sends on request only."""
     started = []
 
     def make(**settings):
@@ -132,7 +132,7 @@ def test_a_hub_that_stays_away_is_an_error_where_the_values_are_needed_and_nothi
     flusher = start(ack_timeout_s=0.05)
     hub.is_there.clear()
     flusher.pending.extend(rows(1, 2))
-    with pytest.raises(ProcessingError, match=r"accepted nothing for 0.05 s, and 2 values wait: gone for now"):
+    with pytest.raises(ProcessingError, match=r"accepted no values for 0.05 s, and 2 values are queued: gone for now"):
         flusher.flush()
     flusher.pending.extend(rows(3))
     hub.is_there.set()
@@ -150,7 +150,7 @@ def test_close_gives_up_after_a_while_and_says_how_much_is_lost(hub, start):
     flusher = start(ack_timeout_s=0.05)
     hub.is_there.clear()
     flusher.pending.extend(rows(1, 2, 3))
-    with pytest.raises(ProcessingError, match="3 values wait"):
+    with pytest.raises(ProcessingError, match="3 values are queued"):
         flusher.close()
     hub.is_there.set()
     with pytest.raises(ProcessingError, match="closed"):
@@ -184,16 +184,16 @@ def test_a_hub_that_is_dead_is_an_error_at_once(hub, start, capfd):
             flusher.flush()
     with pytest.raises(ProcessingError):
         flusher.close()
-    assert capfd.readouterr().err.count("takes no values any more") == 1
+    assert capfd.readouterr().err.count("accepts no further values") == 1
 
 
 def test_a_full_queue_stops_those_that_log_until_the_hub_is_back(hub, start, capfd):
     flusher = start(max_pending_events=1000)
     hub.is_there.clear()
     flusher.pending.extend(rows(*range(1000)))
-    asked = threading.Thread(target=flusher.flush)
-    asked.start()
-    for _ in range(2):  # after the second, the flusher has noticed the first
+    flushing = threading.Thread(target=flusher.flush)
+    flushing.start()
+    for _ in range(2):  # at the second failure, the flusher has handled the first
         assert hub.missed.wait(20)
         hub.missed.clear()
     flusher.pending.extend(rows(*range(1000, 2000)))
@@ -203,12 +203,12 @@ def test_a_full_queue_stops_those_that_log_until_the_hub_is_back(hub, start, cap
         thread.start()
     assert not rooms
     hub.is_there.set()
-    for thread in [*threads, asked]:
+    for thread in [*threads, flushing]:
         thread.join(20)
     assert rooms == [True, True, True]
     flusher.flush()
     assert hub.values() == list(map(float, range(2000)))
-    assert capfd.readouterr().err.count("too many values wait for the hub (gone for now)") == 1
+    assert capfd.readouterr().err.count("too many values are queued for the hub (gone for now)") == 1
 
 
 def test_a_full_queue_that_is_never_emptied_is_an_error(hub, start):

@@ -106,12 +106,12 @@ def test_a_sum_of_squares_beyond_a_float_is_infinite():
 @pytest.mark.parametrize(
     ("values", "problem", "message"),
     [
-        ([], ValueError, r"histogram 'h': none of its 0 values is finite"),
-        ([np.nan, np.inf], ValueError, r"histogram 'h': none of its 2 values is finite"),
-        ([-1.7e308, 1.7e308], ValueError, r"from -1\.7e\+308 to 1\.7e\+308, span more than a float holds"),
-        (["a"], TypeError, r"histogram 'h': a list of dtype <U1; real numbers or booleans are possible"),
+        ([], ValueError, r"histogram 'h': none of the 0 values is finite"),
+        ([np.nan, np.inf], ValueError, r"histogram 'h': none of the 2 values is finite"),
+        ([-1.7e308, 1.7e308], ValueError, r"from -1\.7e\+308 to 1\.7e\+308, exceeds the range"),
+        (["a"], TypeError, r"histogram 'h': a list of dtype <U1; must be real numbers or booleans"),
         ([1j], TypeError, r"dtype complex128"),
-        ([[1.0], [1.0, 2.0]], TypeError, r"histogram 'h': a list that is no array of numbers"),
+        ([[1.0], [1.0, 2.0]], TypeError, r"histogram 'h': a list is not an array of numbers"),
         (object(), TypeError, r"histogram 'h': a object of dtype object"),
         (None, TypeError, r"histogram 'h': a NoneType of dtype object"),
     ],
@@ -123,7 +123,7 @@ def test_values_without_a_histogram_are_named(values, problem, message):
 
 @pytest.mark.parametrize("bins", [0, -1, 10_001])
 def test_the_number_of_bins_is_checked(bins):
-    with pytest.raises(ValueError, match=rf"histogram 'h': bins={bins}; between 1 and 10000 are possible"):
+    with pytest.raises(ValueError, match=rf"histogram 'h': bins={bins}; must be between 1 and 10000"):
         histogram([1.0, 2.0], bins=bins)
 
 
@@ -179,14 +179,14 @@ def test_colors_a_little_out_of_range_are_clipped():
 @pytest.mark.parametrize(
     ("picture", "problem", "message"),
     [
-        (np.zeros((5, 7, 2)), ValueError, r"image 'i': an array of shape \(5, 7, 2\); possible are \(height, width\)"),
+        (np.zeros((5, 7, 2)), ValueError, r"image 'i': the array has shape \(5, 7, 2\); must be \(height, width\)"),
         (np.zeros(5), ValueError, r"shape \(5,\)"),
         (np.zeros((1, 5, 7, 3)), ValueError, r"shape \(1, 5, 7, 3\)"),
         (np.zeros((0, 7)), ValueError, r"shape \(0, 7\)"),
-        (np.full((5, 7), 255.0), ValueError, r"floats from 255 to 255; floats are to be within 0 and 1"),
+        (np.full((5, 7), 255.0), ValueError, r"floats from 255 to 255; floats must be from 0 to 1"),
         (np.full((5, 7), np.nan), ValueError, r"floats from nan to nan"),
-        (np.zeros((5, 7), np.int64), TypeError, r"colors of dtype int64; possible are uint8, booleans, and floats"),
-        (Image.new("I;16", (5, 7)), TypeError, r"mode 'I;16' has no 8 bit colors; convert it"),
+        (np.zeros((5, 7), np.int64), TypeError, r"colors of dtype int64; must be uint8, booleans, or floats"),
+        (Image.new("I;16", (5, 7)), TypeError, r"mode 'I;16' has no 8-bit colors; convert it"),
         ("picture.png", TypeError, r"image 'i': a str of dtype <U11"),
     ],
 )
@@ -197,7 +197,9 @@ def test_what_is_no_picture_is_named(picture, problem, message):
 
 def test_a_picture_that_takes_too_much_room_is_refused():
     noise = np.random.default_rng(0).integers(0, 256, (2400, 2400, 3), np.uint8)
-    with pytest.raises(ValueError, match=r"image 'i': its 2400 x 2400 pixels take 16\.\d MiB as PNG; at most 16 MiB"):
+    with pytest.raises(
+        ValueError, match=r"image 'i': its 2400 x 2400 pixels take 16\.\d MiB as PNG, the limit is 16 MiB"
+    ):
         image(noise)
 
 
@@ -213,19 +215,19 @@ def test_what_is_no_text_in_utf_8_is_escaped():
 
 
 def test_a_text_of_another_type_or_size_is_refused():
-    with pytest.raises(TypeError, match=r"text 't': a text is a string, and this is a bytes"):
+    with pytest.raises(TypeError, match=r"text 't': the text must be a string, got bytes"):
         media.text("t", b"abc", step=3, time=10.5)
     media.text("t", "é" * 2**19, step=3, time=10.5)
-    with pytest.raises(ValueError, match=r"text 't': it has 1048578 bytes in UTF-8; at most 1048576 are possible"):
+    with pytest.raises(ValueError, match=r"text 't': it has 1048578 bytes in UTF-8, the limit is 1048576;"):
         media.text("t", "é" * (2**19 + 1), step=3, time=10.5)
 
 
 def test_names_and_steps_are_those_of_events():
     with pytest.raises(ValueError, match="empty"):
         media.text("", "a", step=3, time=10.5)
-    with pytest.raises(TypeError, match="a step is an integer"):
+    with pytest.raises(TypeError, match="step must be an integer"):
         histogram([1.0], step=1.5)
-    with pytest.raises(ValueError, match="a step has at most 64 bits"):
+    with pytest.raises(ValueError, match="step must fit into 64 bits"):
         image(np.zeros((5, 7)), step=2**63)
     assert histogram([1.0], step=np.int64(7)).step == 7
 

@@ -1,4 +1,4 @@
-"""What workers hold: threads of this process, and tasks and actors of Ray."""
+"""RunClient in threads of this process, and in Ray tasks and actors."""
 
 import itertools
 import json
@@ -134,7 +134,7 @@ def open_run(make_config, ray):
 
 
 class Worker:
-    """An actor that logs, and counts what it logged."""
+    """An actor that logs values and counts them."""
 
     def __init__(self, client, *copies):
         self.client, self.copies, self.num_logged, self.is_told = client, copies, 0, False
@@ -163,7 +163,7 @@ class Worker:
 
     def flush(self):
         self.client.flush()
-        return self.client._flusher._delivery.client
+        return self.client._flusher._sender.client
 
     def __ray_shutdown__(self):
         self.client.close()
@@ -171,7 +171,7 @@ class Worker:
 
 @pytest.fixture
 def start_worker(ray):
-    """Return a function that starts a worker, which is ended after the test."""
+    """Return a function that starts a worker, which is killed after the test."""
     started = []
 
     def start(*clients):
@@ -209,7 +209,7 @@ def test_tasks_and_actors_log_to_the_run(open_run, ray, start_worker):
     assert num_flushers == 1
     ray.get(worker.log.remote("a", 1000))
     sender = ray.get(worker.flush.remote())
-    assert sender != run._flusher._delivery.client
+    assert sender != run._flusher._sender.client
     assert ray.get([work.remote(client), work.remote(run)]) == [5, 0]
     assert counts(run) == {"a": 1000.0, "b": 2.0, "c": 3.0}
 

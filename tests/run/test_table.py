@@ -14,7 +14,7 @@ def make(content, **changes):
 
 
 class PolarsLike:
-    """What polars offers that we use: `columns`, a list of names, and columns that yield plain values."""
+    """The part of the polars API in use: `columns`, a list of names, and columns that yield plain values."""
 
     columns = ("name", "score", "won")
 
@@ -48,22 +48,22 @@ def test_cells_are_plain_values_whatever_library_they_come_from():
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (5, "dict of columns, a list of dicts"),
         ({}, "no columns"),
         ([], "no columns"),
-        ([{"a": 1}, 2], "a row is a dict.* int"),
+        ([{"a": 1}, 2], "each row must be a dict, got int"),
         ({"a": "text"}, "column 'a' is a str"),
         ({"a": [1], "b": [1, 2]}, "'b' has 2 values.*'a' has 1"),
-        ({"a": [object()]}, "'a' holds a object"),
-        ({"a": np.zeros((2, 2))}, "'a' holds a ndarray"),
+        ({"a": [object()]}, "'a' contains a object"),
+        ({"a": np.zeros((2, 2))}, "'a' contains a ndarray"),
         ({"a": [1], 1: [1], "1": [2]}, "'1'"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "share a name"),
-        ({"a": ["x" * 1000] * 5000}, "4.8 MiB; at most 4 MiB.*log_artifact"),
-        ({"a": range(10**7)}, "at most 4 MiB"),
+        ({"a": ["x" * 1000] * 5000}, "4.8 MiB, the limit is 4 MiB.*log_artifact"),
+        ({"a": range(10**7)}, "the limit is 4 MiB"),
     ],
 )
-def test_what_is_no_table_or_too_large_is_an_error_that_says_what_is_possible(content, said):
-    with pytest.raises((TypeError, ValueError), match=f"table 't': .*{said}"):
+def test_what_is_no_table_or_too_large_is_an_error_that_says_what_is_possible(content, message):
+    with pytest.raises((TypeError, ValueError), match=f"table 't': .*{message}"):
         make(content)

@@ -1,4 +1,4 @@
-"""A notebook, processes that are spawned, a system that is no Linux: what works there, and what is refused."""
+"""Supported environments: notebooks, spawned processes, systems other than Linux, and refused ones."""
 
 import json
 import subprocess
@@ -70,7 +70,7 @@ def test_a_run_is_not_begun_again_in_a_subdirectory(tmp_path):
 
 @pytest.fixture
 def notebook(tmp_path):
-    """Return a function that runs a cell in a real kernel, and returns what stands below it."""
+    """Return a function that runs a cell in a real kernel, and returns its output."""
     book = nbformat.v4.new_notebook()
     client = NotebookClient(book, timeout=120, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}})
 
@@ -106,7 +106,7 @@ def test_a_notebook_shows_progress_stops_after_a_step_and_goes_on_when_the_cell_
     notebook("run = trieye.Run(config).open()\nrun.log('loss', 1.0)")
     twice = notebook("run = trieye.Run(config).open()")
     assert "RunLockedError: run 'first' is being written by process" in twice
-    assert "which is this one: close it first, with run.close()" in twice
+    assert "the current process: close the run first, by run.close()" in twice
     notebook("run.close()")
     assert "Error" not in notebook("with trieye.Run(config) as run:\n    run.log('loss', 1.0)")
 
@@ -145,7 +145,7 @@ def test_a_program_that_spawned_processes_would_run_anew_is_told_what_to_write(t
             run.close()
     """
     done = program(tmp_path, CONFIG, child)
-    assert 'put what starts the run below `if __name__ == "__main__":`' in done.stderr
+    assert 'put the code that starts the run under `if __name__ == "__main__":`' in done.stderr
     assert record(tmp_path)["attempt"] == 1
 
 

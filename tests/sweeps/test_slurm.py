@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.jobs import JobRecord, RunningJob
-from trieye.sweeps.slurm import Asked, memory_text, numbers, ranges, script_of, time_text
+from trieye.sweeps.slurm import ArrayRequest, memory_text, numbers, ranges, script_of, time_text
 from trieye.sweeps.status import status_of
 
 PROGRAM = """
@@ -107,7 +107,7 @@ def test_what_names_no_jobs_is_refused(text):
 
 
 def test_the_script_asks_for_what_its_jobs_need(tmp_path):
-    request = Asked(
+    request = ArrayRequest(
         hours=3,
         memory_gib=2,
         cpus=2,
@@ -181,7 +181,7 @@ def test_jobs_that_are_running_are_left_out_of_the_array(slurm, capfd):
     with RunningJob(Path("sweep/1"), 1, ["seed=1"]).running():
         assert main(["sweep", "slurm", "sweep", "--hours", "1", "--json"]) == 0
     said = capfd.readouterr()
-    assert "left out, since they are running: 1" in said.err
+    assert "skipping running jobs: 1" in said.err
     document = validated(said.out.splitlines()[-1])
     assert (document["jobs"], document["num_tasks"], document["submitted"]) == ([0, 2], 2, None)
 
@@ -199,7 +199,7 @@ def test_the_tasks_of_an_array_run_what_is_missing(slurm, capfd):
     assert [one.wait(120) for one in tasks] == [0, 0], Path("said").read_text()
     assert [(job.how, job.record.attempt) for job in status_of(Path("sweep"))] == [("completed", 1)] * 4
     assert main(["sweep", "slurm", "sweep", "--hours", "1"]) == 0
-    assert "nothing to do" in capfd.readouterr().out
+    assert "no jobs to run" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])

@@ -281,10 +281,10 @@ def test_a_metric_that_is_no_number_is_named_wherever_it_comes_from(config, valu
         pass
 
     engine = Engine(config())
-    with pytest.raises((TypeError, ValueError), match=r"'episode/odd'.*a value is one number"):
+    with pytest.raises((TypeError, ValueError), match=r"'episode/odd'.*the value must be one number"):
         for _ in range(30):
             engine.advance()
-    with pytest.raises((TypeError, ValueError), match=r"'eval/odd'.*a value is one number"):
+    with pytest.raises((TypeError, ValueError), match=r"'eval/odd'.*the value must be one number"):
         engine.evaluate()
     engine.cleanup()
 

@@ -106,7 +106,7 @@ def test_an_evaluation_that_takes_long_leaves_out_the_next_ones_and_keeps_its_ch
     first, *others = evaluations(run_dir)
     assert 50 <= first < 60
     assert all(step > 250 for step in others)
-    assert capfd.readouterr().err.count("is still under way at step") == 1
+    assert capfd.readouterr().err.count("is still running at step") == 1
     newest = CheckpointStore(run_dir / "checkpoints", read_only=True).entries()[-1]
     assert newest.objective is not None
 
@@ -137,7 +137,7 @@ def test_an_evaluation_whose_process_is_killed_is_done_again(trained, ray_cluste
 
     _, run_dir = trained(Killing, loop=loop, runtime={"kind": "ray"})
     assert not (run_dir / "flag").exists()
-    assert "is done again: its process is gone" in capfd.readouterr().err
+    assert "is repeated: its process is gone" in capfd.readouterr().err
     assert min(evaluations(run_dir)) < 110
     assert rated(run_dir) == evaluations(run_dir)
 

@@ -37,10 +37,10 @@ def test_a_name_that_is_neither_known_nor_a_class_is_refused(train_config, given
             {"sync": {"transport": f"{HOME}:PlainFile"}, "explorer": {"num": 1}},
             r"sync.transport='tests\S+:PlainFile': .*did you mean 'PlainFiles'",
         ),
-        ({"sample": {"kind": "tests.nowhere:Newest"}}, r"sample.kind='tests.nowhere:Newest': there is no module"),
+        ({"sample": {"kind": "tests.nowhere:Newest"}}, r"sample.kind='tests.nowhere:Newest': no module named"),
         (
             {"sample": {"kind": f"{HOME}:PlainFiles"}},
-            r"sample.kind='tests\S+:PlainFiles' has no minibatch\(\); needed are minibatch, state_dict",
+            r"sample.kind='tests\S+:PlainFiles' has no minibatch\(\); required methods: minibatch, state_dict",
         ),
     ],
 )

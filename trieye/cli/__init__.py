@@ -1,8 +1,8 @@
-"""The `trieye` command: one module for each subcommand, imported when that one is typed.
+"""The `trieye` command line: a parser that imports the module of a subcommand when the user runs it.
 
-The module has `add_arguments(parser)` and `run(options)`, which returns the exit code or raises a TrieyeError; what
-`run` needs is imported in it, so that `--help` is there at once.
-Its docstring is its help: after its first line, the description, and what stands below the options.
+A command module defines `add_arguments(parser)` and `run(options)`, which returns the exit code or raises TrieyeError.
+`run` imports its dependencies itself, so `--help` stays fast. The second paragraph of the module docstring is the
+description in `--help`, and the following ones are the epilog.
 """
 
 import argparse
@@ -15,28 +15,28 @@ from trieye.cli.arguments import AnyOrder
 from trieye.exceptions import TrieyeError
 
 COMMANDS = {
-    "new": "make a new project",
-    "runs": "list runs, with status, step, best objective, time and size",
-    "rerun": "begin a run like another one, and see what has changed since",
-    "fork": "begin a run from a checkpoint of another one",
+    "new": "create a project from the template",
+    "runs": "list runs with status, step, best objective, time and size",
+    "rerun": "repeat a run and show the changes since then",
+    "fork": "start a new run from a checkpoint of another run",
     "diff": "compare two runs: config, commit, packages, metrics",
-    "watch": "live view of a run: metrics, rates, sinks, checkpoints",
-    "ui": "MLflow, TensorBoard and a report in the browser, for a run, an app or a sweep",
-    "sweep": "plan a sweep, see what became of its jobs, run those that are missing",
-    "cluster": "ask every node of a Ray cluster whether a training can run there",
-    "results": "tables, curves, comparisons and reports of many runs",
-    "checkpoints": "list what a run has saved",
-    "attempts": "list the attempts of a run, and show superseded points again",
-    "evaluate": "play the policy of a run, and print the returns",
-    "export": "write the policy of a run for use elsewhere",
-    "verify": "check that everything of a run is whole",
-    "close": "deliver what a killed run left, and record it as KILLED",
-    "rebuild": "write the sinks of a run anew, from its history",
-    "claim": "record where a run was moved to",
-    "rm": "delete runs: directory, MLflow run and mirror together",
-    "prune": "delete the old runs of an app, but for the best",
-    "import": "make runs of what TensorBoard, MLflow or wandb hold",
-    "convert": "make checkpoints of those of trieye 0.1.5",
+    "watch": "show metrics, rates, sinks and checkpoints of a run, live",
+    "ui": "open MLflow, TensorBoard and a report in the browser for a run, an app or a sweep",
+    "sweep": "plan a sweep, show the status of its jobs and run unfinished jobs",
+    "cluster": "check whether a training can run on every node of a Ray cluster",
+    "results": "create tables, curves, comparisons and reports from many runs",
+    "checkpoints": "list the checkpoints of a run",
+    "attempts": "list the attempts of a run and restore superseded points",
+    "evaluate": "run episodes with the policy of a run and print the returns",
+    "export": "export the policy of a run as weights and a torch.export program",
+    "verify": "verify the files of a run against their checksums",
+    "close": "deliver pending events of a killed run and record the run as KILLED",
+    "rebuild": "rewrite the sinks of a run from its history",
+    "claim": "record the new directory of a moved run",
+    "rm": "delete runs with their MLflow runs and mirrors",
+    "prune": "delete old runs of an app except the best or newest runs",
+    "import": "import runs from TensorBoard, MLflow or wandb files",
+    "convert": "convert trieye 0.1.5 checkpoints to the current format",
 }
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 1
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     Args:
-        argv: Arguments without the name of the program; those of the process if None.
+        argv: Arguments without the program name; None: `sys.argv[1:]`.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments and not arguments[0].startswith("-") else None
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from trieye.config.base import did_you_mean
 
         hint = did_you_mean(name, COMMANDS)
-        parser.error(f"unknown command {name!r}{hint} (known: {', '.join(COMMANDS)})")
+        parser.error(f"unknown command {name!r}{hint} (choose from: {', '.join(COMMANDS)})")
     options = parser.parse_args(arguments, argparse.Namespace(typed=arguments))
     if options.version:
         from importlib.metadata import version
@@ -75,14 +75,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(options.when_interrupted, file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # `| head` has what it wants; what is left in the buffer must not be told to it at the exit
+    except BrokenPipeError:  # `| head` closed the pipe: at exit, Python would flush the buffer and fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     return code
 
 
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
-    """Return a parser that knows the name of every command, and the arguments of the chosen one."""
+    """Return a parser with the names of all commands and the arguments of the chosen command."""
     parser = argparse.ArgumentParser(
         prog="trieye", description="Experiment framework for reinforcement learning.", allow_abbrev=False
     )

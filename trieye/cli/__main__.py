@@ -1,4 +1,4 @@
-"""`python -m trieye.cli`, for where the `trieye` command is not on the path."""
+"""Entry point of `python -m trieye.cli`, for environments whose PATH lacks the `trieye` command."""
 
 import sys
 

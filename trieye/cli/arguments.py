@@ -1,4 +1,4 @@
-"""Arguments that several commands have; importing them loads nothing, so that `--help` is there at once."""
+"""Argparse arguments that several commands share; imports nothing heavy, so `--help` stays fast."""
 
 import argparse
 import re
@@ -11,33 +11,33 @@ from trieye.renames import COMMANDS, OPTIONS
 
 DEFAULT_ROOT = ".trieye_data"
 DEFAULT_TIMEOUT_S = 300.0
-_RUN = "directory of a run, or its name: run or app/run"
-_ROOT = f"directory of all apps (default: {DEFAULT_ROOT} of the project)"
+_RUN = "run directory or run name: run or app/run"
+_ROOT = f"directory that contains all apps (default: {DEFAULT_ROOT} of the project)"
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 class AnyOrder(argparse.ArgumentParser):
-    """Takes words before, between and after options, as one types them."""
+    """Parser that accepts positional arguments before, between and after options."""
 
-    _is_at_it = _has_actions = _knows_renames = False
+    _is_intermixing = _has_actions = _knows_renames = False
 
     def add_subparsers(self, **options: Any) -> Any:
-        """Add the actions of a command, each of which takes its own words."""
+        """Add the actions of a command; each action parses its own positional arguments."""
         self._has_actions = True
         return super().add_subparsers(**options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return what was typed, and what nobody knows."""
+        """Return the parsed namespace and the unrecognized arguments."""
         if self._has_actions and args and (rename := COMMANDS.get(f"{self.prog} {args[0]}")):
             self.error(str(rename))
-        if self._is_at_it or self._has_actions:
+        if self._is_intermixing or self._has_actions:
             return super().parse_known_args(args, namespace)
         self._add_renamed()
-        self._is_at_it = True
+        self._is_intermixing = True
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
-            self._is_at_it = False
+            self._is_intermixing = False
 
     def _add_renamed(self) -> None:
         """Add the former names of options, which are errors that state the new names."""
@@ -57,8 +57,8 @@ def add_run(parser: argparse.ArgumentParser, *, count: int | str | None = None) 
     """Add RUN, --root and --json to a command.
 
     Args:
-        parser: Of the command.
-        count: How many runs it takes, as `nargs`; None: one, as `run_name` instead of `run_names`.
+        parser: Parser of the command.
+        count: `nargs` of `run_names`; None: exactly one run, stored as `run_name`.
     """
     if count is None:
         parser.add_argument("run_name", metavar="RUN", help=_RUN)
@@ -72,16 +72,16 @@ def add_root(parser: argparse.ArgumentParser, default: Path | None = None) -> No
     """Add --root to a command.
 
     Args:
-        parser: Of the command.
-        default: None: the directories of the project around the working directory.
+        parser: Parser of the command.
+        default: Default directory; None: the root directories of the project that contains the working directory.
     """
-    shown = _ROOT if default is None else f"directory of all apps (default: {default})"
-    parser.add_argument("--root", type=Path, default=default, metavar="DIR", help=shown)
+    text = _ROOT if default is None else f"directory that contains all apps (default: {default})"
+    parser.add_argument("--root", type=Path, default=default, metavar="DIR", help=text)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add --json to a command."""
-    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    parser.add_argument("--json", action="store_true", help="print one JSON document for scripts")
 
 
 def add_checkpoint(parser: argparse.ArgumentParser, default: str = "best") -> None:
@@ -92,13 +92,13 @@ def add_checkpoint(parser: argparse.ArgumentParser, default: str = "best") -> No
 
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:
-    """Add --timeout to a command that delivers, and its message when it is interrupted."""
+    """Add --timeout and the interruption message to a command that delivers events to sinks."""
     parser.add_argument(
         "--timeout",
         type=float,
         default=DEFAULT_TIMEOUT_S,
         metavar="S",
-        help=f"stop after this many seconds without progress of any sink (default: {DEFAULT_TIMEOUT_S:.0f})",
+        help=f"give up after S seconds without progress of any sink (default: {DEFAULT_TIMEOUT_S:.0f})",
     )
     parser.set_defaults(when_interrupted="interrupted; nothing is lost: `trieye close` delivers the rest")
 
@@ -107,74 +107,81 @@ def add_removal(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of commands that delete."""
     add_root(parser, Path(DEFAULT_ROOT))
     add_json(parser)
-    parser.add_argument("--dry-run", action="store_true", help="show the plan, and delete nothing")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    parser.set_defaults(when_interrupted="interrupted; runs that are not reported as deleted still exist")
+    parser.add_argument("--dry-run", action="store_true", help="list the runs without deleting them")
+    parser.add_argument("-y", "--yes", action="store_true", help="delete without asking for confirmation")
+    parser.set_defaults(when_interrupted="interrupted; runs not reported as deleted still exist")
 
 
 def age(text: str) -> float:
-    """Return the seconds of an age such as `30d`.
+    """Convert an age such as `30d` to seconds.
 
     Raises:
-        argparse.ArgumentTypeError: It is none.
+        argparse.ArgumentTypeError: The text is not a number followed by s, m, h, d or w.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no age; give a number with s, m, h, d or w, such as 30d")
+        raise argparse.ArgumentTypeError(f"invalid age {text!r}; expected a number with s, m, h, d or w, such as 30d")
     return timedelta(**{_UNITS[match[2]]: float(match[1])}).total_seconds()
 
 
 def pair(text: str, option: str = "") -> tuple[str, str]:
-    """Return key and value of KEY=VALUE.
+    """Split KEY=VALUE into key and value.
 
     Raises:
-        ConfigurationError: It is none; the message names the option.
+        ConfigurationError: The text has no `=`; the message begins with the option.
     """
     from trieye.exceptions import ConfigurationError
 
     key, equals, value = text.partition("=")
     if not equals:
-        raise ConfigurationError(f"{option}{text}: this is not KEY=VALUE")
+        raise ConfigurationError(f"{option}{text}: expected KEY=VALUE")
     return key, value
 
 
 def add_confirmed(parser: argparse.ArgumentParser) -> None:
-    """Add --yes to a command that starts a program named by a file."""
-    parser.add_argument("-y", "--yes", action="store_true", help="run a stored command that your key does not sign")
+    """Add --yes to a command that runs a command line stored in a file."""
+    parser.add_argument(
+        "-y",
+        "--yes",
+        action="store_true",
+        help="run the stored command without confirmation, even without your signature",
+    )
 
 
 def add_again(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of commands that start a run like another one."""
+    """Add the arguments of commands that start a new run from a stored run."""
     add_run(parser)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="overrides of the new run")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of the new run")
     parser.add_argument(
-        "--without", action="append", default=[], metavar="KEY", help="leave out the override that RUN had of KEY"
+        "--without", action="append", default=[], metavar="KEY", help="drop RUN's override of KEY; repeatable"
     )
-    parser.add_argument("--dry-run", action="store_true", help="show what differs and the command, and start nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show the differences and the command without starting the run"
+    )
     add_confirmed(parser)
 
 
 def add_working_directory() -> None:
-    """Let Python import a project that is not installed from the directory where its run was started."""
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
+    """Append the working directory to `sys.path`, so that Python can import a project that is not installed."""
+    if (working_dir := str(Path.cwd())) not in sys.path:
+        sys.path.append(working_dir)
 
 
-def sweep_directory(named: Path | None) -> Path:
-    """Return the directory of a sweep: the named one, the working directory, or the newest below multirun/.
+def sweep_directory(directory: Path | None) -> Path:
+    """Return the sweep directory: `directory`, else the working directory, else the newest sweep below multirun/.
 
     Raises:
-        ConfigurationError: None was named, and there is none here.
+        ConfigurationError: `directory` is None, and neither the working directory nor multirun/ contains a sweep.
     """
     from trieye.exceptions import ConfigurationError
     from trieye.sweeps.record import SWEEP
 
-    if named is not None:
-        return named
+    if directory is not None:
+        return directory
     if Path(SWEEP).is_file():
         return Path()
     newest = max(Path("multirun").rglob(SWEEP), key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
-        raise ConfigurationError("no sweep here, and none below multirun/; name its directory")
-    print(f"sweep in {newest.parent}", file=sys.stderr)
+        raise ConfigurationError("no sweep in the working directory or below multirun/; pass the sweep directory")
+    print(f"using the newest sweep, {newest.parent}", file=sys.stderr)
     return newest.parent

@@ -1,11 +1,11 @@
-"""`trieye attempts`: the attempts of a run, and their superseded points.
+"""`trieye attempts`: list the attempts of a run and restore superseded points.
 
-List the attempts of a run with the points that each one logged, or show the superseded points of one again.
+List the attempts of a run with the number of points each one logged, or restore the superseded points of an attempt.
 
-An attempt is a start of the program, or a part of it after the process opened or restored the run again. An attempt
-that logs steps again supersedes older points, which stay in the history. --restore N shows those of attempt N again;
-points of other attempts from the same step on are superseded instead, metric by metric, and can be restored likewise.
-TensorBoard is rewritten. No process may be writing to the run.
+An attempt begins when the program starts, and when a process reopens or restores the run. An attempt that repeats steps
+supersedes older points, which stay in the history. --restore N makes the superseded points of attempt N visible again.
+For each metric, they supersede the points of other attempts from the same step on; these can be restored likewise.
+The command rewrites TensorBoard's event files. It requires that no process is writing to the run.
 
 Examples:
   trieye attempts first
@@ -22,7 +22,7 @@ from trieye.cli.arguments import add_run, add_timeout
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trieye.process.terminal import Table
+    from trieye.process.terminal import TextTable
     from trieye.runs import AttemptRow
 
 MAX_METRICS = 3
@@ -31,12 +31,12 @@ MAX_METRICS = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
-    parser.add_argument("--restore", type=int, metavar="N", help="show the superseded points of attempt N again")
+    parser.add_argument("--restore", type=int, metavar="N", help="restore the superseded points of attempt N")
     add_timeout(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """List the attempts, or restore one."""
+    """List the attempts, or restore the points of one attempt."""
     from trieye import runs
     from trieye.cli.delivering import show_delivery
     from trieye.cli.output import print_json
@@ -53,11 +53,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _table(run_dir: Path, attempts: "Sequence[AttemptRow]") -> "Table":
-    from trieye.process.terminal import Table
+def _table(run_dir: Path, attempts: "Sequence[AttemptRow]") -> "TextTable":
+    from trieye.process.terminal import TextTable
 
-    columns = ("attempt", "started", "points shown", "superseded", "of metrics")
-    table = Table(*columns, title=run_dir.name, is_ruled=False)
+    columns = ("attempt", "started", "points shown", "superseded", "metrics")
+    table = TextTable(*columns, title=run_dir.name, is_ruled=False)
     for row in attempts:
         more = f" and {len(row.metrics) - MAX_METRICS} more" if len(row.metrics) > MAX_METRICS else ""
         metrics = ", ".join(row.metrics[:MAX_METRICS]) + more

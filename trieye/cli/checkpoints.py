@@ -1,11 +1,11 @@
-"""`trieye checkpoints`: what a run has saved.
+"""`trieye checkpoints`: list the checkpoints of a run.
 
-List the checkpoints of a run, and the buffers that the drop-in API saved with them.
+List the checkpoints of a run, and replay buffers saved by the trieye 0.1.5 API.
 
-A run goes on from the checkpoint marked `latest`. To go back, start it once with
-persistence.load_checkpoint_path=best or persistence.load_checkpoint_path=step:1200; another run starts from it with
-persistence.load_checkpoint_path=first:best.
-Without --verify only names and sizes are looked at. The exit code is 1 if something is damaged that was not set aside.
+A run resumes from the checkpoint marked `latest`. To return to an earlier one, start the run once with
+persistence.load_checkpoint_path=best or persistence.load_checkpoint_path=step:1200. Another run starts from the best
+checkpoint of run `first` with persistence.load_checkpoint_path=first:best.
+Without --verify, only names and sizes are checked. The exit code is 1 if a checkpoint is damaged and not quarantined.
 
 Examples:
   trieye checkpoints first
@@ -23,11 +23,11 @@ EXIT_DAMAGED = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
-    parser.add_argument("--verify", action="store_true", help="read every byte and compare it with its checksum")
+    parser.add_argument("--verify", action="store_true", help="read every file and compare it with its checksum")
 
 
 def run(options: argparse.Namespace) -> int:
-    """List what was saved, and return whether something is damaged."""
+    """List the checkpoints; return 1 if one is damaged and not quarantined."""
     from trieye.cli.output import print_json
     from trieye.cli.views import render_saved
     from trieye.process.terminal import Terminal

@@ -1,11 +1,11 @@
-"""`trieye claim`: record where a run was moved to.
+"""`trieye claim`: record the new directory of a moved run.
 
 Record the directory of a run as the owner of its MLflow run and its mirror.
 
-A run writes to its MLflow run and its mirror from one directory only, so that a copy of it cannot damage them. A
-directory that was renamed is recognized. After a move to another file system or another machine, this command tells
-trieye that the directory is the run, and no copy of it. A copy whose original still exists is refused; use
-`trieye fork` to start a run of its own from its state.
+A run writes to its MLflow run and its mirror from one directory only, so that a copy cannot damage them. A renamed
+directory is recognized. After a move to another file system or machine, this command declares the directory to be the
+run itself, not a copy. It refuses a copy whose original still exists; use `trieye fork` to start an independent run
+from the state of a copy.
 
 Examples:
   trieye claim first
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Record the named directories as owners."""
+    """Record the selected run directories as owners."""
     from trieye import runs
     from trieye.cli.output import print_json
 

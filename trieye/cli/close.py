@@ -1,9 +1,9 @@
-"""`trieye close`: end a run whose processes were killed.
+"""`trieye close`: finish a run whose processes were killed.
 
-Deliver what a killed run left in its journal to its sinks, and record the run as KILLED.
+Deliver the pending events in the journal of a killed run to its sinks, and record the run as KILLED.
 
-A run that is started again needs no closing: its next attempt delivers what the last one left. This is for those that
-are not to go on. Nobody may be writing to the run.
+Use it for a run that you do not resume: when a run resumes, its next attempt delivers the pending events. The command
+requires that no process is writing to the run.
 
 Examples:
   trieye close first
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Deliver what is left, and record how the run ended."""
+    """Deliver the pending events and record the final status."""
     from trieye.cli.delivering import show_delivery
     from trieye.runs import close
 

@@ -1,29 +1,29 @@
-"""`trieye cluster`: whether a training or a sweep can run on each node of a Ray cluster, and which files it would send.
+"""`trieye cluster`: check whether a training can run on every node of a Ray cluster, and list the files to upload.
 
-Ask every node of a Ray cluster how it is, and compare it with this machine.
+Check every node of a Ray cluster and compare it with this machine.
 
-For each node: is it alive, how long does it take to answer, can it import trieye, which versions does it have, how far
-is its clock off, how full are its disks, and is the directory of runs the same there. Nothing of your project is sent,
-and nothing is changed. The exit code is 0 if all is well, and 1 if something keeps a training from running there.
-`files` needs no cluster: it lists the files of the project that a training would send.
+`check` reports for each node: whether it is alive, its round-trip time, whether it can import trieye, package versions,
+clock offset, free disk space, and whether the directory of runs is the same there. It uploads no project files and
+changes nothing. The exit code is 0 if a training can run on every node, and 1 if there is a problem.
+`files` needs no cluster: it lists the project files that a training would upload.
 
 Examples:
-  trieye cluster check                              the cluster that this machine is a part of
-  trieye cluster check 10.0.0.5:6379                on a node of the cluster
+  trieye cluster check                              the cluster that this machine belongs to
+  trieye cluster check 10.0.0.5:6379                run this on a node of the cluster
   trieye cluster check --json
-  trieye cluster files                              of the project around this directory
+  trieye cluster files                              the project that contains the working directory
 """
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import AnyOrder
+from trieye.cli.arguments import DEFAULT_ROOT, AnyOrder, add_json, add_root
 from trieye.cli.output import print_json
 
 if TYPE_CHECKING:
     from trieye.hub.cluster import Node
-    from trieye.process.terminal import Table
+    from trieye.process.terminal import TextTable
 
 EXIT_UNFIT = 1
 _RESOURCES = ("CPU", "GPU", "memory")
@@ -34,22 +34,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(
         title="actions", metavar="ACTION", dest="action", required=True, parser_class=AnyOrder
     )
-    check = actions.add_parser("check", help="ask every node how it is")
+    check = actions.add_parser("check", help="check every node and compare it with this machine")
     check.add_argument(
-        "address", nargs="?", default="auto", metavar="ADDRESS", help="of the cluster, as runtime.address (auto)"
+        "address",
+        nargs="?",
+        default="auto",
+        metavar="ADDRESS",
+        help="cluster address, as runtime.address (default: auto)",
     )
+    add_root(check, Path(DEFAULT_ROOT))
     check.add_argument(
-        "--root", type=Path, default=Path(".trieye_data"), metavar="DIR", help="directory of all runs (.trieye_data)"
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds to wait for the answer of a node (default: 60)",
     )
-    check.add_argument(
-        "--timeout", type=float, default=60.0, metavar="S", help="seconds that a node may take to answer (60)"
-    )
-    check.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    files = actions.add_parser("files", help="list the files that would be sent to the workers")
+    files = actions.add_parser("files", help="list the files that would be uploaded to the workers")
     files.add_argument(
-        "directory", nargs="?", type=Path, metavar="DIR", help="as runtime.working_dir (the project around here)"
+        "directory",
+        nargs="?",
+        type=Path,
+        metavar="DIR",
+        help="directory to upload, as runtime.working_dir (default: the project that contains the working directory)",
     )
-    files.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    for action in (check, files):
+        add_json(action)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -70,49 +80,51 @@ def _files(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Ask the nodes, print their answers, and return 1 if a training cannot run on all of them."""
+    """Query the nodes, print their answers, and return 1 if a training cannot run on all of them."""
     from trieye.hub.cluster import compare
     from trieye.hub.ray_cluster import ask_cluster, this_process
     from trieye.process.terminal import Terminal, Text
 
     root = options.root.expanduser().absolute()
-    with Terminal(stderr=True).status(f"asking the nodes of the cluster at {options.address}"):
+    with Terminal(stderr=True).status(f"querying the nodes of the cluster at {options.address}"):
         nodes = ask_cluster(options.address, root, options.timeout)
-    here = this_process(root)
-    found = compare(nodes, here, str(root))
+    driver = this_process(root)
+    comparison = compare(nodes, driver, str(root))
     if options.json:
-        told = {"nodes": nodes, "problems": found.problems, "notes": found.notes}
-        print_json("cluster.check", {**told, "python": here.python, "versions": here.versions})
-        return EXIT_UNFIT if found.problems else 0
+        document = {"nodes": nodes, "problems": comparison.problems, "notes": comparison.notes}
+        print_json("cluster.check", {**document, "python": driver.python, "versions": driver.versions})
+        return EXIT_UNFIT if comparison.problems else 0
     console = Terminal()
     console.print(_table(nodes))
-    for line in found.problems:
+    for line in comparison.problems:
         console.print(Text.assemble(("problem:", "red"), f" {line}"))
-    for line in found.notes:
+    for line in comparison.notes:
         console.print(Text.assemble(("note:", "yellow"), f" {line}"))
-    alive = sum(node.is_alive for node in nodes)
-    num = len(found.problems)
-    verdict = f"{num} problem{'' if num == 1 else 's'}" if found.problems else "a training can run on all of them"
-    console.print(f"{alive} of {len(nodes)} nodes are alive: {verdict}")
-    return EXIT_UNFIT if found.problems else 0
+    num_alive, num_problems = sum(node.is_alive for node in nodes), len(comparison.problems)
+    verdict = (
+        f"{num_problems} problem{'' if num_problems == 1 else 's'}" if num_problems else "a training can run on all"
+    )
+    console.print(f"{num_alive} of {len(nodes)} nodes are alive: {verdict}")
+    return EXIT_UNFIT if comparison.problems else 0
 
 
-def _table(nodes: "list[Node]") -> "Table":
-    from trieye.process.terminal import Table
+def _table(nodes: "list[Node]") -> "TextTable":
+    from trieye.process.terminal import TextTable
 
-    table = Table("node", "host", "is", "offers", "Python", "trieye", "round trip", "clock", "free", is_ruled=False)
+    columns = ("node", "host", "state", "resources", "Python", "trieye", "round trip", "clock offset", "free disk")
+    table = TextTable(*columns, is_ruled=False)
     for node in nodes:
-        offers = ", ".join(_offer(name, node.resources[name]) for name in _RESOURCES if node.resources.get(name))
-        state = "dead" if not node.is_alive else "silent" if node.error else "here" if node.is_here else "alive"
+        resources = ", ".join(_resource(name, node.resources[name]) for name in _RESOURCES if node.resources.get(name))
+        state = "dead" if not node.is_alive else "no answer" if node.error else "here" if node.is_here else "alive"
         if node.error is not None or not node.is_alive:
-            table.add_row(node.node_id[:8], node.host, state, offers)
+            table.add_row(node.node_id[:8], node.host, state, resources)
             continue
         free = min((free for free, _ in node.disks.values()), default=0)
         table.add_row(
             node.node_id[:8],
             node.host,
             state,
-            offers,
+            resources,
             node.python,
             "missing" if node.import_error else node.versions.get("trieye") or "not installed",
             f"{node.latency_s * 1000:.1f} ms",
@@ -122,5 +134,5 @@ def _table(nodes: "list[Node]") -> "Table":
     return table
 
 
-def _offer(name: str, number: float) -> str:
+def _resource(name: str, number: float) -> str:
     return f"{number / 1e9:.0f} GB" if name == "memory" else f"{number:g} {name}"

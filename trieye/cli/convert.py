@@ -1,10 +1,10 @@
-"""`trieye convert`: checkpoints of trieye 0.1.5 as checkpoints of this version.
+"""`trieye convert`: convert trieye 0.1.5 checkpoints to the current format.
 
-Make checkpoints of the pickles of trieye 0.1.5: those of a run, RUN, or one file.
+Convert trieye 0.1.5 checkpoints to the current format: all checkpoints of RUN, or one file.
 
-trieye 0.1.5 saved pickles, and reading a pickle runs whatever code it holds, so --allow-pickle says that you trust
-where they come from. Classes in them must be importable: run it as `PYTHONPATH=. trieye convert ...` beside your code.
-The old files stay as they are. The new ones lie beside them, or below --output.
+trieye 0.1.5 saved pickles, and loading a pickle executes the code in it, so pass --allow-pickle only if you trust the
+files. Their classes must be importable: run `PYTHONPATH=. trieye convert ...` in the directory of your code.
+The old files stay unchanged. The new checkpoints are written to the same directory, or below --output.
 
 Examples:
   trieye convert my_agent/run_20250102_030405 --allow-pickle
@@ -23,12 +23,14 @@ EXIT_FAILED = 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
-    parser.add_argument("--allow-pickle", action="store_true", help="read the pickles, which runs the code in them")
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="directory for the new ones")
+    parser.add_argument("--allow-pickle", action="store_true", help="load the pickles, which executes the code in them")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="directory for the new checkpoints (default: next to the old)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Convert a file or what a run has, say what came of it, and return whether something was left out."""
+    """Convert a file or all checkpoints of a run, report each one, and return 1 if any was skipped."""
     from trieye.cli.output import print_json
     from trieye.compat.convert import convert
     from trieye.files.run_files import RUN_RECORD
@@ -38,19 +40,19 @@ def run(options: argparse.Namespace) -> int:
     path = Path(options.run_name)
     if not path.is_file():
         path = run_directory(options.run_name, root=options.root, marks=(RUN_RECORD, *SAVED_DIRECTORIES))
-    converted, left_out = [], []
+    converted, skipped = [], []
     for file in convert(path, allow_pickle=options.allow_pickle or None, output=options.output):
         if file.target is None:
-            left_out.append(file)
+            skipped.append(file)
         else:
             converted.append(file)
             if not options.json:
                 print(f"{file.path} -> {file.target}")
     if options.json:
-        done = [{"path": file.path, "checkpoint": file.target} for file in converted]
-        failed = [{"path": file.path, "reason": file.reason} for file in left_out]
-        print_json("convert", {"converted": done, "left_out": failed})
-        return EXIT_FAILED if left_out else 0
-    for file in left_out:
-        print(f"left out: {file.path}: {file.reason}", file=sys.stderr)
-    return EXIT_FAILED if left_out else 0
+        converted_files = [{"path": file.path, "checkpoint": file.target} for file in converted]
+        skipped_files = [{"path": file.path, "reason": file.reason} for file in skipped]
+        print_json("convert", {"converted": converted_files, "left_out": skipped_files})
+        return EXIT_FAILED if skipped else 0
+    for file in skipped:
+        print(f"skipped: {file.path}: {file.reason}", file=sys.stderr)
+    return EXIT_FAILED if skipped else 0

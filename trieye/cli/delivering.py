@@ -1,4 +1,4 @@
-"""Progress and result of a delivery, as `trieye close`, `rebuild` and `attempts --restore` show them."""
+"""Show progress and result of a delivery to sinks, for `trieye close`, `rebuild` and `attempts --restore`."""
 
 import argparse
 import sys
@@ -20,9 +20,9 @@ def show_delivery(
 
     Args:
         options: `run_name`, `root`, `timeout` and `json`.
-        schema: Of the JSON document.
-        deliver: Delivers, such as `trieye.runs.close`.
-        arguments: Its arguments after the run.
+        schema: Schema name of the JSON document.
+        deliver: Function that delivers, such as `trieye.runs.close`.
+        arguments: Positional arguments of `deliver` after the run.
     """
     title = f"delivering {Path(options.run_name).name}"
     with Terminal(stderr=True).status(title) as status:
@@ -35,18 +35,18 @@ def show_delivery(
         )
     for warning in delivery.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    for sink, lacks in delivery.missing.items():
-        print(f"error: {sink}: {lacks}", file=sys.stderr)
+    for sink, missing in delivery.missing.items():
+        print(f"error: {sink}: {missing}", file=sys.stderr)
     if delivery.missing:
         print("`trieye close` continues the delivery", file=sys.stderr)
     name = delivery.run_dir.name
     if options.json:
         print_json(schema, delivery)
     elif not delivery.missing and not delivery.took_s:
-        # by name: sinks that a program gives to `Run(sinks=...)` are not known here
-        sinks = " and ".join(delivery.sinks) or "no sink"
-        print(f"run {name!r} is recorded as {delivery.status}, and nothing is missing in {sinks}")
+        # the names, because sinks that a program passes to `Run(sinks=...)` are not part of the config
+        sinks = " and ".join(delivery.sinks) or "no sinks"
+        print(f"run {name!r} is recorded as {delivery.status}; already complete: {sinks}")
     elif not delivery.missing:
-        told = f"all {delivery.num_items:,} items, in {delivery.took_s:.1f} s"
-        print(f"run {name!r}: {', '.join(delivery.sinks) or 'no sink'}: {told}; {delivery.status}")
+        summary = f"delivered all {delivery.num_items:,} items in {delivery.took_s:.1f} s"
+        print(f"run {name!r}: {', '.join(delivery.sinks) or 'no sinks'}: {summary}; status {delivery.status}")
     return EXIT_MISSING if delivery.missing else 0

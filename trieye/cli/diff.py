@@ -1,9 +1,9 @@
-"""`trieye diff`: what two runs have not in common.
+"""`trieye diff`: compare two runs.
 
-Compare two runs: values of the config, the commit, packages, and the metrics as they were at the end.
+Compare two runs: config values, commit, package versions, and final metrics.
 
-Of the first three only what differs is shown; metrics are those of either run, with the last value and the best one of
-the objective.
+For config, commit and packages, only differences are shown. Metrics of either run are shown with their last value; the
+objective is shown with its best value.
 
 Examples:
   trieye diff first second
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from trieye.cli.arguments import add_run
 
 if TYPE_CHECKING:
-    from trieye.process.terminal import Table
+    from trieye.process.terminal import TextTable
     from trieye.runs.comparing import RunDiff
 
 MAX_METRICS = 40
@@ -33,34 +33,34 @@ def run(options: argparse.Namespace) -> int:
     from trieye.process.terminal import Terminal
     from trieye.runs import diff
 
-    found = diff(*options.run_names, root=options.root)
-    both = found.first, found.second
+    comparison = diff(*options.run_names, root=options.root)
+    both = comparison.first, comparison.second
     if options.json:
         forks = [run.record.forked_from for run in both]
         runs = [
             {"run": str(run), "run_dir": run.run_dir, "forked_from": None if fork is None else fork.model_dump()}
             for run, fork in zip(both, forks, strict=True)
         ]
-        print_json("diff", {"runs": runs, **found.divergence.parts(), "metrics": found.metrics})
+        print_json("diff", {"runs": runs, **comparison.divergence.parts(), "metrics": comparison.metrics})
         return 0
     console = Terminal()
-    for table in _tables(found):
+    for table in _tables(comparison):
         console.print(table)
     for run in both:
         if run.record.forked_from is not None:
             console.print(f"{run} was forked from {run.record.forked_from.line}")
         if run.provenance is None:
-            console.print(f"of {run} commit and packages are not known", style="yellow")
+            console.print(f"{run}: commit and packages were not recorded", style="yellow")
     return 0
 
 
-def _tables(found: "RunDiff") -> "list[Table]":
+def _tables(comparison: "RunDiff") -> "list[TextTable]":
     from trieye.cli.restarting import lines_of
-    from trieye.process.terminal import Table, Text
+    from trieye.process.terminal import Text, TextTable
 
     tables = []
-    for part, differences in {**found.divergence.parts(), "metrics": found.metrics}.items():
-        table = Table(part, str(found.first), str(found.second), is_ruled=False)
+    for part, differences in {**comparison.divergence.parts(), "metrics": comparison.metrics}.items():
+        table = TextTable(part, str(comparison.first), str(comparison.second), is_ruled=False)
         if part == "metrics":
             lines = [(name, *map(_number, pair)) for name, pair in differences.items()]
         else:
@@ -70,7 +70,7 @@ def _tables(found: "RunDiff") -> "list[Table]":
         if not lines:
             table.add_row(Text("no difference" if part != "metrics" else "none", "dim"))
         elif part == "metrics" and len(lines) > MAX_METRICS:
-            table.note(f"and {len(lines) - MAX_METRICS} more: --json has them all")
+            table.note(f"{len(lines) - MAX_METRICS} more; --json lists all")
         tables.append(table)
     return tables
 

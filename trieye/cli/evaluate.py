@@ -1,10 +1,10 @@
-"""`trieye evaluate`: play the policy of a run.
+"""`trieye evaluate`: run episodes with the policy of a run.
 
-Play whole episodes with the policy of a run, without exploring, and print the returns.
+Run full episodes with the policy of a run, without exploration, and print the returns.
 
-Without RUN, the run of the newest checkpoint below --root is evaluated. The environment has the wrappers of
-the run; the seeds of the episodes differ from the seeds of the training and of the run's own evaluations. `best` is the
-newest checkpoint where none was rated. Nothing of the run changes, and it may be alive.
+Without RUN, the run with the newest checkpoint below --root is evaluated. The environment uses the run's wrappers; the
+episode seeds differ from the seeds of training and of the run's own evaluations. If no checkpoint has an objective,
+`best` selects the newest one. The command changes nothing in the run, which may be alive.
 The Python call is trieye.evaluate(run, ...); docs/json.md describes the output of --json.
 
 Examples:
@@ -27,18 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run_name",
         nargs="?",
         metavar="RUN",
-        help="directory of a run, or its name: run or app/run; default: the newest",
+        help="run directory or run name: run or app/run (default: the run with the newest checkpoint)",
     )
     add_root(parser)
     add_checkpoint(parser)
-    parser.add_argument("--episodes", type=_positive, default=20, metavar="N", help="episodes (default: 20)")
+    parser.add_argument("--episodes", type=_positive, default=20, metavar="N", help="number of episodes (default: 20)")
     parser.add_argument("--video", type=_gif, metavar="FILE.gif", help="write a GIF of the first episode")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps or auto (default: cpu)")
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Play the episodes, and print a table or one line of JSON."""
+    """Run the episodes, and print a table or one line of JSON."""
     from trieye.checkpoints.choose import reference_of
     from trieye.cli.output import print_json
     from trieye.process.terminal import Terminal
@@ -60,24 +60,24 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _newest(roots: Sequence[Path]) -> Path:
-    """Return the run of the newest checkpoint below directories of apps."""
+    """Return the directory of the run with the newest checkpoint below the root directories."""
     from trieye.exceptions import ConfigurationError
     from trieye.files.run_files import CHECKPOINTS
 
     directories = [path for root in roots for path in root.glob(f"*/*/*/{CHECKPOINTS}")]
     if not directories:
-        shown = ", ".join(map(str, roots)) or "this project"
+        searched = ", ".join(map(str, roots)) or "this project"
         raise ConfigurationError(
-            f"no run in {shown} has a checkpoint; name a run, or the directory of all apps by --root"
+            f"no run in {searched} has a checkpoint; pass a run, or the directory of all apps as --root"
         )
     return max(directories, key=lambda path: path.stat().st_mtime).parent.resolve()
 
 
 def _show(report: Mapping[str, Any]) -> None:
-    from trieye.process.terminal import Table, Terminal
+    from trieye.process.terminal import Terminal, TextTable
 
     kind = "best checkpoint" if report["is_best"] else "checkpoint"
-    table = Table(title=f"{report['run']}: {kind}, {report['episodes']} episodes", is_ruled=False)
+    table = TextTable(title=f"{report['run']}: {kind}, {report['episodes']} episodes", is_ruled=False)
     table.add_row("checkpoint", f"{Path(report['checkpoint']).name}, after {report['step']:_} steps")
     table.add_row("return, mean", f"{report['return_mean']:.1f} (standard deviation {report['return_std']:.1f})")
     table.add_row("return, range", f"{report['return_min']:.1f} to {report['return_max']:.1f}")
@@ -87,12 +87,12 @@ def _show(report: Mapping[str, Any]) -> None:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number >= 1")
+        raise argparse.ArgumentTypeError(f"invalid value {text!r}; expected an integer >= 1")
     return int(text)
 
 
 def _gif(text: str) -> Path:
     path = Path(text)
     if path.suffix.lower() != ".gif" or not path.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is no file FILE.gif in a folder that exists")
+        raise argparse.ArgumentTypeError(f"invalid path {text!r}; expected FILE.gif in an existing directory")
     return path

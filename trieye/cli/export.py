@@ -1,12 +1,12 @@
-"""`trieye export`: the policy of a run, for use elsewhere.
+"""`trieye export`: export the policy of a run for use without trieye.
 
-Write the policy of a run for programs that know nothing of trieye: its weights, and a program that acts.
+Export the policy of a run for programs without trieye: its weights, and a torch.export program.
 
-policy.pt holds the weights, for torch.load(weights_only=True). policy.pt2 holds a program of torch.export, which takes
-observations [n, ...] and gives the actions [n, ...] that the policy takes without exploring; there is none of a policy
-that torch.export cannot take, such as a recurrent one, and a sentence says why. The program sees observations as the
-policy does: after the wrappers of the environment, pictures as bytes and other numbers as float32.
-`best` is the newest checkpoint where none was rated. The files of an earlier export are replaced; nothing else is.
+policy.pt contains the weights, for torch.load(weights_only=True). policy.pt2 is a torch.export program that maps
+observations [n, ...] to the actions [n, ...] of the policy without exploration. It is not written if torch.export does
+not support the policy (for example a recurrent one); a message gives the reason. The program expects observations as
+the policy receives them: after the environment wrappers, images as uint8 and other numbers as float32.
+If no checkpoint has an objective, `best` selects the newest one. Only files of an earlier export are overwritten.
 The run may be alive.
 
 Examples:
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where to write (default: RUN/export)")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="output directory (default: RUN/export)")
     add_checkpoint(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Export the policy, and print the files and how they are loaded."""
+    """Export the policy, and print the files and how to load them."""
     from trieye.cli.output import print_json
     from trieye.process.terminal import Terminal
 
@@ -57,12 +57,12 @@ def _show(export: "Export") -> None:
     from trieye.training.exporting import PROGRAM, example
 
     checkpoint = export.checkpoint
-    rated = "no objective" if checkpoint.objective is None else f"objective {checkpoint.objective:.6g}"
-    print(f"{checkpoint.path}{', the best one' if export.is_best else ''} ({rated}), is exported to")
+    objective = "no objective" if checkpoint.objective is None else f"objective {checkpoint.objective:.6g}"
+    print(f"exported {checkpoint.path} ({'best checkpoint, ' if export.is_best else ''}{objective}) to")
     for file in export.files:
         print(f"  {file}  {decimal(file.stat().st_size)}")
     for file in export.files:
         if file.name == PROGRAM:
-            print("which Python runs with torch alone:")
+            print("load it in Python (requires only torch):")
             print(f"  import torch; act = torch.export.load({str(file)!r}).module()")
             print(f"  actions = act({example(export.policy.spaces)})")

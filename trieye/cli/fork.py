@@ -1,14 +1,13 @@
-"""`trieye fork`: a new run from a checkpoint of another.
+"""`trieye fork`: start a new run from a checkpoint of another run.
 
-Begin a new run from a checkpoint of another one, by the program of that one, with its overrides and yours.
+Start a new run from a checkpoint of RUN, with the program and overrides of RUN and the overrides you pass.
 
-The new run takes over what the checkpoint holds: weights, optimizer, normalizers, counters of steps, the replay if it
-was saved, and the random generators unless you give another seed. It has a history, a best value and an MLflow run of
-its own. Its config names the checkpoint (persistence.load_checkpoint_path), so that the same command goes on with it;
-its run.json and its MLflow tags say from where it began. As soon as it has begun it has a checkpoint of its own, and
-RUN may be deleted.
-A command that your key does not sign is shown and runs only when you confirm it (--yes in scripts).
-Before anything is made, what differs from RUN is shown, and the program is started once to see that the checkpoint
+The new run restores from the checkpoint: weights, optimizer, normalizers, step counters, the replay buffer if it was
+saved, and the random generators unless you pass another seed. It has its own history, best value and MLflow run. Its
+config refers to the checkpoint (persistence.load_checkpoint_path), so the same command also resumes it; its run.json
+and its MLflow tags record the origin. Once started, it has its own copy of the checkpoint, and RUN may be deleted.
+A stored command without your signature is shown and runs only after you confirm it (--yes in scripts).
+Before the run is created, the differences from RUN are shown, and a dry run of the program checks that the checkpoint
 fits.
 
 Examples:
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show what differs, check that the checkpoint fits, and start the run."""
+    """Show the differences, check that the checkpoint fits, and start the run."""
     from trieye.cli.restarting import confirmed, restart
     from trieye.runs import plan_fork
 

@@ -1,16 +1,16 @@
-"""`trieye import`: runs of other programs as runs of an app.
+"""`trieye import`: import runs that other programs logged to TensorBoard, MLflow or wandb.
 
-Make runs of what other programs have logged, so that `trieye results` and `trieye ui` show them beside today's.
+Import runs that other programs logged, so that `trieye results` and `trieye ui` show them together with trieye runs.
 
-KIND is tensorboard (a directory with event files below it, a run each), mlflow (its database, or a directory mlruns)
-or wandb-offline (a directory wandb, or one of its files). Numbers come with their steps and times, and parameters as
-far as they were recorded; pictures and files stay where they are. What is there is never changed. A run that was
-imported before is left as it is, and one that was interrupted is imported anew.
+KIND is tensorboard (a directory tree with event files; each directory becomes a run), mlflow (its database, or an
+mlruns directory) or wandb-offline (a wandb directory, or one of its files). Scalars are imported with their steps and
+times, and recorded parameters; images and artifacts are not imported. The source files are never changed. Runs that
+were already imported are skipped; an interrupted import of a run starts again.
 
 Examples:
-  trieye import tensorboard runs                     each directory with event files, as a run of the app `runs`
-  trieye import mlflow mlruns/mlflow.db --app old    every run that is in the database
-  trieye import wandb-offline wandb                  what wandb wrote with WANDB_MODE=offline
+  trieye import tensorboard runs                     each directory with event files becomes a run of the app `runs`
+  trieye import mlflow mlruns/mlflow.db --app old    all runs in the database
+  trieye import wandb-offline wandb                  runs recorded with WANDB_MODE=offline
 """
 
 import argparse
@@ -26,40 +26,43 @@ KINDS = ("tensorboard", "mlflow", "wandb-offline")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    parser.add_argument("kind", metavar="KIND", choices=KINDS, help=f"what wrote them: {', '.join(KINDS)}")
-    parser.add_argument("path", metavar="PATH", type=Path, help="where they are")
-    parser.add_argument("--app", metavar="NAME", help="name of the app (default: what the other program calls it)")
+    parser.add_argument("kind", metavar="KIND", choices=KINDS, help=f"source format: {', '.join(KINDS)}")
+    parser.add_argument("path", metavar="PATH", type=Path, help="directory, database or file to import from")
+    parser.add_argument(
+        "--app", metavar="NAME", help="app of the imported runs (default: experiment, project or directory name)"
+    )
     add_root(parser, Path(DEFAULT_ROOT))
     add_json(parser)
-    parser.set_defaults(when_interrupted="interrupted; the same command goes on with the runs that are left")
+    parser.set_defaults(when_interrupted="interrupted; the same command imports the remaining runs")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Import the runs one by one, say what came of each, and return whether something was left out."""
+    """Import the runs one by one, report each one, and return 1 if any was skipped because of an error."""
     from trieye.cli.output import print_json
     from trieye.exceptions import TrieyeError
     from trieye.integrations.importing import import_run, runs_at
     from trieye.results.runs import Problems
 
     problems, imported = Problems(), list[dict[str, Any]]()
-    found = runs_at(options.kind, options.path, problems)
-    for number, one in enumerate(found, 1):
+    foreign_runs = runs_at(options.kind, options.path, problems)
+    for number, foreign_run in enumerate(foreign_runs, 1):
         try:
-            made = import_run(one, root=options.root, app=options.app)
+            result = import_run(foreign_run, root=options.root, app=options.app)
         except TrieyeError as error:
-            problems.leave_out(one.path, error)
+            problems.leave_out(foreign_run.path, error)
             continue
-        imported.append({"path": one.path, "run_dir": made.directory, **made._asdict()})
+        imported.append({"path": foreign_run.path, "run_dir": result.directory, **result._asdict()})
         del imported[-1]["directory"]
-        lost = f", {made.num_left_out:,} that are NaN or infinite left out" if made.num_left_out else ""
-        told = f"{made.num_metrics} metrics, {made.num_points:,} points{lost}" if made.is_new else "was imported before"
+        summary = f"{result.num_metrics} metrics, {result.num_points:,} points" if result.is_new else "already imported"
+        if result.is_new and result.num_left_out:
+            summary += f", {result.num_left_out:,} NaN or infinite values skipped"
         if not options.json:
-            print(f"[{number}/{len(found)}] {one.path} -> {made.directory}: {told}", flush=True)
+            print(f"[{number}/{len(foreign_runs)}] {foreign_run.path} -> {result.directory}: {summary}", flush=True)
     if options.json:
         print_json("import", {"runs": imported, "problems": list(problems.texts)})
         return EXIT_FAILED if problems.num_left_out else 0
     for text in problems.texts:
         print(f"note: {text}", file=sys.stderr)
-    apps = sorted({str(Path(options.root) / (options.app or one.app)) for one in found})
-    print(f"`trieye results table {' '.join(apps)}` compares them")
+    apps = sorted({str(Path(options.root) / (options.app or foreign_run.app)) for foreign_run in foreign_runs})
+    print(f"compare them: trieye results table {' '.join(apps)}")
     return EXIT_FAILED if problems.num_left_out else 0

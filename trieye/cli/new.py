@@ -1,14 +1,14 @@
-"""`trieye new`: a project of one's own, made from trieye's template.
+"""`trieye new`: create a project from trieye's template.
 
-Make a new project: a real algorithm of your own, config, tests and everything around it.
+Create a project with an algorithm whose files you own, its config, tests and tooling.
 
-In a terminal, trieye asks what was not given; elsewhere, and with --no-input, it takes the defaults.
+In a terminal, trieye asks for missing answers. Without a terminal, or with --no-input, it uses the defaults.
 
 Examples:
-  trieye new my_agent                                a package my_agent in the folder my_agent
-  trieye new "Swing Up" --env-id Acrobot-v1          the package swing_up
-  trieye new my_agent --no-input --ci none -o work   without questions, in the folder work
-  trieye new my_agent --git yes                      with a git repository and a first commit
+  trieye new my_agent                                package my_agent in the folder my_agent
+  trieye new "Swing Up" --env-id Acrobot-v1          package swing_up
+  trieye new my_agent --no-input --ci none -o work   without prompts, in the folder work/my_agent
+  trieye new my_agent --git yes                      with a git repository and an initial commit
 """
 
 import argparse
@@ -29,14 +29,14 @@ TEMPLATE = Path(__file__).resolve().parent.parent / "template"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """One question of the template.
+class TemplateQuestion:
+    """A variable of the template, with the prompt that asks for its value.
 
     Attributes:
-        name: The key of its answer.
-        text: How to ask it.
-        default: The answer if none is given; may be a Jinja expression.
-        choices: The only answers allowed; empty if anything goes.
+        name: Key of the answer.
+        text: Text of the prompt.
+        default: Default answer; may be a Jinja expression.
+        choices: Allowed answers; empty if any text is allowed.
     """
 
     name: str
@@ -46,46 +46,52 @@ class Question:
 
     @property
     def help(self) -> str:
-        """The question as `--help` shows it, with its default or its choices."""
-        follows = re.search(r"cookiecutter\.(\w+)", self.default)
-        default = f"from {follows[1].upper().removeprefix('PROJECT_')}" if follows else self.default
+        """The help text of the option, with its default or its choices."""
+        reference = re.search(r"cookiecutter\.(\w+)", self.default)
+        default = f"from {reference[1].upper().removeprefix('PROJECT_')}" if reference else self.default
         return f"{self.text} ({', '.join(self.choices) or f'default: {default}'})"
 
 
 @cache
-def questions() -> list[Question]:
-    """Return the questions of the template in their order."""
+def questions() -> list[TemplateQuestion]:
+    """Return the questions of the template in order."""
     context = json.loads((TEMPLATE / "cookiecutter.json").read_text("utf-8"))
-    choices = {name: tuple(held) if isinstance(held, list) else () for name, held in context.items()}
-    asked = {name: (*choices[name], held)[0] for name, held in context.items() if not name.startswith("_")}
-    return [Question(name, context["__prompts__"][name], default, choices[name]) for name, default in asked.items()]
+    prompts = context["__prompts__"]
+    choices = {name: tuple(value) if isinstance(value, list) else () for name, value in context.items()}
+    defaults = {name: (*choices[name], value)[0] for name, value in context.items() if not name.startswith("_")}
+    return [TemplateQuestion(name, prompts[name], default, choices[name]) for name, default in defaults.items()]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     name, *others = questions()
-    parser.add_argument(name.name, nargs="?", metavar="NAME", help="name of the project")
+    parser.add_argument(name.name, nargs="?", metavar="NAME", help="project name")
     parser.add_argument(
-        "-o", "--output-dir", type=Path, default=Path(), metavar="DIR", help="folder to make it in (default: here)"
+        "-o",
+        "--output-dir",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="parent folder of the project folder (default: working directory)",
     )
     for question in others:
         option = f"--{question.name.replace('_', '-')}"
         parser.add_argument(option, metavar=question.name.upper(), help=question.help)
-    parser.add_argument("--no-input", action="store_true", help="ask nothing, take the defaults")
+    parser.add_argument("--no-input", action="store_true", help="use the defaults instead of prompting")
     parser.add_argument(
-        "--overwrite", action="store_true", help="write into an existing folder, over files of the same name"
+        "--overwrite", action="store_true", help="write into an existing folder and overwrite files of the same name"
     )
     parser.set_defaults(when_interrupted="interrupted; nothing was written")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the project that the options describe, and say how to begin."""
+    """Create the project that the options describe, and print the next steps."""
 
     def check_folder(slug: str) -> None:
         _check_target(options.output_dir / slug, overwrite=options.overwrite)
 
-    given = {question.name: getattr(options, question.name) for question in questions()}
-    answers = {name: answer for name, answer in given.items() if answer is not None}
+    values = {question.name: getattr(options, question.name) for question in questions()}
+    answers = {name: value for name, value in values.items() if value is not None}
     if not options.no_input and sys.stdin.isatty():
         answers = _ask(answers, check_folder)
     answers = answers_of(answers)
@@ -95,48 +101,49 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def answers_of(given: dict[str, str]) -> dict[str, str]:
-    """Return an answer to every question: those given, by name of the question, and the defaults.
+def answers_of(overrides: dict[str, str]) -> dict[str, str]:
+    """Return an answer to every question: `overrides`, keyed by question name, completed with the defaults.
 
     Raises:
-        ConfigurationError: An answer cannot be used.
+        ConfigurationError: An answer is invalid.
     """
-    _check_answers(given)  # first, because a default that follows from a bad answer is bad, too
+    _check_answers(overrides)  # first, because a default derived from an invalid answer is invalid too
     answers: dict[str, str] = {}
     for question in questions():
-        answers[question.name] = given[question.name] if question.name in given else _default(question, answers)
+        name = question.name
+        answers[name] = overrides[name] if name in overrides else _default(question, answers)
     _check_answers(answers)
     return answers
 
 
 def complaint_about(name: str, answer: str) -> str | None:
-    """Say what is wrong with one answer, or None."""
+    """Return an error message for one answer; None if it is valid."""
     question = {question.name: question for question in questions()}[name]
     if question.choices and answer not in question.choices:
         from trieye.config.base import did_you_mean
 
-        known = ", ".join(question.choices)
-        return f"{name} {answer!r} is unknown{did_you_mean(answer, question.choices)} (known: {known})"
+        hint = did_you_mean(answer, question.choices)
+        return f"{name}: unknown value {answer!r}{hint} (choose from: {', '.join(question.choices)})"
     check = _rules().get(name)
     return check(answer) if check else None
 
 
 def bake(answers: dict[str, str], output_dir: Path, *, overwrite: bool = False) -> Path:
-    """Write the project and return its folder.
+    """Render the template and return the project folder.
 
     Args:
-        answers: A checked answer to every question.
-        output_dir: The folder to make it in; made if missing.
-        overwrite: Whether files of an existing folder may be replaced.
+        answers: A valid answer to every question.
+        output_dir: Parent folder; created if missing.
+        overwrite: Whether files of an existing project folder may be overwritten.
 
     Raises:
-        ConfigurationError: It cannot be written.
+        ConfigurationError: The project cannot be written.
     """
     from cookiecutter.exceptions import CookiecutterException
     from cookiecutter.main import cookiecutter
 
     with tempfile.TemporaryDirectory() as scratch:
-        # cookiecutter would keep its memory in the home directory, and take answers from the user's file there
+        # by default, cookiecutter writes replay files to the home directory and reads answers from the user's config
         settings = Path(scratch) / "config.yaml"
         settings.write_text(json.dumps({"cookiecutters_dir": scratch, "replay_dir": scratch}), "utf-8")
         try:
@@ -149,20 +156,20 @@ def bake(answers: dict[str, str], output_dir: Path, *, overwrite: bool = False) 
                 config_file=str(settings),
             )
         except (CookiecutterException, OSError) as error:
-            raise ConfigurationError(f"the project cannot be written to {str(output_dir)!r}: {error}") from error
+            raise ConfigurationError(f"cannot write the project to {str(output_dir)!r}: {error}") from error
     return Path(project)
 
 
 def trieye_line(project: Path) -> str:
-    """Return the line of pyproject.toml that says on which trieye a project depends."""
+    """Return the line of pyproject.toml with the project's dependency on trieye."""
     lines = (project / "pyproject.toml").read_text("utf-8").splitlines()
     return next(line.strip() for line in lines if re.match(r' +"trieye\[', line))
 
 
-def _ask(given: dict[str, str], check_folder: Callable[[str], None]) -> dict[str, str]:
-    """Ask for what was not given; a folder that cannot be written to ends it as soon as its name is known."""
-    _check_answers(given)
-    answers = dict(given)
+def _ask(overrides: dict[str, str], check_folder: Callable[[str], None]) -> dict[str, str]:
+    """Prompt for missing answers; check the project folder as soon as its name is determined."""
+    _check_answers(overrides)
+    answers = dict(overrides)
     for question in questions():
         if question.name not in answers:
             answers[question.name] = _answer(question, answers)
@@ -171,8 +178,8 @@ def _ask(given: dict[str, str], check_folder: Callable[[str], None]) -> dict[str
     return answers
 
 
-def _answer(question: Question, answers: dict[str, str]) -> str:
-    """Ask one question until its answer can be used."""
+def _answer(question: TemplateQuestion, answers: dict[str, str]) -> str:
+    """Prompt until the answer is valid."""
     default = _default(question, answers)
     choices = f" ({', '.join(question.choices)})" if len(question.choices) > 1 else ""
     while True:
@@ -193,55 +200,56 @@ def _check_answers(answers: dict[str, str]) -> None:
 
 
 def _check_target(project: Path, *, overwrite: bool) -> None:
-    """Check that the project can be written: there is no such folder, and no file above it."""
+    """Check that the project folder does not exist and that no file blocks its path."""
     is_folder = project.is_dir()
     if project.exists() and not (overwrite and is_folder):
         kind, advice = ("folder", ", or --overwrite to write into it") if is_folder else ("file", "")
-        raise ConfigurationError(f"there is a {kind} {str(project)!r} already; choose another name or -o DIR{advice}")
-    above = next(parent for parent in project.absolute().parents if parent.exists())
-    if not above.is_dir():
-        raise ConfigurationError(f"{str(project)!r} cannot be made: {str(above)!r} is a file; choose another -o DIR")
+        raise ConfigurationError(f"{kind} {str(project)!r} already exists; choose another name or -o DIR{advice}")
+    ancestor = next(parent for parent in project.absolute().parents if parent.exists())
+    if not ancestor.is_dir():
+        raise ConfigurationError(f"cannot create {str(project)!r}: {str(ancestor)!r} is a file; choose another -o DIR")
 
 
-def _default(question: Question, answers: dict[str, str]) -> str:
-    """Return the default of a question, which may follow from the answers to those before it."""
+def _default(question: TemplateQuestion, answers: dict[str, str]) -> str:
+    """Return the default of a question, which may depend on the answers to earlier questions."""
     if "{{" not in question.default:
         return question.default
     from cookiecutter.environment import StrictEnvironment
 
-    # as cookiecutter renders it, so that plain cookiecutter and `trieye new` cannot disagree
+    # cookiecutter's own environment, so that plain cookiecutter and `trieye new` render equal defaults
     environment = StrictEnvironment(context={"cookiecutter": answers})
     default: str = environment.from_string(question.default).render(cookiecutter=answers)
     return default
 
 
 def _literal(answer: str) -> str:
-    """Return a template that renders to the answer: cookiecutter renders defaults, and an answer may hold braces."""
+    """Return a template that renders to the answer, because cookiecutter would render braces in an answer."""
     if answer.replace("_", "").replace(".", "").replace("-", "").isalnum() and answer.isascii():
-        return answer  # choices are compared before they are rendered
+        return answer  # cookiecutter compares choices before rendering
     return '{{ "' + "".join(f"\\U{ord(character):08x}" for character in answer) + '" }}'
 
 
 @cache
 def _rules() -> dict[str, Callable[[str], str | None]]:
-    """Read the rules from the hook, so that plain cookiecutter and `trieye new` cannot disagree."""
+    """Load the checks from the template's hook, so that plain cookiecutter and `trieye new` apply the same rules."""
     hook = runpy.run_path(str(TEMPLATE / "hooks" / "pre_gen_project.py"), run_name="trieye_template_rules")
     rules: dict[str, Callable[[str], str | None]] = hook["CHECKS"]
     return rules
 
 
 def _closing(project: Path, slug: str, algorithm: str) -> str:
-    """Return what to do next."""
+    """Return the next steps for the user."""
     command = algorithm if algorithm in {"single_file", "sb3"} else "train"
     text = (
-        f"Made {project}. Next:\n\n  cd {shlex.quote(str(project))}\n  make install && source .venv/bin/activate\n"
+        f"Created {project}. Next steps:\n\n  cd {shlex.quote(str(project))}\n"
+        f"  make install && source .venv/bin/activate\n"
         f"  python -m {slug}.{command} --help\n  python -m {slug}.{command}"
     )
     line = trieye_line(project)
     name = line.partition("]")[0].lstrip('"') + "]"
     if " @ file://" not in line:
-        return f"{text}\n\n`make install` takes this trieye, as pyproject.toml says: {line.rstrip(',')}"
+        return f"{text}\n\n`make install` installs trieye as pyproject.toml specifies: {line.rstrip(',')}"
     return (
-        f"{text}\n\nIt depends on the trieye on this disk. For elsewhere, as for CI, change this line of pyproject.toml"
-        f' to a release, as "{name}>=0.2", or a repository, as "{name} @ git+URL":\n\n  {line}'
+        f"{text}\n\nThe project depends on trieye from a local path. For CI and other machines, change this line of "
+        f'pyproject.toml to a release ("{name}>=0.2") or a repository ("{name} @ git+URL"):\n\n  {line}'
     )

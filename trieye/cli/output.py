@@ -1,4 +1,4 @@
-"""What commands print: one JSON document with `--json`, which docs/json.md describes, otherwise text."""
+"""Print the JSON document of a command with `--json`, as docs/json.md describes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ def print_json(schema: str, document: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: null for numbers that are not finite."""
+    """Convert a value to JSON types; NaN and infinities become null."""
     if is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
-    if hasattr(value, "tolist"):  # of NumPy
+    if hasattr(value, "tolist"):  # NumPy
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}

@@ -1,4 +1,4 @@
-"""The pages that show runs: those of MLflow, TensorBoard and our own report, each with what serves it."""
+"""Build the pages that `trieye ui` opens: MLflow, TensorBoard and trieye's report, with their server commands."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,23 +22,23 @@ from trieye.sinks.mlflow.store import database_of
 Kind = Literal["mlflow", "tensorboard", "report"]
 
 MAX_STORES = 5
-"""Each is a server, which takes 250 MB."""
+"""Each store needs a server, which uses 250 MB of memory."""
 
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page, at an address that is known, or of a server that has to be started.
+    """A page of a running server, or of a server to start.
 
     Attributes:
-        title: What the user calls it.
-        fragment: What follows the address of the server.
-        address: Of a server that is there already.
-        command: Returns the words that start a server, given a port.
-        health: Path that the server answers when it is up.
-        environment: Variables that it needs.
-        refresh: Shows it what has come since.
+        title: Title shown next to the link.
+        fragment: Path and fragment appended to the server address.
+        address: Address of a running server; None if `command` starts one.
+        command: Returns the command line of the server for a port.
+        health: Path that the server answers once it is ready.
+        environment: Environment variables of the server.
+        refresh: Adds runs that appeared since the last call; None if the page finds them itself.
     """
 
     title: str
@@ -51,15 +51,15 @@ class Page:
 
 
 class ShownRun(NamedTuple):
-    """What pages show of a run.
+    """A run with the locations of its data in MLflow and TensorBoard.
 
     Attributes:
         run: The run.
-        mlflow_run_id: Its MLflow run.
-        tracking_uri: Its MLflow store or server.
-        is_in_mlflow: Whether MLflow has it, also by `trieye sweep merge`.
-        event_dir: Directory of its event files.
-        writes_events: Whether it writes event files; others may do so beside it.
+        mlflow_run_id: ID of its MLflow run.
+        tracking_uri: URI of its MLflow store or server.
+        is_in_mlflow: Whether MLflow contains it, including through `trieye sweep merge`.
+        event_dir: Directory of its TensorBoard event files.
+        writes_events: Whether its TensorBoard sink is enabled; other programs may write to the directory too.
     """
 
     run: StoredRun
@@ -71,7 +71,11 @@ class ShownRun(NamedTuple):
 
     @classmethod
     def of(cls, run: StoredRun) -> Self:
-        """Return what pages show; raises LookupError, TypeError or ValueError for a config that is not of a run."""
+        """Read the locations from the run's config.
+
+        Raises:
+            LookupError, TypeError, ValueError: The config is not the config of a run.
+        """
         persistence, sinks, mlflow_run_id = run.config["persistence"], run.config["sinks"], run.record.mlflow_run_id
         return cls(
             run=run,
@@ -84,7 +88,7 @@ class ShownRun(NamedTuple):
 
     @property
     def is_in_tensorboard(self) -> bool:
-        """Whether there are event files, or will be."""
+        """Whether the run has event files or will write them."""
         with suppress(OSError):
             return self.writes_events or any("tfevents" in path.name for path in self.event_dir.iterdir())
         return False
@@ -95,38 +99,38 @@ class PageSelection:
 
     Args:
         reference: A run, an app, a sweep or a directory; None: all apps.
-        roots: Directories of all apps.
+        roots: Directories that contain all apps.
 
     Attributes:
         directory: Directory of the selection; None: all apps.
 
     Raises:
-        ConfigurationError: There is nothing of that name.
+        ConfigurationError: No run, app, sweep or directory has this name.
     """
 
     def __init__(self, reference: str | None, roots: Sequence[Path]) -> None:
         self.directory = None if reference is None else resolve(reference, roots)
         self._roots = roots
-        self._read: dict[Path, ShownRun | str] = {}
+        self._runs: dict[Path, ShownRun | str] = {}
         self.is_run = self.directory is not None and (self.directory / RUN_RECORD).exists()
         self.is_sweep = not self.is_run and self.directory is not None and is_sweep(self.directory)
 
     def __str__(self) -> str:
-        """Return the directories."""
+        """Return the selected directories."""
         return (
             str(self.directory) if self.directory is not None else ", ".join(map(str, self._roots)) or "this directory"
         )
 
     def runs(self) -> list[ShownRun]:
-        """Return the present runs, the oldest first; each is read once."""
-        found, _ = find_directories([] if self.directory is None else [str(self.directory)], self._roots)
-        self._read = {path: self._read.get(path) or _read(path) for path in found}
-        shown = [run for run in self._read.values() if isinstance(run, ShownRun)]
-        return sorted(shown, key=lambda shown: shown.run.created)
+        """Return the current runs, oldest first; each run is read only once."""
+        run_dirs, _ = find_directories([] if self.directory is None else [str(self.directory)], self._roots)
+        self._runs = {run_dir: self._runs.get(run_dir) or _read(run_dir) for run_dir in run_dirs}
+        runs = [run for run in self._runs.values() if isinstance(run, ShownRun)]
+        return sorted(runs, key=lambda shown: shown.run.created)
 
-    def left_out(self) -> list[str]:
-        """Return why some of them are not shown."""
-        return [reason for reason in self._read.values() if isinstance(reason, str)]
+    def skipped(self) -> list[str]:
+        """Return a message for each run that cannot be shown."""
+        return [reason for reason in self._runs.values() if isinstance(reason, str)]
 
 
 def _read(run_dir: Path) -> ShownRun | str:
@@ -134,24 +138,24 @@ def _read(run_dir: Path) -> ShownRun | str:
         return ShownRun.of(StoredRun.read(run_dir))
     except (ConfigurationError, SerializationError, ValueError, LookupError, TypeError) as error:
         reason = f"{CONFIGS} has no {error}" if isinstance(error, LookupError) else error
-        return f"{run_dir} is left out: {reason}"
+        return f"{run_dir} is skipped: {reason}"
 
 
 def pages_of(selection: PageSelection, directory: Path, *, only: Kind | None = None) -> tuple[list[Page], list[str]]:
-    """Return the pages of the selected runs, and notes on the runs and pages that are left out.
+    """Return the pages of the selected runs, and notes on skipped runs and pages.
 
     Args:
         selection: The runs.
-        directory: For what the servers need.
-        only: The kind of pages that is wanted; None: all.
+        directory: Directory for temporary files of the servers.
+        only: Kind of the pages; None: all kinds.
 
     Raises:
         ConfigurationError: There is no page, or there are too many stores.
     """
-    runs, left_out = selection.runs(), selection.left_out()
-    notes = left_out[:_SHOWN] + ([f"{len(left_out) - _SHOWN} more are left out"] if left_out[_SHOWN:] else [])
+    runs, skipped = selection.runs(), selection.skipped()
+    notes = skipped[:_SHOWN] + ([f"{len(skipped) - _SHOWN} more runs are skipped"] if skipped[_SHOWN:] else [])
     if not runs:
-        advice = "; ".join(notes) or "name a run, an app or a sweep, or with --root where all apps are"
+        advice = "; ".join(notes) or "pass a run, an app or a sweep, or the directory of all apps as --root"
         raise ConfigurationError(f"no runs in {selection}; {advice}")
     pages: list[Page] = []
     if only in {None, "mlflow"}:
@@ -161,12 +165,12 @@ def pages_of(selection: PageSelection, directory: Path, *, only: Kind | None = N
     if only in {None, "report"}:
         pages += _report_pages(selection, notes)
     if not pages:
-        raise ConfigurationError(f"{selection}: there is no page to show: {'; '.join(notes)}")
+        raise ConfigurationError(f"{selection}: no page to show: {'; '.join(notes)}")
     return pages, notes
 
 
 def _mlflow_pages(selection: PageSelection, runs: Sequence[ShownRun], notes: list[str]) -> Iterator[Page]:
-    """Yield a page for each store; what is wrong with a store hides no other one."""
+    """Yield a page for each store; an unusable store becomes a note and does not hide the others."""
     stores: dict[str, list[ShownRun]] = {}
     for run in runs:
         if run.is_in_mlflow:
@@ -175,39 +179,39 @@ def _mlflow_pages(selection: PageSelection, runs: Sequence[ShownRun], notes: lis
     if len(stores) > MAX_STORES:
         first = ", ".join(redacted_text(uri) for uri in list(stores)[:_SHOWN])
         raise ConfigurationError(
-            f"{selection}: its runs are in {len(stores)} MLflow stores, each of which needs a server; ask for less, "
-            f"such as an app, or type --only tensorboard ({first}, ...)"
+            f"{selection}: its runs are in {len(stores)} MLflow stores, and each store needs a server (at most "
+            f"{MAX_STORES}); select fewer runs, such as one app, or use --only tensorboard ({first}, ...)"
         )
     if not stores:
-        notes.append("no MLflow: it was not among the sinks")
-    for uri, held in stores.items():
-        apps = ", ".join(sorted({shown.run.app for shown in held}))
+        notes.append("no MLflow page: the MLflow sink was disabled")
+    for uri, shown_runs in stores.items():
+        apps = ", ".join(sorted({shown.run.app for shown in shown_runs}))
         try:
-            yield _mlflow_page(selection, uri, held, title="MLflow" if len(stores) == 1 else f"MLflow ({apps})")
+            yield _mlflow_page(selection, uri, shown_runs, title="MLflow" if len(stores) == 1 else f"MLflow ({apps})")
         except ConfigurationError as error:
-            notes.append(f"no MLflow: {error}")
+            notes.append(f"no MLflow page: {error}")
 
 
 def _mlflow_page(selection: PageSelection, uri: str, runs: Sequence[ShownRun], *, title: str) -> Page:
     database, is_server = database_of(uri), uri.startswith(("http:", "https:"))
     if database is None and not is_server:
         raise ConfigurationError(
-            f"servers are started for SQLite databases only; for this store type "
+            f"trieye starts MLflow servers for SQLite databases only; for this store run "
             f"`mlflow server --backend-store-uri {redacted_text(uri)}`"
         )
     if database is not None and not database.exists():
         raise ConfigurationError(
-            f"{database}, in which the runs were, is gone; `trieye rebuild RUN --sink mlflow` fills another one"
+            f"the database {database} no longer exists; `trieye rebuild RUN --sink mlflow` creates and fills it"
         )
     if database is not None:
         mlflow_pages.check_schema(database)
-    last_of_each_app = {shown.run.app: shown.mlflow_run_id for shown in runs if shown.mlflow_run_id}
-    experiments = mlflow_pages.experiments_of(uri, list(last_of_each_app.values()))
-    groups = {shown.run.sweep for shown in runs}
+    newest_of_each_app = {shown.run.app: shown.mlflow_run_id for shown in runs if shown.mlflow_run_id}
+    experiments = mlflow_pages.experiments_of(uri, list(newest_of_each_app.values()))
+    sweeps = {shown.run.sweep for shown in runs}
     fragment = mlflow_pages.fragment_of(
         experiments,
         run_id=runs[0].mlflow_run_id if selection.is_run else None,
-        sweep=groups.pop() if selection.is_sweep and len(groups) == 1 else None,
+        sweep=sweeps.pop() if selection.is_sweep and len(sweeps) == 1 else None,
     )
     if database is None:
         return Page(title, fragment, address=mlflow_pages.address_of(uri))
@@ -223,11 +227,11 @@ def _mlflow_page(selection: PageSelection, uri: str, runs: Sequence[ShownRun], *
 def _tensorboard_pages(
     selection: PageSelection, runs: Sequence[ShownRun], logdir: Path, notes: list[str]
 ) -> Iterator[Page]:
-    """Yield a page that shows the runs, and whichever come to be among them, by their names."""
+    """Yield a page that shows the selected runs by name, including runs that start later."""
     if not any(run.is_in_tensorboard for run in runs):
-        notes.append("no TensorBoard: it was not among the sinks, and there are no event files")
+        notes.append("no TensorBoard page: the TensorBoard sink was disabled and there are no event files")
         return
-    # decided once: names that change are other runs to TensorBoard
+    # decided once, because TensorBoard treats a renamed run as another run
     has_one_app = len({shown.run.app for shown in runs}) == 1
 
     def refresh() -> None:
@@ -243,20 +247,23 @@ def _tensorboard_pages(
 def _report_pages(selection: PageSelection, notes: list[str]) -> Iterator[Page]:
     """Yield the page of `trieye results report`."""
     if selection.directory is None:
-        notes.append("no report: name an app, a sweep or a run")
+        notes.append("no report: pass an app, a sweep or a run")
         return
-    here, place = str(Path.cwd()), str(selection.directory)
+    working_dir, directory = str(Path.cwd()), str(selection.directory)
     yield Page(
-        "report", "/", command=lambda port: report_server.server_command(port, here, place), health=report_server.HEALTH
+        "report",
+        "/",
+        command=lambda port: report_server.server_command(port, working_dir, directory),
+        health=report_server.HEALTH,
     )
 
 
 def _link(runs: Sequence[ShownRun], logdir: Path, *, has_one_app: bool) -> None:
-    """Let a directory have a link to the event files of each run, and no others; TensorBoard looks again and again."""
+    """Make `logdir` contain exactly one link to the event directory of each run; TensorBoard rescans it."""
     wanted: dict[Path, Path] = {}
     for shown in runs:
         link = logdir / ("" if has_one_app else shown.run.app) / shown.run.name
-        while link in wanted:  # of another root
+        while link in wanted:  # a run of the same name below another root
             link = link.with_name(f"{link.name}+")
         if shown.is_in_tensorboard:
             wanted[link] = shown.event_dir

@@ -1,10 +1,10 @@
-"""`trieye prune`: delete the old runs of an app.
+"""`trieye prune`: delete old runs of an app.
 
-Delete the runs of an app that ended long ago, except the best or the newest ones.
+Delete runs of an app that ended before a given age, except the best or newest runs.
 
-The age of a run counts from its end, or from its last sign of life if it was killed. The best runs have the best
-objective (loop.objective); --metric selects another metric, and --mode whether lower or higher is better. With
---keep best, runs whose objective is unknown are kept. The command lists directories and sizes, then asks for
+The age of a run counts from its end, or, if it was killed, from the last change of its files. The best runs have the
+best objective (loop.objective); --metric selects another metric, and --mode whether higher or lower is better. With
+--keep best:N, runs without an objective are kept too. The command lists directories and sizes, then asks for
 confirmation. It never deletes a run that is alive, and never follows a symbolic link.
 
 Examples:
@@ -23,22 +23,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     parser.add_argument("app", metavar="APP", help="name of the app below --root, or its directory")
     parser.add_argument(
-        "--older-than", required=True, type=age, metavar="AGE", help="a number with s, m, h, d or w, such as 30d"
+        "--older-than",
+        required=True,
+        type=age,
+        metavar="AGE",
+        help="delete runs older than this: a number with s, m, h, d or w, such as 30d",
     )
     parser.add_argument(
-        "--keep", action="append", default=[], type=_kept, metavar="WHICH:N", help="keep the best:N or the newest:N"
+        "--keep", action="append", default=[], type=_keep, metavar="WHICH:N", help="keep N runs: best:N or newest:N"
     )
-    parser.add_argument("--metric", metavar="NAME", help="metric that rates the best runs (default: loop.objective)")
+    parser.add_argument("--metric", metavar="NAME", help="metric that ranks the runs (default: loop.objective)")
     parser.add_argument(
         "--mode",
         choices=("max", "min"),
-        help="whether higher or lower values are better (default: loop.mode, for the objective)",
+        help="max: higher values are better; min: lower values (default for the objective: loop.mode)",
     )
     add_removal(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Delete the runs that are old enough, except those to keep."""
+    """Delete the old runs that --keep does not protect."""
     from trieye.cli.removal import carry_out
     from trieye.runs import prune
 
@@ -53,13 +57,13 @@ def run(options: argparse.Namespace) -> int:
         root=options.root,
         dry_run=True,
     )
-    notes = [f"skipping {link}: a symbolic link leads to {link.resolve()}" for link in plan.links]
+    notes = [f"skipping {link}: symbolic link to {link.resolve()}" for link in plan.links]
     notes += [f"keeping {removal.name}: its objective is unknown" for removal in plan.unrated]
     return carry_out(plan.removals, options, "prune", notes)
 
 
-def _kept(text: str) -> tuple[str, int]:
+def _keep(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"(best|newest):(\d+)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not best:N or newest:N, such as best:5")
+        raise argparse.ArgumentTypeError(f"invalid value {text!r}; expected best:N or newest:N, such as best:5")
     return match[1], int(match[2])

@@ -1,14 +1,14 @@
-"""`trieye rebuild`: write the sinks of a run anew.
+"""`trieye rebuild`: rewrite the sinks of a run.
 
-Write the sinks of a run anew, from its history and its journal.
+Rewrite the sinks of a run from its history and its journal.
 
-TensorBoard's event files are removed and written anew. MLflow gets everything again and drops what it has already; if
-its store was deleted, it is filled again. Weights & Biases would show everything twice, so it is left out unless --sink
-names it. Nobody may be writing to the run; one that was killed is recorded as KILLED, as with `trieye close`.
+TensorBoard's event files are deleted and rewritten. MLflow receives all items again and ignores those it already has; a
+deleted store is filled again. Weights & Biases would show duplicates, so it is skipped unless selected with --sink.
+The command requires that no process is writing to the run. A killed run is recorded as KILLED, as with `trieye close`.
 
 Examples:
   trieye rebuild first                                 all sinks of the run
-  trieye rebuild my_agent/first --sink tensorboard     one of them
+  trieye rebuild my_agent/first --sink tensorboard     only TensorBoard
 """
 
 import argparse
@@ -20,13 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
     parser.add_argument(
-        "--sink", action="append", dest="sinks", metavar="NAME", help="only this one; may be given several times"
+        "--sink", action="append", dest="sinks", metavar="NAME", help="rewrite only this sink; repeatable"
     )
     add_timeout(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Rewrite the sinks, and wait until they have everything."""
+    """Rewrite the sinks and wait until they are complete."""
     from trieye.cli.delivering import show_delivery
     from trieye.runs import rebuild
 

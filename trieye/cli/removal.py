@@ -1,4 +1,4 @@
-"""How `trieye rm` and `trieye prune` list runs, ask for confirmation and delete them."""
+"""List runs, ask for confirmation and delete them, for `trieye rm` and `trieye prune`."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ from trieye.cli.output import print_json
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_files import RUN_RECORD
-from trieye.process.terminal import Table, Terminal
+from trieye.process.terminal import Terminal, TextTable
 from trieye.runs.removal import Removal
 
 EXIT_REFUSED = 1
@@ -24,19 +24,19 @@ def carry_out(removals: Sequence[Removal], options: argparse.Namespace, schema: 
     Args:
         removals: The runs to delete.
         options: `dry_run`, `yes` and `json`.
-        schema: Of the JSON document.
-        notes: Remarks on runs that are kept.
+        schema: Schema name of the JSON document.
+        notes: Notes on retained runs.
 
     Raises:
-        ConfigurationError: Confirmation is missing, and there is no terminal to ask on.
-        TrieyeError: MLflow or a mirror does not answer; that run and those after it are not deleted.
+        ConfigurationError: --yes is missing and standard input is not a terminal.
+        TrieyeError: MLflow or a mirror does not answer; that run and all later ones are not deleted.
     """
     rows = [_row(removal) for removal in removals]
     notes = [*notes, *(note for removal in removals for note in removal.notes())]
     if options.json:
         if removals and not (options.dry_run or options.yes):
-            raise ConfigurationError("--json: nothing is deleted without --yes; --dry-run shows the plan")
-    elif not _is_agreed(rows, notes, options):
+            raise ConfigurationError("--json: add --yes to delete the runs, or --dry-run to list them")
+    elif not _is_confirmed(rows, notes, options):
         return 0 if options.dry_run or not removals else EXIT_REFUSED
     for removal in () if options.dry_run else removals:
         removal.delete()
@@ -45,28 +45,30 @@ def carry_out(removals: Sequence[Removal], options: argparse.Namespace, schema: 
     if options.json:
         print_json(schema, {"runs": rows, "notes": notes, "is_dry_run": options.dry_run})
     elif any(removal.owns_mlflow_run for removal in removals):
-        print("their MLflow runs are in its trash: `mlflow runs restore` restores one, `mlflow gc` empties it")
+        print(
+            "MLflow runs were moved to its trash: `mlflow runs restore` restores a run, `mlflow gc` empties the trash"
+        )
     return 0
 
 
-def _is_agreed(rows: Sequence[dict[str, Any]], notes: Sequence[str], options: argparse.Namespace) -> bool:
-    """Show the plan, and return whether to carry it out."""
+def _is_confirmed(rows: Sequence[dict[str, Any]], notes: Sequence[str], options: argparse.Namespace) -> bool:
+    """List the runs and notes; return whether the user confirms the deletion."""
     if rows:
         Terminal().print(_table(rows))
     for note in notes:
         print(note)
     if not rows or options.dry_run:
-        print("this was a dry run: nothing is deleted" if rows else "there is nothing to delete")
+        print("dry run: no runs were deleted" if rows else "no runs to delete")
         return False
     if options.yes:
         return True
     if not sys.stdin.isatty():
-        raise ConfigurationError("there is no terminal to ask for confirmation; --yes deletes without a question")
+        raise ConfigurationError("cannot ask for confirmation without a terminal; add --yes to delete without asking")
     runs = "this run" if len(rows) == 1 else f"these {len(rows)} runs"
-    is_agreed = input(f"delete {runs} for good? [y/N] ").strip().lower() in {"y", "yes"}
-    if not is_agreed:
-        print("nothing is deleted")
-    return is_agreed
+    is_confirmed = input(f"permanently delete {runs}? [y/N] ").strip().lower() in {"y", "yes"}
+    if not is_confirmed:
+        print("no runs were deleted")
+    return is_confirmed
 
 
 def _row(removal: Removal) -> dict[str, Any]:
@@ -84,8 +86,8 @@ def _row(removal: Removal) -> dict[str, Any]:
     }
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table("run", is_ruled=False)
+def _table(rows: Sequence[dict[str, Any]]) -> TextTable:
+    table = TextTable("run", is_ruled=False)
     table.add_column("status", no_wrap=True)
     table.add_column("last used", no_wrap=True)
     table.add_column("directory", justify="right", no_wrap=True)
@@ -100,5 +102,6 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
             decimal(row["mirrored_bytes"]) if row["mirrored_bytes"] else "-",
             f"{row['mlflow_run_id'][:8]} in {row['mlflow']}" if row["mlflow_run_id"] else "-",
         )
-    table.note(f"{len(rows)} in all, {decimal(sum(row['size_bytes'] for row in rows))} on this disk")
+    num_runs = f"{len(rows)} run{'' if len(rows) == 1 else 's'}"
+    table.note(f"{num_runs}, {decimal(sum(row['size_bytes'] for row in rows))} on this disk")
     return table

@@ -1,8 +1,8 @@
-"""What `trieye ui` starts to show the report of `trieye results` in the browser, made anew each time that it is loaded.
+"""HTTP server that `trieye ui` starts for the report of `trieye results`; regenerates the report on each page load.
 
-    python -m trieye.cli.report_server PORT HERE PLACE
+    python -m trieye.cli.report_server PORT WORKING_DIR SOURCE
 
-The directory HERE is where the user stands, from which PLACE and what the page says of paths count.
+WORKING_DIR is the user's working directory; SOURCE and the paths on the page are relative to it.
 """
 
 import html
@@ -26,31 +26,29 @@ HEALTH = "/health"
 _STYLE = "<style>:root{color-scheme:light dark}body{font:1rem/1.5 sans-serif;max-width:50rem;margin:3rem auto}</style>"
 
 
-def server_command(port: int, here: str, place: str) -> list[str]:
-    """Return the words that start the server."""
-    return [sys.executable, "-m", __name__, str(port), here, place]
+def server_command(port: int, working_dir: str, source: str) -> list[str]:
+    """Return the command line of the server."""
+    return [sys.executable, "-m", __name__, str(port), working_dir, source]
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers with the page of one place; `place` is set by `main`."""
+    """Serves the report of one source; `main` sets `source`."""
 
-    place = ""
-    _one_at_a_time = threading.Lock()  # what draws keeps its style in variables of the process
+    source = ""
+    _lock = threading.Lock()  # one page at a time: matplotlib keeps its style in process-wide variables
 
     def do_GET(self) -> None:
-        """Answer with the page, or with why there is none."""
-        if _host_of(self.headers.get("Host", "")) not in {
-            HOST,
-            "localhost",
-        }:  # DNS rebinding: the page has another name
+        """Answer with the report, or with a page that gives the error."""
+        # against DNS rebinding, where the Host header has the attacker's name
+        if _host_of(self.headers.get("Host", "")) not in {HOST, "localhost"}:
             self._answer(HTTPStatus.FORBIDDEN, "")
         elif self.path == HEALTH:
             self._answer(HTTPStatus.OK, "")
         elif self.path.partition("?")[0] != "/":
             self._answer(HTTPStatus.NOT_FOUND, "")
         else:
-            with self._one_at_a_time:
-                status, page = _page(self.place)
+            with self._lock:
+                status, page = _page(self.source)
             self._answer(status, page)
 
     def _answer(self, status: HTTPStatus, page: str) -> None:
@@ -64,24 +62,26 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _host_of(header: str) -> str | None:
-    """Return the name in a Host header, which has a port unless that is 80."""
+    """Return the host name in a Host header, without the port."""
     try:
         return urlsplit(f"//{header}").hostname
-    except ValueError:  # half an IPv6 address
+    except ValueError:  # incomplete IPv6 address
         return None
 
 
-def _page(place: str) -> tuple[HTTPStatus, str]:
+def _page(source: str) -> tuple[HTTPStatus, str]:
     from trieye.cli.results_actions import page_of
-    from trieye.cli.results_asked import Asked
+    from trieye.cli.run_selection import RunSelection
     from trieye.exceptions import TrieyeError
 
-    words = ["results", "report", place]
+    words = ["results", "report", source]
     try:
-        return HTTPStatus.OK, page_of(Asked(_options(words)), beside=None)
+        return HTTPStatus.OK, page_of(RunSelection(_options(words)), directory=None)
     except TrieyeError as error:
         title = f"<!DOCTYPE html><html lang=en><meta charset=utf-8><title>no report</title>{_STYLE}<h1>No report</h1>"
-        advice = f"By <code>{html.escape(shlex.join(['trieye', *words]))}</code> you can say more."
+        advice = (
+            f"<code>{html.escape(shlex.join(['trieye', *words]))}</code> accepts further options, such as --metric."
+        )
         return HTTPStatus.OK, f"{title}<p>{html.escape(str(error))}<p>{advice}"
 
 
@@ -95,10 +95,10 @@ def _options(words: Sequence[str]) -> "Namespace":
     return parser.parse_args(words[1:], argparse.Namespace(typed=words))
 
 
-def main(port: str, here: str, place: str) -> None:
-    """Serve until the process is ended."""
-    os.chdir(here)  # not at once: modules would be looked for where the user's are
-    _Handler.place = place
+def main(port: str, working_dir: str, source: str) -> None:
+    """Serve until the process is terminated."""
+    os.chdir(working_dir)  # after the imports, or `python -m` would import the user's modules
+    _Handler.source = source
     ThreadingHTTPServer((HOST, int(port)), _Handler).serve_forever()
 
 

@@ -1,18 +1,18 @@
-"""`trieye rerun`: a run once more.
+"""`trieye rerun`: repeat a run.
 
-Begin a run like another one: its program is started where it was started then, with the same overrides.
+Repeat a run: start its program in the same working directory with the same overrides.
 
-The program composes its config as it is today, and what has changed since is shown before it starts: values of the
-config, the commit, packages. A command that your key does not sign, such as that of a run from somebody else, is shown
-first and runs only when you confirm it (in scripts: --yes). Overrides after RUN replace those of the same keys. The new
-run is called RUN_rerun, unless you give a run_name; it begins at step 0, or from the checkpoint of another run from
-which RUN began.
+The program composes its config from the current code, and the differences are shown before it starts: config values,
+commit, packages. A stored command without your signature, such as in a run of another user, is shown first and runs
+only after you confirm it (--yes in scripts). Overrides after RUN replace stored overrides of the same keys. The new run
+is named RUN_rerun unless you pass run_name. It starts at step 0, or, if RUN started from a checkpoint of another run,
+from that checkpoint.
 
 Examples:
   trieye rerun first
   trieye rerun my_agent/first seed=7 run_name=first_seed7
-  trieye rerun first --dry-run                       what has changed, and the command
-  trieye rerun first --without persistence.old_key   an override that the program knows no more
+  trieye rerun first --dry-run                       show the differences and the command
+  trieye rerun first --without persistence.old_key   drop an override that the program no longer accepts
 """
 
 import argparse
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show what has changed, and start the run."""
+    """Show the differences and start the run."""
     from trieye.cli.restarting import confirmed, restart
     from trieye.runs import plan_rerun
 

@@ -1,4 +1,4 @@
-"""How `trieye rerun` and `fork` show a restart, and ask for confirmation of stored commands."""
+"""Show and start a restart, and confirm its stored command, for `trieye rerun` and `trieye fork`."""
 
 import argparse
 import sys
@@ -17,7 +17,7 @@ from trieye.runs.restarting import RestartPlan
 _MAX_SHOWN = 30
 _MAX_VALUE = 60
 _CONTEXT = 15
-"""Characters of a long value that are shown before its first difference."""
+"""Characters of a long value shown before its first difference."""
 
 
 def restart(plan: RestartPlan, options: argparse.Namespace, schema: str) -> int:
@@ -26,7 +26,7 @@ def restart(plan: RestartPlan, options: argparse.Namespace, schema: str) -> int:
     Args:
         plan: The restart.
         options: `overrides`, `dry_run` and `json`.
-        schema: Of the JSON document.
+        schema: Schema name of the JSON document.
     """
     _show_divergence(plan, options.overrides)
     plan.check_fit()
@@ -47,7 +47,7 @@ def restart(plan: RestartPlan, options: argparse.Namespace, schema: str) -> int:
 
 
 def confirmed(options: argparse.Namespace) -> Confirm:
-    """Return a function that asks the user about a stored command, unless `--yes` confirms it."""
+    """Return a function that asks the user to confirm a stored command; `--yes` confirms without asking."""
 
     def ask(command: Sequence[str], directory: Path, origin: str) -> None:
         confirm(command, directory, origin=origin, is_signed=False, is_confirmed=options.yes)
@@ -56,35 +56,35 @@ def confirmed(options: argparse.Namespace) -> Confirm:
 
 
 def _show_divergence(plan: RestartPlan, overrides: Sequence[str]) -> None:
-    """Print on stderr what differs from the stored run, and which of it was requested."""
+    """Print the differences from the stored run to stderr, and mark differences requested by overrides."""
     console, keys, source = Terminal(stderr=True), [key_of(word) for word in overrides], plan.source
     parts = plan.divergence.parts()
     for old, new in plan.program.renamed.items():
         console.print(Text(f"override: {old} was renamed to {new}", "yellow"))
     for part, differences in parts.items():
         for key, before, now in islice(lines_of(differences), _MAX_SHOWN):
-            is_asked = part == "config" and any(f"{key}.".startswith(f"{name.replace('/', '.')}.") for name in keys)
-            line = f"{part}: {key}: {before} -> {now}{'  (asked for)' if is_asked else ''}"
-            console.print(Text(line, "" if is_asked else "yellow"))
+            is_override = part == "config" and any(f"{key}.".startswith(f"{name.replace('/', '.')}.") for name in keys)
+            line = f"{part}: {key}: {before} -> {now}{'  (override)' if is_override else ''}"
+            console.print(Text(line, "" if is_override else "yellow"))
         if len(differences) > _MAX_SHOWN:
-            console.print(Text(f"{part}: and {len(differences) - _MAX_SHOWN} more", "yellow"))
+            console.print(Text(f"{part}: {len(differences) - _MAX_SHOWN} more differences", "yellow"))
     provenance = source.provenance
     if provenance is None:
         console.print(Text("provenance unavailable: commit and packages were not recorded", "yellow"))
     elif provenance.commit is not None and provenance.commit.is_dirty:
         patch = source.run_dir / DIRECTORY / f"attempt-{source.attempt}.patch"
-        advice = f"its changes: {patch}" if patch.exists() else "its changes were not kept"
-        console.print(Text(f"commit: the run had changes that were not committed; {advice}", "yellow"))
+        advice = f"patch: {patch}" if patch.exists() else "the patch was not stored"
+        console.print(Text(f"commit: the run had uncommitted changes; {advice}", "yellow"))
     if not any(parts.values()):
-        console.print(f"nothing has changed since {source}: config, commit and packages are the same")
+        console.print(f"no differences from {source}: config, commit and packages are equal")
 
 
 def lines_of(differences: Differences) -> Iterator[tuple[str, str, str]]:
-    """Yield each difference as texts; of long values, the part that begins shortly before the first difference."""
+    """Yield (key, first, second) of each difference; long values are cut to an excerpt around the first difference."""
     for key, pair in sorted(differences.items()):
         first, second = ("none" if value is None else str(value) for value in pair)
         shorter = min(len(first), len(second))
-        common = next((at for at in range(shorter) if first[at] != second[at]), shorter)
+        common = next((index for index in range(shorter) if first[index] != second[index]), shorter)
         begin = max(common - _CONTEXT, 0) if max(len(first), len(second)) > _MAX_VALUE else 0
         yield key, _excerpt(first, begin), _excerpt(second, begin)
 

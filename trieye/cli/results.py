@@ -1,11 +1,11 @@
-"""`trieye results`: tables, curves, comparisons and reports of many runs.
+"""`trieye results`: create tables, curves, comparisons and reports from many runs.
 
-Make tables, curves, comparisons and reports of many runs.
+Create tables, curves, comparisons and reports from many runs.
 
-PLACE is the name or the directory of a run, an app or a sweep, a TensorBoard directory of any program, or an SQLite
-database of MLflow (sqlite:///mlflow.db); without one, the newest sweep below multirun/, or the only app. Seeds
-are replicates; each figure says of how many runs it is made and how many are missing, and has a bootstrap interval
-unless there is one run only.
+SOURCE is the name or directory of a run, an app or a sweep, a TensorBoard directory of any program, or an MLflow SQLite
+database (sqlite:///mlflow.db). Without SOURCE, the newest sweep below multirun/ is used, or else the only app. Seeds
+are replicates. Each figure has its sample size, the number of missing runs, and, for two or more runs, a bootstrap
+confidence interval.
 
 Examples:
   trieye results table
@@ -13,7 +13,7 @@ Examples:
   trieye results curve multirun/first sb3_logs --metric eval/return,eval/mean_reward --x env_steps -o both.svg
   trieye results compare multirun/first --by agent
   trieye results sensitivity multirun/first --param agent.lr -o lr.png
-  trieye results select multirun/first --rerun 10     runs the best config again, with fresh seeds
+  trieye results select multirun/first --rerun 10     rerun the best config with 10 fresh seeds
   trieye results report multirun/first -o report.html
   trieye results export multirun/first -o points.parquet
 """
@@ -39,89 +39,111 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in _TEXTS.items():
         action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
         action.add_argument(
-            "places",
+            "sources",
             nargs="*",
-            metavar="PLACE",
-            help="name or directory of runs, apps or sweeps, event files, a database (newest sweep, or only app)",
+            metavar="SOURCE",
+            help="run, app, sweep, event files or MLflow database (default: newest sweep, else the only app)",
         )
         _add_choice(action)
         if name == "export":
-            action.add_argument("--metric", metavar="NAME,...", help="only these metrics (default: all)")
+            action.add_argument("--metric", metavar="NAME,...", help="export only these metrics (default: all)")
         else:
             _add_scoring(action)
         _add_specific(action, name)
         add_json(action)
 
 
+def _mark(text: str) -> tuple[float, str]:
+    """Parse a position and a label, such as `40_000:resumed`."""
+    position, _, label = text.partition(":")
+    try:
+        return float(position), label or position
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not X:TEXT, such as 40_000:resumed") from None
+
+
 def _add_choice(action: argparse.ArgumentParser) -> None:
-    group = action.add_argument_group("which runs")
+    group = action.add_argument_group("run selection")
     group.add_argument(
         "--where",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="only these; also KEY>=VALUE, KEY<=VALUE, KEY!=VALUE, KEY=A,B; runs without KEY fit",
+        help="select runs by config value; also KEY>=VALUE, KEY<=VALUE, KEY!=VALUE, KEY=A,B; runs without KEY match",
     )
-    group.add_argument("--strict", action="store_true", help="runs that lack a KEY of --where do not fit")
+    group.add_argument("--strict", action="store_true", help="exclude runs that lack a KEY of --where")
 
 
 def _add_scoring(action: argparse.ArgumentParser) -> None:
-    group = action.add_argument_group("what of them")
+    group = action.add_argument_group("scores and groups")
     group.add_argument(
         "--metric", metavar="NAME", help="metric, or its names in several programs: A,B (default: loop.objective)"
     )
-    group.add_argument("--by", default="", metavar="KEY,...", help="compare by these (default: what varies)")
-    group.add_argument("--task", metavar="KEY", help="the parameter that tells environments apart, such as env.id")
+    group.add_argument("--by", default="", metavar="KEY,...", help="group runs by these keys (default: all that vary)")
+    group.add_argument("--task", metavar="KEY", help="config key that identifies the task, such as env.id")
     group.add_argument(
         "--range",
         action="append",
         default=[],
         metavar="TASK=LOW:HIGH",
-        help="scores of a task that become 0 and 1, so that tasks can be put together",
+        help="normalize scores of TASK: LOW becomes 0, HIGH becomes 1, so that tasks can be combined",
     )
-    group.add_argument("--stat", choices=STATS, default="iqm", help="the figure of many runs (iqm)")
+    group.add_argument("--stat", choices=STATS, default="iqm", help="statistic over the runs of a group (default: iqm)")
     group.add_argument(
-        "--last", default="10%", metavar="END", help="the end of a run that counts: a part, or steps (10%%)"
+        "--last",
+        default="10%",
+        metavar="END",
+        help="a run's score is the mean of its last END%% of points or last END steps (default: 10%%)",
     )
     group.add_argument("--mode", choices=("max", "min"), help="whether higher or lower is better (default: loop.mode)")
-    group.add_argument("--best", action="store_true", help="of each group only its best config, which flatters it")
+    group.add_argument(
+        "--best", action="store_true", help="show only the best config of each group (biased upwards by the selection)"
+    )
     group.add_argument(
         "--include-unfinished", action="store_true", help="score failed, killed and running runs by their points so far"
     )
     group.add_argument(
         "--include-diverged",
         action="store_true",
-        help="score diverged runs by their last finite points (default: no score, and they rank last)",
+        help="score diverged runs by their last finite points (default: diverged runs have no score and rank last)",
     )
-    group.add_argument("--confidence", type=float, default=0.95, metavar="P", help="of the intervals (0.95)")
+    group.add_argument(
+        "--confidence", type=float, default=0.95, metavar="P", help="confidence level of the intervals (default: 0.95)"
+    )
 
 
 def _add_specific(action: argparse.ArgumentParser, name: str) -> None:
-    """Add the arguments of one action only."""
+    """Add the arguments that only this action has."""
     if name in _OUT:
         default, text = _OUT[name]
         action.add_argument(
             "-o", "--output", type=Path, default=default, required=name == "export", metavar="FILE", help=text
         )
     if name in {"curve", "report"}:
-        action.add_argument("--x", choices=AXES, default="step", help="what the axis of curves counts (step)")
+        action.add_argument("--x", choices=AXES, default="step", help="x axis of the curves (default: step)")
     if name == "curve":
-        action.add_argument("--grid", type=int, default=200, metavar="N", help="points of a curve (200)")
-        action.add_argument("--runs", action="store_true", help="show each run, too")
+        action.add_argument("--grid", type=int, default=200, metavar="N", help="points per curve (default: 200)")
+        action.add_argument("--runs", action="store_true", help="draw the curve of each run too")
+        action.add_argument(
+            "--mark", type=_mark, action="append", default=[], metavar="X:TEXT",
+            help="draw a vertical line at X in the picture, with TEXT in the legend; repeatable",
+        )  # fmt: skip
     elif name == "sensitivity":
-        action.add_argument("--param", required=True, metavar="KEY", help="the parameter")
+        action.add_argument("--param", required=True, metavar="KEY", help="config key of the hyperparameter")
     elif name == "report":
-        action.add_argument("--title", metavar="TEXT", help="title of the page")
+        action.add_argument("--title", metavar="TEXT", help="title of the page (default: metric and sources)")
     elif name == "select":
-        action.add_argument("--rerun", type=int, metavar="N", help="run the best config again, with N fresh seeds")
-        action.add_argument("--close", action="store_true", help="with --rerun: also those not told apart from it")
-        action.add_argument("--dry-run", action="store_true", help="with --rerun: show the jobs, and start nothing")
+        action.add_argument("--rerun", type=int, metavar="N", help="rerun the best config with N fresh seeds")
+        action.add_argument(
+            "--close", action="store_true", help="with --rerun: also rerun configs not distinguishable from the best"
+        )
+        action.add_argument("--dry-run", action="store_true", help="with --rerun: list the jobs without starting them")
         add_confirmed(action)
-        action.set_defaults(when_interrupted="interrupted; the same command resumes what is not completed")
+        action.set_defaults(when_interrupted="interrupted; the same command resumes unfinished jobs")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the action says."""
+    """Run the selected action."""
     from trieye.cli import results_actions
 
     action: Callable[[argparse.Namespace], int] = getattr(results_actions, options.action)
@@ -129,20 +151,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 _TEXTS = {
-    "table": "figures of the end of each group of runs, with intervals",
-    "curve": "learning curves with intervals",
-    "compare": "which group is better, how surely and by how much",
-    "sensitivity": "what a parameter matters, with the others at their best and on the average",
-    "select": "the best config, those that cannot be told from it, and how it does on fresh seeds",
-    "report": "one page with all of it that needs no network",
-    "export": "the points of all runs as one table",
+    "table": "show final scores of each group of runs with confidence intervals",
+    "curve": "plot learning curves with confidence intervals",
+    "compare": "show which group is better, with probability and difference",
+    "sensitivity": "show scores over the values of a hyperparameter, with the others at their best and on average",
+    "select": "show the best config and configs not distinguishable from it; optionally rerun them with fresh seeds",
+    "report": "write an HTML page with all results that needs no network",
+    "export": "export the points of all runs as one table",
 }
 _OUT = {
-    "table": (None, "picture of the intervals, too: .png, .svg or .pdf"),
-    "curve": (None, "picture: .png, .svg or .pdf (default: in the terminal)"),
-    "compare": (None, "picture of the performance profiles, too: .png, .svg or .pdf"),
-    "sensitivity": (None, "picture, too: .png, .svg or .pdf"),
-    "report": (Path("report.html"), "(report.html)"),
-    "export": (None, "points of all runs: .parquet, .csv or .feather"),
+    "table": (None, "also plot the intervals to this file: .png, .svg or .pdf"),
+    "curve": (None, "plot to this file: .png, .svg or .pdf (default: plot in the terminal)"),
+    "compare": (None, "also plot performance profiles to this file: .png, .svg or .pdf"),
+    "sensitivity": (None, "also plot to this file: .png, .svg or .pdf"),
+    "report": (Path("report.html"), "file of the page (default: report.html)"),
+    "export": (None, "file of the table: .parquet, .csv or .feather"),
 }
-"""The default of -o of each action, and its help."""
+"""Default and help text of -o for each action."""

@@ -1,4 +1,4 @@
-"""What `trieye results select --rerun` does: the best configs of a sweep once more, on seeds of their own."""
+"""Rerun the best configs of a sweep with fresh seeds, for `trieye results select --rerun`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trieye.cli.confirmation import confirm
-from trieye.cli.results_asked import Asked
+from trieye.cli.run_selection import RunSelection
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.results import statistics, tables
@@ -22,75 +22,82 @@ from trieye.sweeps.spec import grid_of
 _OF_THE_GRID = ("hydra.sweeper.", "hydra.sweep.dir", "hydra.mode")
 
 
-def rerun(asked: Asked, found: Mapping[str, tuple[RunGroups, Selection]]) -> int:
-    """Run the best config of each group again, and show how both stages came out; return the exit code.
+def rerun(selected: RunSelection, selections: Mapping[str, tuple[RunGroups, Selection]]) -> int:
+    """Rerun the best config of each group, show the scores of both stages, and return the exit code.
 
     Raises:
-        ConfigurationError: The runs are of no sweep, or of several, or one cannot be run again.
+        ConfigurationError: The runs do not belong to exactly one sweep, or a config cannot be rerun.
     """
-    places = {
-        (name, place): _first(groups, place)
-        for name, (groups, chosen) in found.items()
-        for place in (chosen.not_worse if asked.options.close else (chosen.best,))
+    configs = {
+        (name, row): _first(groups, row)
+        for name, (groups, selection) in selections.items()
+        for row in (selection.not_worse if selected.options.close else (selection.best,))
     }
-    sweep = _sweep_of(list(places.values()))
+    sweep = _sweep_of(list(configs.values()))
     record = SweepRecord.of(sweep).at(sweep)
     grid = record.the_grid()
-    seeds = [run.seed for run in asked.all_runs if run.seed is not None]
+    seeds = [run.seed for run in selected.all_runs if run.seed is not None]
     seeds += [int(value) for axis in grid.axes for value in _seeds(axis) if value.lstrip("-").isdecimal()]
     first = max(seeds, default=-1) + 1
-    fresh = range(first, first + asked.options.rerun)
-    jobs = [grid[run.job] for run in places.values() if run.job is not None]
-    again = _record(record, jobs, fresh)
-    directory = sweep.with_name(f"{sweep.name}_rerun_{again.the_grid().fingerprint[:8]}")
-    names = ", ".join(found[name][0].labels[place] for name, place in places)
-    seen = f"seeds {fresh[0]} to {fresh[-1]}" if len(fresh) > 1 else f"seed {fresh[0]}"
-    print(f"again, with {seen}: {names}\nin {directory}")
-    if not asked.options.dry_run:
+    fresh = range(first, first + selected.options.rerun)
+    jobs = [grid[run.job] for run in configs.values() if run.job is not None]
+    rerun_record = _record(record, jobs, fresh)
+    directory = sweep.with_name(f"{sweep.name}_rerun_{rerun_record.the_grid().fingerprint[:8]}")
+    names = ", ".join(selections[name][0].labels[row] for name, row in configs)
+    seed_text = f"seeds {fresh[0]} to {fresh[-1]}" if len(fresh) > 1 else f"seed {fresh[0]}"
+    print(f"rerun with {seed_text}: {names}\nsweep directory: {directory}")
+    if not selected.options.dry_run:
         confirm(
-            [*record.program, *again.own, *again.spec],
+            [*record.program, *rerun_record.own, *rerun_record.spec],
             record.working_dir,
             origin=str(sweep),
             is_signed=record.is_signed,
-            is_confirmed=asked.options.yes,
+            is_confirmed=selected.options.yes,
         )
-        again.sign()
+        rerun_record.sign()
         with lock_in(directory):
             if SweepRecord.read(directory) is None:
-                again.write(directory)
+                rerun_record.write(directory)
     else:
-        for index in again.the_grid():
-            print(f"  job {index}: {' '.join(again.the_grid()[index])}")
+        for index in rerun_record.the_grid():
+            print(f"  job {index}: {' '.join(rerun_record.the_grid()[index])}")
         return 0
     from trieye.cli import main
 
     code = main(["sweep", "relaunch", "--yes", str(directory)])
-    _show(asked, places, found, directory)
+    _show(selected, configs, selections, directory)
     return code
 
 
-def _first(groups: RunGroups, place: int) -> LoadedRun:
-    number = next(number for number in groups.rows[place] if number is not None)
+def _first(groups: RunGroups, row: int) -> LoadedRun:
+    """Return a run of the group in this row."""
+    number = next(number for number in groups.rows[row] if number is not None)
     return next(run for run in groups.results.table[number] if run is not None)
 
 
 def _sweep_of(runs: Sequence[LoadedRun]) -> Path:
-    places = {run.sweep for run in runs if run.job is not None}
-    if len(places) != 1 or any(run.job is None for run in runs):
-        shown = ", ".join(sorted(places)) or "no sweep"
+    sweeps = {run.sweep for run in runs if run.job is not None}
+    if len(sweeps) != 1 or any(run.job is None for run in runs):
+        shown = ", ".join(sorted(sweeps)) or "no sweep"
         raise ConfigurationError(
-            f"--rerun: what was chosen is of {shown}; it needs one sweep, whose program it can start: give the "
-            "directory of one, or use `trieye rerun RUN seed=...`"
+            f"--rerun: the selected runs belong to {shown}; --rerun needs runs of one sweep to start its program: pass "
+            "one sweep directory, or use `trieye rerun RUN seed=...`"
         )
-    return Path(places.pop())
+    return Path(sweeps.pop())
 
 
 def _seeds(axis: Any) -> list[str]:
-    return [value for place in axis.places for key, value in zip(axis.keys, place, strict=True) if is_seed(bare(key))]
+    return [value for values in axis.places for key, value in zip(axis.keys, values, strict=True) if is_seed(bare(key))]
 
 
 def _record(record: SweepRecord, jobs: Sequence[Sequence[str]], seeds: Sequence[int]) -> SweepRecord:
-    """Return the sweep that runs the configs of some jobs of another one, with other seeds."""
+    """Return the record of a sweep that repeats jobs of `record` with other seeds.
+
+    Args:
+        record: The original sweep.
+        jobs: Overrides of each job to repeat.
+        seeds: Seeds of the new sweep.
+    """
     columns: dict[str, list[str]] = {}
     seed_key = "seed"
     for words in jobs:
@@ -101,7 +108,7 @@ def _record(record: SweepRecord, jobs: Sequence[Sequence[str]], seeds: Sequence[
             else:
                 columns.setdefault(key, []).append(value)
     if any(len(values) != len(jobs) for values in columns.values()):
-        raise ConfigurationError("--rerun: the configs have not the same keys; run them one by one with --where")
+        raise ConfigurationError("--rerun: the configs have different keys; rerun them one by one, selected by --where")
     zipped = [key for key, values in columns.items() if len(set(values)) > 1]
     words = [f"{key}={','.join(values) if key in zipped else values[0]}" for key, values in columns.items()]
     words.append(f"{seed_key}={','.join(map(str, seeds))}")
@@ -111,30 +118,33 @@ def _record(record: SweepRecord, jobs: Sequence[Sequence[str]], seeds: Sequence[
         own.insert(0, "hydra/sweeper=trieye")
     own += [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in options.items()]
     grid: Grid = grid_of(words, SweeperConfig.model_validate(options))
-    made = SweepRecord(program=record.program, working_dir=record.working_dir, spec=words, own=own, mode=record.mode)
-    made.set_grid(grid)
-    return made
+    new_record = SweepRecord(
+        program=record.program, working_dir=record.working_dir, spec=words, own=own, mode=record.mode
+    )
+    new_record.set_grid(grid)
+    return new_record
 
 
 def _show(
-    asked: Asked,
-    places: Mapping[tuple[str, int], LoadedRun],
-    found: Mapping[str, tuple[RunGroups, Selection]],
+    selected: RunSelection,
+    configs: Mapping[tuple[str, int], LoadedRun],
+    selections: Mapping[str, tuple[RunGroups, Selection]],
     directory: Path,
 ) -> None:
-    """Show both stages apart: what was chosen by is no evidence of how good the choice is."""
+    """Show the scores of both stages separately, because the selection biases the scores of the first stage."""
     fresh = load(directory)
-    scoring: ScoreDefinition = asked.scoring
+    scoring: ScoreDefinition = selected.scoring
+    stat = selected.stat
     rows: dict[str, dict[str, statistics.Estimate]] = {}
-    for (name, place), run in places.items():
-        groups, chosen = found[name]
-        label = groups.labels[place]
-        rows[f"{label}, seeds it was chosen by"] = {asked.stat: chosen.estimates[place]}
+    for (name, row), run in configs.items():
+        groups, selection = selections[name]
+        label = groups.labels[row]
+        rows[f"{label}, selection seeds"] = {stat: selection.estimates[row]}
         same = fresh.only(other for other in fresh if not differences(other.params, run.params))
         if len(same):
-            (scores,) = RunGroups.of(same, ["place"], asked.options.task).scores(scoring)
-            rows[f"{label}, fresh seeds"] = {asked.stat: statistics.aggregate(scores, asked.stat, **asked.intervals)}
-    table = tables.scores_table(rows, asked.stat, title=asked.title, confidence=asked.options.confidence)
-    asked.console.print(table)
+            (scores,) = RunGroups.of(same, ["place"], selected.options.task).scores(scoring)
+            rows[f"{label}, fresh seeds"] = {stat: statistics.aggregate(scores, stat, **selected.intervals)}
+    table = tables.scores_table(rows, stat, title=selected.title, confidence=selected.options.confidence)
+    selected.console.print(table)
     for text in fresh.problems:
-        asked.console.print(text, style="yellow")
+        selected.console.print(text, style="yellow")

@@ -1,11 +1,11 @@
 """`trieye rm`: delete runs.
 
-Delete runs: the directory, the copy in the mirror, and the run in MLflow, which its trash keeps until `mlflow gc`.
+Delete runs: the run directory, the copy in the mirror, and the MLflow run (`mlflow gc` empties MLflow's trash).
 
 The command lists directories and sizes, then asks for confirmation. It never deletes a run that is alive. A copy of a
 run does not own the MLflow run and the mirror of the original, so only its directory is deleted. Below --root,
-directories without run.json (of a program that was interrupted at once) can be deleted, too. Checkpoints that another
-run started from stay with that run.
+directories without run.json (left by a program that was interrupted during startup) can be deleted too. A run that was
+forked from a deleted run retains the checkpoint it started from.
 
 Examples:
   trieye rm first
@@ -21,13 +21,13 @@ from trieye.cli.arguments import add_removal
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     parser.add_argument(
-        "run_names", metavar="RUN", nargs="+", help="directories of runs, or names below --root: run or app/run"
+        "run_names", metavar="RUN", nargs="+", help="run directories, or run names below --root: run or app/run"
     )
     add_removal(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Delete the named runs, if all of them can be deleted."""
+    """Delete all selected runs, or none if a run cannot be deleted."""
     from trieye.cli.removal import carry_out
     from trieye.runs import remove
 

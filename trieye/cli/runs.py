@@ -1,14 +1,15 @@
-"""`trieye runs`: which runs there are.
+"""`trieye runs`: list runs.
 
-List runs with their status, step, best objective, time and size, the newest first.
+List runs with status, step, best objective, time and size, newest first.
 
-WHERE is the name of a run or an app, the directory of a sweep, or any directory with runs in it; without it, all apps
-of the project are listed. `took` is the time of the last attempt. LOST is a run that is recorded as running and whose
-process no longer exists: start it again, or `trieye close` it. Directories that are no runs are named, and left out.
+SOURCE is the name of a run or an app, the directory of a sweep, or any directory that contains runs. Without SOURCE,
+the runs of all apps of the project are listed. `took` is the duration of the last attempt. LOST means that the run is
+recorded as running but its process no longer exists: restart the run, or finish it with `trieye close`. Directories
+that are not runs are skipped and reported.
 
 Examples:
   trieye runs my_agent
-  trieye runs --status finished,running --newer-than 2d      of all apps of the project
+  trieye runs --status finished,running --newer-than 2d      all apps of the project
   trieye runs multirun/20260101_120000 --sort objective -n 5
   trieye runs --where agent.lr=3e-4 --metric loss --mode min --sort objective --json
 """
@@ -39,17 +40,23 @@ RUN_COLORS: dict[str, str] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
-    parser.add_argument("places", nargs="*", metavar="WHERE", help="runs, apps, or directories of sweeps, apps or runs")
-    parser.add_argument("--status", metavar="STATE,...", help=f"only those: {', '.join(STATUSES)}")
     parser.add_argument(
-        "--where", action="append", default=[], metavar="KEY=VALUE", help="only those with that in their config"
+        "sources", nargs="*", metavar="SOURCE", help="runs, apps, or directories of sweeps, apps or runs (default: all)"
     )
-    parser.add_argument("--newer-than", type=age, metavar="AGE", help="only those created since: 30d, 12h, 10m")
+    parser.add_argument("--status", metavar="STATUS,...", help=f"list only runs in these states: {', '.join(STATUSES)}")
+    parser.add_argument(
+        "--where", action="append", default=[], metavar="KEY=VALUE", help="list only runs with this config value"
+    )
+    parser.add_argument(
+        "--newer-than", type=age, metavar="AGE", help="list only runs created within this time, such as 30d, 12h or 10m"
+    )
     parser.add_argument("--metric", metavar="NAME", help="metric shown as the objective (default: loop.objective)")
-    parser.add_argument("--mode", choices=("max", "min"), help="which of its values is best (default: loop.mode)")
+    parser.add_argument(
+        "--mode", choices=("max", "min"), help="whether its highest or lowest value is best (default: loop.mode)"
+    )
     parser.add_argument("--sort", choices=SORTS, default="created", help="sort key (default: created)")
     parser.add_argument("-r", "--reverse", action="store_true", help="reverse the order")
-    parser.add_argument("-n", type=int, metavar="N", help="at most N")
+    parser.add_argument("-n", type=int, metavar="N", help="list at most N runs")
     add_json(parser)
     add_root(parser)
 
@@ -63,21 +70,22 @@ def run(options: argparse.Namespace) -> int:
     statuses = _statuses(options.status)
     where = dict(pair(text, "--where ") for text in options.where)
     if options.n is not None and options.n < 1:
-        raise ConfigurationError(f"-n {options.n}: it has to be 1 or more")
+        raise ConfigurationError(f"-n {options.n}: must be at least 1")
     if options.root is not None and not options.root.is_dir():
-        raise ConfigurationError(f"--root {options.root}: there is no such directory")
-    every, skipped = find(*options.places, root=options.root, metric=options.metric, mode=options.mode)
+        raise ConfigurationError(f"--root {options.root}: no such directory")
+    all_runs, skipped = find(*options.sources, root=options.root, metric=options.metric, mode=options.mode)
     try:
-        runs = select(every, status=statuses, where=where, newer_than_s=options.newer_than)
+        runs = select(all_runs, status=statuses, where=where, newer_than_s=options.newer_than)
     except ConfigurationError as error:
         raise ConfigurationError(f"--where {error}") from None
-    if options.metric is not None and every and all(run.best is None for run in every):
+    if options.metric is not None and all_runs and all(run.best is None for run in all_runs):
         print(f"note: no run has a metric {options.metric!r}", file=sys.stderr)
     runs = ordered(runs, options.sort, reverse=options.reverse)[: options.n]
     if options.json:
-        print_json("runs", {"runs": [_row(run) for run in runs], "skipped": [one._asdict() for one in skipped]})
+        print_json("runs", {"runs": [_row(run) for run in runs], "skipped": [entry._asdict() for entry in skipped]})
         return 0
-    _show(runs, skipped, num_found=len(every), places=options.places or [str(root) for root in roots_of(options.root)])
+    sources = options.sources or [str(root) for root in roots_of(options.root)]
+    _show(runs, skipped, num_runs=len(all_runs), sources=sources)
     return 0
 
 
@@ -92,7 +100,7 @@ def _statuses(text: str | None) -> set[str] | None:
             from trieye.config.base import did_you_mean
 
             raise ConfigurationError(
-                f"--status {name}: no run is that{did_you_mean(name, STATUSES)} (of: {', '.join(STATUSES)})"
+                f"--status {name}: unknown status{did_you_mean(name, STATUSES)} (choose from: {', '.join(STATUSES)})"
             )
     return {name.upper() for name in names}
 
@@ -105,45 +113,43 @@ def _row(run: "StoredRun") -> dict[str, Any]:
     return {**row, "size_bytes": run.size_bytes, "age_s": time.time() - run.created}
 
 
-def _show(runs: "Sequence[StoredRun]", skipped: "Sequence[Skipped]", *, num_found: int, places: Sequence[str]) -> None:
+def _show(runs: "Sequence[StoredRun]", skipped: "Sequence[Skipped]", *, num_runs: int, sources: Sequence[str]) -> None:
     from trieye.process.terminal import Terminal
 
     if runs:
         Terminal().print(_lines(runs))
-    elif num_found:
-        print(f"none of {num_found} runs is like that")
+    elif num_runs:
+        print(f"none of {num_runs} runs match")
+    elif sources:
+        print(f"no runs in {', '.join(sources)}")
     else:
-        print(
-            f"no runs in {', '.join(places)}"
-            if places
-            else f"no runs: there is no {DEFAULT_ROOT} here nor above; name a directory with --root"
-        )
+        print(f"no runs: no {DEFAULT_ROOT} in the working directory or above it; pass the directory with --root")
     _show_skipped(skipped)
 
 
 def _show_skipped(skipped: "Sequence[Skipped]") -> None:
-    """Name directories without run.json on one line for each app, and others with the reason."""
+    """Print directories without run.json on one line per app, and the other skipped directories with the reason."""
     from trieye.runs.finding import is_run_leftover
 
     leftovers: dict[Path, list[str]] = {}
     others = []
-    for one in skipped:
-        if is_run_leftover(one.directory):
-            leftovers.setdefault(one.directory.parent, []).append(one.directory.name)
+    for entry in skipped:
+        if is_run_leftover(entry.directory):
+            leftovers.setdefault(entry.directory.parent, []).append(entry.directory.name)
         else:
-            others.append(f"left out: {one.directory}: {one.reason}")
+            others.append(f"skipped: {entry.directory}: {entry.reason}")
     for runs, names in leftovers.items():
         more = f" and {len(names) - MAX_SKIPPED} more" if names[MAX_SKIPPED:] else ""
         shown = f"{', '.join(names[:MAX_SKIPPED])}{more}"
-        print(f"left out, no run.json (`trieye rm NAME` deletes one): {shown} in {runs}", file=sys.stderr)
+        print(f"skipped, no run.json (`trieye rm NAME` deletes a directory): {shown} in {runs}", file=sys.stderr)
     for line in others[:MAX_SKIPPED]:
         print(line, file=sys.stderr)
     if others[MAX_SKIPPED:]:
-        print(f"left out: {len(others) - MAX_SKIPPED} more directories that are no runs", file=sys.stderr)
+        print(f"skipped: {len(others) - MAX_SKIPPED} more directories that are not runs", file=sys.stderr)
 
 
 def _lines(runs: "Sequence[StoredRun]") -> "Text":
-    """Return a line for each run, which no pipe folds; a table of rich takes longer than reading all runs."""
+    """Return one line per run, unfolded in pipes; rendering a rich table would take longer than reading all runs."""
     from rich.cells import cell_len, set_cell_size
     from rich.filesize import decimal
 
@@ -151,8 +157,8 @@ def _lines(runs: "Sequence[StoredRun]") -> "Text":
     from trieye.process.text import duration, visible
 
     apps, metrics = {run.app for run in runs}, {run.metric for run in runs if run.best is not None}
-    now, one = time.time(), str(next(iter(metrics))) if len(metrics) == 1 else None
-    rows = [("run", "status", "step", one or "objective", "took", "age", "size")]
+    now, common_metric = time.time(), str(next(iter(metrics))) if len(metrics) == 1 else None
+    rows = [("run", "status", "step", common_metric or "objective", "took", "age", "size")]
     for run in runs:
         best = "" if run.best is None else f"{run.best:.6g}" + (" (diverged)" if run.diverged else "")
         rows.append(
@@ -160,7 +166,7 @@ def _lines(runs: "Sequence[StoredRun]") -> "Text":
                 run.name if len(apps) == 1 else f"{run.app}/{run.name}",
                 run.status,
                 "" if run.step is None else f"{run.step:,}",
-                best if one or not best else f"{best} {run.metric}",
+                best if common_metric or not best else f"{best} {run.metric}",
                 duration(run.took_s),
                 duration(now - run.created),
                 decimal(run.size_bytes),

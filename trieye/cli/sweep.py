@@ -1,20 +1,20 @@
-"""`trieye sweep`: plan a sweep, see what became of its jobs, and run those that are missing.
+"""`trieye sweep`: plan a sweep, show the status of its jobs and run unfinished jobs.
 
-Plan a sweep, look at its jobs, and run those that are missing.
+Plan a sweep, show the status of its jobs, and run unfinished jobs.
 
-What varies is typed as for Hydra's -m; the last key varies fastest, and a job keeps its number for ever. DIR is the
-directory of the sweep, by default the one you are in, or else the newest below multirun/.
+Varying keys are written as for Hydra's -m. The last key varies fastest, and a job's index never changes. DIR is the
+sweep directory; default: the working directory if it contains a sweep, else the newest sweep below multirun/.
 
 Examples:
   trieye sweep plan my_agent.train 'agent.lr=1e-4,3e-4' 'agent=ppo,dqn' --seeds 5 -o sweeps/first
-  trieye sweep plan my_agent.train experiments/sarsa.json --seeds 30       a description of PyExpUtils
-  trieye sweep show 7                           what job 7 is
-  trieye sweep find agent.lr=3e-4 seed=2        which jobs have that
+  trieye sweep plan my_agent.train experiments/sarsa.json --seeds 30       a PyExpUtils experiment description
+  trieye sweep show 7                           overrides of job 7
+  trieye sweep find agent.lr=3e-4 seed=2        which jobs have these values
   trieye sweep run -i $SLURM_ARRAY_TASK_ID --stride 100
   trieye sweep status multirun/20260101_120000
-  trieye sweep relaunch --only failed           goes on from checkpoints; completed jobs are never run again
+  trieye sweep relaunch --only failed           resumes from checkpoints; never repeats completed jobs
   trieye sweep slurm --hours 3 --memory-gib 4 --per-task 10 --submit
-  trieye sweep merge                            brings runs from other machines' disks here, and into MLflow
+  trieye sweep merge                            copies runs from other machines here and logs them to MLflow
 """
 
 import argparse
@@ -46,12 +46,12 @@ _COLORS = {
     "incomplete": "yellow", "removed": "yellow", "missing": "",
 }  # fmt: skip
 _NOTES = {
-    "unknown": "last seen on another machine; `trieye sweep relaunch` waits for a sign of life",
-    "removed": "its run was deleted; `trieye sweep relaunch --only removed` runs the job again",
+    "unknown": "last seen on another machine; `trieye sweep relaunch` waits for its heartbeat",
+    "removed": "its run was deleted; `trieye sweep relaunch --only removed` reruns the job",
 }
-_AGAIN = ("failed", "incomplete", "missing")
-_SELECTABLE = (*_AGAIN, "removed")
-_DEFAULT = ",".join(_AGAIN)
+_UNFINISHED = ("failed", "incomplete", "missing")
+_SELECTABLE = (*_UNFINISHED, "removed")
+_DEFAULT = ",".join(_UNFINISHED)
 _BUSY = ("running", "unknown")
 _LONGEST = 80
 
@@ -61,47 +61,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(
         title="actions", metavar="ACTION", dest="action", required=True, parser_class=AnyOrder
     )
-    plan = actions.add_parser("plan", help="show the jobs of a sweep, and write them down with -o")
+    plan = actions.add_parser("plan", help="show the jobs of a sweep; -o writes the plan to a directory")
     plan.add_argument(
         "words",
         nargs="+",
         metavar="[PROGRAM] KEY=VALUES",
-        help="module or file to run, and what varies; a description of PyExpUtils (.json) is as good as KEY=VALUES",
+        help="module or file to run, then varying keys or PyExpUtils experiment descriptions (.json)",
     )
-    plan.add_argument("--seeds", type=int, metavar="N", help="repeat all with the seeds 0 to N-1")
-    plan.add_argument("--zip", action="append", default=[], metavar="KEY,KEY", help="keys that vary together")
-    plan.add_argument("--exclude", action="append", default=[], metavar="KEY=VALUE,...", help="exclude a combination")
-    plan.add_argument("-o", "--output", type=Path, metavar="DIR", help="write it down, for `run` and `relaunch`")
+    plan.add_argument("--seeds", type=int, metavar="N", help="repeat each job with the seeds 0 to N-1")
+    plan.add_argument(
+        "--zip", action="append", default=[], metavar="KEY,KEY", help="vary these keys together; repeatable"
+    )
+    plan.add_argument(
+        "--exclude", action="append", default=[], metavar="KEY=VALUE,...", help="exclude a combination; repeatable"
+    )
+    plan.add_argument("-o", "--output", type=Path, metavar="DIR", help="write the plan here, for `run` and `relaunch`")
     for name, text in (("show", "what a job is"), ("find", "which jobs have these values"), ("run", "run jobs here")):
         action = actions.add_parser(name, help=text)
-        action.add_argument("-d", "--dir", type=Path, metavar="DIR", help="directory of the sweep")
+        action.add_argument("-d", "--dir", type=Path, metavar="DIR", help="sweep directory")
         if name == "show":
-            action.add_argument("index", type=int, metavar="I", help="number of the job")
+            action.add_argument("index", type=int, metavar="I", help="index of the job")
         elif name == "find":
-            action.add_argument("values", nargs="+", metavar="KEY=VALUE", help="values to look for")
+            action.add_argument("values", nargs="+", metavar="KEY=VALUE", help="values of the jobs")
         else:
-            action.add_argument("-i", "--index", required=True, metavar="I", help="number of the job, or as in 0-9,12")
-            action.add_argument("--stride", type=int, metavar="K", help="also jobs I+K, I+2K, and so on")
-            action.add_argument(
-                "--max-concurrent", type=int, default=1, metavar="N", help="maximum number of jobs at the same time (1)"
-            )
+            action.add_argument("-i", "--index", required=True, metavar="I", help="job index or ranges, such as 0-9,12")
+            action.add_argument("--stride", type=int, metavar="K", help="also run the jobs I+K, I+2K and so on")
+            action.add_argument("--max-concurrent", type=int, default=1, metavar="N", help="parallel jobs (default: 1)")
             add_confirmed(action)
-    status = actions.add_parser("status", help="what became of the jobs; exit code 0 if all are completed")
-    status.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="directory of the sweep")
-    again = actions.add_parser("relaunch", help="run what is not completed, from checkpoints where there are some")
-    again.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="directory of the sweep")
-    again.add_argument("--only", default=_DEFAULT, metavar="HOW,...", help=f"of {', '.join(_SELECTABLE)} ({_DEFAULT})")
-    again.add_argument("--dry-run", action="store_true", help="show which jobs, and the command")
-    add_confirmed(again)
-    add_slurm(actions, _AGAIN)
+    status = actions.add_parser("status", help="show the status of the jobs; exit code 0 if all are completed")
+    status.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory")
+    relaunch = actions.add_parser("relaunch", help="run unfinished jobs, from checkpoints where available")
+    relaunch.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory")
+    relaunch.add_argument(
+        "--only",
+        default=_DEFAULT,
+        metavar="STATE,...",
+        help=f"run only jobs in these states: {', '.join(_SELECTABLE)} (default: {_DEFAULT})",
+    )
+    relaunch.add_argument("--dry-run", action="store_true", help="show the jobs and the command without starting them")
+    add_confirmed(relaunch)
+    add_slurm(actions, _UNFINISHED)
     add_merge(actions)
     for action in actions.choices.values():
         add_json(action)
-    parser.set_defaults(when_interrupted="interrupted; `trieye sweep relaunch` runs what is not completed")
+    parser.set_defaults(when_interrupted="interrupted; `trieye sweep relaunch` runs unfinished jobs")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the action says."""
+    """Run the selected action."""
     return int(_ACTIONS[options.action](options))
 
 
@@ -113,22 +120,22 @@ def _plan(options: argparse.Namespace) -> int:
     from trieye.sweeps.spec import grid_of
 
     if options.seeds is not None and options.seeds < 1:
-        raise ConfigurationError(f"--seeds {options.seeds}: it has to be 1 or more")
-    program, typed = _program(options.words)
-    words, hydras, descriptions = _typed(typed, options.seeds)
-    given: dict[str, Any] = {
+        raise ConfigurationError(f"--seeds {options.seeds}: must be at least 1")
+    program, overrides = _program(options.words)
+    words, hydra_words, descriptions = _split(overrides, options.seeds)
+    sweeper: dict[str, Any] = {
         "seeds": options.seeds,
         "zip": [group.split(",") for group in options.zip],
         "exclude": [dict(map(pair, group.split(","))) for group in options.exclude],
     }
-    own = [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in given.items() if value]
+    own = [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in sweeper.items() if value]
     record = SweepRecord(
         program=program,
         working_dir=str(Path.cwd()),
         spec=[redacted_text(word) for word in words],
-        own=["hydra/sweeper=trieye", "hydra/launcher=trieye_ray", *own, *hydras],
+        own=["hydra/sweeper=trieye", "hydra/launcher=trieye_ray", *own, *hydra_words],
     ).sign()
-    grid = grid_of(words, SweeperConfig.model_validate(given))
+    grid = grid_of(words, SweeperConfig.model_validate(sweeper))
     with nullcontext() if options.output is None else lock_in(options.output):
         if options.output is not None and (before := SweepRecord.read(options.output)) is not None:
             grid = before.at(options.output).going_on(grid, words, options.output)
@@ -136,58 +143,57 @@ def _plan(options: argparse.Namespace) -> int:
         if options.output is not None:
             record.write(options.output)
     if options.json:
-        experiments = [{"path": one.path, "name": one.name} for one in descriptions]
-        shown = grid.without_secrets()
-        axes = [{"keys": list(axis.keys), "values": [list(values) for values in axis.places]} for axis in shown.axes]
+        experiments = [{"path": description.path, "name": description.name} for description in descriptions]
+        public_axes = grid.without_secrets().axes
+        axes = [{"keys": list(axis.keys), "values": [list(values) for values in axis.places]} for axis in public_axes]
         document = {"num_jobs": sum(1 for _ in grid) if grid.without else grid.size, "fingerprint": grid.fingerprint}
         print_json("sweep.plan", {**document, "axes": axes, "experiments": experiments, "sweep": options.output})
         return 0
     plan_table(grid)
     for description in descriptions:
-        place = "" if description.save_pattern is None else f", job 0 saves in {description.save_path(0)}"
-        print(f"{description.path}: experiment {description.name}{place}")
+        output = "" if description.save_pattern is None else f", job 0 saves to {description.save_path(0)}"
+        print(f"{description.path}: experiment {description.name}{output}")
     if options.output is not None:
-        then = f"run it: trieye sweep relaunch {options.output}" if program else "name a program first to have it run"
-        print(f"written to {options.output}; {then}")
+        command = f"run it: trieye sweep relaunch {options.output}" if program else "to run it, pass the program first"
+        print(f"written to {options.output}; {command}")
     return 0
 
 
 def _program(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the command of the program, if one is named first, and the overrides."""
+    """Return the command of the program, empty if the first word is no program, and the other words."""
     first, *rest = words
     if "=" in first or first.startswith("~") or first.endswith(".json"):
         return [], list(words)
     from trieye.config.base import did_you_mean
 
     if not rest:
-        raise ConfigurationError(f"{first}: nothing varies; type KEY=VALUES after it, as in 'seed=range(0,5)'")
+        raise ConfigurationError(f"{first}: no varying keys; add KEY=VALUES, such as 'seed=range(0,5)'")
     if first.endswith(".py"):
         if not Path(first).is_file():
-            near = did_you_mean(Path(first).name, [path.name for path in Path(first).parent.glob("*.py")])
-            raise ConfigurationError(f"{first}: there is no such file{near}")
+            hint = did_you_mean(Path(first).name, [path.name for path in Path(first).parent.glob("*.py")])
+            raise ConfigurationError(f"{first}: no such file{hint}")
         return [sys.executable, first], rest
     if not _is_module(first):
         raise ConfigurationError(
-            f"{first}: there is no such module here; a program is named as in `python -m my_agent.train`, or by its "
-            "file"
+            f"{first}: no such module in the working directory; pass a module, such as my_agent.train, or a .py file"
         )
     return [sys.executable, "-m", first], rest
 
 
 def _is_module(name: str) -> bool:
-    """Tell whether `python -m name` would find a module, without importing what is around it."""
-    whole, *rest = name.split(".")
-    spec = PathFinder.find_spec(whole, [str(Path.cwd())]) or find_spec(whole)
+    """Return whether `python -m name` would find a module, without importing its parent packages."""
+    qualified_name, *rest = name.split(".")
+    spec = PathFinder.find_spec(qualified_name, [str(Path.cwd())]) or find_spec(qualified_name)
     for part in rest:
         if spec is None:
             break
-        whole = f"{whole}.{part}"
-        spec = PathFinder.find_spec(whole, spec.submodule_search_locations or [])
+        qualified_name = f"{qualified_name}.{part}"
+        spec = PathFinder.find_spec(qualified_name, spec.submodule_search_locations or [])
     return spec is not None
 
 
-def _typed(words: Sequence[str], seeds: int | None) -> "tuple[list[str], list[str], list[Description]]":
-    """Return the overrides, with what descriptions hold in their place; those of Hydra's own keys; the descriptions."""
+def _split(words: Sequence[str], seeds: int | None) -> "tuple[list[str], list[str], list[Description]]":
+    """Return the program's overrides (descriptions expanded in place), Hydra's own overrides, and the descriptions."""
     from trieye.sweeps.descriptions import Description
 
     spec: list[str] = []
@@ -198,7 +204,7 @@ def _typed(words: Sequence[str], seeds: int | None) -> "tuple[list[str], list[st
             descriptions.append(Description.read(Path(word), runs=seeds or 1))
             spec += descriptions[-1].words
         elif word.lstrip("+").startswith(("hydra.sweep", "hydra/sweep", "hydra.mode")):
-            raise ConfigurationError(f"{word}: a plan says that by --seeds, --zip, --exclude and -o")
+            raise ConfigurationError(f"{word}: a plan does not accept this key; use --seeds, --zip, --exclude and -o")
         elif word.lstrip("+").startswith(("hydra.", "hydra/")):
             own.append(word)
         else:
@@ -215,12 +221,12 @@ def _show(options: argparse.Namespace) -> int:
         words = grid[options.index]
     except IndexError as error:
         raise ConfigurationError(str(error)) from None
-    is_left_out = grid.is_left_out(options.index)
+    is_excluded = grid.is_left_out(options.index)
     if options.json:
-        document = {"sweep": directory, "index": options.index, "overrides": words, "is_left_out": is_left_out}
+        document = {"sweep": directory, "index": options.index, "overrides": words, "is_left_out": is_excluded}
         print_json("sweep.show", document)
     else:
-        print(shlex.join(words) + ("   (left out)" if is_left_out else ""))
+        print(shlex.join(words) + ("   (excluded)" if is_excluded else ""))
     return 0
 
 
@@ -229,13 +235,13 @@ def _find(options: argparse.Namespace) -> int:
 
     directory = sweep_directory(options.dir)
     grid = SweepRecord.of(directory).the_grid()
-    found = list(grid.find(dict(map(pair, options.values))))
-    if not found:
-        raise ConfigurationError(f"{' '.join(options.values)}: all jobs with these values are left out of the sweep")
+    indices = list(grid.find(dict(map(pair, options.values))))
+    if not indices:
+        raise ConfigurationError(f"{' '.join(options.values)}: all jobs with these values are excluded by --exclude")
     if options.json:
-        print_json("sweep.find", {"sweep": directory, "indices": found})
+        print_json("sweep.find", {"sweep": directory, "indices": indices})
     else:
-        print(*found, sep="\n")
+        print(*indices, sep="\n")
     return 0
 
 
@@ -247,10 +253,10 @@ def _run(options: argparse.Namespace) -> int:
     grid = record.the_grid()
     indices = numbers(options.index)
     if max(indices) >= grid.size:
-        raise ConfigurationError(f"-i {options.index}: the sweep has the jobs 0 to {grid.size - 1}")
+        raise ConfigurationError(f"-i {options.index}: out of range; the sweep has the jobs 0 to {grid.size - 1}")
     for name, value in (("stride", options.stride), ("max-concurrent", options.max_concurrent)):
         if value is not None and value < 1:
-            raise ConfigurationError(f"--{name} {value}: it has to be 1 or more")
+            raise ConfigurationError(f"--{name} {value}: must be at least 1")
     if options.stride:
         indices = [index for first in indices for index in range(first, grid.size, options.stride)]
     one_by_one = options.max_concurrent == 1
@@ -271,10 +277,10 @@ def _status(options: argparse.Namespace) -> int:
 
         console = Terminal()
         console.print(_table(jobs))
-        told = (Text(f"{counts[how]} {how}", _COLORS[how]) for how in HOWS if counts[how])
-        console.print(Text(f"{len(jobs)} jobs: ").append_text(Text(", ").join(told)))
-        if counts.keys() & set(_AGAIN):
-            console.print(f"run what is not completed: trieye sweep relaunch {directory}")
+        summary = (Text(f"{counts[how]} {how}", _COLORS[how]) for how in HOWS if counts[how])
+        console.print(Text(f"{len(jobs)} jobs: ").append_text(Text(", ").join(summary)))
+        if counts.keys() & set(_UNFINISHED):
+            console.print(f"run unfinished jobs: trieye sweep relaunch {directory}")
     return 0 if counts["completed"] + counts["pruned"] == len(jobs) else 1
 
 
@@ -298,27 +304,28 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
     import platform
     import time
 
-    from trieye.process.terminal import Table, Text
+    from trieye.process.terminal import Text, TextTable
     from trieye.sweeps.grid import short
     from trieye.sweeps.report import headings
 
     keys = list(dict.fromkeys(key for job in jobs for key in job.values))
-    table = Table()
+    table = TextTable()
     is_spread = any(job.record is not None and job.record.host != platform.node() for job in jobs)
-    names = ("job", "state", *headings(keys), "step", "objective", "attempt", "for", *(["on"] if is_spread else []), "")
+    hosts = ["host"] if is_spread else []
+    names = ("job", "state", *headings(keys), "step", "objective", "attempt", "time", *hosts, "")
     widths = {"state": max((len(job.how) for job in jobs), default=0)}
-    widths["on"] = max((len(job.record.host) for job in jobs if job.record is not None), default=0)
+    widths["host"] = max((len(job.record.host) for job in jobs if job.record is not None), default=0)
     for name in names:
-        side: Any = "left" if name in ("state", "on", "") else "right"
+        side: Any = "left" if name in ("state", "host", "") else "right"
         table.add_column(name, justify=side, min_width=widths.get(name))
     for job in jobs:
         record, note = job.record, job.problem or ""
         if record is not None and not note:
             note = _NOTES.get(job.how) or record.error or ""
             if job.how == "running" and record.host == platform.node():
-                note = f"heard {max(time.time() - record.heartbeat, 0):.0f} s ago"
+                note = f"last heartbeat {max(time.time() - record.heartbeat, 0):.0f} s ago"
             elif job.how == "incomplete":
-                note = "goes on from its checkpoint" if job.has_checkpoint else "begins anew"
+                note = "resumes from its checkpoint" if job.has_checkpoint else "restarts from scratch"
         table.add_row(
             str(job.index),
             Text(job.how, style=_COLORS[job.how]),
@@ -358,13 +365,13 @@ def _slurm(options: argparse.Namespace) -> int:
     directory, record, jobs = _unfinished(options)
     running = [job.index for job in jobs if job.how == "running"]
     if running:
-        print(f"left out, since they are running: {', '.join(map(str, running))}", file=sys.stderr)
+        print(f"skipping running jobs: {', '.join(map(str, running))}", file=sys.stderr)
     only = [job.index for job in jobs if job.index not in running]
     if not only:
         if options.json:
             print_json("sweep.slurm", {"sweep": directory, "jobs": [], "num_tasks": 0})
         return 0
-    command = command_of(record, directory, only=only)  # which raises now, not when the tasks start
+    command = command_of(record, directory, only=only)  # raises an error now rather than in each Slurm task
     confirm(command, record.working_dir, origin=str(directory), is_signed=record.is_signed, is_confirmed=options.yes)
     return write_script(options, directory, only, record.working_dir)
 
@@ -377,42 +384,42 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[JobStatus]]":
-    """Return the sweep, and its jobs that `--only` asks for; say so if there are none.
+    """Return the sweep directory, its record and the jobs that `--only` selects; print a message if there are none.
 
-    Whoever asks for incomplete jobs also gets those that run without a driver, or may run on another machine: they are
-    incomplete as soon as their process has ended, and the launcher waits for that.
+    `incomplete` also selects jobs that run without a driver or may run on another machine: they become incomplete when
+    their process ends, and the launcher waits for that.
     """
     from trieye.config.base import did_you_mean
     from trieye.sweeps.status import status_of
 
     out = sys.stderr if options.json else sys.stdout
-    wanted = [name.strip() for name in options.only.split(",")]
-    for name in wanted:
+    states = [name.strip() for name in options.only.split(",")]
+    for name in states:
         if name not in _SELECTABLE:
-            raise ConfigurationError(
-                f"--only {name}: no such state of a job{did_you_mean(name, _SELECTABLE)} (of: {', '.join(_SELECTABLE)})"
-            )
+            hint = did_you_mean(name, _SELECTABLE)
+            raise ConfigurationError(f"--only {name}: unknown job state{hint} (choose from: {', '.join(_SELECTABLE)})")
     directory = sweep_directory(options.dir)
     record = _record_at(directory)
-    every = status_of(directory)
-    jobs = [job for job in every if job.how in wanted or (job.how in _BUSY and "incomplete" in wanted)]
+    all_jobs = status_of(directory)
+    jobs = [job for job in all_jobs if job.how in states or (job.how in _BUSY and "incomplete" in states)]
     if not jobs:
-        print(f"nothing to do: no job of {directory} is {' or '.join(wanted)}", file=out)
-    removed = [job.index for job in every if job.how == "removed" and job not in jobs]
+        print(f"no jobs to run: no job of {directory} is {' or '.join(states)}", file=out)
+    removed = [job.index for job in all_jobs if job.how == "removed" and job not in jobs]
     if removed:
-        print(f"the runs of {len(removed)} completed jobs were deleted; --only removed runs these jobs again", file=out)
+        print(f"the runs of {len(removed)} completed jobs were deleted; --only removed reruns these jobs", file=out)
     return directory, record, jobs
 
 
 def _record_at(directory: Path) -> "SweepRecord":
-    """Return the record of a sweep; print which project it belongs to if it was moved or copied with one."""
+    """Return the record of a sweep; print its project directory if sweep and project were moved or copied."""
     from trieye.sweeps.record import SweepRecord
 
     recorded = SweepRecord.of(directory)
     record = recorded.at(directory)
     if record.working_dir != recorded.working_dir:
-        moved = f"this sweep came here from {recorded.directory}; its program runs in {record.working_dir}"
-        print(moved, file=sys.stderr)
+        print(
+            f"sweep moved here from {recorded.directory}; running its program in {record.working_dir}", file=sys.stderr
+        )
     return record
 
 
@@ -423,7 +430,7 @@ def _start(options: argparse.Namespace, record: "SweepRecord", directory: Path, 
 
     command = command_of(record, directory, *more, only=only)
     if not Path(record.working_dir).is_dir():
-        raise ConfigurationError(f"{directory}: it was started in {record.working_dir}, which is gone")
+        raise ConfigurationError(f"{directory}: its working directory {record.working_dir} no longer exists")
     confirm(command, record.working_dir, origin=str(directory), is_signed=record.is_signed, is_confirmed=options.yes)
     if options.json:
         document = {"sweep": directory, "jobs": list(only), "command": command, "is_dry_run": False}

@@ -1,4 +1,4 @@
-"""`trieye sweep merge`: bring the runs of a sweep from their mirror, and show all of them in one MLflow store."""
+"""`trieye sweep merge`: copy the runs of a sweep from their mirror and log all of them to one MLflow store."""
 
 import argparse
 from collections.abc import Mapping
@@ -17,16 +17,16 @@ LOCK = "merge.lock"
 
 
 def add_merge(actions: Any) -> None:
-    """Add the action to the others."""
-    merge = actions.add_parser("merge", help="bring the runs of other machines here, and into one MLflow store")
-    merge.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="directory of the sweep")
-    merge.add_argument("--mirror", metavar="URL", help=f"where the runs are mirrored ({_MIRROR} of the sweep)")
+    """Add the `merge` action."""
+    merge = actions.add_parser("merge", help="copy runs from other machines here, and log them to one MLflow store")
+    merge.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory")
+    merge.add_argument("--mirror", metavar="URL", help=f"mirror of the runs (default: {_MIRROR} of the sweep)")
     add_root(merge, Path(DEFAULT_ROOT))
     add_timeout(merge)
 
 
 def merge(options: argparse.Namespace, directory: Path, record: "SweepRecord") -> int:
-    """Bring what is new of each run here, deliver it to MLflow, and return the exit code."""
+    """Copy new runs and new states of runs from the mirror, deliver them to MLflow, and return the exit code."""
     from trieye.process.lock import RunLock
     from trieye.sweeps.jobs import RUN
     from trieye.sweeps.status import status_of
@@ -35,32 +35,33 @@ def merge(options: argparse.Namespace, directory: Path, record: "SweepRecord") -
     mirror = _mirror(options.mirror, record)
     failed: dict[int, str] = {}
     with RunLock(directory / LOCK):
-        begun = [job for job in status_of(directory) if (directory / str(job.index) / RUN).is_symlink()]
-        for job in begun:
+        started = [job for job in status_of(directory) if (directory / str(job.index) / RUN).is_symlink()]
+        for job in started:
             try:
-                run_dir, is_new = _brought(directory / str(job.index) / RUN, mirror, options.root.resolve())
+                run_dir, is_new = _fetch(directory / str(job.index) / RUN, mirror, options.root.resolve())
                 if is_new and (missing := _deliver(run_dir, options.timeout)):
-                    failed[job.index] = "; ".join(f"{sink}: {lacks}" for sink, lacks in missing.items())
+                    failed[job.index] = "; ".join(f"{sink}: {reason}" for sink, reason in missing.items())
             except (TrieyeError, OSError) as error:
                 failed[job.index] = str(error)
         show_in_mlflow(directory, record)
     if options.json:
-        print_json("sweep.merge", {"sweep": directory, "num_runs": len(begun), "failed": failed})
+        print_json("sweep.merge", {"sweep": directory, "num_runs": len(started), "failed": failed})
     else:
         for index, reason in failed.items():
             print(f"job {index}: {reason}")
-        print(f"{len(begun) - len(failed)} of {len(begun)} runs are in {options.root}")
+        print(f"{len(started) - len(failed)} of {len(started)} runs are in {options.root}")
     return 1 if failed else 0
 
 
-def _mirror(given: str | None, record: "SweepRecord") -> str:
+def _mirror(option: str | None, record: "SweepRecord") -> str:
     from trieye.config.mirror import check_mirror_url
 
-    typed = [word.partition("=")[2] for word in record.spec if word.lstrip("+").startswith(f"{_MIRROR}=")]
-    url = given or (typed[-1] if typed else None)
+    urls = [word.partition("=")[2] for word in record.spec if word.lstrip("+").startswith(f"{_MIRROR}=")]
+    url = option or (urls[-1] if urls else None)
     if url is None:
         raise ConfigurationError(
-            f"name the mirror of the runs, {_MIRROR} in their config: --mirror file:///shared/runs"
+            f"unknown mirror: the sweep does not set {_MIRROR}; pass the mirror of the runs, such as "
+            "--mirror file:///shared/runs"
         )
     try:
         return check_mirror_url(url)
@@ -68,14 +69,19 @@ def _mirror(given: str | None, record: "SweepRecord") -> str:
         raise ConfigurationError(f"--mirror {url}: {error}") from error
 
 
-def _brought(link: Path, mirror: str, root: Path) -> tuple[Path, bool]:
-    """Bring the run of a job here, if it is not, or is older than in its mirror.
+def _fetch(link: Path, mirror: str, root: Path) -> tuple[Path, bool]:
+    """Copy the run of a job from the mirror unless the local copy is up to date.
+
+    Args:
+        link: Link of the job to its run.
+        mirror: URL of the mirror.
+        root: Directory of all apps.
 
     Returns:
-        Its directory, and whether there is something new in it.
+        The local run directory, and whether it has new content.
 
     Raises:
-        ConfigurationError: The mirror does not have it, or there is another run here.
+        ConfigurationError: The mirror lacks the run, or another run occupies its directory.
     """
     from trieye.config import TrieyeConfig
     from trieye.files.atomic import relink, remove
@@ -86,34 +92,35 @@ def _brought(link: Path, mirror: str, root: Path) -> tuple[Path, bool]:
     from trieye.mirror.store import MirrorStore
     from trieye.process.lock import RunLock
 
-    there = link.readlink()  # on the machine that ran the job
-    if len(there.parts) < 3:  # noqa: PLR2004 - app, runs, name
+    origin = link.readlink()  # directory on the machine that ran the job
+    if len(origin.parts) < 3:  # noqa: PLR2004 - app, runs, name
         raise ConfigurationError(
-            f"{link} leads to {str(there)!r}; the link to a run ends in APP/RUNS/NAME. Delete it, and relaunch the job"
+            f"{link} points to {str(origin)!r}, but the link to a run ends with APP/RUNS/NAME; delete the link and "
+            "relaunch the job"
         )
-    app, runs, name = there.parts[-3:]
-    held = TrieyeConfig(
+    app, runs, name = origin.parts[-3:]
+    persistence = TrieyeConfig(
         app_name=app, run_name=name, persistence={"root_data_dir": str(root), "runs_dir_name": runs}
     ).persistence
-    paths = RunFiles(held)
-    here, local = paths.run_base_dir, LocalRun(paths)
+    paths = RunFiles(persistence)
+    run_dir, local = paths.run_base_dir, LocalRun(paths)
     newest = whole_states(MirrorStore(mirror, app, name).list(STATES))
     if not newest:
-        raise ConfigurationError(f"run {name!r} is not in {mirror}; had its job {_MIRROR}={mirror}?")
+        raise ConfigurationError(f"run {name!r} is not in {mirror}; check that its job had {_MIRROR}={mirror}")
     if not local.is_lost():
-        known = local.record().generation
-        if not known and there == here:
-            return here, False  # this machine ran the job
-        if not known:
-            raise ConfigurationError(f"{here} is a run that did not come from a mirror; choose another --root")
-        if known >= newest[0][0]:
-            return here, False
-        remove(here)
+        generation = local.record().generation
+        if not generation and origin == run_dir:
+            return run_dir, False  # this machine ran the job
+        if not generation:
+            raise ConfigurationError(f"{run_dir} is a run that was not copied from a mirror; choose another --root")
+        if generation >= newest[0][0]:
+            return run_dir, False
+        remove(run_dir)
     paths.create_run_directories()
     with RunLock(paths.lock_path):
         restore_run(paths, mirror)
-    relink(link, here)
-    return here, True
+    relink(link, run_dir)
+    return run_dir, True
 
 
 def _deliver(run_dir: Path, timeout_s: float) -> Mapping[str, str]:
@@ -124,6 +131,6 @@ def _deliver(run_dir: Path, timeout_s: float) -> Mapping[str, str]:
     config = config_of(run_dir)
     mlflow = config.sinks.mlflow.model_copy(update={"enabled": True})
     sinks = config.sinks.model_copy(update={"mlflow": mlflow})
-    persistence = config.persistence.model_copy(update={"mirror": None})  # which has it all
+    persistence = config.persistence.model_copy(update={"mirror": None})  # the mirror is already complete
     config = config.model_copy(update={"sinks": sinks, "persistence": persistence})
-    return deliver(config, timeout_s, rewritten=["mlflow"]).missing  # MLflow drops what it has
+    return deliver(config, timeout_s, rewritten=["mlflow"]).missing  # MLflow ignores items that it already has

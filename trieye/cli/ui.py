@@ -1,16 +1,16 @@
-"""`trieye ui`: MLflow, TensorBoard and our own report in the browser.
+"""`trieye ui`: open MLflow, TensorBoard and trieye's report in the browser.
 
 Show a run, an app or a sweep in MLflow, in TensorBoard and in the report of `trieye results`.
 
-All are started on this machine, for this machine only, and end with Ctrl-C. MLflow opens at the page of the run, the
-sweep or the experiment; TensorBoard shows these runs and no others, also those that begin later; the report is made
-anew whenever it is loaded. Where runs log to an MLflow server, its page is linked, and none is started.
+All servers run on this machine, accept only local connections, and stop with Ctrl-C. MLflow opens at the page of the
+run, sweep or experiment. TensorBoard shows only the selected runs, including runs that start later. The report is
+regenerated on each page load. If runs log to an MLflow server, the command links to it and starts no MLflow server.
 
 Examples:
-  trieye ui                                    all apps of the project that you stand in
+  trieye ui                                    all apps of the project that contains the working directory
   trieye ui my_agent/first
   trieye ui multirun/20260101_120000 --only tensorboard --port 6006
-  ssh -L 8000:127.0.0.1:8000 server            in another terminal, for `trieye ui --port 8000` on the server
+  ssh -L 8000:127.0.0.1:8000 server            in another terminal: tunnel to `trieye ui --port 8000` on the server
 """
 
 import argparse
@@ -19,10 +19,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import DEFAULT_ROOT
+from trieye.cli.arguments import add_root
 
 if TYPE_CHECKING:
     from trieye.cli.pages import Page
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
 KINDS = ("mlflow", "tensorboard", "report")
 
-LOOK_EVERY_S, REFRESH_EVERY_S = 0.5, 10.0
-"""How often the servers are looked at, and how often runs are looked for that have begun since."""
+CHECK_EVERY_S, REFRESH_EVERY_S = 0.5, 10.0
+"""Interval between checks of the servers, and between searches for new runs."""
 
 _HIGHEST_PORT = 65535
 
@@ -39,14 +38,12 @@ _HIGHEST_PORT = 65535
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     parser.add_argument(
-        "place", nargs="?", metavar="RUN|APP|SWEEP|DIR", help="what to show (default: all apps of the project)"
+        "reference", nargs="?", metavar="RUN|APP|SWEEP|DIR", help="what to show (default: all apps of the project)"
     )
-    parser.add_argument("--only", choices=KINDS, help="start nothing else")
-    parser.add_argument("--port", type=_port, metavar="N", help="of the first server (default: one that is free)")
-    parser.add_argument("--no-browser", action="store_true", help="print the links, and open none")
-    parser.add_argument(
-        "--root", type=Path, metavar="DIR", help=f"directory of all apps (default: {DEFAULT_ROOT} of the project)"
-    )
+    parser.add_argument("--only", choices=KINDS, help="show only this page (default: all)")
+    parser.add_argument("--port", type=_port, metavar="N", help="port of the first server (default: a free port)")
+    parser.add_argument("--no-browser", action="store_true", help="print the links without opening a browser")
+    add_root(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -58,9 +55,9 @@ def run(options: argparse.Namespace) -> int:
     from trieye.runs.finding import roots_of
 
     if options.root is not None and not options.root.is_dir():
-        raise ConfigurationError(f"--root {options.root}: there is no such directory")
-    selection = PageSelection(options.place, roots_of(options.root))
-    on_signal = LeaveOnSignal("the servers are ended")
+        raise ConfigurationError(f"--root {options.root}: no such directory")
+    selection = PageSelection(options.reference, roots_of(options.root))
+    on_signal = LeaveOnSignal("stopping the servers")
     on_signal.take()
     try:
         with LocalServers() as servers:
@@ -68,14 +65,14 @@ def run(options: argparse.Namespace) -> int:
             links = list(_links(pages, servers, options.port))
             if servers.names:
                 _wait(servers)
-            with contextlib.suppress(KeyboardInterrupt):  # the usual way to end it
+            with contextlib.suppress(KeyboardInterrupt):  # the usual way to stop the servers
                 _show(links, notes)
                 if not options.no_browser and _has_browser():
                     import webbrowser
 
                     webbrowser.open(links[0][1])
                 if servers.names:
-                    print("Ctrl-C ends " + " and ".join(servers.names), flush=True)
+                    print("Ctrl-C stops " + " and ".join(servers.names), flush=True)
                     _serve(servers, [page.refresh for page in pages if page.refresh is not None])
         return 0
     finally:
@@ -84,12 +81,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= _HIGHEST_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; give a number from 1 to {_HIGHEST_PORT}")
+        raise argparse.ArgumentTypeError(f"invalid port {text!r}; expected an integer from 1 to {_HIGHEST_PORT}")
     return int(text)
 
 
 def _links(pages: "Sequence[Page]", servers: "LocalServers", port: int | None) -> Iterator[tuple[str, str]]:
-    """Start what serves the pages, and yield their titles and links."""
+    """Start the servers of the pages, and yield titles and links."""
     for page in pages:
         address = page.address
         if page.command is not None:
@@ -101,7 +98,7 @@ def _links(pages: "Sequence[Page]", servers: "LocalServers", port: int | None) -
 
 
 def _wait(servers: "LocalServers") -> None:
-    """Wait for the servers, and tell for what."""
+    """Wait until the servers are ready, and show which ones are starting."""
     if not sys.stderr.isatty():
         from trieye.process.progress import say
 
@@ -126,7 +123,7 @@ def _show(links: Sequence[tuple[str, str]], notes: Sequence[str]) -> None:
 
 
 def _has_browser() -> bool:
-    """Tell whether a browser that is opened here is seen by the user."""
+    """Return whether the user would see a browser opened on this machine."""
     if not sys.stdout.isatty():
         return False
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
@@ -135,10 +132,10 @@ def _has_browser() -> bool:
 
 
 def _serve(servers: "LocalServers", refreshes: Sequence[Callable[[], object]]) -> None:
-    """Show what has come since, again and again, for as long as all servers live."""
+    """Refresh the pages regularly until a server stops."""
     refreshed = time.monotonic()
     while True:
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(CHECK_EVERY_S)
         servers.check()
         if time.monotonic() - refreshed >= REFRESH_EVERY_S:
             for refresh in refreshes:

@@ -1,9 +1,9 @@
-"""`trieye verify`: whether everything that a run keeps is whole.
+"""`trieye verify`: verify the files of a run.
 
-Check that everything that a run keeps on the disk is whole, and say how far its sinks are.
+Verify the files of a run against their checksums, and show the progress of its sinks.
 
-It reads every byte of the run's journal, history, checkpoints and buffers, and changes nothing; the run may be alive.
-The exit code is 0 if everything is whole, and 1 if something is damaged.
+The command reads journal, history, checkpoints and buffers completely and changes nothing; the run may be alive.
+The exit code is 0 if everything is intact, and 1 if something is damaged.
 
 Examples:
   trieye verify first
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Verify the run, and return whether something is damaged."""
+    """Verify the run; return 1 if something is damaged."""
     from trieye.cli.output import print_json
     from trieye.cli.views import render_check
     from trieye.process.terminal import Terminal

@@ -1,4 +1,4 @@
-"""The tables and columns in which the commands show a run, what it has saved, and a check of it."""
+"""Render runs, checkpoints and verification results for the terminal."""
 
 import re
 import time
@@ -16,7 +16,7 @@ from trieye.cli.runs import RUN_COLORS
 from trieye.exceptions import JournalError
 from trieye.files.run_files import CHECKPOINTS
 from trieye.hub.status import last_status, read_status
-from trieye.process.terminal import Group, RenderableType, Table, Terminal, Text
+from trieye.process.terminal import Group, RenderableType, Terminal, Text, TextTable
 from trieye.process.text import duration
 from trieye.runs.checkpoint_rows import CheckpointRow, SavedFiles
 from trieye.runs.stored_run import StoredRun
@@ -24,13 +24,13 @@ from trieye.runs.verification import RunCheck, SinkPosition
 
 STALE_AFTER_S = 10.0
 RATES_OVER_S = 10.0
-"""The hub publishes once a second: over fewer seconds the rates would jump."""
+"""Averaging window of rates; the hub publishes once a second, so a shorter window would make them jump."""
 
 _LAG = re.compile(r"explorer/(\d+)/staleness")
 
 MIN_METRICS = 3
 MAX_ERROR = 80
-"""Characters of an error; that of a server that is away has hundreds."""
+"""Displayed characters of an error; connection errors have hundreds."""
 
 SAVED_COLORS = {
     "whole": "green", "sizes fit": "", "partial": "yellow", "damaged": "red", "link": "red", "set aside": "yellow",
@@ -40,13 +40,13 @@ SAVED_COLORS = {
 
 @dataclass(frozen=True)
 class RunView:
-    """A run at one moment, with the last statuses of its hub, from which rates are computed.
+    """A run at one moment, with recent statuses of its hub, from which rates are computed.
 
     Attributes:
         run: The run.
-        statuses: What its hub published within the last seconds, the newest last, each with the monotonic time in
-            seconds; empty before the hub published anything.
-        checkpoint: Its newest checkpoint, if there is one.
+        statuses: Statuses that the hub published within the last `RATES_OVER_S` seconds, newest last, each with the
+            monotonic time in seconds of reading; empty before the hub published one.
+        checkpoint: The newest checkpoint; None if there is none.
         problem: Why the status cannot be read; None if it can.
     """
 
@@ -57,29 +57,30 @@ class RunView:
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """What the hub of the run published last; empty before the first time."""
+        """The last published status of the hub; empty before the first one."""
         return self.statuses[-1][1] if self.statuses else {}
 
 
 def read_view(run_dir: Path, before: RunView | None) -> RunView:
-    """Return how a run is now.
+    """Read the current state of a run.
 
     Args:
-        run_dir: Its directory.
-        before: The previous view, if there is one.
+        run_dir: Directory of the run.
+        before: The previous view, whose statuses are the basis of rates; None for the first view.
 
     Raises:
-        ConfigurationError: The run is gone.
+        ConfigurationError: The run no longer exists.
         SerializationError: Its run.json is damaged.
     """
     run = StoredRun.read(run_dir)
     problem, status = None, {} if before is None else before.status
     try:
         status = read_status(run_dir) if run.is_alive else last_status(run_dir)
-    except JournalError as error:  # it is being repaired, or somebody else's
+    except JournalError as error:  # the journal is being repaired, or belongs to another run
         problem = str(error)
     now = time.monotonic()
-    statuses = [one for one in (() if before is None else before.statuses) if now - one[0] <= RATES_OVER_S]
+    earlier = () if before is None else before.statuses
+    statuses = [(seconds, published) for seconds, published in earlier if now - seconds <= RATES_OVER_S]
     return RunView(
         run=run,
         statuses=(*statuses, (now, status)) if status else (),
@@ -97,26 +98,31 @@ def _newest_checkpoint(directory: Path) -> CheckpointEntry | None:
 
 @lru_cache(maxsize=1)
 def _newest_of(directory: Path, _changed_ns: int) -> CheckpointEntry | None:
-    """Return the newest checkpoint; there may be thousands, which are read again when their directory was changed."""
+    """Return the newest checkpoint; cached until the directory changes, because there may be thousands of entries."""
     entries = CheckpointStore(directory, read_only=True).entries()
     return entries[-1] if entries else None
 
 
 def document_of(view: RunView) -> dict[str, Any]:
-    """Return a view for JSON."""
-    run, checkpoint = view.run, view.checkpoint
-    saved = None if checkpoint is None else {"step": checkpoint.step, "created": checkpoint.created}
+    """Return the JSON document of a view."""
+    run, newest = view.run, view.checkpoint
+    checkpoint = None if newest is None else {"step": newest.step, "created": newest.created}
     state = {"status": run.status, "attempt": run.attempt, "is_alive": run.is_alive, "took_s": run.took_s}
-    document = {"run": str(run), "run_dir": run.run_dir, **state, "checkpoint": saved}
+    document = {"run": str(run), "run_dir": run.run_dir, **state, "checkpoint": checkpoint}
     return {**document, "problem": view.problem, "hub": view.status or None}
 
 
 def render_run(view: RunView, console: Terminal | None = None) -> RenderableType:
-    """Return a run for a terminal, which it has to fit if one is given."""
+    """Render a run for a terminal.
+
+    Args:
+        view: The run.
+        console: Terminal whose height limits the number of metrics; None: unlimited.
+    """
     parts = [_headline(view), *_facts(view), Text(), _sinks_of_run(view), Text()]
     max_metrics = None
     if console is not None:
-        # two lines above the metrics, one below them, and that of the cursor
+        # two heading lines of the metrics, one note below them, and the cursor line
         used = len(console.render_lines(Group(*parts))) + 4
         max_metrics = max(console.height - used, MIN_METRICS)
     return Group(*parts, _metrics(view, max_metrics))
@@ -135,10 +141,10 @@ def _headline(view: RunView) -> Text:
     if view.problem is not None:
         text.append(f"\n{view.problem}", "red")
     elif record.status == "RUNNING" and not view.run.is_alive:
-        advice = "start it again, or `trieye close` it"
-        text.append(f"\nno process writes to it, the last sign of life was {ago} ago: {advice}", "red")
+        advice = "restart the run, or finish it with `trieye close`"
+        text.append(f"\nthe process of the run is gone, last status {ago} ago: {advice}", "red")
     elif record.status == "RUNNING" and now - seen > STALE_AFTER_S:
-        text.append(f"\nnothing new for {ago}", "yellow")
+        text.append(f"\nno new status for {ago}", "yellow")
     if record.forked_from is not None:
         text.append(f"\nforked from {record.forked_from.line}", "dim")
     return text
@@ -147,28 +153,27 @@ def _headline(view: RunView) -> Text:
 def _facts(view: RunView) -> Iterator[Text]:
     status = view.status
     if not status:
-        yield Text("its hub has not published anything yet", "yellow")
+        yield Text("the hub has not published a status yet", "yellow")
         return
-    facts = [
-        f"{what} {status[key]:,}{_rate(view, key)}" for what, key in (("events", "accepted"), ("points", "points"))
-    ]
+    counters = (("events", "accepted"), ("points", "points"))
+    facts = [f"{label} {status[key]:,}{_rate(view, key)}" for label, key in counters]
     facts += [f"queued {status['queued']:,}", f"journal {status['journal_bytes'] / 1e6:.1f} MB"]
     if (newest := view.checkpoint) is not None:
         facts.append(f"checkpoint step {newest.step:,}, {duration(time.time() - newest.created)} ago")
     yield Text(" · ".join(facts))
-    losses = {"late": status["late"], **{f"dropped ({why})": count for why, count in status["dropped"].items()}}
-    if shown := [f"{what} {count:,}" for what, count in losses.items() if count]:
+    losses = {"late": status["late"], **{f"dropped ({reason})": count for reason, count in status["dropped"].items()}}
+    if shown := [f"{label} {count:,}" for label, count in losses.items() if count]:
         yield Text(" · ".join(shown), "yellow")
     for problem in (status["journal_error"], *status["journal_damage"]):
         if problem:
             yield Text(problem, "red")
     yield from _explorers(status["metrics"])
-    if status.get("mirror"):  # a run of an earlier version has none
+    if status.get("mirror"):  # earlier versions do not publish it
         yield _mirror(status["mirror"])
 
 
 def _explorers(metrics: Mapping[str, Any]) -> Iterator[Text]:
-    """Yield how the explorers of a training are; nothing if it has none."""
+    """Yield lines on the explorers of a training; none if it has no explorers."""
     last = {name: seen["last"] for name, seen in metrics.items() if seen["last"] is not None}
     if "explorer/alive" not in last:
         return
@@ -184,12 +189,12 @@ def _explorers(metrics: Mapping[str, Any]) -> Iterator[Text]:
         yield Text("lag " + ", ".join(f"{index}: {_number(lags[index])}" for index in sorted(lags)))
 
 
-def _rate(view: RunView, what: str) -> str:
-    """Return how many there are a second; nothing for a run that has ended, and at the first look."""
+def _rate(view: RunView, key: str) -> str:
+    """Return the rate per second of a counter; empty for ended runs and for the first view."""
     if not view.run.is_alive or len(view.statuses) == 1:
         return ""
     (then, first), (now, last) = view.statuses[0], view.statuses[-1]
-    return f" ({max(last[what] - first[what], 0) / (now - then):,.0f}/s)"
+    return f" ({max(last[key] - first[key], 0) / (now - then):,.0f}/s)"
 
 
 def _mirror(mirror: Mapping[str, Any]) -> Text:
@@ -210,7 +215,7 @@ def _sinks_of_run(view: RunView) -> RenderableType:
     table.add_column("state")
     for sink in view.status.get("sinks", ()):
         state = (
-            Text(_short(sink["error"]), "red") if sink["error"] else Text("works" if view.run.is_alive else "", "green")
+            Text(_short(sink["error"]), "red") if sink["error"] else Text("ok" if view.run.is_alive else "", "green")
         )
         if sink["refused"]:
             state.append(f"{', ' if state else ''}refused {sink['refused']:,}", "yellow")
@@ -219,21 +224,21 @@ def _sinks_of_run(view: RunView) -> RenderableType:
 
 
 def _metrics(view: RunView, max_metrics: int | None) -> RenderableType:
-    known = view.status.get("metrics", {})
-    of_explorers = ("explorer/", "sync/") if "explorer/alive" in known else ()  # they have lines of their own
-    metrics = {name: seen for name, seen in known.items() if not name.startswith(of_explorers)}
+    published = view.status.get("metrics", {})
+    prefixes = ("explorer/", "sync/") if "explorer/alive" in published else ()  # shown on separate lines
+    metrics = {name: seen for name, seen in published.items() if not name.startswith(prefixes)}
     table = _table("metric", right=("last", "min", "max", "step"))
     table.columns[0].no_wrap = True
     shown = list(metrics.items())[:max_metrics]
     for name, seen in shown:
         table.add_row(name, *(_number(seen[key]) for key in ("last", "min", "max")), f"{seen['step']:,}")
     if len(shown) < len(metrics):
-        table.note(f"and {len(metrics) - len(shown)} more")
+        table.note(f"{len(metrics) - len(shown)} more metrics")
     return table if metrics else Text("no metrics yet", "dim")
 
 
 def render_saved(saved: SavedFiles) -> RenderableType:
-    """Return the checkpoints of a run for a terminal, the newest last, and their size on disk."""
+    """Render the checkpoints of a run, newest last, and their size on disk."""
     run_dir, disk_bytes, checkpoints, buffers = saved.run_dir, saved.disk_bytes, saved.checkpoints, saved.buffers
     lines: list[RenderableType] = [Text(str(run_dir), "bold"), Text()]
     lines.append(_states("checkpoint", checkpoints) if checkpoints else Text("no checkpoints"))
@@ -242,21 +247,21 @@ def render_saved(saved: SavedFiles) -> RenderableType:
     rows = [*checkpoints, *buffers]
     lines += [Text(problem, "red") for row in rows if row.state != "set aside" for problem in row.problems]
     lines += [
-        Text(f"{row.name}: rows {', '.join(row.lost_rows)} of its replay are lost, all else is whole", "yellow")
+        Text(f"{row.name}: replay rows {', '.join(row.lost_rows)} are lost; everything else is intact", "yellow")
         for row in rows
         if row.state == "partial"
     ]
     if any(row.state == "0.1.5" for row in rows):
-        lines.append(Text(f"files of trieye 0.1.5: `trieye convert {run_dir}` makes checkpoints of them", "yellow"))
+        lines.append(Text(f"trieye 0.1.5 checkpoints: convert them with `trieye convert {run_dir}`", "yellow"))
     if rows:
-        apart = sum(row.size_bytes for row in rows)
-        shared = f", {decimal(apart)} without sharing" if apart > disk_bytes else ""
-        lines += [Text(), Text(f"{decimal(disk_bytes)} on the disk{shared}")]
+        unshared = sum(row.size_bytes for row in rows)
+        sharing = f", {decimal(unshared)} without shared parts" if unshared > disk_bytes else ""
+        lines += [Text(), Text(f"{decimal(disk_bytes)} on disk{sharing}")]
     return Group(*lines)
 
 
-def _states(kind: str, rows: list[CheckpointRow]) -> Table:
-    """Return a table without the columns that would be empty: 80 characters are not many."""
+def _states(kind: str, rows: list[CheckpointRow]) -> TextTable:
+    """Return a table without empty columns, to fit 80 characters."""
     columns = {
         kind: [Text(f"{row.step:,}") for row in rows],
         "saved": [Text("" if row.saved is None else _date(row.saved)) for row in rows],
@@ -266,7 +271,7 @@ def _states(kind: str, rows: list[CheckpointRow]) -> Table:
         "": [Text(" ".join(row.marks), "bold") for row in rows],
         "state": [Text(row.state, SAVED_COLORS[row.state]) for row in rows],
     }
-    table = Table(is_ruled=False)
+    table = TextTable(is_ruled=False)
     shown = {name: cells for name, cells in columns.items() if any(cell.plain for cell in cells)}
     for name in shown:
         table.add_column(name, justify="left" if name in {"", "state"} else "right", no_wrap=bool(name))
@@ -275,45 +280,45 @@ def _states(kind: str, rows: list[CheckpointRow]) -> Table:
     return table
 
 
-def render_check(found: RunCheck) -> RenderableType:
-    """Return a check of a run for a terminal."""
+def render_check(check: RunCheck) -> RenderableType:
+    """Render the result of a verification."""
     lines = [Text()]
-    for damage in found.damage:
+    for damage in check.damage:
         lines += [Text(damage.what, "red"), Text(f"  {damage.meaning}\n  {damage.advice}")]
-    lines += [Text(f"note: {note}", "dim") for note in found.notes]
-    if not found.damage:
-        lines.append(Text("everything is whole", "green"))
-    state = "alive" if found.is_alive else "no process writes to it"
-    headline = f"{found.status or 'it cannot be read who it is'}, {state}"
-    parts = _table("part", "found", right=("size",))
+    lines += [Text(f"note: {note}", "dim") for note in check.notes]
+    if not check.damage:
+        lines.append(Text("everything is intact", "green"))
+    state = "alive" if check.is_alive else "no process is writing to it"
+    headline = f"{check.status or 'run record unreadable'}, {state}"
+    parts = _table("part", "content", right=("size",))
     parts.add_column("state", no_wrap=True)
-    for part in found.parts:
-        mark = Text("damaged", "red") if part.damage else Text("whole", "green") if part.is_there else Text("-")
+    for part in check.parts:
+        mark = Text("damaged", "red") if part.damage else Text("intact", "green") if part.is_there else Text("-")
         parts.add_row(part.name, part.found, decimal(part.size_bytes) if part.size_bytes else "", mark)
-    sinks = _sinks_of_check(found)
-    return Group(Text(str(found.run_dir), "bold"), headline, Text(), parts, Text(), sinks, *lines)
+    sinks = _sinks_of_check(check)
+    return Group(Text(str(check.run_dir), "bold"), headline, Text(), parts, Text(), sinks, *lines)
 
 
-def _sinks_of_check(found: RunCheck) -> RenderableType:
-    table = _table("sink", right=("has", "behind"))
+def _sinks_of_check(check: RunCheck) -> RenderableType:
+    table = _table("sink", right=("delivered", "behind"))
     table.add_column("state")
-    for sink in found.sinks:
-        # nobody knows which points the last records of a killed run give
-        behind = f"{sink.behind:,}" + (" or more" if found.is_killed else "")
-        table.add_row(sink.name, f"{sink.index:,}", behind, _state(sink, found))
-    return table if found.sinks else Text("no sinks")
+    for sink in check.sinks:
+        # the last journal entries of a killed run are unprocessed, so their number of points is unknown
+        behind = f"{sink.behind:,}" + (" or more" if check.is_killed else "")
+        table.add_row(sink.name, f"{sink.index:,}", behind, _state(sink, check))
+    return table if check.sinks else Text("no sinks")
 
 
-def _state(sink: SinkPosition, found: RunCheck) -> Text:
-    if not sink.behind and not found.is_killed:
-        return Text("has everything", "green")
-    if not found.is_alive:
+def _state(sink: SinkPosition, check: RunCheck) -> Text:
+    if not sink.behind and not check.is_killed:
+        return Text("complete", "green")
+    if not check.is_alive:
         return Text("`trieye close` delivers the rest", "yellow")
-    return Text(_short(sink.error), "red") if sink.error else Text("gets the rest now")
+    return Text(_short(sink.error), "red") if sink.error else Text("delivering")
 
 
-def _table(*left: str, right: tuple[str, ...] = ()) -> Table:
-    table = Table(*left, is_ruled=False)
+def _table(*left: str, right: tuple[str, ...] = ()) -> TextTable:
+    table = TextTable(*left, is_ruled=False)
     for name in right:
         table.add_column(name, justify="right", no_wrap=True)
     return table
@@ -324,7 +329,7 @@ def _number(value: float | None) -> str:
 
 
 def _short(error: str) -> str:
-    """Return the beginning of an error; the log of the run has all of it."""
+    """Return the beginning of an error; the run's log contains the full text."""
     error = error.removeprefix("TrieyeError: ")
     return error if len(error) <= MAX_ERROR else f"{error[:MAX_ERROR]} ..."
 

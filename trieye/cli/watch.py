@@ -1,12 +1,13 @@
-"""`trieye watch`: what a run is doing, in the terminal.
+"""`trieye watch`: show the state of a run in the terminal, live.
 
 Show metrics, rates, the last checkpoint and the sinks of a run, live.
 
-It reads what the run writes down once a second, from any process on the machine, and changes nothing. Ctrl-C ends it.
+The command reads the status that the run publishes once a second, and changes nothing. It works from any process on the
+machine. Ctrl-C stops it.
 
 Examples:
   trieye watch first
-  trieye watch my_agent/first --once          one look, for scripts and pipes
+  trieye watch my_agent/first --once          print the state once, for scripts and pipes
 """
 
 import argparse
@@ -22,10 +23,8 @@ MIN_INTERVAL_S = 0.1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
-    parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="S", help="seconds between two updates (default: 1)"
-    )
-    parser.add_argument("--once", action="store_true", help="print the state once, as into a pipe")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between updates (default: 1)")
+    parser.add_argument("--once", action="store_true", help="print the state once and exit (default in a pipe)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -45,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             console.print(render_run(view))
         return 0
-    with contextlib.suppress(KeyboardInterrupt):  # the usual way to end it
+    with contextlib.suppress(KeyboardInterrupt):  # the usual way to stop
         view = read_view(run_dir, None)
         with Live(render_run(view, console), console=console, auto_refresh=False) as live:
             while True:

@@ -1,1 +1,1 @@
-"""`Experiment`, and the loop that drives it."""
+"""`Experiment`, the base class of trainings, and the loop that drives it."""

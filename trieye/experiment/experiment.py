@@ -1,4 +1,4 @@
-"""Experiment: what a training provides."""
+"""Experiment: the base class that a training implements, such as `setup`, `step` and `save_checkpoint`."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -15,15 +15,15 @@ ConfigT = TypeVar("ConfigT", bound=TrieyeConfig)
 
 
 class Experiment(Generic[ConfigT]):
-    """A training as a sequence of steps, in the shape of `ray.tune.Trainable` and without Ray.
+    """A training as a sequence of steps, with the interface of `ray.tune.Trainable` but without Ray.
 
-    Subclasses override `setup`, `step`, `save_checkpoint`, `load_checkpoint`, and `evaluate` if there is something to
-    evaluate. The global random generators of python, NumPy and (if it is imported by then) torch are seeded before
-    `setup`, and saved and restored by the loop; generators of its own are the experiment's business.
+    Subclasses override `setup`, `step`, `save_checkpoint`, `load_checkpoint` and, optionally, `evaluate`. The loop
+    seeds the global random generators of Python, NumPy and (if already imported) torch before `setup`, and saves and
+    restores them. An experiment seeds, saves and restores its own generators itself.
 
     Args:
         config: The config of the run.
-        run: The run that it trains in, which `run_experiment` opens; None: it is made to be looked at or evaluated.
+        run: The open run of the training, from `run_experiment`; None to inspect or evaluate without training.
     """
 
     def __init__(self, config: ConfigT, run: Run | None = None) -> None:
@@ -32,136 +32,136 @@ class Experiment(Generic[ConfigT]):
 
     @property
     def run(self) -> Run:
-        """The run: pictures, videos, tables and files for it, its directory, its replay buffer, clients for workers.
+        """The run, for logging images, videos, tables and files, its directory, replay buffer, and worker clients.
 
-        It logs what `step` and `evaluate` return, and saves, without being asked.
+        The values that `step` and `evaluate` return are logged automatically, and checkpoints are saved automatically.
 
         Raises:
-            RunClosedError: The experiment was made without a run.
+            RunClosedError: The experiment was created without a run.
         """
         if self._run is None:
-            raise RunClosedError(f"{type(self).__name__}(config) has no run: run_experiment makes it with one")
+            raise RunClosedError(f"{type(self).__name__}(config) was created without a run; start it by run_experiment")
         return self._run
 
     def enter(self, run: Run) -> None:
-        """Go on in another run; a state of that run follows."""
+        """Continue in another run, whose state is loaded next."""
         self.config, self._run = run.config, run  # type: ignore[assignment]  # of the type that the caller has checked
 
     @classmethod
     def check_machine(cls, config: ConfigT) -> None:
-        """Refuse a config that this machine cannot train, such as with a device that it lacks, before the run begins.
+        """Refuse a config that this machine cannot train, for example for lack of a device, before the run begins.
 
         Raises:
             ConfigurationError: The message names the key and the alternatives.
         """
 
     def setup(self, config: ConfigT) -> None:
-        """Make models, optimizers and environments."""
+        """Create models, optimizers and environments."""
 
     def step(self) -> Mapping[str, float | None]:
-        """Do one logical iteration.
+        """Run one iteration of the training.
 
         Returns:
-            Values to log; those that are None are left out. Those under `env_steps` and `updates`, the numbers of
-            environment steps and of updates made in this iteration, are summed up for `loop.axis` and `loop.env_steps`.
+            Values to log; None values are skipped. `env_steps` and `updates` are the numbers of environment steps and
+            updates in this iteration; they are summed for `loop.axis` and `loop.env_steps`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step()")
 
     def advance(self) -> Mapping[str, float | None]:
-        """Do `step` and return its values, with more that a base class knows; the loop calls it."""
+        """Run `step` and return its values; a base class may add values. Called by the loop."""
         return self.step()
 
     def evaluate(self) -> Mapping[str, float]:
-        """Measure how good the present state is; called every `loop.evaluate_every_steps` and at the end.
+        """Evaluate the current state; called every `loop.evaluate_every_steps` steps and at the end.
 
         Returns:
-            Values to log, with the one that `loop.objective` names. Training must not depend on it.
+            Values to log, including `loop.objective`. Evaluating must not affect the training.
         """
         return {}
 
     def evaluate_saved(self, checkpoint: Path) -> "Future[Mapping[str, float]]":
-        """Start an evaluation of a checkpoint elsewhere, for `loop.background_evaluation`, and return without waiting.
+        """Start to evaluate a checkpoint concurrently, for `loop.background_evaluation`; must not block.
 
         Args:
-            checkpoint: Its directory, for `trieye.load_checkpoint`.
+            checkpoint: Directory of the checkpoint, for `trieye.load_checkpoint`.
 
         Returns:
-            What `evaluate` would return there. If it raises `ConnectionError`, this is called again.
+            A future of the values that `evaluate` would return for the checkpoint. If the future raises
+            `ConnectionError`, this method is called again.
         """
         raise NotImplementedError(f"{type(self).__name__} has no evaluate_saved()")
 
     @property
     def can_save(self) -> bool:
-        """Whether a training that goes on from the present state goes on exactly; asked when it is to be saved.
+        """Whether a checkpoint of the current state resumes bit-exactly.
 
-        Override it where that is not always so, as in the middle of an episode of an environment that cannot be saved
-        there (`EnvState.can_save` knows). While it is False, an evaluation or a save that is due waits for the first
-        step after which it is True: for as many steps as lie between two of them, or 100 if that is more. What a signal
-        asks for, and the last save, do not wait. It must depend on nothing but the state.
+        Override it if that depends on the state, for example in the middle of an episode of an environment that cannot
+        be saved there (see `EnvState.can_save`). While it is False, a due evaluation or save is postponed until a step
+        after which it is True, for at most one interval of evaluations or saves, or 100 steps if that is more. Saves
+        after a signal and at the end are not postponed. The value must depend on the state only.
         """
         return True
 
     def save_checkpoint(self, checkpoint_dir: Path) -> Mapping[str, Any] | None:
-        """Return the state, or write it as files.
+        """Return the state, or write it to files.
 
         Args:
             checkpoint_dir: An empty directory for files.
 
         Returns:
             Plain data, arrays, tensors, random generators, environments and objects with `state_dict()`, which trieye
-            writes without pickle; or None if the state was written to `checkpoint_dir`.
+            stores without pickle; or None if the state was written to `checkpoint_dir`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no save_checkpoint()")
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Bring back what `save_checkpoint` returned, or read the files from the directory given."""
+        """Restore the state that `save_checkpoint` returned, or read its files from the directory `checkpoint`."""
         raise NotImplementedError(f"{type(self).__name__} has no load_checkpoint()")
 
     def reset_config(self, new_config: ConfigT) -> bool:
-        """Take another config in place; False if that needs a new object.
+        """Switch to another config in place and return True; return False, and change nothing, if that is impossible.
 
-        Ray Tune's population-based training asks this where a process trains one trial after another: a state that
-        `save_checkpoint` returned follows. What it must not do if it returns False: change anything.
+        Ray Tune calls this in a process that trains several trials in turn, and then loads a state.
         """
         del new_config
         return False
 
     def export_model(self, export_dir: Path) -> list[Path]:
-        """Write the trained model for use elsewhere, and return the files."""
+        """Export the trained model for use outside trieye, and return the files."""
         del export_dir
         return []
 
     def cleanup(self) -> None:
-        """Close environments and files; this process leaves, the run may go on in another one."""
+        """Close environments and files when this process stops training; the run may continue in another process."""
 
 
 def imported(name: str, methods: Sequence[str] = ("step", "save_checkpoint", "load_checkpoint")) -> Any:
-    """Return the class that is named as `my_agent.dqn:DQN`.
+    """Import a class by a name such as `my_agent.dqn:DQN`.
 
     Args:
-        name: Its module and its name.
-        methods: What it must have; by default those of an `Experiment`.
+        name: Module and class name, separated by a colon.
+        methods: Methods that the class must have; defaults to the required methods of `Experiment`.
 
     Raises:
-        ConfigurationError: It is not there, or something else.
+        ConfigurationError: The module or the class does not exist, or the class lacks a method.
     """
-    module, colon, attribute = name.partition(":")
+    module_name, colon, attribute = name.partition(":")
     if not colon:
-        raise ConfigurationError(f"{name!r}: a class is named as 'my_agent.dqn:DQN'")
+        raise ConfigurationError(f"{name!r}: a class must be written as 'module:Class', such as 'my_agent.dqn:DQN'")
     try:
-        home = import_module(module)
+        module = import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # something that the module needs
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # a dependency of the module is missing
         raise ConfigurationError(
-            f"{name!r}: there is no module {error.name!r}; is its project installed, or this its directory?"
+            f"{name!r}: no module named {error.name!r}; install its project, or start in the directory of the project"
         ) from error
-    if not hasattr(home, attribute):
-        classes = {key: value for key, value in vars(home).items() if isinstance(value, type)}
-        known = [key for key, value in classes.items() if all(hasattr(value, method) for method in methods)]
-        hint = did_you_mean(attribute, known)
-        raise ConfigurationError(f"{name!r}: {home.__file__} has no {attribute}{hint} (it has: {', '.join(known)})")
-    found = getattr(home, attribute)
-    if missing := [method for method in methods if not callable(getattr(found, method, None))]:
-        raise ConfigurationError(f"{name!r} has no {missing[0]}(); needed are {', '.join(methods)}")
-    return found
+    if not hasattr(module, attribute):
+        classes = {key: value for key, value in vars(module).items() if isinstance(value, type)}
+        choices = [key for key, value in classes.items() if all(hasattr(value, method) for method in methods)]
+        hint = did_you_mean(attribute, choices)
+        raise ConfigurationError(f"{name!r}: no {attribute} in {module.__file__}{hint} (it has: {', '.join(choices)})")
+    target = getattr(module, attribute)
+    if missing := [method for method in methods if not callable(getattr(target, method, None))]:
+        raise ConfigurationError(f"{name!r} has no {missing[0]}(); required methods: {', '.join(methods)}")
+    return target

@@ -1,4 +1,4 @@
-"""How far a training is, and whether that is its end: known from its files, before anything is started."""
+"""Result and progress of a training, and the check from its files whether a run is already finished."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunRecord
 from trieye.hub.status import last_status
 from trieye.process.progress import say
-from trieye.run.attempt import tell_changes
+from trieye.run.attempt import report_changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class Result:
     """How a training ended.
 
     Attributes:
-        objective: Best value of `loop.objective` over all attempts, those of a run from which it started left out; None
+        objective: Best value of `loop.objective` over all attempts, excluding a run that this run was forked from; None
             if it was never logged.
-        step: Last complete step.
-        env_steps: Environment steps made, over all attempts.
-        stop_reason: What stopped it.
+        step: Last completed step.
+        env_steps: Environment steps over all attempts.
+        stop_reason: The limit that stopped the training.
         run_dir: Directory of the run.
-        best_checkpoint: The checkpoint with the best objective, or else the newest one.
+        best_checkpoint: The checkpoint with the best objective, otherwise the newest one; None without checkpoints.
     """
 
     objective: float | None
@@ -39,15 +39,15 @@ class Result:
     best_checkpoint: Path | None
 
     def sentence(self, objective: str) -> str:
-        """Return how the training ended, for people."""
+        """Return a one-line summary of the result for users."""
         best = "" if self.objective is None else f", best {objective} {self.objective:g}"
-        kept = "" if self.best_checkpoint is None else f" ({self.best_checkpoint.name})"
-        return f"run {self.run_dir.name!r} is done: {self.stop_reason}{best}{kept}; its files are in {self.run_dir}"
+        checkpoint = "" if self.best_checkpoint is None else f" ({self.best_checkpoint.name})"
+        return f"run {self.run_dir.name!r} is done: {self.stop_reason}{best}{checkpoint}; files are in {self.run_dir}"
 
 
 @dataclass
 class Progress:
-    """How far a training is, over all attempts, besides the step of its run, which is one of the first three."""
+    """Progress of a training over all attempts; the step of its run is one of the first three counts."""
 
     iterations: int = 0
     env_steps: int = 0
@@ -57,22 +57,22 @@ class Progress:
     best: float | None = None
     evaluated_step: int | None = -1
     evaluating: int | None = None
-    """Step of the checkpoint that is being evaluated beside the training."""
+    """Step of the checkpoint that is being evaluated in the background."""
     owes_evaluation: bool = False
-    """Whether a signal interrupted the evaluation of this step, which the next start does first."""
+    """Whether a signal interrupted the evaluation of this step; the next start repeats it first."""
 
     def count(self, values: Mapping[str, float | None]) -> None:
-        """Count an iteration, and the environment steps and updates that it says it made."""
+        """Count an iteration, and the environment steps and updates among its values."""
         self.iterations += 1
         self.env_steps += int(values.get("env_steps") or 0)
         self.updates += int(values.get("updates") or 0)
 
     def counted(self) -> dict[str, int]:
-        """Return what has been counted, by the names that `loop.axis` has for it."""
+        """Return the counts by the names that `loop.axis` uses."""
         return {"step": self.iterations, "env_steps": self.env_steps, "updates": self.updates}
 
     def reason_to_stop(self, limits: LoopConfig, step: int) -> str | None:
-        """Return which limit is reached after this many steps, or None."""
+        """Return a description of the first limit that is reached at `step`, or None."""
         if limits.steps is not None and step >= limits.steps:
             return f"loop.steps={limits.steps} done{_overshoot(step, limits.steps)}"
         if limits.env_steps is not None and self.env_steps >= limits.env_steps:
@@ -84,16 +84,16 @@ class Progress:
         return None
 
 
-def _overshoot(made: int, limit: int) -> str:
-    """Return the excess over a limit: vector steps and fragments are whole, and a resume may lower the limit."""
-    return f", {made - limit} beyond the limit" if made > limit else ""
+def _overshoot(count: int, limit: int) -> str:
+    """Return the excess over a limit; vector steps and fragments are not split, and a resume may lower the limit."""
+    return f", {count - limit} beyond the limit" if count > limit else ""
 
 
 def finished(config: TrieyeConfig) -> Result | None:
-    """Return how a run ended that has nothing left to do, neither to train nor to deliver; only files are read."""
+    """Return the result of a run that has nothing left to train or to deliver, otherwise None; only reads files."""
     persistence = config.trieye.persistence
     if persistence.load_checkpoint_path is not None or persistence.mirror is not None:
-        return None  # it may go back to a checkpoint; the mirror may lack some
+        return None  # the run may go back to a checkpoint, or the mirror may be incomplete
     paths = RunFiles(persistence)
     store = CheckpointStore(paths.checkpoint_dir, read_only=True)
     try:
@@ -102,27 +102,27 @@ def finished(config: TrieyeConfig) -> Result | None:
             return None
         newest = entries[-1]
         progress = Progress(**peek(newest.path, "objects", "loop"))
-    except (TrieyeError, TypeError, ValueError, KeyError):  # what is damaged is reported by the start of the run
+    except (TrieyeError, TypeError, ValueError, KeyError):  # the start of the run reports the damaged file
         return None
     reason = progress.reason_to_stop(config.loop, newest.step)
     if reason is None:
         return None
-    tell_changes(paths, config)
+    report_changes(paths, config)
     say(finished_sentence(config.run_name, reason))
-    kept = (store.ranked(config.loop.mode) or [newest])[0].path
-    return Result(progress.best, newest.step, progress.env_steps, reason, paths.run_base_dir, kept)
+    best_checkpoint = (store.ranked(config.loop.mode) or [newest])[0].path
+    return Result(progress.best, newest.step, progress.env_steps, reason, paths.run_base_dir, best_checkpoint)
 
 
 def _is_delivered(paths: RunFiles, sinks: SinksConfig) -> bool:
-    """Tell whether each enabled sink has all of the run."""
-    known = last_status(paths.run_base_dir).get("sinks", ())
-    complete = {sink["name"] for sink in known if not sink["backlog"]}
+    """Return whether each enabled sink has all data of the run."""
+    recorded_sinks = last_status(paths.run_base_dir).get("sinks", ())
+    complete = {sink["name"] for sink in recorded_sinks if not sink["backlog"]}
     return complete.issuperset(sinks.enabled)
 
 
 def finished_sentence(run_name: str, reason: str) -> str:
-    """Return what to tell somebody who started a finished run."""
-    return f"run {run_name!r} is finished: {reason}; raise the limit to go on, or choose another run_name"
+    """Return the message for a user who starts a finished run."""
+    return f"run {run_name!r} is finished: {reason}; raise the limit to continue, or choose another run_name"
 
 
 def _worse(value: float, target: float, mode: str) -> bool:

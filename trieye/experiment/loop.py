@@ -1,4 +1,4 @@
-"""Loop: what drives an experiment in its run, until a limit is reached."""
+"""Loop: run the steps, evaluations and saves of an experiment until a limit is reached."""
 
 import math
 import tempfile
@@ -17,7 +17,7 @@ from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.names import check_inside
 from trieye.exceptions import CheckpointError, ConfigurationError, RunInterrupted, noted
-from trieye.experiment.beside import Beside
+from trieye.experiment.background_evaluation import BackgroundEvaluation
 from trieye.experiment.experiment import ConfigT, Experiment, imported
 from trieye.experiment.finished import Progress, Result, finished, finished_sentence
 from trieye.experiment.profiling import Profile
@@ -35,52 +35,52 @@ _MIN_PATIENCE_STEPS = 100
 
 
 def run_alone(experiment: type[Experiment[ConfigT]] | str, config: ConfigT) -> Result:
-    """Train until the first limit of `config.loop`; a run that was interrupted goes on where it was saved.
+    """Train until the first limit of `config.loop` is reached; an interrupted run resumes from its last checkpoint.
 
-    A run that is finished says so, and nothing is loaded or started for it.
+    A finished run is reported without loading or starting anything.
 
     Args:
-        experiment: What to train: a class, or `my_agent.dqn:DQN`, which is imported when it is needed.
+        experiment: The experiment class, or a name such as `my_agent.dqn:DQN`, imported only if training starts.
         config: The config of the run.
 
     Raises:
         ConfigurationError: The config sets no limit, or `evaluate` does not return the objective.
         CheckpointError: A checkpoint does not fit the experiment, or cannot be saved.
-        RunInterrupted: A signal asked the run to stop; its state is saved.
+        RunInterrupted: A signal requested a stop; the state is saved.
     """
     limits = config.loop
     check_limits(config)
-    if (done := finished(config)) is not None:
-        say(done.sentence(limits.objective))
-        return done
+    if (result := finished(config)) is not None:
+        say(result.sentence(limits.objective))
+        return result
     experiment_class = checked(experiment, config)
     experiment_class.check_machine(config)
     with Run(config) as run:
         say(f"run {run.name!r}, attempt {run.attempt}, in {run.dir}")
         seed_all(config.seed)
         try:
-            made = experiment_class(config, run)
-            loop = Loop(made, run)
+            instance = experiment_class(config, run)
+            loop = Loop(instance, run)
             try:
                 reason = loop.drive()
             except BaseException as error:
                 if isinstance(error, Exception):
-                    loop.keep_crash(error)
+                    loop.save_crash(error)
                 with noted(error, "cleanup() of the experiment"):
-                    made.cleanup()
+                    instance.cleanup()
                 raise
-            made.cleanup()
+            instance.cleanup()
         finally:
             watchdog.end()
     result = loop.result(reason)
     say(result.sentence(limits.objective))
-    if run.stop_requested:  # in its last step: this run is finished, and what comes after it is not wanted
-        raise RunInterrupted(f"run {run.name!r} was finished when it was asked to stop", run.exit_code)
+    if run.stop_requested:  # in the last step: the run is finished, and the program should not start further work
+        raise RunInterrupted(f"run {run.name!r} was already finished when a signal arrived", run.exit_code)
     return result
 
 
 def check_limits(config: TrieyeConfig) -> None:
-    """Refuse a training that would never stop.
+    """Refuse a training without a limit.
 
     Raises:
         ConfigurationError: No limit is set.
@@ -93,17 +93,17 @@ def check_limits(config: TrieyeConfig) -> None:
 
 
 def checked(experiment: type[Experiment[ConfigT]] | str, config: TrieyeConfig) -> type[Experiment[ConfigT]]:
-    """Return the class of an experiment, imported if it is given by its name.
+    """Return the class of an experiment, after importing it if `experiment` is a name.
 
     Raises:
-        ConfigurationError: It is not there, or cannot do what the config asks for.
-        NotImplementedError: It lacks a method.
+        ConfigurationError: The class does not exist, or does not support the config.
+        NotImplementedError: The class lacks a method.
     """
     kind: type[Experiment[ConfigT]] = imported(experiment) if isinstance(experiment, str) else experiment
     if config.loop.background_evaluation and kind.evaluate_saved is Experiment.evaluate_saved:
         raise ConfigurationError(
-            f"loop.background_evaluation: {kind.__name__} has no evaluate_saved(), which begins to evaluate a "
-            "checkpoint elsewhere; override it, or leave loop.background_evaluation out"
+            f"loop.background_evaluation: {kind.__name__} has no evaluate_saved(), which evaluates checkpoints "
+            "concurrently; override it, or remove loop.background_evaluation"
         )
     for name in ("step", "save_checkpoint", "load_checkpoint"):
         if getattr(kind, name) is getattr(Experiment, name):
@@ -112,18 +112,18 @@ def checked(experiment: type[Experiment[ConfigT]] | str, config: TrieyeConfig) -
 
 
 class Loop:
-    """One experiment, one run, and how far they are.
+    """Drives one experiment in one run, and counts its progress.
 
-    `drive` does all of it; whoever wants to look in between calls `begin`, `advance` and `end`, as a trial
-    of a study does.
+    `drive` runs the whole training; call `begin`, `advance` and `end` to take control after each step, as a trial of a
+    study does.
 
     Args:
         experiment: The experiment.
-        run: Its run, which is open.
-        constants: Values to log with each evaluation, before it is saved, so that they belong to its checkpoint.
+        run: The open run.
+        constants: Values to log with each evaluation, before its checkpoint is saved, so that they belong to it.
 
     Attributes:
-        reason: Which limit is reached; None as long as there is something left to do.
+        reason: Description of the reached limit; None while training continues.
     """
 
     def __init__(
@@ -133,19 +133,19 @@ class Loop:
         self._run = run
         self._constants = constants
         self._limits = run.config.loop
-        self._at = Progress()
+        self._progress = Progress()
         self._profile = Profile(run.config.loop.profile_steps, RunFiles(run.config.trieye.persistence).profile_dir)
         self._began: float | None = None
         self.reason: str | None = None
-        self._found: Mapping[str, float] | None = None
+        self._evaluated: Mapping[str, float] | None = None
         self._objective: float | None = None
-        self._beside = Beside(experiment)
+        self._background = BackgroundEvaluation(experiment)
         self._stop = StopRequest(lambda: run.stop_requested_at)
         self._rating: Future[None] | None = None
         self._has_skipped = False
 
     def drive(self) -> str:
-        """Train until a limit is reached, and return which one it was."""
+        """Train until a limit is reached, and return its description."""
         self.begin()
         run = self._run
         if self.reason is not None:
@@ -153,102 +153,104 @@ class Loop:
             return self.reason
         for _ in steps(run, self._limits.steps, counts=self._counts_steps):
             self._round()
-            if self.reason is not None or self._at.owes_evaluation:
+            if self.reason is not None or self._progress.owes_evaluation:
                 break
-        if self._at.owes_evaluation:
+        if self._progress.owes_evaluation:
             run.wait_for_saves()
             raise RunInterrupted(farewell(run), run.exit_code)
         self.end()
-        assert self.reason is not None  # noqa: S101 - `steps` ends at loop.steps, which is a reason, or raises
+        assert self.reason is not None  # noqa: S101 - `steps` raises, or ends at loop.steps, which sets a reason
         return self.reason
 
     def begin(self, checkpoint: Path | None = None) -> None:
-        """Go on where the run was saved, or from a checkpoint that somebody kept for it, or that is another run's.
+        """Restore the checkpoint of the config, or `checkpoint` of any run, and repeat an interrupted evaluation.
 
         Raises:
             CheckpointError: A checkpoint is damaged, or does not fit the experiment.
         """
         run = self._run
-        if run.restore(from_checkpoint=checkpoint, experiment=_State(self._experiment), loop=self):
-            self._at.iterations = self._at.iterations or run.step  # an earlier version counted nothing else
-            self._at.evaluated_step = run.step if self._at.evaluated_step is None else self._at.evaluated_step
-            if run.resumed_from_another:  # whose best checkpoint is not among those of this run
-                self._at.best = None
-                run.step = run.saved_step = self._at.counted()[self._limits.axis]
-                self._at.evaluated_step = min(self._at.evaluated_step, run.step)  # it may have counted otherwise
-                self._keep_as_own()
+        if run.restore(from_checkpoint=checkpoint, experiment=_ExperimentState(self._experiment), loop=self):
+            progress = self._progress
+            progress.iterations = progress.iterations or run.step  # an older version stored only the step
+            progress.evaluated_step = run.step if progress.evaluated_step is None else progress.evaluated_step
+            if run.resumed_from_another:
+                progress.best = None  # the checkpoint with this objective belongs to the other run
+                run.step = run.saved_step = progress.counted()[self._limits.axis]
+                progress.evaluated_step = min(progress.evaluated_step, run.step)  # the other run's axis may differ
+                self._save_as_own()
         self._resume_evaluation()
         self.reason = self._reason_to_stop()
-        if self._at.owes_evaluation:
-            self._at.owes_evaluation, run.saved_step = False, -1  # saved again, with its objective
+        if self._progress.owes_evaluation:
+            self._progress.owes_evaluation, run.saved_step = False, -1  # the state is saved again, with its objective
             self._evaluate_all(is_last=self.reason is not None)
             self.reason = self._reason_to_stop()
             self._save()
         self._began = time.monotonic()
 
     def advance(self) -> Mapping[str, float] | None:
-        """Make one step, and do what is due after it; return what an evaluation has found, if one has ended."""
+        """Run one step, and the evaluations and saves due after it; return the values of an evaluation that ended."""
         self._run.step += self._counts_steps
-        self._found = None
+        self._evaluated = None
         self._round()
-        return self._found
+        return self._evaluated
 
     def end(self) -> None:
-        """Wait for what is still under way of the last step."""
+        """Write the profile, and wait until the last objective is stored."""
         self._profile.close()
         if self._rating is not None:
             self._rating.result()
 
     def save(self) -> None:
-        """Save the present state, unless that is done."""
+        """Save the current state, unless it is saved already."""
         self._save()
 
-    def keep_crash(self, error: Exception) -> None:
-        """Save the state at an error as `crash-<step>` and add a note to the error, unless nothing would be lost.
+    def save_crash(self, error: Exception) -> None:
+        """Save the state at an error as `crash-<step>` and add a note to the error, unless no step would be lost.
 
-        A save that failed, or values that are not finite, are no state to keep.
+        After a failed save or non-finite values there is no usable state, and none is saved.
         """
         is_unfit = isinstance(error, CheckpointError | FloatingPointError)
         if self._began is None or is_unfit or self._run.saved_step == self._run.step:
             return
-        with noted(error, "saving the state that this error left behind"):
-            path = save_crash(self._run, experiment=_State(self._experiment), loop=self)
+        with noted(error, "saving the state at this error"):
+            path = save_crash(self._run, experiment=_ExperimentState(self._experiment), loop=self)
             error.add_note(
-                f"the state that this error left behind is saved: {path}. run_name={self._run.name} resumes from the "
-                "last checkpoint before it; another run_name with persistence.load_checkpoint_path starts from it"
+                f"the state at this error is saved in {path}; run_name={self._run.name} resumes from the checkpoint "
+                "before it; another run_name with persistence.load_checkpoint_path starts from the saved state"
             )
 
     @property
     def progress(self) -> Progress:
-        """How far the training is."""
+        """The progress of the training, up to now."""
         return self._now()
 
     @property
     def _counts_steps(self) -> bool:
         return self._limits.axis == "step"
 
-    def _keep_as_own(self) -> None:
-        """Save what another run had saved, so that this one goes on without it: that one may be deleted, or change."""
-        if self._experiment.can_save:  # else the first save that is due does it
+    def _save_as_own(self) -> None:
+        """Save the state restored from another run, so that this run no longer depends on that run's checkpoints."""
+        if self._experiment.can_save:  # otherwise the first regular save does it
             self._objective, self._run.saved_step = None, -1
             self._save()
 
     def result(self, stop_reason: str) -> Result:
-        """Return how the training ended; the run is closed."""
+        """Return the result of the training, after the run was closed."""
         run = self._run
         store = CheckpointStore(RunFiles(run.config.trieye.persistence).checkpoint_dir, read_only=True)
-        found = [*store.ranked(self._limits.mode), *reversed(store.entries())]  # by their manifests: they were verified
-        best = found[0].path if found else None
-        return Result(self._at.best, run.step, self._at.env_steps, stop_reason, run.dir, best)
+        # reads only the manifests: the checkpoints were verified before
+        entries = [*store.ranked(self._limits.mode), *reversed(store.entries())]
+        best = entries[0].path if entries else None
+        return Result(self._progress.best, run.step, self._progress.env_steps, stop_reason, run.dir, best)
 
     def _round(self) -> None:
-        """Make a step whose number is known, and do what is due after it."""
+        """Run the current step, and the evaluations and saves due after it."""
         try:
             self._one_step()
         except StepInterrupted as interruption:
             self._leave_step(interruption)
             return
-        self._take_beside(wait=False)
+        self._collect_background(wait=False)
         self.reason = self._reason_to_stop()
         try:
             if self.reason is not None or self._evaluation_due():
@@ -256,53 +258,53 @@ class Loop:
                 self.reason = self._reason_to_stop()
         except StepInterrupted as interruption:
             say(f"{interruption}: the evaluation is skipped, and the next start runs it first")
-            self.reason, self._at.owes_evaluation = None, True
+            self.reason, self._progress.owes_evaluation = None, True
         if self.reason is not None or self._save_due():
             self._save()
 
     def _leave_step(self, interruption: StepInterrupted) -> None:
         """Save the state without the interrupted step, which the next start repeats."""
         say(f"{interruption}: the step is abandoned, and its rows are lost")
-        for name in ("env_steps", "updates"):  # of its complete parts
-            setattr(self._at, name, getattr(self._at, name) + int(interruption.made.get(name) or 0))
-        self._run.step = self._at.counted()[self._limits.axis]
+        for name in ("env_steps", "updates"):  # counts of the completed parts of the step
+            setattr(self._progress, name, getattr(self._progress, name) + int(interruption.made.get(name) or 0))
+        self._run.step = self._progress.counted()[self._limits.axis]
         self._save()
 
     def _evaluate_all(self, *, is_last: bool) -> None:
         if is_last:
-            self._take_beside(wait=True)
+            self._collect_background(wait=True)
             self._evaluate()
         elif self._limits.background_evaluation:
-            self._evaluate_beside()
+            self._evaluate_in_background()
         else:
             self._evaluate()
 
     def _one_step(self) -> None:
         began = time.perf_counter()
         values = self._experiment.advance()
-        taken_s = time.perf_counter() - began
+        duration_s = time.perf_counter() - began
         axis = self._limits.axis
         if axis != "step" and values.get(axis) is None:
             kind = type(self._experiment).__name__
-            raise ConfigurationError(f"loop.axis={axis}: {kind}.step() returned no {axis!r}, which the run is to count")
-        self._at.count(values)
-        counted = self._at.counted()
+            raise ConfigurationError(f"loop.axis={axis}: {kind}.step() returned no {axis!r} to count")
+        self._progress.count(values)
+        counted = self._progress.counted()
         self._run.step = counted[axis]
-        told = {name for name in counted if values.get(name) is not None} | ({"step"} - {axis})
-        self._run.log("time/step_ms", taken_s * 1000.0)
-        self._run.log({f"progress/{name}": counted[name] for name in sorted(told)})
+        names = {name for name in counted if values.get(name) is not None} | ({"step"} - {axis})
+        self._run.log("time/step_ms", duration_s * 1000.0)
+        self._run.log({f"progress/{name}": counted[name] for name in sorted(names)})
         self._run.log(values)
         self._profile.after_step(values)
 
     def _evaluation_due(self) -> bool:
-        return self._is_turn(self._limits.evaluate_every_steps, self._at.evaluated_step)
+        return self._is_due(self._limits.evaluate_every_steps, self._progress.evaluated_step)
 
     def _save_due(self) -> bool:
         run = self._run
-        return run.stop_requested or self._is_turn(run.config.persistence.checkpoint_save_freq_steps, run.saved_step)
+        return run.stop_requested or self._is_due(run.config.persistence.checkpoint_save_freq_steps, run.saved_step)
 
-    def _is_turn(self, every: int, last_step: int | None) -> bool:
-        """Tell whether to do what is done every so many steps; it waits for an experiment that cannot be saved now."""
+    def _is_due(self, every: int, last_step: int | None) -> bool:
+        """Return whether an action with an interval of `every` steps is due; `Experiment.can_save` may delay it."""
         periods = max(last_step or 0, 0) // every + 1 if every > 0 else 0
         waited = self._run.step - periods * every
         if every <= 0 or waited < 0:
@@ -310,59 +312,61 @@ class Loop:
         return waited >= max(every, _MIN_PATIENCE_STEPS) or self._experiment.can_save
 
     def _evaluate(self) -> None:
-        if self._at.evaluated_step == self._run.step:
+        if self._progress.evaluated_step == self._run.step:
             return
         values = self._experiment.evaluate()
-        self._note(values, self._run.step)
-        self._at.evaluated_step = self._run.step
+        self._log_evaluation(values, self._run.step)
+        self._progress.evaluated_step = self._run.step
         self._objective = self._objective_in(values, self._run.step)
         if self._objective is not None and self._is_better(self._objective):
-            self._at.best = self._objective
+            self._progress.best = self._objective
             self._save()
 
-    def _evaluate_beside(self) -> None:
-        """Save, and begin to evaluate what was saved; an evaluation that is still under way takes the turn."""
+    def _evaluate_in_background(self) -> None:
+        """Save a checkpoint and start its evaluation, unless the previous evaluation is still running."""
         step = self._run.step
-        self._at.evaluated_step, self._objective = step, None
-        if self._beside.step is None:
-            self._at.evaluating = step
-            self._beside.begin(step, self._run.save(objective="later", experiment=_State(self._experiment), loop=self))
+        self._progress.evaluated_step, self._objective = step, None
+        if self._background.step is None:
+            self._progress.evaluating = step
+            state = _ExperimentState(self._experiment)
+            self._background.begin(step, self._run.save(objective="later", experiment=state, loop=self))
         elif not self._has_skipped:
             self._has_skipped = True
             say(
-                f"the evaluation of step {self._beside.step} is still under way at step {step}, where the next one is "
-                "due: it is left out, and so are others to come; a larger loop.evaluate_every_steps gives them time"
+                f"the evaluation of step {self._background.step} is still running at step {step}, when the next one is "
+                "due: it is skipped, and so are later ones, without further messages; increase "
+                "loop.evaluate_every_steps to avoid this"
             )
 
-    def _take_beside(self, *, wait: bool) -> None:
-        """Log what the evaluation beside the training found, at the step of its checkpoint, and rate that."""
-        if (found := self._beside.take(wait=wait, stop=self._stop)) is None:
+    def _collect_background(self, *, wait: bool) -> None:
+        """Log the values of a background evaluation at the step of its checkpoint, and rate the checkpoint."""
+        if (outcome := self._background.take(wait=wait, stop=self._stop)) is None:
             return
-        step, values = found
-        self._at.evaluating = None
-        self._note(values, step)
+        step, values = outcome
+        self._progress.evaluating = None
+        self._log_evaluation(values, step)
         if self._rating is not None:
-            self._rating.result()  # long noted; what went wrong is raised
+            self._rating.result()  # stored long ago; raises if that failed
         objective = self._objective_in(values, step)
         self._rating = self._run.rate(step, objective)
         if objective is not None and self._is_better(objective):
-            self._at.best = objective
+            self._progress.best = objective
 
     def _resume_evaluation(self) -> None:
-        """Begin again the evaluation that was under way when the state was saved."""
-        step, self._at.evaluating = self._at.evaluating, None
+        """Restart the background evaluation that was running when the state was saved."""
+        step, self._progress.evaluating = self._progress.evaluating, None
         if step is None or self._run.resumed_from_another or not self._limits.background_evaluation:
             return
         checkpoint = CheckpointStore(RunFiles(self._run.config.persistence).checkpoint_dir, read_only=True).path(step)
         if checkpoint.is_dir():
-            self._at.evaluating = step
-            self._beside.begin(step, checkpoint)
+            self._progress.evaluating = step
+            self._background.begin(step, checkpoint)
 
-    def _note(self, values: Mapping[str, float], step: int) -> None:
-        self._at.evaluations += 1
-        self._found = values
+    def _log_evaluation(self, values: Mapping[str, float], step: int) -> None:
+        self._progress.evaluations += 1
+        self._evaluated = values
         self._run.log({**values, **self._constants}, step=step)
-        self._run.flush()  # an evaluation is complete and rare: its points are shown now
+        self._run.flush()  # evaluations are rare: show their points immediately
 
     def _objective_in(self, values: Mapping[str, float], step: int) -> float | None:
         name = self._limits.objective
@@ -370,45 +374,44 @@ class Loop:
             return None
         if name not in values:
             raise ConfigurationError(
-                f"loop.objective={name}: evaluate() returned no such value{did_you_mean(name, values)} "
-                f"(it returned: {', '.join(values)})"
+                f"loop.objective={name}: evaluate() returned no value of that name{did_you_mean(name, values)} "
+                f"(choose from: {', '.join(values)})"
             )
         value = number_of(name, values[name])
         if not math.isfinite(value):
-            say(f"the objective {name} is {value} at step {step}; it counts as none")
+            say(f"the objective {name} is {value} at step {step} and is ignored")
             return None
         return value
 
     def _is_better(self, value: float) -> bool:
-        if self._at.best is None:
+        if self._progress.best is None:
             return True
-        return value > self._at.best if self._limits.mode == "max" else value < self._at.best
+        return value > self._progress.best if self._limits.mode == "max" else value < self._progress.best
 
     def _save(self) -> None:
         if self._run.saved_step == self._run.step:
             return
-        evaluated = self._at.evaluated_step == self._run.step
-        objective = self._objective if evaluated else None
-        self._run.save(objective=objective, experiment=_State(self._experiment), loop=self)
+        objective = self._objective if self._progress.evaluated_step == self._run.step else None
+        self._run.save(objective=objective, experiment=_ExperimentState(self._experiment), loop=self)
 
     def _reason_to_stop(self) -> str | None:
         return self._now().reason_to_stop(self._limits, self._run.step)
 
     def _now(self) -> Progress:
         since_s = 0.0 if self._began is None else time.monotonic() - self._began
-        return replace(self._at, time_s=self._at.time_s + since_s)
+        return replace(self._progress, time_s=self._progress.time_s + since_s)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the training is."""
+        """Return the progress of the training."""
         return asdict(self._now())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over how far a training was."""
-        self._at = Progress(**{"evaluated_step": None, **state})
+        """Continue from a saved progress."""
+        self._progress = Progress(**{"evaluated_step": None, **state})
 
 
-class _State:
-    """The checkpoint methods of an experiment as `state_dict` and `load_state_dict`."""
+class _ExperimentState:
+    """Adapts the checkpoint methods of an experiment to `state_dict` and `load_state_dict`."""
 
     is_costly_to_ask = True  # `state_dict` runs `save_checkpoint` of the user
 
@@ -424,26 +427,24 @@ class _State:
             files = sorted(path for path in directory.rglob("*") if path.is_file())
             if not files:
                 kind = type(self._experiment).__name__
-                raise CheckpointError(
-                    f"{kind}.save_checkpoint returned nothing and wrote no file; is a `return` missing?"
-                )
+                raise CheckpointError(f"{kind}.save_checkpoint returned None and wrote no file; is a `return` missing?")
             return {"files": {str(path.relative_to(directory)): _bytes_of(path) for path in files}}
 
-    def load_state_dict(self, held: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         try:
-            self._load(held)
+            self._load(state)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                f"the checkpoint does not fit {type(self._experiment).__name__} as it is configured now: {error}; "
-                "configure it as it was, or choose another run_name"
+                f"the checkpoint does not fit {type(self._experiment).__name__} with the current config: {error}; "
+                "restore the config of the checkpoint, or choose another run_name"
             ) from error
 
-    def _load(self, held: Mapping[str, Any]) -> None:
-        if "state" in held:
-            self._experiment.load_checkpoint(held["state"])
+    def _load(self, state: Mapping[str, Any]) -> None:
+        if "state" in state:
+            self._experiment.load_checkpoint(state["state"])
             return
         with tempfile.TemporaryDirectory() as name:
-            for relative, content in held["files"].items():
+            for relative, content in state["files"].items():
                 path = Path(name) / check_inside(relative)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content.tobytes())
@@ -451,5 +452,5 @@ class _State:
 
 
 def _bytes_of(path: Path) -> Any:
-    # as an array it goes beside the tensors instead of into JSON
+    # arrays are stored with the tensors, bytes would become JSON
     return np.frombuffer(path.read_bytes(), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Profile: what torch.profiler records of some steps of an experiment, as files in the directory of the run."""
+"""Profile: record some steps of an experiment with torch.profiler, and write trace and table to the run directory."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +11,11 @@ _ROWS = 30
 
 
 class Profile:
-    """Records steps from the first one after an update on, so that the start of everything is not among them.
+    """Records the steps that follow the first step with an update, so that the startup is excluded.
 
     Args:
-        steps: How many are recorded; 0: none.
-        directory: Where `trace.json` and `table.txt` are written, over those of an earlier attempt.
+        steps: Number of steps to record; 0 disables profiling.
+        directory: Directory for `trace.json` and `table.txt`; files of an earlier attempt are overwritten.
     """
 
     def __init__(self, steps: int, directory: Path) -> None:
@@ -23,24 +23,24 @@ class Profile:
         self._profiler: Any = None
 
     def after_step(self, values: Mapping[str, float | None]) -> None:
-        """Begin, count or write, after a step that returned these values."""
+        """Start recording, count a recorded step, or write the files, after a step that returned `values`."""
         if not self._left:
             return
         if self._profiler is not None:
             self._recorded += 1
             if self._recorded == self._left:
                 self.close()
-        elif values.get("updates", 1):  # an experiment that tells of no updates may make them from the beginning
+        elif values.get("updates", 1):  # an experiment that does not report updates may update from the first step on
             self._begin()
 
     def _begin(self) -> None:
         from torch.profiler import profile
 
-        self._profiler = profile()  # of the CPU, and of a GPU where torch sees one
+        self._profiler = profile()  # records the CPU, and a GPU if torch can use one
         self._profiler.start()
 
     def close(self) -> None:
-        """Write what was recorded; does nothing if there is nothing, or if it is written."""
+        """Write the recorded steps; a no-op if none were recorded or the files are written."""
         self._left, profiler, self._profiler = 0, self._profiler, None
         if profiler is None:
             return
@@ -50,4 +50,4 @@ class Profile:
         table = profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=_ROWS)
         write_atomic(self._directory / "table.txt", table.encode())
         files = "table.txt, and trace.json for ui.perfetto.dev"
-        say(f"a profile of {self._recorded} steps is in {self._directory}: {files}")
+        say(f"the profile of {self._recorded} steps is in {self._directory}: {files}")

@@ -1,1 +1,1 @@
-"""The files of a run: written whole or not at all, with checksums, and who the run is."""
+"""File primitives: atomic writes, checksums, file system types, and the names and identity of a run's files."""

@@ -1,4 +1,4 @@
-"""Write files and replace directories so that a crash leaves the old or the new content, never a mixture."""
+"""Atomic writes of files and directories: a crash leaves the old or the new content, never a mixture."""
 
 import contextlib
 import glob
@@ -16,7 +16,7 @@ _in_use: set[Path] = set()
 
 
 def fsync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power loss."""
+    """Flush a directory to disk, so that its entries survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -25,15 +25,15 @@ def fsync_directory(path: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes, *, is_lasting: bool = True) -> None:
-    """Replace the content of `path`; a reader and a crash of the process see the old or the new bytes.
+    """Replace the content of a file; readers see the old or the new content, even after a crash of this process.
 
     Args:
         path: The file.
-        data: Its content.
-        is_lasting: Whether it is on the disk when this returns; if not, a loss of power may leave an empty file.
+        data: The new content.
+        is_lasting: Whether to fsync; without it a power loss may leave an empty file.
 
     Raises:
-        OSError: The directory is missing or not writable, or the disk is full; `path` is then as it was.
+        OSError: The directory is missing or not writable, or the disk is full; `path` is unchanged.
     """
     with replacing(path, is_lasting=is_lasting) as scratch, scratch.open("xb") as file:
         file.write(data)
@@ -44,12 +44,12 @@ def write_atomic(path: Path, data: bytes, *, is_lasting: bool = True) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, is_lasting: bool = True) -> Iterator[Path]:
-    """Let the block write a file of another name and bring it to the disk; then it takes the place of `path`.
+    """Yield the path of a temporary file, which replaces `path` when the block ends; the block writes and fsyncs it.
 
     Raises:
-        OSError: As `write_atomic`.
+        OSError: See `write_atomic`.
     """
-    scratch = _beside(path, "tmp")
+    scratch = _scratch(path, "tmp")
     try:
         yield scratch
         scratch.replace(path)
@@ -61,8 +61,8 @@ def replacing(path: Path, *, is_lasting: bool = True) -> Iterator[Path]:
 
 
 def relink(link: Path, target: Path) -> None:
-    """Make `link` a relative symbolic link to `target`, replacing a link or file of that name in one step."""
-    scratch = _beside(link, "tmp")
+    """Make `link` a relative symbolic link to `target`, and atomically replace a link or file of that name."""
+    scratch = _scratch(link, "tmp")
     scratch.symlink_to(os.path.relpath(target, link.parent))
     try:
         scratch.replace(link)
@@ -72,7 +72,7 @@ def relink(link: Path, target: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Make `target` the same file as `source`, or a copy where the file system knows no links; makes its directory."""
+    """Hard-link `target` to `source`, or copy it if the file system has no links; creates the parent directory."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target, follow_symlinks=False)
@@ -84,13 +84,13 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """Give an empty scratch directory that becomes `path` when the block ends, and vanishes when it fails.
+    """Yield an empty temporary directory, which becomes `path` when the block ends, and is deleted if the block fails.
 
-    What `path` was before, a directory or a file, is replaced. A kill between the two renames that this takes leaves
-    the old content under a name that `replaced` and `recover` know.
+    An existing directory or file at `path` is replaced by two renames. A kill between them leaves the old content under
+    a temporary name, and `recover` restores it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = _beside(path, "tmp")
+    scratch = _scratch(path, "tmp")
     _in_use.add(scratch)
     try:
         scratch.mkdir()
@@ -109,13 +109,13 @@ def _install(scratch: Path, path: Path) -> None:
         scratch.rename(path)
         fsync_directory(path.parent)
         return
-    old = _beside(path, "old")
+    old = _scratch(path, "old")
     _in_use.add(old)
     try:
         try:
             path.rename(old)
             scratch.rename(path)
-        except BaseException:  # Ctrl-C, too
+        except BaseException:  # including Ctrl-C
             if os.path.lexists(old) and not os.path.lexists(path):
                 old.rename(path)
             raise
@@ -126,14 +126,14 @@ def _install(scratch: Path, path: Path) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Delete a directory; a kill half-way leaves no half directory under its name."""
-    scratch = _beside(path, "tmp")
+    """Delete a directory; a kill never leaves a partly deleted directory under its name."""
+    scratch = _scratch(path, "tmp")
     path.rename(scratch)
     remove(scratch)
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link or a tree; one that is gone already is no error."""
+    """Delete a file, a link or a directory tree, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -141,32 +141,32 @@ def remove(path: Path) -> None:
 
 
 def replaced(parent: Path) -> dict[str, Path]:
-    """Return what an interrupted replacement moved away: the name that is missing, and where its content lies."""
-    found: dict[str, Path] = {}
+    """Return entries that are missing after interrupted replacements: names, and the paths with the old content."""
+    moved: dict[str, Path] = {}
     for old in sorted(parent.glob(".old-*~*~*~*")):
         name = _name_of(old)
         if not os.path.lexists(parent / name):
-            found[name] = old
-    return found
+            moved[name] = old
+    return moved
 
 
 def recover(parent: Path, name: str | None = None) -> None:
-    """Put back what an interrupted replacement moved away, and delete what dead processes left behind.
+    """Restore the old content after interrupted replacements, and delete temporary files of dead processes.
 
     Args:
-        parent: The directory, below which this process alone writes.
-        name: Only what belongs to this entry, which this process alone writes; None: everything.
+        parent: The directory; no other process may write the entries that are recovered.
+        name: The entry to recover; None recovers all entries.
     """
     for missing, old in replaced(parent).items():
         if name in {None, missing} and _is_abandoned(old):
             old.rename(parent / missing)
-    chosen = "*" if name is None else glob.escape(name)
-    for leftover in (*parent.glob(f".tmp-{chosen}~*~*~*"), *parent.glob(f".old-{chosen}~*~*~*")):
+    pattern = "*" if name is None else glob.escape(name)
+    for leftover in (*parent.glob(f".tmp-{pattern}~*~*~*"), *parent.glob(f".old-{pattern}~*~*~*")):
         if _is_abandoned(leftover):
             remove(leftover)
 
 
-def _beside(path: Path, kind: str) -> Path:
+def _scratch(path: Path, kind: str) -> Path:
     return path.parent / f".{kind}-{path.name}~{_HOST}~{os.getpid()}~{secrets.token_hex(4)}"
 
 

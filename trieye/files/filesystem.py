@@ -1,11 +1,11 @@
-"""Which kind of file system a path is on."""
+"""Detect the type of the file system of a path, and whether it is a network file system."""
 
 import os
 import re
 from pathlib import Path
 
 MOUNTINFO = Path("/proc/self/mountinfo")
-"""Where Linux says what is mounted where."""
+"""Linux's list of mount points."""
 
 NETWORK_TYPES = frozenset(
     {
@@ -17,7 +17,7 @@ _NETWORK_FUSE = re.compile(r"fuse\.(sshfs|gluster|ceph|s3|rclone|goofys|gcsfuse|
 
 
 def is_network_type(kind: str) -> bool:
-    """Return whether several machines may use a file system of that type, so that they share no memory."""
+    """Return whether file systems of this type may be used by several machines, which share no memory."""
     return kind in NETWORK_TYPES or kind.startswith("glusterfs") or _NETWORK_FUSE.match(kind) is not None
 
 
@@ -28,29 +28,29 @@ def type_of(path: Path, mountinfo: str) -> str | None:
         path: Absolute, without links.
         mountinfo: Text in the format of `MOUNTINFO`.
     """
-    found, depth = None, -1
+    kind, depth = None, -1
     for line in mountinfo.splitlines():
-        place, _, rest = line.partition(" - ")
-        fields = place.split(" ")
+        mount, _, rest = line.partition(" - ")
+        fields = mount.split(" ")
         if len(fields) < 5 or not rest:  # noqa: PLR2004 - mount id, parent, device, root, mount point
             continue
         mount_point = Path(_unescaped(fields[4]))
-        # a later mount at the same place covers the earlier one
+        # `>=`: a later mount at the same mount point hides the earlier one
         if path.is_relative_to(mount_point) and len(mount_point.parts) >= depth:
-            found, depth = rest.split(" ")[0], len(mount_point.parts)
-    return found
+            kind, depth = rest.split(" ")[0], len(mount_point.parts)
+    return kind
 
 
 def network_type(path: Path) -> str | None:
-    """Return the type of the file system of a path if it is a network file system; None if not, or if nobody knows."""
+    """Return the file system type of a path if it is a network file system; None if it is not, or is unknown."""
     try:
         mountinfo = MOUNTINFO.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
-        return None  # no Linux
+        return None  # not Linux
     kind = type_of(Path(os.path.realpath(path)), mountinfo)
     return kind if kind is not None and is_network_type(kind) else None
 
 
 def _unescaped(field: str) -> str:
-    """Return a field of mountinfo, in which blanks, tabs, newlines and backslashes are octal numbers."""
+    """Decode a field of mountinfo, where spaces, tabs, newlines and backslashes are octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

@@ -1,4 +1,4 @@
-"""Owner: the one directory that the MLflow run and the mirror of a run belong to."""
+"""Owner: the record of the directory that alone may write to the MLflow run and the mirror of a run."""
 
 import os
 import secrets
@@ -33,12 +33,12 @@ class Owner(BaseModel):
     @classmethod
     def of(cls, directory: Path) -> Self:
         """Return a new owner record for an existing directory."""
-        about = directory.stat()
+        status = directory.stat()
         path = str(directory.resolve())
-        return cls(host=socket.gethostname(), path=path, device=about.st_dev, inode=about.st_ino)
+        return cls(host=socket.gethostname(), path=path, device=status.st_dev, inode=status.st_ino)
 
     def is_exactly(self, directory: Path) -> bool:
-        """Return True if the record describes an existing directory as it is now."""
+        """Return True if the record matches the current path and inode of an existing directory."""
         return (self.path, self.inode) == (str(directory.resolve()), directory.stat().st_ino)
 
     def is_at(self, directory: Path, *, is_path_free: bool) -> bool:
@@ -46,7 +46,7 @@ class Owner(BaseModel):
 
         Args:
             directory: The directory.
-            is_path_free: The recorded path no longer holds the run, so a directory with its inode was renamed.
+            is_path_free: Whether the recorded path no longer holds the run, so a directory with its inode was renamed.
         """
         here = Owner.of(directory)
         if here.path == self.path:

@@ -1,4 +1,4 @@
-"""RunFiles: the names of a run's files and directories, `checkpoint_step_`, `journal.db` and the like."""
+"""RunFiles: the names of a run's files and directories, such as `checkpoint_step_<N>` and `journal.db`."""
 
 import copy
 import logging
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS, BUFFERS = "checkpoints", "buffers"
-"""Directories of the saved states in a run, where its config gives no others."""
+"""Default directories of checkpoints and buffers in a run."""
 
 CHECKPOINT_PREFIX, BUFFER_PREFIX, CRASH_PREFIX = "checkpoint_step_", "buffer_step_", "crash-"
-"""What the name of a saved state begins with; its step follows."""
+"""Prefixes of checkpoint and buffer names; the step follows."""
 
 RUN_RECORD, CONFIGS, JOURNAL, HISTORY = "run.json", "configs.json", "journal.db", "history"
 PRIVATE_MODE = 0o700
 
 
 def step_in(name: str) -> int | None:
-    """Return the step in the name of a saved state, also of a file of trieye 0.1.5, or None."""
+    """Return the step in the name of a checkpoint or buffer, including files of trieye 0.1.5; None without a step."""
     match = re.search(r"_step_(\d+)", name)
     return int(match[1]) if match else None
 
 
 class RunFiles:
-    """Every file name of a run, all absolute; making one creates nothing.
+    """The absolute paths of all files of a run; an instance creates no files.
 
     Args:
-        persist_config: Where the run lives.
+        persist_config: The config with the directories of the run.
 
     Attributes:
         root_data_dir: Directory of all apps.
@@ -48,21 +48,21 @@ class RunFiles:
         buffer_dir: Buffers of the drop-in API, one directory `buffer_step_<N>` each.
         log_dir: Log files.
         tb_log_dir: TensorBoard event files.
-        profile_dir: Profiles that user code writes.
-        weights_dir: The newest weights, where `sync.transport` is `checkpoint`.
+        profile_dir: Profiles of `loop.profile_steps` and of user code.
+        weights_dir: The latest weights if `sync.transport` is `checkpoint`.
         config_path: The composed config as JSON.
         composed_config_path: The composed config as YAML.
-        latest_checkpoint_path: Link to the newest checkpoint; for people, loading never trusts it.
-        best_checkpoint_path: Link to the best checkpoint, likewise.
-        default_buffer_path: Link to the newest buffer, likewise.
+        latest_checkpoint_path: Link to the newest checkpoint, for users; loading never relies on it.
+        best_checkpoint_path: Link to the best checkpoint, for users as well.
+        default_buffer_path: Link to the newest buffer, for users as well.
         run_record_path: Identity of the run.
-        lock_path: Held while something writes to the run.
-        hub_lock_path: Held by the hub while it writes to the journal.
-        journal_path: The journal: what was accepted, and how far each sink is.
+        lock_path: Lock of the process that writes to the run.
+        hub_lock_path: Lock of the hub that writes to the journal.
+        journal_path: The journal: accepted events, and the cursor of each sink.
         history_dir: Points and operations of the run, as Parquet.
 
     Raises:
-        ConfigurationError: A name is not safe as the name of a directory.
+        ConfigurationError: A name is not safe as a directory name.
     """
 
     def __init__(self, persist_config: "PersistenceConfig") -> None:
@@ -79,46 +79,46 @@ class RunFiles:
             raise ConfigurationError(str(error)) from error
 
     def at(self, run_dir: Path) -> Self:
-        """Return the names of the files of another run, whose directory is `run_dir`."""
+        """Return the file names of another run with the directory `run_dir`."""
         other = copy.copy(self)
         other._name_parts(run_dir)  # noqa: SLF001 - its own class
         return other
 
     def check_not_above(self) -> None:
-        """Refuse to begin a run that exists below a parent directory: the command was likely given in a subdirectory.
+        """Refuse to start a new run whose name exists below a parent directory: the command likely belongs there.
 
         Raises:
-            ConfigurationError: It exists there.
+            ConfigurationError: The run exists below a parent directory.
         """
-        record, given = self.run_record_path.relative_to(self.root_data_dir), self.persist_config.root_data_dir
+        record, root_setting = self.run_record_path.relative_to(self.root_data_dir), self.persist_config.root_data_dir
         above = [] if self.run_record_path.is_file() else self.persist_config.roots_above()
-        if (found := next((root / record for root in above if (root / record).is_file()), None)) is not None:
+        if (existing := next((root / record for root in above if (root / record).is_file()), None)) is not None:
             raise ConfigurationError(
-                f"run_name={self.run_base_dir.name}: this run exists in {found.parent}, and "
-                f"persistence.root_data_dir={given} belongs to the working directory: start it where it was started, "
-                "set persistence.root_data_dir to an absolute path, or choose another run_name"
+                f"run_name={self.run_base_dir.name}: this run exists in {existing.parent}, but "
+                f"persistence.root_data_dir={root_setting} is relative to the working directory: start the command in "
+                "the original directory, set persistence.root_data_dir to an absolute path, or choose another run_name"
             )
 
     def run_roots(self) -> list[Path]:
-        """Return the directories in which the app's runs lie: that of this run first, then those below `resume_dirs`.
+        """Return the directories with runs of the app: `runs_root_dir`, then those below `resume_dirs`.
 
         Raises:
-            ConfigurationError: One of `resume_dirs` does not exist.
+            ConfigurationError: A directory of `resume_dirs` does not exist.
         """
         roots = [self.runs_root_dir]
-        for given, root in self.persist_config.get_resume_roots().items():
+        for setting, root in self.persist_config.get_resume_roots().items():
             if not root.is_dir():
                 raise ConfigurationError(
-                    f"persistence.resume_dirs={given}: there is no directory {root} in which to look for earlier runs"
+                    f"persistence.resume_dirs={setting}: there is no directory {root}; create it, or remove the entry"
                 )
             roots.append(root / self.app_root_dir.name / self.runs_root_dir.name)
         return list(dict.fromkeys(roots))
 
     def directories_of(self, run_name: str) -> list[Path]:
-        """Return where the run of that name lies, or would lie, in each of the `run_roots`.
+        """Return the directory of a run, existing or not, in each of the `run_roots`.
 
         Raises:
-            ConfigurationError: The name, which may come from inside a checkpoint, is not safe.
+            ConfigurationError: The name, which may come from a checkpoint file, is not safe.
         """
         try:
             name = _safe("run_name", run_name)
@@ -131,8 +131,8 @@ class RunFiles:
         self.checkpoint_dir = self._inside("checkpoint_save_dir_name", config.checkpoint_save_dir_name)
         self.buffer_dir = self._inside("buffer_save_dir_name", config.buffer_save_dir_name)
         self.log_dir = self._inside("log_dir_name", config.log_dir_name)
-        own = config.tensorboard_dir_name == "."
-        self.tb_log_dir = run_dir if own else self._inside("tensorboard_dir_name", config.tensorboard_dir_name)
+        is_run_dir = config.tensorboard_dir_name == "."
+        self.tb_log_dir = run_dir if is_run_dir else self._inside("tensorboard_dir_name", config.tensorboard_dir_name)
         self.profile_dir = self._inside("profile_dir_name", config.profile_dir_name)
         self.weights_dir = run_dir / "weights"
         self.config_path = self._inside("config_filename", config.config_filename)
@@ -150,23 +150,23 @@ class RunFiles:
         return self.run_base_dir / _safe(key, name)
 
     def create_run_directories(self) -> None:
-        """Make the directories of the run; that of buffers only if buffers are saved.
+        """Create the directories of the run; the buffer directory only if buffers are saved.
 
-        With `private` nobody else may enter that of the run.
+        With `persistence.private` other users cannot access the run directory.
 
         Raises:
-            ConfigurationError: `root_data_dir` is a file, nothing can be written there, or a link leads out of it.
+            ConfigurationError: `root_data_dir` is a file or not writable, or a symbolic link leads out of it.
         """
-        wanted = [self.mlflow_dir, self.checkpoint_dir, self.log_dir, self.tb_log_dir, self.profile_dir]
+        directories = [self.mlflow_dir, self.checkpoint_dir, self.log_dir, self.tb_log_dir, self.profile_dir]
         self._make_run_base_dir()
         if self.persist_config.save_buffer:
-            wanted.append(self.buffer_dir)
-        for directory in wanted:
+            directories.append(self.buffer_dir)
+        for directory in directories:
             try:
                 directory.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise self._unusable(directory, error.strerror or str(error)) from error
-        for directory in (self.run_base_dir, *wanted):
+        for directory in (self.run_base_dir, *directories):
             if not os.access(directory, os.W_OK | os.X_OK):
                 raise self._unusable(directory, "Permission denied")
 
@@ -174,7 +174,7 @@ class RunFiles:
         try:
             self.runs_root_dir.mkdir(parents=True, exist_ok=True)
             self.run_base_dir.mkdir(exist_ok=True, mode=PRIVATE_MODE if self.persist_config.private else 0o777)
-            if self.persist_config.private:  # it was there already, and open to others
+            if self.persist_config.private:  # an existing directory may be open to other users
                 self.run_base_dir.chmod(PRIVATE_MODE)
         except OSError as error:
             raise self._unusable(self.run_base_dir, error.strerror or str(error)) from error
@@ -187,12 +187,12 @@ class RunFiles:
         for path in (self.run_base_dir, *directories, self.history_dir, *files, *self._links_among(files)):
             if not path.resolve().is_relative_to(root):
                 raise ConfigurationError(
-                    f"{path} is a link to {path.resolve()}, which is outside of root_data_dir, {root}; "
-                    "nothing is written there: remove the link, or let root_data_dir have room for all of the run"
+                    f"{path} is a link to {path.resolve()}, which is outside root_data_dir={root}, so nothing was "
+                    "written: remove the link, or choose a root_data_dir with enough space for the whole run"
                 )
 
     def _links_among(self, files: Sequence[Path]) -> Iterator[Path]:
-        """Yield the links in the place of what is written by name: event files, logs, what lies beside the journal."""
+        """Yield symbolic links at paths that trieye writes: event files, logs, history, and companions of `files`."""
         names = tuple(path.name for path in files)
         for directory in (self.run_base_dir, self.log_dir, self.tb_log_dir, self.history_dir):
             for path in directory.iterdir() if directory.is_dir() else ():
@@ -216,17 +216,17 @@ class RunFiles:
         return self.log_dir / f"{self.persist_config.run_name}_trieye.log"
 
     def get_output_log_path(self) -> Path:
-        """Return the file of what the run's program printed."""
+        """Return the file with the printed output of the program."""
         return self.log_dir / "output.log"
 
     def update_checkpoint_links(self, step_checkpoint_path: Path, is_best: bool) -> None:
-        """Point `latest`, and `best` if it is that, at a checkpoint."""
+        """Point the link `latest`, and with `is_best` also the link `best`, at a checkpoint."""
         self._link(self.latest_checkpoint_path, step_checkpoint_path)
         if is_best:
             self.update_best_link(step_checkpoint_path)
 
     def update_best_link(self, step_checkpoint_path: Path) -> None:
-        """Point `best` at a checkpoint."""
+        """Point the link `best` at a checkpoint."""
         self._link(self.best_checkpoint_path, step_checkpoint_path)
 
     def update_buffer_link(self, step_buffer_path: Path) -> None:
@@ -235,21 +235,21 @@ class RunFiles:
 
     def _link(self, link: Path, target: Path) -> None:
         if not target.exists():
-            logger.warning("%s is not linked to: it does not exist", target)
+            logger.warning("the link %s was not updated: %s does not exist", link, target)
             return
         try:
             relink(link, target)
-        except OSError as error:  # a file system without links; nothing depends on them
-            logger.warning("%s could not be linked to %s: %s", link, target.name, error.strerror or error)
+        except OSError as error:  # a file system without links, which are for users only
+            logger.warning("the link %s to %s could not be created: %s", link, target.name, error.strerror or error)
 
     def _unusable(self, path: Path, reason: str) -> ConfigurationError:
         root = self.persist_config.root_data_dir
         return ConfigurationError(
-            f"root_data_dir={root!r}: {path} cannot be written: {reason}; give a directory that this user may write to"
+            f"root_data_dir={root!r}: {path} cannot be written: {reason}; choose a directory that you can write to"
         )
 
 
 def _safe(kind: str, name: str) -> str:
-    from trieye.config.names import check_name  # here, for the command line takes names from above without pydantic
+    from trieye.config.names import check_name  # imported late: the CLI uses the constants above without pydantic
 
     return check_name(kind, name)

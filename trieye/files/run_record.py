@@ -1,4 +1,4 @@
-"""RunRecord: the identity and history of a run, in its run.json, and those of the runs before it."""
+"""RunRecord: identity and attempts of a run in `run.json`, its owner directory, and the earlier runs of an app."""
 
 import logging
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
-from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
+from typing_extensions import TypedDict  # required by pydantic before Python 3.12
 
 from trieye.config.names import check_name
 from trieye.exceptions import ConfigurationError, SerializationError
@@ -28,14 +28,14 @@ def _checked(name: str, info: ValidationInfo) -> str:
 
 
 Name = Annotated[str, AfterValidator(_checked)]
-"""A name that is joined to paths, and may come from a directory that somebody else has made."""
+"""A name that is joined to paths; it is checked because it may come from a directory that another user created."""
 
 
 RunStatus = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 
 
 class MetricSummary(TypedDict):
-    """What is known of a metric without reading its points: last value, extremes, and the step of the last one."""
+    """Summary of a metric: last value, extremes, and the step of the last value."""
 
     last: float
     min: float
@@ -44,17 +44,17 @@ class MetricSummary(TypedDict):
 
 
 class ForkPoint(BaseModel):
-    """The checkpoint of another run that a run began from; it says so for ever, also when that run is deleted.
+    """The checkpoint of another run that a run was forked from; the record outlives that run.
 
     Attributes:
         app_name: App of the other run.
-        run_name: Its name.
-        run_id: Its identity; None if it has none, as runs of trieye 0.1.5.
-        mlflow_run_id: Its MLflow run.
-        step: Global step of the checkpoint; None where only the content of a 0.1.5 file knows it.
-        objective: Value of the objective that the checkpoint was saved with.
-        checkpoint: Where the checkpoint was.
-        before: What the other run began from itself.
+        run_name: Name of the other run.
+        run_id: Identity of the other run; None for a run of trieye 0.1.5.
+        mlflow_run_id: MLflow run of the other run.
+        step: Global step of the checkpoint; None for a 0.1.5 file that records it only in its content.
+        objective: Objective of the checkpoint.
+        checkpoint: Path of the checkpoint at the time of the fork.
+        before: The checkpoint that the other run was forked from.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -75,42 +75,42 @@ class ForkPoint(BaseModel):
 
     @property
     def line(self) -> str:
-        """Its name, and those of what came before it."""
-        return self.name if self.before is None else f"{self.name}, which began from {self.before.line}"
+        """The name, followed by the names of earlier fork points."""
+        return self.name if self.before is None else f"{self.name}, which was forked from {self.before.line}"
 
     def tags(self) -> dict[str, str]:
-        """Return what sinks are told of it."""
-        found = {"trieye.forked_from": self.name, "trieye.forked_from_run_id": self.run_id}
-        found["trieye.forked_from_mlflow_run_id"] = self.mlflow_run_id
-        return {name: text for name, text in found.items() if text}
+        """Return tags for sinks."""
+        tags = {"trieye.forked_from": self.name, "trieye.forked_from_run_id": self.run_id}
+        tags["trieye.forked_from_mlflow_run_id"] = self.mlflow_run_id
+        return {name: text for name, text in tags.items() if text}
 
 
 class RunRecord(BaseModel):
-    """The identity of a run, kept across its attempts; all times are Unix seconds.
+    """Identity of a run across its attempts; all times are Unix seconds.
 
     Attributes:
-        attempt: 1 for the first start, one more for each restart.
-        created: When the run was started for the first time.
-        started: When this attempt was started.
-        ended: When this attempt ended; None while it runs.
-        resumed_from: Where the state of this attempt came from, such as a checkpoint's path.
-        status_before: How the attempt before this one ended; RUNNING if it was killed.
-        went_back_to: The own checkpoint to which an attempt went back, as the user called it; None if the last one that
-            was restored did not.
-        went_back_in: That attempt.
-        forked_from: The checkpoint of another run that this run began from; None if it began at step 0.
-        config_hash: Hash of what must not differ for a checkpoint to fit.
-        group: The sweep that the run belongs to.
-        tags: Tags that were set.
-        params: Parameters that were recorded besides the config, as text.
+        attempt: Number of the current attempt; 1 for the first start.
+        created: Time of the first start.
+        started: Start of the current attempt.
+        ended: End of the current attempt; None while it runs.
+        resumed_from: Source of the attempt's state, such as the path of a checkpoint.
+        status_before: Status of the previous attempt; RUNNING if it was killed.
+        went_back_to: The `load_checkpoint_path` of an attempt that went back to an earlier checkpoint of this run; None
+            after a restore without that setting.
+        went_back_in: Number of that attempt.
+        forked_from: The checkpoint of another run that this run was forked from; None if it started at step 0.
+        config_hash: Hash of the config values that must match for a checkpoint to fit.
+        group: The sweep of the run.
+        tags: Tags of the run.
+        params: Parameters recorded in addition to the config, as text.
         git_sha: Commit of the code.
-        axis: What its steps count, `loop.axis`.
-        summary: The metrics so far.
-        owner: The directory that the MLflow run and the mirror belong to; None until an attempt starts here, for
-            example after a restore from the mirror.
+        axis: Unit of the steps, `loop.axis`.
+        summary: Summaries of the metrics.
+        owner: The directory that owns the MLflow run and the mirror; None until an attempt starts in this directory,
+            for example after a restore from the mirror.
     """
 
-    # a later version may add fields, and an older one must still be able to read who the run is
+    # newer versions may add fields, and older versions must still be able to read the identity
     model_config = ConfigDict(extra="allow", validate_assignment=True)
 
     run_id: str = Field(default_factory=lambda: uuid.uuid4().hex, min_length=1)
@@ -138,24 +138,24 @@ class RunRecord(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Return the record in a file, or None if there is no such file.
+        """Return the record in a file, or None if the file does not exist.
 
         Raises:
-            SerializationError: The file is there and cannot be read; a new identity would split the run in two.
+            SerializationError: The file exists and cannot be read; a new identity would split the run in two.
         """
         try:
             return cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not a whole run record"
+            reason = error.strerror if isinstance(error, OSError) else "it is not a complete run record"
             raise SerializationError(
-                f"{path}, which says who the run is, cannot be read: {reason}; restore it from a backup, or delete it "
-                "to give the run a new identity (its earlier curves then stay with the old one)"
+                f"{path}, the identity of the run, cannot be read: {reason}; restore it from a backup, or delete it to "
+                "give the run a new identity (its earlier curves then stay with the old one)"
             ) from error
 
     def save(self, path: Path) -> None:
-        """Write the record; a crash leaves the old or the new one.
+        """Write the record atomically.
 
         Raises:
             SerializationError: The file cannot be written.
@@ -167,7 +167,7 @@ class RunRecord(BaseModel):
             raise SerializationError(f"{path} cannot be written: {error.strerror or error}") from error
 
     def copy_of(self, run_dir: Path) -> Path | None:
-        """Return the directory that `run_dir`, which has this record, is a copy of; None if none can be found."""
+        """Return the directory that `run_dir`, which contains this record, was copied from; None if none is found."""
         if self.owner is None or self.owner.is_at(run_dir, is_path_free=False):
             return None
         for original in filter(None, (Path(self.owner.path), self.owner.renamed())):
@@ -180,7 +180,7 @@ class RunRecord(BaseModel):
         return None
 
     def refusal(self, run_dir: Path) -> str | None:
-        """Return why `run_dir`, which has this record, does not own the MLflow run and the mirror; None if it does."""
+        """Return why `run_dir`, which contains this record, does not own MLflow run and mirror; None if it does."""
         if self.owner is None:
             return f"its {RUN_RECORD} does not record which directory owns them"
         original = self.copy_of(run_dir)
@@ -191,36 +191,36 @@ class RunRecord(BaseModel):
         return f"its {RUN_RECORD} names {self.owner.path} on {self.owner.host} as their owner, which cannot be checked"
 
     def has_shown(self, tensorboard_dir: Path) -> bool:
-        """Tell whether a sink was opened in some attempt; the journal knew of that attempt before."""
+        """Return whether an attempt has opened a sink; the journal records an attempt before it opens sinks."""
         return self.mlflow_run_id is not None or any(tensorboard_dir.glob("*.trieye"))
 
     def close(self, path: Path, status: RunStatus) -> None:
-        """Write the record with the status in which this attempt ended."""
+        """Write the record with the final status of this attempt."""
         self.status = status
         self.ended = time.time()
         self.save(path)
 
 
 def open_run_record(path: Path, *, app_name: str, run_name: str, **details: Any) -> RunRecord:
-    """Begin an attempt: make the record of a new run, or go on with that of an earlier attempt; it is saved.
+    """Begin an attempt: create the record of a new run, or update the record of an existing run, and save it.
 
     Args:
-        path: The run's run.json.
+        path: The run's `run.json`.
         app_name: Name of the app.
         run_name: Name of the run.
-        details: `config_hash`, `group`, `tags`, `resumed_from`, `git_sha`, `axis`, `mlflow_run_id`; None keeps what
-            was there.
+        details: `config_hash`, `group`, `tags`, `resumed_from`, `git_sha`, `axis`, `mlflow_run_id`; None leaves a value
+            unchanged.
 
     Raises:
-        ConfigurationError: The directory is a copy of the run, or it cannot be told whether it is one.
-        SerializationError: The file is there and cannot be read, or cannot be written.
+        ConfigurationError: The directory is a copy of the run, or may be one.
+        SerializationError: The file exists and cannot be read, or cannot be written.
     """
-    given = {name: value for name, value in details.items() if value is not None}
+    fields = {name: value for name, value in details.items() if value is not None}
     earlier = RunRecord.read(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if earlier is not None:
         require_owner(earlier, path.parent, accept_move=True)
-    record = _new(app_name, run_name, given) if earlier is None else _next_attempt(earlier, app_name, run_name, given)
+    record = _new(app_name, run_name, fields) if earlier is None else _next_attempt(earlier, app_name, run_name, fields)
     if record.owner is None or not record.owner.is_exactly(path.parent):
         record.owner = Owner.of(path.parent)
     record.save(path)
@@ -228,15 +228,15 @@ def open_run_record(path: Path, *, app_name: str, run_name: str, **details: Any)
 
 
 def require_owner(record: RunRecord, run_dir: Path, *, accept_move: bool = False) -> None:
-    """Raise unless a directory may write to the MLflow run and the mirror of its run.
+    """Raise unless a directory owns the MLflow run and the mirror of its run.
 
     Args:
-        record: Its run.json.
+        record: The record in the directory's `run.json`.
         run_dir: The directory.
-        accept_move: Accept it as well if the recorded directory is gone, as after a move to another file system.
+        accept_move: Also accept a directory if the recorded one is gone, as after a move to another file system.
 
     Raises:
-        ConfigurationError: The directory is a copy, or it cannot be told whether it is one.
+        ConfigurationError: The directory is a copy, or may be one.
     """
     refusal = record.refusal(run_dir)
     if refusal is None or record.owner is None:
@@ -245,21 +245,21 @@ def require_owner(record: RunRecord, run_dir: Path, *, accept_move: bool = False
     if accept_move and record.owner.is_gone():
         return
     raise ConfigurationError(
-        f"{run_dir} may be a copy, which must not write to the MLflow run and the mirror of the run: {refusal}; "
+        f"{run_dir} may be a copy of the run, and a copy must not write to its MLflow run and mirror: {refusal}; "
         f"if the run was moved here, run `trieye claim {run_dir}`"
     )
 
 
 def claim(run_dir: Path) -> None:
-    """Record a directory as the owner of the MLflow run and the mirror of its run; the caller holds its locks.
+    """Record a directory as the owner of the MLflow run and the mirror of its run; the caller holds the run's locks.
 
     Raises:
-        ConfigurationError: It is a copy of a run that still exists, or no run.
-        SerializationError: Its run.json cannot be read or written.
+        ConfigurationError: The directory is a copy of a run that still exists, or is not a run.
+        SerializationError: Its `run.json` cannot be read or written.
     """
     record = RunRecord.read(run_dir / RUN_RECORD)
     if record is None:
-        raise ConfigurationError(f"{run_dir} is no run: it has no {RUN_RECORD}")
+        raise ConfigurationError(f"{run_dir} is not a run directory: it has no {RUN_RECORD}")
     _refuse_copy(record, run_dir)
     if record.refusal(run_dir) is not None:
         record.owner = Owner.of(run_dir)
@@ -270,19 +270,19 @@ def _refuse_copy(record: RunRecord, run_dir: Path) -> None:
     original = record.copy_of(run_dir)
     if original is not None:
         raise ConfigurationError(
-            f"{run_dir} is a copy of run {original.name!r} ({original}): both would write to one MLflow run and one "
-            f"mirror; to start a run of its own from this state, use `trieye fork {run_dir}`, or another run_name with "
+            f"{run_dir} is a copy of run {original.name!r} ({original}): both would write to the same MLflow run and "
+            f"mirror; to start a separate run from this state, use `trieye fork {run_dir}`, or another run_name with "
             f"persistence.load_checkpoint_path={original.name}:latest"
         )
 
 
-def _new(app_name: str, run_name: str, given: Mapping[str, Any]) -> RunRecord:
+def _new(app_name: str, run_name: str, fields: Mapping[str, Any]) -> RunRecord:
     now = time.time()
-    return RunRecord(app_name=app_name, run_name=run_name, created=now, started=now, **given)
+    return RunRecord(app_name=app_name, run_name=run_name, created=now, started=now, **fields)
 
 
-def _next_attempt(earlier: RunRecord, app_name: str, run_name: str, given: Mapping[str, Any]) -> RunRecord:
-    merged = {"resumed_from": None, **given, "tags": {**earlier.tags, **given.get("tags", {})}}
+def _next_attempt(earlier: RunRecord, app_name: str, run_name: str, fields: Mapping[str, Any]) -> RunRecord:
+    merged = {"resumed_from": None, **fields, "tags": {**earlier.tags, **fields.get("tags", {})}}
     attempt = {"attempt": earlier.attempt + 1, "status": "RUNNING", "started": time.time(), "ended": None}
     before = {"status_before": earlier.status}
     names = {"app_name": app_name, "run_name": run_name}
@@ -290,7 +290,7 @@ def _next_attempt(earlier: RunRecord, app_name: str, run_name: str, given: Mappi
 
 
 class EarlierRun(NamedTuple):
-    """A run of the app that was begun before another one, and when, in Unix seconds; one of 0.1.5 has no record."""
+    """A run of the app that was created before another run, at a Unix time in seconds; no record in trieye 0.1.5."""
 
     directory: Path
     created: float
@@ -298,14 +298,14 @@ class EarlierRun(NamedTuple):
 
 
 def earlier_runs(files: RunFiles, run_name: str) -> list[EarlierRun]:
-    """Return the other runs of the app that were begun before `run_name`, the newest first.
+    """Return the other runs of the app that were created before `run_name`, the newest first.
 
-    They lie beside it, or below one of `resume_dirs`, where a run of the same name counts as another one, too. When a
-    run was begun stands in its run.json; for a run of trieye 0.1.5 it is the date in the name, else the time of the
-    directory.
+    The runs are those in the same directory and below `resume_dirs`; there, a run of the same name is another run. The
+    time of creation comes from `run.json`; for a run of trieye 0.1.5 from the date in its name, or else from the
+    modification time of its directory.
 
     Raises:
-        ConfigurationError: One of `resume_dirs` does not exist.
+        ConfigurationError: A directory of `resume_dirs` does not exist.
     """
     own = files.runs_root_dir / run_name
     own_record = RunRecord.read(own / RUN_RECORD)
@@ -318,17 +318,17 @@ def _other_runs(files: RunFiles, own: Path) -> Iterator[EarlierRun]:
     for root in files.run_roots():
         for path in root.iterdir() if root.is_dir() else ():
             if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
-                logger.warning("%s is a link that leaves %s and is not looked at", path, root)
+                logger.warning("%s is ignored: it is a link to a directory outside %s", path, root)
             elif path != own and path.is_dir():
                 try:
                     record = RunRecord.read(path / RUN_RECORD)
                 except SerializationError as error:
-                    logger.warning("run %r is not resumed from: %s", path.name, error)
+                    logger.warning("run %r is not considered for resuming: %s", path.name, error)
                 else:
-                    yield EarlierRun(path, _begun(path) if record is None else record.created, record)
+                    yield EarlierRun(path, _creation_time(path) if record is None else record.created, record)
 
 
-def _begun(directory: Path) -> float:
+def _creation_time(directory: Path) -> float:
     for text in _DATE_IN_NAME.findall(directory.name):
         try:
             return datetime.strptime(text, "%Y%m%d_%H%M%S").astimezone().timestamp()

@@ -1,1 +1,1 @@
-"""What owns a run: it accepts, aggregates, saves, and tells the sinks; in a thread or in a Ray actor."""
+"""The hub owns a run: it accepts and aggregates events, saves checkpoints and feeds sinks, in a thread or Ray actor."""

@@ -1,4 +1,4 @@
-"""HubActor: the hub as a Ray actor; it only forwards to `HubLogic`."""
+"""HubActor: the hub as a Ray actor, which only forwards calls to `HubLogic`; `find_hub` looks an actor up."""
 
 import functools
 import inspect
@@ -39,23 +39,23 @@ def in_group(name: str) -> Callable[[Method], Method]:
 
 
 def actor_name(run_name: str) -> str:
-    """Return the name under which Ray finds the actor of a run."""
+    """Return the name under which Ray registers the actor of a run."""
     return f"trieye_actor_{run_name}"
 
 
 def call_id() -> str:
-    """Return what tells the present call from every other one, and is the same when Ray repeats it."""
+    """Return the unique id of the current call; it is the same if Ray retries the call."""
     return str(ray.get_runtime_context().get_task_id())
 
 
 def _is_restart() -> bool:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray uses deprecated parts of itself
+        warnings.simplefilter("ignore")  # Ray calls deprecated functions of Ray
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def describe_hub() -> None:
-    """Record in the locks that this process takes which actor and cluster it is."""
+    """Record this actor and its cluster in the locks that this process takes."""
     context = ray.get_runtime_context()
     describe_process(
         kind="hub",
@@ -67,7 +67,7 @@ def describe_hub() -> None:
 
 
 def find_hub(lock: RunLock) -> Any | None:
-    """Return the actor that holds a run, from whichever namespace; None if it is none of this cluster, or dead.
+    """Return the actor that holds a run, in any namespace; None if it is dead or belongs to another cluster.
 
     Args:
         lock: The lock of the run.
@@ -79,27 +79,27 @@ def find_hub(lock: RunLock) -> Any | None:
         actor = ray.get_actor(holder["actor"], namespace=holder.get("namespace"))
     except ValueError:
         return None
-    # another cluster may have an actor of that name
+    # an actor of another cluster may have the same name
     return actor if actor._actor_id.hex() == holder.get("actor_id") else None  # noqa: SLF001 - docs/private_apis.md
 
 
 def this_job() -> str:
-    """Return the id under which Ray knows the driver of this process."""
+    """Return Ray's job id of this process's driver."""
     return str(ray.get_runtime_context().get_job_id())
 
 
 class Drivers:
-    """The drivers of the hub in this process; the first one started the hub."""
+    """Drivers that use the hub of this process; the first one is the driver that started it."""
 
     def __init__(self) -> None:
         self._jobs = {this_job()}
 
     def add(self, job_id: str) -> None:
-        """Count another driver of the hub."""
+        """Register another driver of the hub."""
         self._jobs.add(job_id)
 
     def living(self) -> list[str]:
-        """Return the living ones, for messages: their process and its machine."""
+        """Return process and machine of each living driver, for messages."""
         table = ray._private.state.jobs()  # noqa: SLF001 - docs/private_apis.md
         return [
             f"process {job['DriverPid']} on {job['DriverIPAddress']}"
@@ -109,7 +109,7 @@ class Drivers:
 
 
 def _forwarding(request: Callable[..., Any], group: Group) -> Callable[..., Any]:
-    """Return a method of the actor that makes a request of its logic."""
+    """Return a method of the actor that forwards a request to its logic."""
     has_key = "key" in inspect.signature(request).parameters
 
     @functools.wraps(request)
@@ -118,7 +118,7 @@ def _forwarding(request: Callable[..., Any], group: Group) -> Callable[..., Any]
             kwargs.setdefault("key", call_id())
         return request(self._logic.parts[request.__name__], *args, **kwargs)
 
-    # Ray looks for its attributes on the wrapped function, which has none
+    # Ray would look for its attributes on the wrapped function, which has none
     del forward.__wrapped__
     forward.__signature__ = inspect.signature(request)  # type: ignore[attr-defined]
     return in_group(group)(forward) if group else forward
@@ -140,14 +140,14 @@ def with_requests(*parts: type) -> Callable[[Class], Class]:
 class HubActor:
     """The hub of a run in a separate process.
 
-    Heavy libraries are imported in the background, so the actor answers at once. Besides the methods below, the actor
-    has a method for each request (`trieye.hub.requests`) of `HubLogic`, `Ledger`, `Tracking` and `HubStatus`, with the
-    same name and arguments: `log_columns`, `set_tags`, `progress` and so on.
+    Heavy libraries are imported in the background, so that the actor answers at once. In addition to the methods below,
+    the actor has a method for each request (`trieye.hub.requests`) of `HubLogic`, `Ledger`, `Tracking` and `HubStatus`,
+    with the same name and arguments: `log_columns`, `set_tags`, `progress` and so on.
 
     Args:
         config: The config of the run, whose lock the driver holds.
-        trust: Signs pickled parts, with the key of the driver.
-        extra_config: What configs.json holds besides.
+        trust: Signs pickled parts with the key of the driver.
+        extra_config: Further content of configs.json.
         sinks: Sinks in addition to the config's.
     """
 
@@ -166,14 +166,14 @@ class HubActor:
 
     @in_group("save")
     def shutdown(self, status: RunStatus = "FINISHED", *, patient: bool = False) -> None:
-        """Wait for the saves and events sent before, log the rest and close everything."""
+        """Wait for earlier saves and events, log the remaining events and close everything."""
         me = ray.get_runtime_context().current_actor
-        ray.wait([me.flush.remote(), me.health.remote()], num_returns=2)  # earlier calls, in either group
+        ray.wait([me.flush.remote(), me.health.remote()], num_returns=2)  # run after earlier calls of both groups
         self._logic.shutdown(status, patient=patient)
 
     @in_group("save")
     def terminate(self, status: RunStatus = "FINISHED") -> None:
-        """Shut down and end the process, so that a detached actor gives its name back."""
+        """Shut down and end the process, so that a detached actor frees its name."""
         self.shutdown(status)
         ray.actor.exit_actor()
 
@@ -182,11 +182,11 @@ class HubActor:
         return actor_name(self._logic.config.run_name)
 
     def add_driver(self, job_id: str) -> None:
-        """Count another driver of this hub."""
+        """Register another driver of this hub."""
         self._drivers.add(job_id)
 
     def living_drivers(self) -> list[str]:
-        """Return the processes that use this hub, as far as they started it or called `get_or_create`."""
+        """Return the living processes that started this hub or called `get_or_create`, for messages."""
         return self._drivers.living()
 
 

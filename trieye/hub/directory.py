@@ -1,4 +1,4 @@
-"""HubFiles: what the hub keeps of a run on disk."""
+"""HubFiles: locks a run's directory and opens its record, journal, history, checkpoints, mirror and log file."""
 
 import json
 import logging
@@ -36,23 +36,23 @@ logger = logging.getLogger(__name__)
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 HUB_GONE_AFTER_S = 30.0
-"""How long to wait for the hub of a driver that died; Ray ends it within seconds."""
+"""Maximum wait for the hub of a driver that died; Ray ends it within seconds."""
 
 
 def take_run(paths: RunFiles, config: TrieyeConfig, take_lock: Callable[[], RunLock]) -> tuple[RunLock, str | None]:
-    """Make the directories of a run, take its lock, and bring a run that this machine has nothing of from its mirror.
+    """Create the directories of a run, take its lock, and restore it from its mirror if it has no files here.
 
     Args:
         paths: File names of the run.
-        config: Its config.
+        config: Config of the run.
         take_lock: Takes the lock of the run.
 
     Returns:
-        The lock, and what was brought here, in words; None if nothing was.
+        The lock, and a description of the restored files; None if no file was restored.
 
     Raises:
         ConfigurationError: The root directory or the mirror cannot be used.
-        CheckpointError: The mirror has the run, and nothing of it is whole.
+        CheckpointError: The mirror has the run, but no intact copy of it.
         RunLockedError: Another process writes to the run.
     """
     paths.create_run_directories()
@@ -65,20 +65,20 @@ def take_run(paths: RunFiles, config: TrieyeConfig, take_lock: Callable[[], RunL
 
 
 class HubFiles:
-    """Directories, identity, log file and config dump of one run; `states` are what it has saved.
+    """Directories, identity, stores, log file and config dump of one run.
 
     Args:
         config: The config of the run.
-        trust: Signs pickled parts; None: as this process does.
-        paths: File names; made from the config if None.
+        trust: Signs pickled parts; None uses the key and settings of this process.
+        paths: File names; None derives them from the config.
 
     Attributes:
         paths: File names.
         record: Identity of the run; set by `open`.
-        journal: The durable log of the run; set by `open`.
-        history: Its points and operations; set by `open`.
-        states: Its checkpoints; set by `open`.
-        mirror: Copies the run to an object store, if the config asks for it; set by `open`.
+        journal: Durable log of the run; set by `open`.
+        history: Points and operations of the run; set by `open`.
+        states: Checkpoints of the run; set by `open`.
+        mirror: Copies the run to an object store; None if the config names none; set by `open`.
     """
 
     def __init__(self, config: TrieyeConfig, trust: Trust | None = None, paths: RunFiles | None = None) -> None:
@@ -90,19 +90,19 @@ class HubFiles:
         self.mirror: Mirror | None = None
         self._config = config
         self._trust = trust or Trust()
-        # against other writers of the run, and against a hub of this run that has not ended yet; taken in this order
+        # exclude other writers of the run, and an earlier hub of this run that is still exiting; acquired in this order
         self._lock = RunLock(self.paths.lock_path)
         self._hub_lock = RunLock(self.paths.hub_lock_path)
-        self._record_lock = threading.Lock()  # guards `record` and its file: sinks and requests change them
+        self._record_lock = threading.Lock()  # guards `record` and its file, which sinks and requests change
         self._log_file: logging.FileHandler | None = None
         self._level_before = logging.NOTSET
 
     def open(self, *, owns_run: bool, is_restart: bool = False) -> RunRecord:
-        """Make the directories, open the journal and return the run's record.
+        """Create the directories, open the journal and return the run's record.
 
         Args:
-            owns_run: Take the lock and count a new attempt; False if another process did.
-            is_restart: A hub of this very attempt died; no new one is counted.
+            owns_run: Take the lock and count a new attempt; False if another process has done so.
+            is_restart: This hub replaces one of the same attempt that died; no new attempt is counted.
 
         Raises:
             ConfigurationError: The root directory, or the key that signs pickled parts, cannot be used.
@@ -122,7 +122,7 @@ class HubFiles:
             self._open_stores(self.paths.journal_path)
             self.mirror = Mirror.of(self._config.persistence, self.paths)
         except BaseException:
-            self._let_go()
+            self._release()
             raise
         return self.record
 
@@ -134,18 +134,19 @@ class HubFiles:
             refill_history(self.paths, url, self.journal.segments())
         self.history = History(self.journal, None if path is None else self.paths.history_dir)
         self.states = SavedStates(self._config.persistence, self.paths, self._trust, self.record.attempt)
-        for finding in self.journal.damage:
-            logger.warning("%s", finding)
+        for description in self.journal.damage:
+            logger.warning("%s", description)
 
     @property
     def is_held(self) -> bool:
-        """Whether this object keeps the run directory: it is open, and nobody else writes there."""
+        """Whether this object holds the hub lock, so that no other hub writes to the run directory."""
         return self._hub_lock.is_held
 
     def _read_record(self, *, new_attempt: bool) -> RunRecord:
-        path, own = self.paths.run_record_path, self._config
+        path, config = self.paths.run_record_path, self._config
         record = None if new_attempt else RunRecord.read(path)
-        return record or open_run_record(path, app_name=own.app_name, run_name=own.run_name, tags=redacted(own.tags))
+        tags = redacted(config.tags)
+        return record or open_run_record(path, app_name=config.app_name, run_name=config.run_name, tags=tags)
 
     def _open_log_file(self) -> None:
         self._log_file = _LogFile(self.paths.get_log_file_path(), encoding="utf-8")
@@ -158,7 +159,7 @@ class HubFiles:
             library.setLevel(logging.INFO)
 
     def run_info(self) -> RunInfo:
-        """Return what the sinks may know of the run."""
+        """Return the description of the run that sinks receive."""
         return RunInfo(
             app_name=self._config.app_name,
             run_name=self._config.run_name,
@@ -175,17 +176,17 @@ class HubFiles:
         )
 
     def note_mlflow_run_id(self, run_id: str) -> None:
-        """Remember the MLflow run, so that the next attempt goes on with it."""
+        """Record the id of the MLflow run, so that the next attempt continues it."""
         with self._changed_record() as record:
             record.mlflow_run_id = run_id
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Remember tags."""
+        """Record tags."""
         with self._changed_record() as record:
             record.tags = {**record.tags, **redacted(tags)}
 
     def set_params(self, params: Mapping[str, str]) -> None:
-        """Remember parameters that are not in the config."""
+        """Record parameters that are not in the config."""
         with self._changed_record() as record:
             record.params = {**record.params, **params}
 
@@ -193,39 +194,39 @@ class HubFiles:
     def _changed_record(self) -> Iterator[RunRecord]:
         with self._record_lock:
             yield self.record
-            # not by a sink that is late: it may be another attempt's by now
+            # a late sink must not write: the record may belong to another attempt by now
             if self.is_held:
                 self.record.save(self.paths.run_record_path)
 
     def directory_params(self) -> dict[str, str]:
-        """Return the directories of the run relative to the app's, as the parameters that MLflow shows."""
-        found = {
+        """Return the run's directories relative to the app's, as parameters for the trackers."""
+        directories = {
             "tensorboard_log_dir": self.paths.tb_log_dir,
             "trieye_log_file": self.paths.get_log_file_path(),
             "checkpoints_dir": self.paths.checkpoint_dir,
             "buffers_dir": self.paths.buffer_dir,
             "profile_dir": self.paths.profile_dir,
         }
-        return {name: str(path.relative_to(self.paths.app_root_dir)) for name, path in found.items()}
+        return {name: str(path.relative_to(self.paths.app_root_dir)) for name, path in directories.items()}
 
     def save_config(self, extra: Mapping[str, Any]) -> Path:
-        """Write configs.json: the config, what an earlier call added, and `extra`, without secrets; return the file."""
+        """Write the config, earlier additions and `extra` to configs.json, without secrets; return its path."""
         path = self.paths.config_path
         merged = {**_json_of(path), **self._config.model_dump(mode="json"), **extra}
         write_config(recorded(merged), path)
         return path
 
     def add_to_config(self, extra: Mapping[str, Any]) -> Path:
-        """Add to configs.json; what would replace a part of the run's own config goes under `run_config`."""
-        own = TrieyeConfig.model_fields
-        taken = {str(key): value for key, value in extra.items() if key in own}
-        free = {str(key): value for key, value in extra.items() if key not in own}
-        return self.save_config({**free, **({"run_config": taken} if taken else {})})
+        """Add to configs.json; keys that clash with fields of the run's config go under `run_config`."""
+        fields = TrieyeConfig.model_fields
+        clashing = {str(key): value for key, value in extra.items() if key in fields}
+        other = {str(key): value for key, value in extra.items() if key not in fields}
+        return self.save_config({**other, **({"run_config": clashing} if clashing else {})})
 
     def note_restored(self, restored: Restored | None) -> None:
-        """Remember where the state of this attempt comes from; nothing if the run begins anew."""
+        """Record the checkpoint that this attempt resumes from; None: it starts from scratch."""
         if restored is None:
-            if self.record.forked_from is not None:  # of an attempt that left no checkpoint
+            if self.record.forked_from is not None:  # recorded by an attempt that left no checkpoint
                 with self._changed_record() as record:
                     record.forked_from = None
             return
@@ -239,24 +240,24 @@ class HubFiles:
                 record.went_back_to = record.went_back_in = None
 
     def close(self, status: RunStatus, summary: Mapping[str, MetricSummary], *, patient: bool = False) -> None:
-        """Record how the run ended, and give back the journal, the log file and the locks.
+        """Close the journal, record how the run ended, close mirror and log file, and release the locks.
 
         Args:
-            status: How it ended.
-            summary: Extremes of its metrics.
-            patient: Wait for the mirror as long as it makes progress.
+            status: How the run ended.
+            summary: Summary of the run's metrics.
+            patient: Wait for the mirror while it makes progress.
         """
-        with ExitStack() as rest:  # which is done whatever becomes of what is before it
-            rest.callback(self._let_go)
+        with ExitStack() as cleanup:  # its callbacks run even if the block raises
+            cleanup.callback(self._release)
             if self.mirror is not None:
-                rest.callback(self.mirror.close, self._config.persistence.mirror_close_timeout_s, patient=patient)
+                cleanup.callback(self.mirror.close, self._config.persistence.mirror_close_timeout_s, patient=patient)
             self.journal.close()
             if self.is_held:
                 with self._record_lock:
                     self.record.summary = dict(summary)
                     self.record.close(self.paths.run_record_path, status)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._log_file is not None:
             library = logging.getLogger("trieye")
             library.removeHandler(self._log_file)
@@ -270,36 +271,36 @@ class HubFiles:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that a full disk does not turn into a traceback on the terminal for every line, or at its end.
+    """A log file that ignores write errors: `logging` would print a traceback for each line on a full disk.
 
-    What matters is on the terminal, too.
+    Warnings and errors appear on the terminal, too.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as it may be kept, without secrets."""
+        """Format the record without secrets."""
         return redacted_text(super().format(record))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the library's name
-        """Do nothing."""
+        """Ignore the error."""
 
     def close(self) -> None:
-        """Close the file, whatever of it cannot be written."""
+        """Close the file; ignore the error if its last lines cannot be written."""
         with suppress(OSError):
             super().close()
 
 
 def write_config(configs: Mapping[str, Any], path: Path) -> None:
-    """Write a config for people to read; values that JSON lacks are written as the nearest thing.
+    """Write a config as indented JSON for human readers; values of other types are replaced by the closest JSON value.
 
     Raises:
-        SerializationError: It could not be written.
+        SerializationError: The file could not be written.
     """
     try:
         text = json.dumps(configs, indent=4, default=_readable)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text.encode())
     except (OSError, TypeError, ValueError, RecursionError) as error:
-        raise SerializationError(f"the config could not be written to {path}: {error}") from error
+        raise SerializationError(f"{path}: the config could not be written ({error})") from error
 
 
 def _readable(value: Any) -> Any:
@@ -317,11 +318,11 @@ def _readable(value: Any) -> Any:
 
 
 def _json_of(path: Path) -> dict[str, Any]:
-    """Return what a JSON file of ours holds; nothing if it is missing or damaged."""
+    """Return the content of one of trieye's JSON files; {} if it is missing or damaged."""
     try:
         return json_of(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        logger.warning("%s cannot be read (%s); it is written anew", path, error)
+        logger.warning("%s cannot be read (%s); it will be replaced", path, error)
         return {}

@@ -1,4 +1,4 @@
-"""Fold: what applied records add up to: queued events, windows, points; the same whenever they are applied again."""
+"""EventProcessor: applies journal entries: queues events, fills and closes windows, appends points; deterministic."""
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
@@ -8,11 +8,11 @@ import msgspec
 
 from trieye.config import StatsConfig
 from trieye.history.history import History
-from trieye.hub.marks import AttemptMark, LedgerState, Pass, packed, place_of
+from trieye.hub.marks import AttemptMark, FlushMarker, LedgerState, packed, position_of
 from trieye.hub.pending import PendingEvents
 from trieye.hub.supersession import Continuation, Supersession
 from trieye.journal.event_payloads import Drop, decode_events, from_bytes
-from trieye.journal.journal import Record
+from trieye.journal.journal import JournalEntry
 from trieye.journal.ranges import first_difference, merged
 from trieye.stats.aggregator import Aggregator
 from trieye.stats.batch import EventBatch
@@ -20,25 +20,25 @@ from trieye.stats.operations import Item, Medium
 from trieye.stats.point import Point
 
 Kind = Literal["events", "rows", "drops", "operation", "pass", "points", "stepless"]
-"""Kinds of records: a batch of a client, single events of trieye 0.1.5, counts of dropped events, and so on."""
+"""Kinds of journal entries: `events` of a client's batch, `rows` of trieye 0.1.5 events, `pass` for a flush marker."""
 
 
-class Fold:
-    """Applies records, live or replayed; knows no file and no clock.
+class EventProcessor:
+    """Applies new or replayed journal entries; uses neither files nor clocks.
 
     Args:
         config: The metrics.
-        history: Where points and operations go.
-        queue: Events that are in no window yet.
+        history: Receives points and operations.
+        queue: Events that are not in a window yet.
 
     Attributes:
         stats: Windows of the metrics.
         num_accepted: Events accepted, over all attempts.
-        num_processed: Events put into windows.
-        has_news: Whether a pass may find windows that are complete.
-        next_index: Index of the next item. The history holds an item before its end already: a hub that died had
-            applied the record that this one replays.
-        supersession: Which older points the attempt supersedes; None: it supersedes none.
+        num_processed: Events moved into windows.
+        has_news: Whether a flush may find complete windows.
+        next_index: Index of the next item. If it is below the end of the history, an earlier hub applied the replayed
+            entry before it died, and the history has the item already.
+        supersession: Decides which older points the attempt supersedes; None: it supersedes no points.
     """
 
     def __init__(self, config: StatsConfig, history: History, queue: PendingEvents) -> None:
@@ -52,31 +52,31 @@ class Fold:
         self.begin(config)
 
     def begin(self, config: StatsConfig, mark: AttemptMark | None = None) -> None:
-        """Begin with the empty windows of an attempt."""
+        """Start with empty windows for an attempt."""
         self._config, self.stats = config, _windows(config, mark)
 
     def adopt(self, config: StatsConfig, mark: AttemptMark) -> None:
-        """Go on with the metrics as they are configured in another attempt."""
+        """Transfer the windows to the metrics config of another attempt."""
         self._history.dead = mark.dead
-        before = self.stats.to_state()
+        state = self.stats.to_state()
         self.begin(config, mark)
-        self.stats.restore(before)
+        self.stats.restore(state)
 
     def load(self, state: LedgerState) -> None:
-        """Continue from a state, and forget the events that are queued now."""
+        """Continue from a state, and discard the queued events."""
         self.queue.take()
         self.num_accepted, self.num_processed = state.num_accepted, state.num_processed
         self.stats.restore(state.aggregator)
         self.continue_from(state.continuation)
         self.has_news = True
         for kind, payload in state.pending:
-            self._take(kind, payload)
+            self._apply(kind, payload)
 
     def state(self, num_accepted: int) -> LedgerState:
-        """Return the state after the last pass, to be encoded.
+        """Return the state after the last flush, for encoding.
 
         Args:
-            num_accepted: Events that were accepted before it; those that came since are in later records.
+            num_accepted: Events accepted before that flush; later events are in later entries.
         """
         return LedgerState(
             aggregator=self.stats.to_state(packed),
@@ -88,15 +88,15 @@ class Fold:
 
     @property
     def continuation(self) -> Continuation | None:
-        """The decisions about older points so far; None: nothing supersedes them."""
+        """Decisions about older points so far; None: the attempt supersedes no points."""
         return None if self.supersession is None else self.supersession.state
 
     def continue_from(self, continuation: Continuation | None) -> None:
-        """Supersede older points from now on; None: never."""
+        """Let new points supersede older ones, with earlier decisions; None: they supersede no points."""
         self.supersession = None if continuation is None else Supersession(continuation, self._history)
 
-    def continue_behind(self, index: int) -> None:
-        """Let points from an index on supersede those before it."""
+    def supersede_before(self, index: int) -> None:
+        """Let points from an index on supersede the points before it."""
         self.continue_from(Continuation(index) if self._history.end else None)
 
     def take_change(self) -> int | None:
@@ -116,30 +116,30 @@ class Fold:
                 self._changed_from = first if self._changed_from is None else min(first, self._changed_from)
 
     def rewound(
-        self, state: Mapping[str, Any], own: list[tuple[str, bytes]], mark: AttemptMark, *, at: float
+        self, state: Mapping[str, Any], entries: list[tuple[str, bytes]], mark: AttemptMark, *, at: float
     ) -> LedgerState:
-        """Return the state from which the run goes on after a rewind.
+        """Return the state of the run after a rewind.
 
         Args:
             state: State of a checkpoint.
-            own: Kind and payload of records that count again.
-            mark: The present attempt.
-            at: Journal time in seconds of the rewind.
+            entries: Kind and payload of the entries that survive the rewind.
+            mark: The current attempt.
+            at: Journal time of the rewind in seconds.
         """
         stats = _windows(self._config, mark)
-        stats.restore(state.get("stats", {}), shift_s=at - float(place_of(state).get("at", at)))
-        num_own = sum(len(decode_events(payload)[0]) for kind, payload in own if kind != "operation")
-        num_before = self.num_accepted - num_own
-        return LedgerState(stats.to_state(), own, num_accepted=num_before, num_processed=num_before)
+        stats.restore(state.get("stats", {}), shift_s=at - float(position_of(state).get("at", at)))
+        num_pending = sum(len(decode_events(payload)[0]) for kind, payload in entries if kind != "operation")
+        num_before = self.num_accepted - num_pending
+        return LedgerState(stats.to_state(), entries, num_accepted=num_before, num_processed=num_before)
 
-    def apply(self, record: Record) -> None:
-        """Apply a record."""
-        if record.kind == "pass":
-            self.make_pass(Pass.from_bytes(record.payload), record.at, self.queue.take())
+    def apply(self, entry: JournalEntry) -> None:
+        """Apply a journal entry."""
+        if entry.kind == "pass":
+            self.apply_flush(FlushMarker.from_bytes(entry.payload), entry.at, self.queue.take())
         else:
-            self._take(record.kind, record.payload)
+            self._apply(entry.kind, entry.payload)
 
-    def _take(self, kind: str, payload: bytes) -> None:
+    def _apply(self, kind: str, payload: bytes) -> None:
         match kind:
             case "events" | "rows" | "drops":
                 self.add(kind, *decode_events(payload))
@@ -154,7 +154,7 @@ class Fold:
                     self.supersession.state.stepless.add(payload.decode())
 
     def add(self, kind: str, batch: EventBatch, drops: Sequence[Drop]) -> None:
-        """Queue the events of a record, and count what was dropped."""
+        """Queue the events of an entry, and count dropped events."""
         for reason, name, count in drops:
             self.stats.drops.add(reason, name, count)
         if len(batch):
@@ -162,15 +162,15 @@ class Fold:
             (self.queue.add_rows if kind == "rows" else self.queue.add_batch)(batch)
         self.has_news = True
 
-    def make_pass(self, asked: Pass, at: float, batches: Sequence[EventBatch]) -> None:
-        """Put events into windows, and close some.
+    def apply_flush(self, marker: FlushMarker, at: float, batches: Sequence[EventBatch]) -> None:
+        """Move events into windows, and close the windows that a flush marker completes.
 
         Args:
-            asked: What is to be closed.
+            marker: The flush marker.
             at: Journal time in seconds.
-            batches: What was queued when the record of the pass was stored; others may be queued by now.
+            batches: The queue at the time when the marker was stored; by now, later events may be queued.
         """
-        self.skip_to(asked.index)
+        self.skip_to(marker.index)
         if self.supersession is not None and (steps := self.supersession.first_steps(batches)):
             older = self.stats.begin_again(steps, at=at)
             self.write(older)
@@ -178,46 +178,46 @@ class Fold:
         for batch in batches:
             self.num_processed += len(batch)
             self.stats.ingest(batch, at=at)
-        if asked.ingest_only:
+        if marker.ingest_only:
             self.has_news = True
             return
-        self.has_news = asked.step is not None  # beyond that step, later ones may have completed windows, too
-        close = self.stats.flush if asked.force else self.stats.advance
-        points = close(at=at, step=asked.step)
+        self.has_news = marker.step is not None  # steps beyond it may have completed further windows
+        close = self.stats.flush if marker.force else self.stats.advance
+        points = close(at=at, step=marker.step)
         self._supersede(points)
-        self.write(sorted(points, key=attrgetter("step")))  # as people read them on a terminal
+        self.write(sorted(points, key=attrgetter("step")))  # readable order for the console sink
 
     def skip_to(self, index: int) -> None:
-        """Give the next item this index or a higher one; the records of the items between are lost."""
+        """Raise the index of the next item to at least this index; the entries of the skipped items are lost."""
         self._history.skip_to(index)
         self.next_index = max(self.next_index, index)
 
-    def write(self, points: Sequence[Item]) -> None:
-        """Put points or operations into the history, unless they are there already."""
-        num_known = max(self._history.end - self.next_index, 0)
-        self.next_index += len(points)
-        self._history.append(points[num_known:])
+    def write(self, items: Sequence[Item]) -> None:
+        """Append points or operations to the history, unless it has them already."""
+        num_stored = max(self._history.end - self.next_index, 0)
+        self.next_index += len(items)
+        self._history.append(items[num_stored:])
 
 
-def counts_again(record: Record) -> bool:
-    """Tell whether a rewind takes a record of its attempt over to the branch that goes on.
+def survives_rewind(entry: JournalEntry) -> bool:
+    """Return whether a rewind must apply an entry of its attempt again, after the state of the checkpoint.
 
-    Parameters, tags and files are not taken back in the first place.
+    Parameters, tags and files need no second application, because a rewind does not undo them.
     """
-    is_medium = record.kind == "operation" and isinstance(from_bytes(record.payload), Medium)
-    return is_medium or record.kind in {"events", "rows", "drops", "stepless"}
+    is_medium = entry.kind == "operation" and isinstance(from_bytes(entry.payload), Medium)
+    return is_medium or entry.kind in {"events", "rows", "drops", "stepless"}
 
 
 def points_payload(points: Sequence[Point]) -> bytes:
-    """Return the payload of a record of points."""
+    """Return the payload of an entry of points."""
     return msgspec.msgpack.encode([point.to_row() for point in points])
 
 
 def _windows(config: StatsConfig, mark: AttemptMark | None) -> Aggregator:
     """Return empty windows of an attempt."""
-    made = Aggregator(config.metrics, undeclared=config.undeclared or "auto")
+    aggregator = Aggregator(config.metrics, undeclared=config.undeclared or "auto")
     if mark is not None:
-        made.started = mark.started - mark.at
-        made.attempt_started = mark.started
-        made.elapsed_before = mark.elapsed
-    return made
+        aggregator.started = mark.started - mark.at
+        aggregator.attempt_started = mark.started
+        aggregator.elapsed_before = mark.elapsed
+    return aggregator

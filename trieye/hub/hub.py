@@ -1,4 +1,4 @@
-"""Hub: what a run and its clients ask, wherever their hub lives; LocalHub, a hub in threads of this process."""
+"""Channel and Hub: interfaces through which a run and its clients reach a hub; LocalHub: a hub in this process."""
 
 import threading
 import uuid
@@ -24,19 +24,19 @@ _Work = Callable[[], None] | None
 
 
 class Channel(ABC):
-    """The way on which logged values reach a hub, from any process that it can be sent to; safe to use from threads.
+    """Sends logged values to a hub, from this or another process; safe to use from several threads.
 
-    Each method returns when the hub has accepted what it was given, which then survives the death of every process. A
-    sender may repeat a call with the same number or key: the hub takes it once. All methods raise
+    Each method returns once the hub has accepted the values, which then survive the death of every process. A sender
+    may repeat a call with the same number or key: the hub accepts it once. All methods raise
 
-    - ConnectionError: The hub cannot be reached now; it may have accepted what was sent.
-    - JournalError: It cannot store anything now.
-    - TrieyeError: It will never take it, since it was closed or is dead.
+    - ConnectionError: The hub is unreachable at present; it may have accepted the values.
+    - JournalError: The hub cannot store anything at present.
+    - TrieyeError: The hub was closed or is dead, and will never accept the values.
 
     Attributes:
-        key: What tells this hub from every other one.
+        key: Unique key of the hub.
         run_name: Name of the run.
-        works_at_exit: Whether it can still be used when the process ends.
+        works_at_exit: Whether exit handlers of the process can still use the channel.
     """
 
     key: str
@@ -45,71 +45,71 @@ class Channel(ABC):
 
     @abstractmethod
     def _send(self, request: Callable[Concatenate[Any, P], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Return when the hub has accepted what a request brings."""
+        """Send a request, and return once the hub has accepted it."""
 
     def log(self, batch: EventBatch, *, client: str, seq: int) -> None:
-        """Hand over events.
+        """Send a batch of events.
 
         Args:
             batch: The events.
-            client: Who sends them.
-            seq: Number of the batch, one more than that of the client's last one.
+            client: Name of the sender.
+            seq: Number of the batch; the client's batches are numbered consecutively.
 
         Raises:
-            SequenceGapError: The hub does not know the batch before it.
+            SequenceGapError: The hub has not received the client's previous batch.
         """
         self._send(Ledger.log_columns, batch, client=client, seq=seq)
 
     def count_dropped(self, reason: str, count: int, *, key: str) -> None:
-        """Count events that had to be dropped before they reached the hub."""
+        """Count events that were dropped before they reached the hub."""
         self._send(HubLogic.count_dropped, reason, count, key=key)
 
     def log_operation(self, operation: Operation, *, key: str) -> None:
-        """Hand over a histogram, a picture or a text."""
+        """Send a histogram, an image or a text."""
         self._send(HubLogic.log_operation, operation, key=key)
 
 
 class Hub(Channel):
-    """What a `Run` holds of its hub, wherever that lives; safe to call from several threads."""
+    """A run's interface to its hub, in this process or in a Ray actor; safe to use from several threads."""
 
     @abstractmethod
     def ask(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Make a request and return the hub's answer.
+        """Send a request and return the hub's answer.
 
         Args:
             request: A method of a part of the hub, such as `HubLogic.flush`; see `trieye.hub.requests`.
-            *args: Its arguments.
-            **kwargs: Likewise.
+            *args: Positional arguments of the method.
+            **kwargs: Keyword arguments of the method.
         """
 
     @abstractmethod
     def begin(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Make a request in the background, after the requests that were begun before; the future has the answer."""
+        """Send a request in the background, after earlier calls of `begin`, and return a future of the answer."""
 
     @abstractmethod
     def progress(self) -> str:
-        """Return what takes long at the moment and how far it is, in words; it changes as long as work goes on."""
+        """Return a description of the current work; it changes while the work progresses."""
 
     @abstractmethod
     def close(self, status: RunStatus) -> None:
-        """Log what is left, record how the run ended, and let go of the hub."""
+        """Log the remaining events, record how the run ended, and release the hub."""
 
 
 def settle(outcome: "Future[T]", call: Callable[[], T]) -> None:
-    """Make a call, and give a future what the call returns or raises."""
+    """Call a function, and set its result or exception on a future."""
     try:
         result = call()
-    except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+    except BaseException as error:  # noqa: BLE001 - `result()` raises it
         outcome.set_exception(error)
     else:
         outcome.set_result(result)
 
 
 class SaveThread:
-    """Makes calls one after the other in a daemon thread.
+    """Runs calls one after another in a daemon thread.
 
-    Not a `ThreadPoolExecutor`: Python waits for its threads when it ends, however long a write takes, and a second
-    signal is to end the program at once. A checkpoint that is half written then has a temporary name.
+    Not a `ThreadPoolExecutor`: Python waits for its threads at exit, however long a write takes, but a second signal
+    must end the program at once. A partially written checkpoint then has a temporary name.
     """
 
     def __init__(self) -> None:
@@ -118,29 +118,29 @@ class SaveThread:
         self._thread.start()
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Make a call after the calls before; the future has its result."""
+        """Run a call after the earlier ones, and return a future of its result."""
         future: Future[T] = Future()
         self._queue.put(lambda: settle(future, lambda: call(*args, **kwargs)))
         return future
 
     def close(self) -> None:
-        """Return when everything is done; nothing may be submitted afterwards."""
+        """Wait for all submitted calls and end the thread; no call may be submitted afterwards."""
         self._queue.put(None)
         self._thread.join()
 
     def _main(self) -> None:
         while (work := self._queue.get()) is not None:
             work()
-            del work  # and with it the state that was written
+            del work  # frees the state that was written
 
 
 class LocalHub(Hub):
-    """A hub as threads of this process: deterministic, for debugging, tests and small runs; no Ray.
+    """A hub in threads of this process, without Ray: deterministic, for debugging, tests and small runs.
 
     Args:
         config: The config of the run, whose lock this process holds.
-        extra_config: What configs.json holds besides.
-        sinks: Sinks besides those of the config.
+        extra_config: Further content of configs.json.
+        sinks: Sinks in addition to the config's.
     """
 
     works_at_exit = True
@@ -159,22 +159,22 @@ class LocalHub(Hub):
         self.ask(request, *args, **kwargs)
 
     def begin(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Call the method on the thread that saves."""
+        """Call the method in the save thread."""
         return self._saving.submit(lambda: self.ask(request, *args, **kwargs))
 
     def progress(self) -> str:
-        """Return what takes long at the moment and how far it is."""
+        """Return a description of the current work and its progress."""
         return self._logic.status.progress()
 
     def close(self, status: RunStatus) -> None:
-        """Wait for saves, log what is left and close the sinks."""
+        """Wait for saves, log the remaining events and close the sinks."""
         try:
             self._saving.close()
-        finally:  # also when Ctrl-C ends the waiting
+        finally:  # also if Ctrl-C interrupts the wait
             self._logic.shutdown(status, patient=status != "KILLED")
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise ConfigurationError(
             f"run {self.run_name!r} lives in this process (runtime=local), so neither it nor its client can be sent to "
-            "another one; set runtime=ray, or use threads"
+            "another process; set runtime=ray, or use threads"
         )

@@ -1,4 +1,4 @@
-"""RayHub: the hub as an actor in a process of its own; `take_over` ends a detached hub without a living driver."""
+"""RayHub and RayChannel: proxies of a hub in a Ray actor; `take_over` ends a detached hub without a living driver."""
 
 import contextlib
 import hashlib
@@ -31,31 +31,31 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 START_TIMEOUT_S = 120.0
-"""How long a start may take at least: a hub that starts cannot tell its progress."""
+"""Minimum time limit for the start of a hub: it cannot report progress while it starts."""
 
 ANSWER_TIMEOUT_S = 5.0
-"""For the question how far the hub is."""
+"""Time limit of a progress request."""
 
 CALL_TIMEOUT_S = 60.0
-"""How long it may take to fetch an answer that Ray has."""
+"""Time limit for fetching an answer that Ray reports as ready."""
 
 SEND_TIMEOUT_S = 10.0
-"""After which the user is told that the hub does not answer, and it is asked again."""
+"""Time limit of one delivery; afterwards the sender reports that the hub does not answer, and retries."""
 
 ORPHAN_TIMEOUT_S = 10.0
-"""For the question whether a hub still has drivers."""
+"""Time limit for the request that lists a hub's living drivers."""
 
 
 class RayChannel(Channel):
-    """The way to the actor of a run, from any process that it is sent to by Ray.
+    """Sends logged values to the actor of a run; works in any process to which Ray sends it.
 
     Args:
-        actor: The actor.
+        actor: Handle of the actor.
         run_name: Name of its run.
-        key: What tells this actor from every other one.
+        key: Unique key of this actor.
     """
 
-    # Ray disconnects its workers before Python's exit handlers run, and ends a process that calls anything then
+    # Ray disconnects its workers before Python's exit handlers run, and ends a process that calls Ray afterwards
     works_at_exit = False
 
     def __init__(self, actor: Any, run_name: str, key: str) -> None:
@@ -64,64 +64,68 @@ class RayChannel(Channel):
         self._actor = actor
 
     def _send(self, request: Callable[Concatenate[Any, P], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        # not repeated by Ray, which would say nothing meanwhile: the sender does, and tells the user
+        # no retries by Ray, which would be silent: the sender retries and reports
         method = getattr(self._actor, request.__name__).options(max_task_retries=0)
         self._get(method.remote(*args, **kwargs), SEND_TIMEOUT_S)
 
     def progress(self, timeout_s: float = ANSWER_TIMEOUT_S) -> str:
-        """Return what takes long in the hub and how far it is, or that it does not answer."""
+        """Return a description of the hub's current work and its progress, or that it does not answer."""
         try:
             return str(ray.get(self._actor.progress.remote(), timeout=timeout_s))
-        except Exception:  # noqa: BLE001 - a remote call that only asks: those that do something say what is wrong
+        except Exception:  # noqa: BLE001 - only a query: other requests report the cause
             return "it does not answer"
 
-    def answer(self, reference: Any, still_s: float, *, tells: bool = False) -> Any:
-        """Wait for an answer as long as the hub makes progress, with errors as those of the other calls.
+    def answer(self, reference: Any, stall_timeout_s: float, *, reports: bool = False) -> Any:
+        """Return the result of a call; wait for it while the hub makes progress.
 
         Args:
-            reference: Stands for the answer.
-            still_s: Seconds without progress after which nobody waits any more.
-            tells: Tell the user now and then what for.
+            reference: Object reference of the result.
+            stall_timeout_s: Seconds without progress after which to give up.
+            reports: Print the hub's progress from time to time.
 
         Raises:
-            ConnectionError: There is no progress, or the actor restarts.
-            TrieyeError: The actor is dead for good, or what it raised itself.
+            ConnectionError: The hub makes no progress, or the actor restarts.
+            TrieyeError: The actor is dead and will not restart, or the call failed.
         """
-        seen = ""
+        last_progress = ""
 
-        def is_there(timeout_s: float) -> bool:
+        def is_ready(timeout_s: float) -> bool:
             return bool(ray.wait([reference], timeout=timeout_s)[0])
 
         def progress() -> str:
-            nonlocal seen
-            seen = self.progress(min(ANSWER_TIMEOUT_S, still_s))
-            return seen
+            nonlocal last_progress
+            last_progress = self.progress(min(ANSWER_TIMEOUT_S, stall_timeout_s))
+            return last_progress
 
-        def tell(progress: object) -> None:
+        def report(progress: object) -> None:
             say(f"run {self.run_name!r}: waiting for its hub: {progress}")
 
-        if not wait_while_moving(is_there, progress, still_s, tell=tell if tells else None):
-            raise ConnectionError(f"the hub of run {self.run_name!r} made no progress for {still_s:g} s: {seen}")
+        if not wait_while_moving(is_ready, progress, stall_timeout_s, tell=report if reports else None):
+            raise ConnectionError(
+                f"the hub of run {self.run_name!r} made no progress for {stall_timeout_s:g} s: {last_progress}"
+            )
         return self._get(reference)
 
     def _get(self, reference: Any, timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """Wait for an answer, with errors that mean the same for every hub.
+        """Return the result of a call; translate Ray's errors into the errors that every hub raises.
 
         Raises:
             ConnectionError: The actor restarts, or does not answer in time.
-            TrieyeError: It is dead for good, or what it raised itself.
+            TrieyeError: The actor is dead and will not restart, or the call failed.
         """
         try:
             return ray.get(reference, timeout=timeout_s)
         except ray.exceptions.RayTaskError as error:
             raise _cause(error) from error
         except ray.exceptions.GetTimeoutError as error:
-            raise ConnectionError(f"the hub of run {self.run_name!r} did not answer in {timeout_s:.0f} s") from error
+            raise ConnectionError(
+                f"the hub of run {self.run_name!r} did not answer within {timeout_s:.0f} s"
+            ) from error
         except ray.exceptions.ActorDiedError as error:
-            raise TrieyeError(f"the hub of run {self.run_name!r} is gone for good: {_why(error)}") from error
+            raise TrieyeError(f"the hub of run {self.run_name!r} is gone for good: {_reason(error)}") from error
         except ray.exceptions.RayActorError as error:
             raise ConnectionError(
-                f"the hub of run {self.run_name!r} is gone for now; Ray starts it again if it died"
+                f"the hub of run {self.run_name!r} is unreachable at present; Ray restarts it if it died"
             ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -129,25 +133,25 @@ class RayChannel(Channel):
 
 
 class RayHub(RayChannel, Hub):
-    """A hub in a Ray actor, so that logging and saving take nothing from the training process.
+    """A hub in a Ray actor, so that logging and saving do not slow down the training process.
 
-    Ray starts the actor again when it dies. Sent to another process, this arrives as the channel that it is.
+    Ray restarts the actor when it dies. Pickling a `RayHub` yields a `RayChannel`.
 
     Args:
         config: The config of the run, whose lock this process holds.
-        extra_config: What configs.json holds besides.
-        sinks: Sinks besides those of the config.
+        extra_config: Further content of configs.json.
+        sinks: Sinks in addition to the config's.
 
     Raises:
-        ConfigurationError: The cluster cannot be reached, or a sink cannot be sent there.
+        ConfigurationError: The cluster is unreachable, or a sink cannot be pickled.
         TrieyeError: The actor did not start.
     """
 
-    works_at_exit = True  # in the driver, which ends Ray after that
+    works_at_exit = True  # in the driver, which shuts Ray down afterwards
 
     def __init__(self, config: TrieyeConfig, extra_config: Mapping[str, Any], sinks: Sequence[Sink] = ()) -> None:
         self.connect(config.runtime, sinks)
-        # two apps may have runs of the same name; a run has one directory
+        # two apps may have runs of the same name, but their directories differ
         digest = hashlib.sha256(str(config.persistence.get_run_base_dir()).encode()).hexdigest()[:8]
         options = RemoteHub.options(
             name=f"{actor_name(config.run_name)}_{digest}",
@@ -156,12 +160,13 @@ class RayHub(RayChannel, Hub):
             scheduling_strategy=on_this_node(),
         )
         try:
-            # with the key of this process: the actor's one may be on another node, or have another environment
+            # the key of this process: the actor may run on another node or with another environment
             arguments = {"trust": Trust.of_this_process(), "extra_config": dict(extra_config), "sinks": list(sinks)}
-            actor = _once_free(lambda: options.remote(config, **arguments))
+            actor = _start_when_name_is_free(lambda: options.remote(config, **arguments))
             super().__init__(actor, config.run_name, uuid.uuid4().hex)
-            self._still_s, self._run_dir = config.runtime.stall_timeout_s, config.persistence.get_run_base_dir()
-            self.answer(self._actor.get_actor_name.remote(), max(START_TIMEOUT_S, self._still_s), tells=True)
+            self._stall_timeout_s = config.runtime.stall_timeout_s
+            self._run_dir = config.persistence.get_run_base_dir()
+            self.answer(self._actor.get_actor_name.remote(), max(START_TIMEOUT_S, self._stall_timeout_s), reports=True)
             self._sender = SaveThread()
             self._crash_report = _crash_report(config)
         except (ValueError, ConnectionError, TrieyeError) as error:
@@ -169,30 +174,30 @@ class RayHub(RayChannel, Hub):
 
     @staticmethod
     def connect(runtime: RuntimeConfig, sinks: Sequence[Sink] = ()) -> None:
-        """Join or start Ray; raises `ConfigurationError` if that fails or a sink cannot be sent there."""
-        _check_can_be_sent(sinks)
+        """Join or start Ray; raises `ConfigurationError` if that fails or a sink cannot be pickled."""
+        _check_picklable(sinks)
         join_ray(runtime)
 
     def ask(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Make a request of the actor, and wait for the answer as long as the hub makes progress."""
+        """Send a request to the actor, and wait for the answer while the hub makes progress."""
         reference = getattr(self._actor, request.__name__).remote(*args, **kwargs)
-        told: Any = kwargs.get("timeout_s", 0.0)
-        answer: T = self.answer(reference, self._still_s + told, tells=is_slow(request))
+        request_timeout_s: Any = kwargs.get("timeout_s", 0.0)
+        answer: T = self.answer(reference, self._stall_timeout_s + request_timeout_s, reports=is_slow(request))
         return answer
 
     def begin(self, request: Callable[Concatenate[Any, P], T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Make a request from a thread: to hand a state over, Ray copies it, and the actor writes it meanwhile."""
+        """Send a request in a thread, so that neither Ray's copy of a state nor the actor's write blocks the caller."""
         return self._sender.submit(lambda: self.ask(request, *args, **kwargs))
 
     def close(self, status: RunStatus) -> None:
-        """Wait for saves, log what is left, and end the actor."""
+        """Wait for saves, log the remaining events and end the actor."""
         try:
             self._sender.close()
-            self.answer(self._actor.shutdown.remote(status, patient=status != "KILLED"), self._still_s)
+            self.answer(self._actor.shutdown.remote(status, patient=status != "KILLED"), self._stall_timeout_s)
         except ConnectionError as error:
             raise TrieyeError(
-                f"{error}; it is ended now, and what it accepted is in its journal: `trieye close {self._run_dir}` "
-                "delivers it"
+                f"{error}; the hub is killed now. Its accepted events are in the journal: "
+                f"`trieye close {self._run_dir}` delivers them"
             ) from error
         finally:
             if self._crash_report is not None:
@@ -201,46 +206,46 @@ class RayHub(RayChannel, Hub):
 
 
 def _crash_report(config: TrieyeConfig) -> CrashReport | None:
-    """Return the report for the case that Ray kills this process, as when the head of its cluster is gone."""
+    """Return a crash report for the case that Ray kills this process, for example when the cluster's head is gone."""
     if config.runtime.kind != "cluster":
         return None
     if os.environ.get(JOB_VARIABLE) and not Path(config.persistence.root_data_dir).is_absolute():
         say(
-            f"persistence.root_data_dir={config.persistence.root_data_dir} is in the copy of the project that this job "
-            "of Ray has, and goes with it: name a directory that stays, from /"
+            f"persistence.root_data_dir={config.persistence.root_data_dir} is relative, so the run is stored in "
+            "this Ray job's copy of the project, and is deleted with it; set it to an absolute path outside that copy"
         )
     return CrashReport(
-        f"run {config.run_name!r}: its program was ended at once; so Ray does when the head of the cluster, or the Ray "
-        "of this machine, is gone. What was accepted is in the journal: start Ray again, and the same command with "
-        f"run_name={config.run_name} goes on from the last checkpoint"
+        f"run {config.run_name!r}: its program was ended at once, as Ray does when the cluster's head or the "
+        "Ray of this machine is gone. Accepted events are in the journal. Start Ray again; then the same command with "
+        f"run_name={config.run_name} resumes from the last checkpoint"
     )
 
 
-def _check_can_be_sent(sinks: Sequence[Sink]) -> None:
+def _check_picklable(sinks: Sequence[Sink]) -> None:
     for sink in sinks:
         try:
             ray.cloudpickle.dumps(sink)
         except Exception as error:
             raise ConfigurationError(
-                f"sinks=[{sink!r}]: it cannot be sent to the hub, which is a process of its own: {error}; open files "
-                "and connections in its `open`, or set runtime=local"
+                f"sinks=[{sink!r}]: this sink cannot be sent to the hub, which is a separate process: {error}; open "
+                "files and connections in its `open`, or set runtime=local"
             ) from error
 
 
-def _once_free(start: Callable[[], Any]) -> Any:
-    """Start an actor; after the death of a driver it takes Ray a moment to take the name from the last one."""
+def _start_when_name_is_free(start: Callable[[], Any]) -> Any:
+    """Start a named actor; retry while the actor of a dead driver has the name, until Ray frees it."""
     deadline = time.monotonic() + HUB_GONE_AFTER_S
     while True:
         try:
             return start()
-        except ValueError as error:  # older versions of Ray have no class of its own for it
+        except ValueError as error:  # older versions of Ray have no specific exception
             if "already taken" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
 
 
-def _why(error: ray.exceptions.RayActorError) -> str:
-    """Return what is worth reading of Ray's message: its first line, and the one that says what happened."""
+def _reason(error: ray.exceptions.RayActorError) -> str:
+    """Return the relevant lines of Ray's message: the first line and the cause."""
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if error.actor_init_failed:
         return lines[-1]
@@ -253,15 +258,15 @@ def _cause(error: ray.exceptions.RayTaskError) -> Exception:
 
 
 def take_over(config: TrieyeConfig, lock: RunLock) -> None:
-    """End the hub that holds a run; what it accepted is in the journal, where the next hub goes on.
+    """End the detached hub that holds a run; the next hub continues from the journal, which has all accepted events.
 
     Args:
         config: The config of the run.
-        lock: Its lock.
+        lock: Lock of the run.
 
     Raises:
-        ConfigurationError: The cluster cannot be reached.
-        RunLockedError: A driver of the hub lives, or the hub is none of this cluster, or does not answer.
+        ConfigurationError: The cluster is unreachable.
+        RunLockedError: A driver of the hub is alive, or the hub belongs to another cluster or does not answer.
     """
     join_ray(config.runtime)
     hub = find_hub(lock)
@@ -270,18 +275,18 @@ def take_over(config: TrieyeConfig, lock: RunLock) -> None:
     try:
         drivers = ray.get(hub.living_drivers.remote(), timeout=ORPHAN_TIMEOUT_S)
     except ray.exceptions.ActorDiedError:
-        return  # it ends by itself
+        return  # the hub is ending already
     except (ray.exceptions.RayError, TimeoutError) as error:
         raise RunLockedError(f"{lock.refusal()} (the hub does not answer: {error})") from error
     if drivers:
         raise RunLockedError(
-            f"run {config.run_name!r} is being written by {' and '.join(drivers)}, through a hub that outlives it; "
+            f"run {config.run_name!r} is being written by {' and '.join(drivers)}, through a detached hub; "
             "wait for it, stop it, or choose another run_name"
         )
-    say(f"run {config.run_name!r}: its hub has no driver any more; this process takes the run over")
-    # the journal keeps what the hub cannot deliver; `terminate` ends the actor, which `answer` takes for an error
+    say(f"run {config.run_name!r}: its hub has no living driver; this process takes the run over")
+    # undelivered events stay in the journal; `terminate` ends the actor, which `answer` reports as an error
     with contextlib.suppress(TrieyeError, ConnectionError):
         channel = RayChannel(hub, config.run_name, "")
-        channel.answer(hub.terminate.remote("KILLED"), config.runtime.stall_timeout_s, tells=True)
+        channel.answer(hub.terminate.remote("KILLED"), config.runtime.stall_timeout_s, reports=True)
     with contextlib.suppress(ray.exceptions.RayError):
         ray.kill(hub)

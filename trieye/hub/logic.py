@@ -1,4 +1,4 @@
-"""HubLogic: everything the hub does, as a plain object without Ray."""
+"""HubLogic: all functions of a hub in a plain object without Ray: logging, windows, sinks, saving and resuming."""
 
 import logging
 import time
@@ -34,19 +34,19 @@ from trieye.stats.operations import Operation
 logger = logging.getLogger(__name__)
 
 SYNC_TIMEOUT_S = 3.0
-"""How long `force_process_and_log` waits for the sinks."""
+"""Maximum wait of `force_process_and_log` for the sinks."""
 
 
 class HubLogic:
-    """Collect events, close windows, feed the sinks, save and restore; used by the Ray actor and by the thread alike.
+    """Collects events, closes windows, feeds the sinks, saves and restores; `LocalHub` and `HubActor` wrap it.
 
-    Logging and saving share the ledger's lock only, which a thread holds for arithmetic and small writes, so that no
-    log call waits for a save.
+    Logging and saving share only the ledger's lock, which is held for arithmetic and small writes, so that no log call
+    waits for a save.
 
     Args:
         config: The config of the run.
-        files: Its files; those of the config if None.
-        sinks: Sinks besides those of the config.
+        files: The files of the run; None derives them from the config.
+        sinks: Sinks in addition to the config's.
         clock: Monotonic clock in seconds.
         wall_clock: Unix time in seconds.
 
@@ -66,26 +66,26 @@ class HubLogic:
     ) -> None:
         self.config, self.files, self._pending = config, files or HubFiles(config), PendingEvents()
         self._clock, self._wall_clock, self._own_sinks = clock, wall_clock, sinks
-        self._closed, self._has_told = False, False
+        self._closed, self._has_reported_superseding = False, False
 
     def open(
         self, *, owns_run: bool = True, is_restart: bool = False, extra_config: Mapping[str, Any] | None = None
     ) -> Self:
-        """Begin an attempt: directories, identity, journal, sinks and the timer; heavy imports happen in their threads.
+        """Begin an attempt: open files, ledger and sinks, and start the timer; sinks import libraries in threads.
 
-        The hub logs now what an earlier hub accepted and did not log.
+        Events that an earlier hub accepted but did not log are logged now.
 
         Args:
-            owns_run: Take the run's lock and count a new attempt here; False if the driver did.
-            is_restart: A hub of this very attempt died.
-            extra_config: What configs.json holds besides the config of trieye.
+            owns_run: Take the run's lock and count a new attempt; False if the driver has done so.
+            is_restart: This hub replaces one of the same attempt that died.
+            extra_config: Content of configs.json besides the config of trieye.
         """
         record = self.files.open(owns_run=owns_run, is_restart=is_restart)
         try:
             self._start(record, extra_config or {})
         except BaseException as error:
-            with noted(error, "closing what was open"), ExitStack() as rest:
-                rest.callback(self.files.close, "FAILED", record.summary)
+            with noted(error, "closing the files and sinks"), ExitStack() as cleanup:
+                cleanup.callback(self.files.close, "FAILED", record.summary)
                 if hasattr(self, "_sinks"):
                     self._sinks.close("FAILED", SYNC_TIMEOUT_S)
             raise
@@ -97,13 +97,14 @@ class HubLogic:
         undeclared = stats.undeclared or ("warn" if stats.metrics else "auto")
         self._ledger = Ledger(stats, journal, history, self._pending, undeclared=undeclared, **clocks)
         self._ledger.open(attempt=record.attempt, created=record.created, run_id=record.run_id)
-        if not self._ledger.stats.summary:  # a run of an earlier version, or one whose journal was lost
+        if not self._ledger.stats.summary:  # of an earlier version, or the journal was lost
             self._ledger.stats.remember(record.summary)
         self._sinks = FanOut(self._make_sinks(), self.files.run_info(), history)
         self.tracking = Tracking(self._record, self._sinks, self.files, self._check_open, self.config)
         self.tracking.begin(extra_config, key=f"begin:{record.run_id}:{record.attempt}")
         if journal.num_lost:
-            key = f"repair:{zlib.crc32(str(journal.damage).encode())}"  # a kill before it is forgotten: counted once
+            # the key prevents a second count after a kill before `forget_repair`
+            key = f"repair:{zlib.crc32(str(journal.damage).encode())}"
             self._ledger.count_dropped([("journal_damage", "*", journal.num_lost)], key=key)
         journal.forget_repair()
         self.status = HubStatus(self._ledger, self._sinks, self.files, every_s=stats.hub_metrics_interval_s, **clocks)
@@ -115,13 +116,13 @@ class HubLogic:
 
     @request("ingest")
     def count_dropped(self, reason: str, count: int, *, key: str = "") -> None:
-        """Count events that a client had to drop; see `log_event`."""
+        """Count events that a client dropped; see `Ledger.count_dropped`."""
         self._check_open()
         self._ledger.count_dropped([(reason, "*", count)], key=key)
 
     @request("ingest")
     def log_operation(self, operation: Operation, *, key: str = "") -> None:
-        """Record a histogram, a picture or another medium; see `log_event`."""
+        """Record a histogram, an image or another medium; see `Ledger.record`."""
         self._check_open()
         self._record(operation, key=key)
 
@@ -134,7 +135,7 @@ class HubLogic:
             raise RunClosedError(f"run {self.config.run_name!r} is closed; start it again to log more")
 
     def tick(self) -> None:
-        """Close the windows that later steps have completed; the timer calls it every processing interval."""
+        """Close the windows that later steps have completed; called by the timer every processing interval."""
         try:
             self._pass(step=None)
             self._ledger.compact()
@@ -154,8 +155,8 @@ class HubLogic:
             complete_step: Close windows up to this step.
 
         Raises:
-            ProcessingError: A pass failed since the last call.
-            JournalFullError: There is no room now.
+            ProcessingError: A processing pass failed since the last call.
+            JournalFullError: The journal cannot grow at present.
         """
         if complete_step is None:
             self._ledger.ingest()
@@ -170,16 +171,16 @@ class HubLogic:
 
     @request("save")
     def save_checkpoint(self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes) -> Saved:
-        """Write a checkpoint and return its place when it is safe on disk.
+        """Write a checkpoint and return its directory once it is safe on disk.
 
         Args:
-            step: The step that is complete.
-            state: What to save.
+            step: The completed step.
+            state: State to save.
             metadata: Plain data for the manifest.
-            hub_state: What `packed_state` returned when the step was complete.
+            hub_state: Result of `packed_state` at the completed step.
 
         Raises:
-            CheckpointError: It could not be written; counted in `persistence/save_failures`.
+            CheckpointError: The checkpoint could not be written; counted in `persistence/save_failures`.
         """
         is_tracked = not metadata.get("is_crash")
         path = self._saved(
@@ -189,10 +190,10 @@ class HubLogic:
 
     @request("save")
     def rate_checkpoint(self, step: int, objective: float | None) -> None:
-        """Note the objective of a checkpoint that was saved before it was known; None: it was not measured after all.
+        """Record the objective of a checkpoint that was saved before its evaluation; None: it was never measured.
 
         Raises:
-            CheckpointError: There is no such checkpoint, or it cannot be noted.
+            CheckpointError: The checkpoint does not exist, or the objective cannot be written.
         """
         self._check_open()
         self.files.states.rate(step, objective)
@@ -202,26 +203,26 @@ class HubLogic:
         try:
             with self.status.doing(f"saving step {step}"):
                 path = write()
-        except Exception as error:  # a user's objects: whatever they raise, the caller and the curves get to know
+        except Exception as error:  # users' objects may raise anything; counted here, and raised to the caller
             self.status.note_failed_save(plain_step(step))
             logger.error("saving step %s failed: %s", step, error)  # noqa: TRY400 - raised to the caller below
             raise CheckpointError(f"saving step {step} of run {self.config.run_name!r} failed: {error}") from error
-        with suppress(JournalFullError):  # it is safe, although the trackers do not know it
+        with suppress(JournalFullError):  # the checkpoint is safe; only the trackers miss it
             if is_tracked:
                 self.tracking.note_checkpoint(path)
         return path
 
     @request("ingest", is_slow=True)
     def resume(self, restored: Restored | None, *, key: str = "") -> None:
-        """Continue from a checkpoint that the driver has restored; open windows continue as they were.
+        """Resume from a checkpoint that the driver has restored, with its open windows.
 
         The hub supersedes every point logged after the checkpoint. Without a checkpoint the run starts from scratch,
         and the hub supersedes every point of earlier attempts.
 
         Args:
             restored: The checkpoint, without its state; None if the run has none. If it belongs to another run, the
-                points that this run logged before its step are kept.
-            key: See `log_event`.
+                points that this run logged before its step are retained.
+            key: See `Ledger.accept_rows`.
         """
         self._check_open()
         if restored is not None:
@@ -239,10 +240,10 @@ class HubLogic:
 
     @request("ingest")
     def packed_state(self, complete_step: int) -> bytes:
-        """Return what a checkpoint keeps of the hub, as bytes: thousands of metrics reach the driver at once.
+        """Return the state of the hub for a checkpoint; as bytes, thousands of metrics reach the driver quickly.
 
         Args:
-            complete_step: Close windows up to this step first: they are logged now, and not again by another attempt.
+            complete_step: Close windows up to this step first, so that no later attempt logs their points again.
         """
         self._check_open()
         state = self._ledger.to_state(complete_step, pack=packed)
@@ -250,18 +251,19 @@ class HubLogic:
         return pack_state(state)
 
     def _rewind(self, state: Mapping[str, Any], key: str) -> None:
-        """Supersede everything that was logged since a state; an empty one is that of a run that begins."""
+        """Supersede everything that was logged after a state; an empty state means the start of the run."""
         self._check_open()
         self._show(self._ledger.rewind(state, key=key))
 
     def _show(self, changed_from: int | None = None) -> None:
-        """Let the sinks show what is new, and no longer what was superseded from an index on."""
+        """Wake the sinks for new items, or rewind them to the first item that was superseded or restored."""
         superseded = self._ledger.take_change()
-        if superseded is not None and not self._has_told:
-            self._has_told = True
+        if superseded is not None and not self._has_reported_superseding:
+            self._has_reported_superseding = True
             name = self.config.run_name
             say(
-                f"run {name!r}: earlier points of the same steps are superseded; `trieye attempts {name}` restores them"
+                f"run {name!r}: earlier points of the same steps are superseded; `trieye attempts {name}` lists them "
+                "and can restore them"
             )
         changed = min((index for index in (changed_from, superseded) if index is not None), default=None)
         if changed is None:
@@ -271,7 +273,7 @@ class HubLogic:
 
     @request("ingest", is_slow=True)
     def supersede(self, step: int | None) -> bool:
-        """Continue as the run is, in a program that keeps its own state; see `Run.supersede`."""
+        """Supersede points from a step on, for a program that restores its state itself (see `Run.supersede`)."""
         self._check_open()
         changed = self._ledger.open_again(partial(after_restore, step=step), resumed_at=step)
         self._show(changed)
@@ -279,13 +281,13 @@ class HubLogic:
 
     @request("ingest")
     def note_stepless(self, metric: str) -> None:
-        """Note that a program logs a metric without a step: its points at step 0 supersede nothing."""
+        """Note that a metric is logged without a step, so that its points at step 0 supersede no others."""
         self._check_open()
         self._ledger.note_stepless(metric)
 
     @request("ingest", is_slow=True)
     def restore_opening(self, number: int) -> None:
-        """Show the superseded points of an attempt again, in place of all others from their first step on."""
+        """Restore the superseded points of an opening; they replace all other points from their first step on."""
         self._show(self._ledger.open_again(partial(with_opening, number=number)))
 
     @request("ingest")
@@ -302,22 +304,23 @@ class HubLogic:
 
     @request()
     def health(self) -> dict[str, Any]:
-        """Return how the sinks, the journal and the process are, counts of events, drops and failed saves."""
+        """Return the state of the sinks, the journal and the process, and counts of events, drops and failed saves."""
         return self.status.health()
 
     def shutdown(self, status: RunStatus = "FINISHED", *, patient: bool = False) -> None:
-        """Log what is left, close the sinks and record how the run ended; a second call does nothing.
+        """Log the remaining events, close the sinks and record how the run ended; a second call does nothing.
 
         Args:
-            status: How it ended.
-            patient: Wait for sinks and mirror as long as they go on; clients of the drop-in API wait for some seconds.
+            status: How the run ended.
+            patient: Wait for sinks and mirror while they make progress; otherwise only a few seconds, since clients of
+                the drop-in API wait no longer.
         """
         if self._closed:
             return
         with self.status.doing("closing the hub"):
             self._ticker.stop()
             try:
-                self._last_pass(status)
+                self._finish(status)
                 self._closed = True
                 self._ticker.report()
             except BaseException as error:
@@ -327,8 +330,8 @@ class HubLogic:
                 raise
             self._close(status, patient=patient)
 
-    def _last_pass(self, status: RunStatus) -> None:
-        """Log what is left; after a preemption the next attempt closes the open windows, which get its events, too."""
+    def _finish(self, status: RunStatus) -> None:
+        """Log the remaining events; after a preemption, open windows stay open for the events of the next attempt."""
         self._ledger.finish(force=not (status == "KILLED" and self.files.states.has_checkpoint))
         if status == "FINISHED" and (final := self.files.states.final(self._ledger.stats.highest_step)):
             self._ledger.note_final(final)
@@ -347,6 +350,6 @@ class HubLogic:
 
 
 def plain_step(step: Any) -> int:
-    """Return a step as an int of Python; 0 for anything else, which is refused elsewhere with a message."""
+    """Return a step as a Python int; 0 for other types and huge steps, which other code refuses with a message."""
     plain = int(step) if isinstance(step, int | np.integer) else 0
     return plain if abs(plain) < 1 << 62 else 0

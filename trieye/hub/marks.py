@@ -1,4 +1,4 @@
-"""What the ledger writes into the journal besides events: passes, its state, and the beginning of an attempt."""
+"""Structs that the ledger stores in the journal besides events: FlushMarker, LedgerState and AttemptMark."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -15,24 +15,24 @@ _encode = msgspec.msgpack.Encoder().encode
 
 class _Stored(msgspec.Struct, frozen=True):
     def to_bytes(self) -> bytes:
-        """Return bytes from which `from_bytes` makes the same object."""
+        """Encode the object for `from_bytes`."""
         return _encode(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Return what `to_bytes` wrote."""
+        """Decode an object that `to_bytes` encoded."""
         return msgspec.msgpack.decode(data, type=cls)
 
 
-class Pass(_Stored, frozen=True, omit_defaults=True):
-    """One pass over what was accepted.
+class FlushMarker(_Stored, frozen=True, omit_defaults=True):
+    """Journal entry that moves all queued events into windows and closes complete windows.
 
     Attributes:
-        step: The step that is complete; None: the one before each metric's highest.
-        force: Open windows are closed, too.
-        ingest_only: None is closed.
-        index: Index of the first item that it or a later record gives, so that items keep their indices when the
-            journal loses records before it; -1 in journals of earlier versions.
+        step: The highest completed step; None: the step before each metric's highest step.
+        force: Close incomplete windows, too.
+        ingest_only: Close no window.
+        index: Index of the first item that this or a later entry produces, so that items retain their indices if the
+            journal loses earlier entries; -1 in journals of earlier versions.
     """
 
     step: int | None = None
@@ -42,14 +42,14 @@ class Pass(_Stored, frozen=True, omit_defaults=True):
 
 
 class LedgerState(_Stored, frozen=True):
-    """Everything that the ledger remembers at a position of the journal.
+    """State of the ledger at a position of the journal.
 
     Attributes:
         aggregator: `Aggregator.to_state()`.
-        pending: Kind and payload of event records that are in no window yet.
-        num_accepted: Events accepted before, over all attempts; those that are pending not counted.
-        num_processed: Events put into windows.
-        continuation: Which older points the attempt has superseded; None: it supersedes none.
+        pending: Kind and payload of entries with events that are not in a window yet.
+        num_accepted: Events accepted up to the position, over all attempts, without pending ones.
+        num_processed: Events moved into windows.
+        continuation: Decisions about older points; None: the attempt supersedes no points.
     """
 
     aggregator: dict[str, Any]
@@ -60,44 +60,44 @@ class LedgerState(_Stored, frozen=True):
 
 
 def pack_state(state: Mapping[str, Any]) -> bytes:
-    """Return the state of a hub, plain data, some of it perhaps as `packed` returns it, as bytes for `unpack_state`."""
+    """Encode the state of a hub for `unpack_state`: plain data, with parts that `packed` may have encoded."""
     return _encode(state)
 
 
 def packed(data: Any) -> msgspec.Raw:
-    """Return plain data as bytes that take their place in what `to_bytes` and `pack_state` encode."""
+    """Encode plain data in advance, as bytes that `to_bytes` and `pack_state` insert unchanged."""
     return msgspec.Raw(_encode(data))
 
 
 def unpack_state(data: bytes) -> Mapping[str, Any]:
-    """Return what `pack_state` was given; raises `msgspec.MsgspecError` for other bytes."""
+    """Decode a state that `pack_state` encoded; raises `msgspec.MsgspecError` for other bytes."""
     return msgspec.msgpack.decode(data, type=dict[str, Any])
 
 
-def place_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return where a checkpoint was made: `index` of the history, journal time `at`, `attempt`, `run`, `superseded`."""
-    place: Mapping[str, Any] = state.get("journal", {})
-    return place
+def position_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the position of a checkpoint: history `index`, journal time `at`, `attempt`, `run`, `superseded`."""
+    position: Mapping[str, Any] = state.get("journal", {})
+    return position
 
 
 class AttemptMark(_Stored, frozen=True):
-    """Where an attempt began.
+    """Start of an attempt, as positions in the journal and the history.
 
     Attributes:
         number: Number of the attempt.
-        pos: Last position of the journal before it.
-        index: Index of its first item of the history.
+        pos: Last position of the journal before the attempt.
+        index: Index of the attempt's first item in the history.
         at: Journal time in seconds.
         started: Unix time in seconds.
-        elapsed: Seconds of the run's life before it.
-        decided: Whether the journal may drop the attempt's first events: the hub knows from which state the attempt
-            goes on, or the events are too many.
-        resumed: Whether the hub knows from which state the attempt goes on.
+        elapsed: Age of the run in seconds at the start of the attempt.
+        decided: Whether the journal may delete the attempt's first events: its starting state is determined, or the
+            events need too much space.
+        resumed: Whether the starting state of the attempt, a checkpoint or the start of the run, is determined.
         config: The metrics, as JSON.
         run_id: Identity of the run.
-        key: Key of the call that said from which state the attempt goes on.
-        dead: Indices that no checkpoint brings back: the journal had lost them when the run went on from a checkpoint.
-        openings: All of them so far.
+        key: Key of the call that determined the starting state.
+        dead: Index ranges that no checkpoint restores: the journal had lost them when the run resumed from one.
+        openings: All openings of the run so far.
     """
 
     number: int
@@ -128,9 +128,9 @@ class AttemptMark(_Stored, frozen=True):
         earlier: Self | None,
         config: StatsConfig,
     ) -> Self:
-        """Return the mark of an attempt that begins.
+        """Return the mark of a new attempt.
 
-        The life of the run never gets shorter: a clock that was set back between two attempts does not count.
+        The age of the run never decreases, even if the clock was set back between two attempts.
 
         Args:
             number: Number of the attempt.
@@ -139,55 +139,55 @@ class AttemptMark(_Stored, frozen=True):
             index: End of the history.
             at: Journal time in seconds.
             now: Unix time in seconds.
-            created: Unix time in seconds at which the run began.
-            earlier: The attempt before.
+            created: Start of the run, Unix time in seconds.
+            earlier: Mark of the previous attempt; None for the first.
             config: The metrics.
         """
-        lived = 0.0 if earlier is None else earlier.elapsed + (at - earlier.at)
+        age = 0.0 if earlier is None else earlier.elapsed + (at - earlier.at)
         openings = () if earlier is None else earlier.all_openings
-        number_of_opening = max(number, openings[-1].number + 1 if openings else 1)
+        opening_number = max(number, openings[-1].number + 1 if openings else 1)
         return cls(
             number=number,
             pos=pos,
             index=index,
             at=at,
             started=now,
-            elapsed=max(lived, now - created),
+            elapsed=max(age, now - created),
             decided=earlier is None,
             resumed=False,
             config=config.model_dump_json(),
             run_id=run_id,
             dead=() if earlier is None else earlier.dead,
-            openings=(*openings, Opening(number_of_opening, index, now)),
+            openings=(*openings, Opening(opening_number, index, now)),
         )
 
     @property
     def all_openings(self) -> tuple[Opening, ...]:
-        """The openings so far; an earlier version knew only its own attempt."""
+        """All openings of the run; an earlier version stored only the start of the current attempt."""
         return self.openings or (Opening(self.number, self.index, self.started),)
 
     def opened_again(self, index: int, now: float) -> Self:
-        """Return the mark of an attempt in which another opening begins, unless the last one has no items yet."""
+        """Return the mark with another opening added, unless the last opening has no items yet."""
         openings = self.all_openings
         if openings[-1].index == index:
             return self
         return msgspec.structs.replace(self, openings=(*openings, Opening(openings[-1].number + 1, index, now)))
 
     def is_of(self, run_id: str, number: int) -> bool:
-        """Tell whether this is the mark of an attempt."""
+        """Return whether the mark belongs to an attempt of a run."""
         return (self.run_id, self.number) == (run_id, number)
 
-    def place(self, *, index: int, at: float, superseded: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        """Return where a checkpoint of this attempt is made, for `place_of`."""
-        spans = [list(span) for span in superseded]
-        return {"index": index, "at": at, "attempt": self.number, "run": self.run_id, "superseded": spans}
+    def position(self, index: int, at: float, superseded: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        """Return the position of a checkpoint of this attempt, for `position_of`."""
+        ranges = [list(indices) for indices in superseded]
+        return {"index": index, "at": at, "attempt": self.number, "run": self.run_id, "superseded": ranges}
 
-    def own(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a state, or an empty one if it is of another run."""
-        return state if place_of(state).get("run", self.run_id) == self.run_id else {}
+    def own_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a state, or an empty one if it belongs to another run."""
+        return state if position_of(state).get("run", self.run_id) == self.run_id else {}
 
     def stats_config(self) -> StatsConfig | None:
-        """Return the metrics of the attempt; None if this version cannot read them."""
+        """Return the metrics config of the attempt; None if this version cannot read it."""
         try:
             return StatsConfig.model_validate(current_config({"stats": msgspec.json.decode(self.config)})["stats"])
         except (ValidationError, msgspec.DecodeError):

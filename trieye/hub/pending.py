@@ -1,4 +1,4 @@
-"""PendingEvents: accepted events that are in no window yet."""
+"""PendingEvents: queue of accepted events that are not in a window yet."""
 
 import threading
 from typing import Any
@@ -26,7 +26,7 @@ class PendingEvents:
             self._num_pending += len(batch)
 
     def add_rows(self, batch: EventBatch) -> None:
-        """Add the events of a batch one by one: `take` joins them with those around them."""
+        """Add the events of a batch row by row: `take` merges adjacent rows into one batch."""
         names = map(batch.names.__getitem__, batch.codes.tolist())
         contexts = map(batch.contexts.get, range(len(batch)))
         rows = zip(names, batch.values.tolist(), batch.steps.tolist(), batch.times.tolist(), contexts, strict=True)
@@ -35,11 +35,11 @@ class PendingEvents:
             self._num_pending += len(batch)
 
     def take(self) -> list[EventBatch]:
-        """Remove all events and return them in the order of their arrival."""
+        """Remove all events and return them in arrival order."""
         with self._lock:
             self._seal()
-            taken, self._batches, self._num_pending = self._batches, [], 0
-        return taken
+            batches, self._batches, self._num_pending = self._batches, [], 0
+        return batches
 
     def _seal(self) -> None:
         if self._rows:

@@ -1,4 +1,4 @@
-"""Probe: what a node of a cluster says of itself; it goes there by value, since nothing of trieye may be there."""
+"""Probe: describes one node of a Ray cluster; pickled by value, because trieye may not be installed on the node."""
 
 import importlib
 import os
@@ -11,24 +11,24 @@ from typing import Any
 
 
 class Probe:
-    """Answers on a node; knows the standard library only."""
+    """Runs on a node as a Ray actor; uses the standard library only."""
 
     def now(self) -> float:
-        """Return its Unix time in seconds."""
+        """Return the node's Unix time in seconds."""
         return time.time()
 
     def describe(self, packages: list[str], root: str, token: str) -> dict[str, Any]:
-        """Return what is there.
+        """Return versions, disks and access to the root directory of runs.
 
         Args:
-            packages: Distributions whose versions are asked for.
-            root: Directory of all runs, as it is called where the check was started.
-            token: Name of a file that is there now.
+            packages: Distributions whose versions are returned.
+            root: Path of the root directory of runs on the machine that started the check.
+            token: Name of a file that exists in that directory during the check.
         """
         disks, existing = {}, _existing(root)
-        for place in {existing, "/tmp"}:  # noqa: S108 - Ray's own files are there
-            usage = shutil.disk_usage(place)
-            disks[place] = [usage.free, usage.total]
+        for directory in {existing, "/tmp"}:  # noqa: S108 - Ray's own files are in /tmp
+            usage = shutil.disk_usage(directory)
+            disks[directory] = [usage.free, usage.total]
         return {
             "python": platform.python_version(),
             "executable": sys.executable,
@@ -40,11 +40,11 @@ class Probe:
         }
 
 
-def _existing(place: str) -> str:
-    """Return a directory, or the nearest one above it that is there."""
-    while not os.path.isdir(place):  # noqa: PTH112 - the standard library, and little of it
-        place = os.path.dirname(place)  # noqa: PTH120
-    return place
+def _existing(directory: str) -> str:
+    """Return a directory, or its nearest existing parent."""
+    while not os.path.isdir(directory):  # noqa: PTH112 - few imports
+        directory = os.path.dirname(directory)  # noqa: PTH120
+    return directory
 
 
 def _version(name: str) -> str | None:
@@ -55,9 +55,9 @@ def _version(name: str) -> str | None:
 
 
 def _error(name: str) -> str | None:
-    """Return why a module cannot be imported, in one line."""
+    """Return in one line why a module cannot be imported; None if it can."""
     try:
         importlib.import_module(name)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+    except Exception as error:  # noqa: BLE001 - any error is reported
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return None

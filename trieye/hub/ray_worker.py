@@ -1,4 +1,4 @@
-"""What a worker of a Ray that `join_ray` started imports first: SIGTERM is blocked there, and need not be here."""
+"""Unblocks SIGTERM on import; preloaded by the workers of a Ray that `join_ray` started with SIGTERM blocked."""
 
 from trieye.process.signals import let_sigterm_through
 

@@ -1,7 +1,7 @@
-"""Requests: which methods of a hub other threads and processes call, and on which threads of its process they run.
+"""Defines requests: methods of the hub's parts that other threads and processes call, and the threads that run them.
 
-A method becomes a request by its decorator, and by nothing else: `Hub.ask` makes it in a thread or through Ray, and the
-Ray actor has a method of its name.
+The decorator `request` is all that a method needs: `Hub.ask` then calls it in this process or through Ray, and the Ray
+actor gets a method of the same name.
 
     class Tracking:
         @request()
@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar
 
 Group = Literal["ingest", "save", "wait", ""]
-"""The threads of an actor that answer a request.
+"""Concurrency group of the actor that runs a request.
 
-`ingest` has one thread, so the hub takes events in the order in which each caller sent them. `save` has one, too, so a
-long save never delays events. Requests that wait for MLflow, or that ask how far the hub is, run in `wait`. All others
-are quick.
+`ingest` has one thread, so the hub accepts each caller's events in order. `save` has a separate thread, so that a long
+save never delays events. Requests that wait for MLflow, and progress requests, run in `wait`. All other requests are
+quick and run in the default group, the empty string.
 """
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -29,13 +29,13 @@ _GROUP, _IS_SLOW = "_request_group", "_request_is_slow"
 def request(group: Group = "", *, is_slow: bool = False) -> Callable[[Method], Method]:
     """Make a method of a part of the hub a request.
 
-    Ray makes a request again if the actor died meanwhile, so a request has to stand being made twice; where it has a
-    parameter `key`, the actor fills that with the same text both times. A parameter `timeout_s` says how long the
-    request may take besides.
+    Ray repeats a request if the actor dies during the call, so a request must tolerate repetition; if it has a
+    parameter `key`, the actor passes the same text each time. A parameter `timeout_s` is added to the time that the
+    caller waits.
 
     Args:
-        group: The threads that answer.
-        is_slow: Whether the user is told now and then what the request waits for.
+        group: Concurrency group that runs the request.
+        is_slow: Whether the caller prints the hub's progress from time to time.
     """
 
     def mark(method: Method) -> Method:
@@ -47,17 +47,17 @@ def request(group: Group = "", *, is_slow: bool = False) -> Callable[[Method], M
 
 
 def is_slow(method: Callable[..., Any]) -> bool:
-    """Tell whether the user is to know what a request waits for."""
+    """Return whether the caller of a request prints the hub's progress from time to time."""
     return bool(getattr(method, _IS_SLOW))
 
 
 def requests_of(part: type) -> Iterator[tuple[Callable[..., Any], Group]]:
-    """Yield the requests that a part answers, inherited ones too, and the group of each."""
+    """Yield each request of a part, including inherited ones, with its group."""
     members = (member for base in reversed(part.__mro__) for member in vars(base).values())
     requests = {member.__name__: member for member in members if hasattr(member, _GROUP)}
     yield from ((method, getattr(method, _GROUP)) for method in requests.values())
 
 
 def owners(*parts: object) -> dict[str, Any]:
-    """Return which part answers each request, by its name; no two parts have requests of one name."""
+    """Return {name of a request: the part that answers it}; names are unique across parts."""
     return {method.__name__: part for part in parts for method, _ in requests_of(type(part))}

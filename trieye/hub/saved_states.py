@@ -1,4 +1,4 @@
-"""SavedStates: the checkpoints of a run, as the hub saves and finds them."""
+"""SavedStates: writes, rates, prunes and quarantines a run's checkpoints, and selects the one to resume from."""
 
 import contextlib
 import json
@@ -33,8 +33,8 @@ class Saved(NamedTuple):
     """A checkpoint that is safe on disk.
 
     Attributes:
-        path: Its directory.
-        damaged: Names of damaged parts, among those that the hub has read again; later checkpoints must not link them.
+        path: Directory of the checkpoint.
+        damaged: Names of the parts that the hub read back and found damaged; later checkpoints must not link them.
     """
 
     path: str
@@ -46,14 +46,14 @@ class Restored:
     """A checkpoint to resume from.
 
     Attributes:
-        state: Its content; None where the caller has read it already.
-        hub_state: State of the hub at that moment; empty if it is that of another run, which has curves of its own,
-            unless the run goes on from a checkpoint that was given: then that of its own nearest one.
-        identity: What tells the checkpoint with this state of the hub from another of the same step.
-        origin: Where it comes from: `path`, `reason`, `run_name`, whether that is this run: `is_own`, which `parts` of
-            it the next save may link, and the `seed` of the run when it was saved; None if that is not known.
-        went_back_to: What the user called the checkpoint, if the run goes back to an earlier one of its own.
-        fork: What another run is called that the checkpoint belongs to; None for one of this run.
+        state: Content of the checkpoint; None if the caller has read it already.
+        hub_state: State of the hub when this run's checkpoint was saved. For a checkpoint of another run it is empty;
+            if the caller passed that checkpoint's path, it comes from the nearest checkpoint of this run.
+        identity: Identity of the checkpoint that `hub_state` comes from; checkpoints of the same step differ in it.
+        origin: `path`, `reason`, `run_name`, `is_own` (whether the checkpoint belongs to this run), `parts` that the
+            next save may link, and `seed` of the run when it was saved; a seed of None is unknown.
+        went_back_to: The checkpoint as the user named it, if the run returns to an earlier checkpoint of itself.
+        fork: The other run that the checkpoint belongs to; None for a checkpoint of this run.
         damaged: Newer checkpoints that were skipped because they are damaged.
     """
 
@@ -67,14 +67,14 @@ class Restored:
 
 
 class SavedStates:
-    """Saves states, all of one or nothing, deletes old ones, and finds the one to resume from.
+    """Saves checkpoints atomically, deletes old ones, and finds the one to resume from.
 
     Args:
-        config: What is saved, kept and resumed.
+        config: Rules for saving, retention and resuming.
         files: File names of the run.
         trust: Signs pickled parts.
         attempt: Number of the attempt that saves.
-        read_only: Change nothing in the run directory, for an attempt that may still be refused.
+        read_only: Change nothing in the run directory, because the attempt may still be refused.
     """
 
     def __init__(
@@ -98,32 +98,32 @@ class SavedStates:
         self.checkpoints = self.store(files.checkpoint_dir)
 
     def save(self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes = b"") -> Path:
-        """Write a checkpoint, and point the links at it.
+        """Write a checkpoint, update the latest and best links, and prune.
 
         Args:
-            step: Its global step.
-            state: What to save.
+            step: Global step of the checkpoint.
+            state: State to save.
             metadata: Plain data for the manifest.
-            hub_state: State of the hub from `pack_state`; empty: it is in `state`, as the drop-in API keeps it.
+            hub_state: State of the hub from `pack_state`; empty for the drop-in API, which includes it in `state`.
 
         Raises:
-            SerializationError: It could not be written.
+            SerializationError: The checkpoint could not be written.
         """
-        whose = {"run_name": self._config.run_name, "attempt": self._attempt}
+        owner = {"run_name": self._config.run_name, "attempt": self._attempt}
         if metadata.get("is_crash"):
-            return self._save_crash(step, state, {**metadata, **whose}, _deflated(hub_state))
-        path = self.checkpoints.save(step, state, metadata={**metadata, **whose}, hub_state=_deflated(hub_state))
+            return self._save_crash(step, state, {**metadata, **owner}, _deflated(hub_state))
+        path = self.checkpoints.save(step, state, metadata={**metadata, **owner}, hub_state=_deflated(hub_state))
         is_best = bool(metadata.get("is_best")) or self._is_best(path, metadata)
         self._files.update_checkpoint_links(path, is_best)
         self._prune(metadata)
         return path
 
     def _save_crash(self, step: int, state: EncodedState, metadata: Mapping[str, Any], hub_state: bytes) -> Path:
-        """Write the state that an error left behind, and delete the previous one; no link leads there."""
-        found = self._files.checkpoint_dir.glob(f"{CRASH_PREFIX}*")
-        before = [
+        """Write the state at an error, and delete earlier crash checkpoints; no link points to it."""
+        candidates = self._files.checkpoint_dir.glob(f"{CRASH_PREFIX}*")
+        earlier = [
             other
-            for other in found
+            for other in candidates
             if other.name.removeprefix(CRASH_PREFIX).isdecimal() and other.is_dir() and not other.is_symlink()
         ]
         path = save_state(
@@ -136,17 +136,17 @@ class SavedStates:
             checksum=self._config.checksum,
             find_part=parts_in([entry.path for entry in reversed(self.checkpoints.entries())]),
         )
-        for other in before:
+        for other in earlier:
             if other != path:
                 remove_directory(other)
         return path
 
     def rate(self, step: int, objective: float | None) -> None:
-        """Note the objective of a checkpoint that was saved before it was known.
+        """Record the objective of a checkpoint that was saved before its evaluation finished.
 
         Raises:
-            CheckpointError: There is no such checkpoint.
-            SerializationError: It could not be noted.
+            CheckpointError: The checkpoint does not exist.
+            SerializationError: The objective could not be written.
         """
         path = self.checkpoints.rate(step, objective)
         metadata = read_manifest(path).metadata
@@ -155,22 +155,22 @@ class SavedStates:
         self._prune(metadata)
 
     def _is_best(self, path: Path, metadata: Mapping[str, Any]) -> bool:
-        rated = metadata.get("objective") is not None
-        ranked = self.checkpoints.ranked(_mode_of(metadata)) if rated else []  # without it if that is not finite
+        is_rated = metadata.get("objective") is not None
+        ranked = self.checkpoints.ranked(_mode_of(metadata)) if is_rated else []  # omits non-finite objectives
         return any(entry.path == path for entry in ranked[:1])
 
     def _prune(self, metadata: Mapping[str, Any]) -> None:
-        chosen = self._config
-        kept = Retention(chosen.keep_last, chosen.keep_best, chosen.keep_every_steps, _mode_of(metadata))
-        self.checkpoints.prune(kept)
+        config = self._config
+        retention = Retention(config.keep_last, config.keep_best, config.keep_every_steps, _mode_of(metadata))
+        self.checkpoints.prune(retention)
 
     def find(self, *, group: str | None, config_hash: str | None) -> Restored | None:
-        """Return the checkpoint of `Run.save` to go on with.
+        """Return the checkpoint of `Run.save` to resume from; None if there is none.
 
         Raises:
             ConfigurationError: `load_checkpoint_path` does not exist.
-            CheckpointError: There are checkpoints, and none of them is whole, or it is one of the drop-in API.
-            UntrustedPickleError: It is a file of trieye 0.1.5.
+            CheckpointError: All checkpoints are damaged, or the selected one was written by the drop-in API.
+            UntrustedPickleError: The selected checkpoint is a file of trieye 0.1.5.
         """
         point = choose(
             self._files,
@@ -180,7 +180,7 @@ class SavedStates:
             read=self._read,
             changes_nothing=self._read_only,
         )
-        return None if point is None else replace(self._found(point), damaged=tuple(self._damaged))
+        return None if point is None else replace(self._opened(point), damaged=tuple(self._damaged))
 
     def _read(self, path: Path) -> EncodedState:
         try:
@@ -196,20 +196,20 @@ class SavedStates:
                 self.checkpoints.quarantine(path)
 
     def given(self, path: Path) -> Restored:
-        """Return a checkpoint of `Run.save` that is given by its directory: one of this run, a copy too, or another's.
+        """Return the checkpoint of `Run.save` in a directory: of this run, a copy of one, or of another run.
 
         Raises:
-            CheckpointError: It is not whole, or one of the drop-in API.
+            CheckpointError: The checkpoint is damaged, or was written by the drop-in API.
         """
-        return self._found(point_at(path, self._files, self._config, read=self.checkpoints.read), is_given=True)
+        return self._opened(point_at(path, self._files, self._config, read=self.checkpoints.read), is_given=True)
 
-    def _found(self, point: ResumePoint, *, is_given: bool = False) -> Restored:
+    def _opened(self, point: ResumePoint, *, is_given: bool = False) -> Restored:
         path, _, state = point.checkpoint
         if state is None:
             raise unreadable(path)
         if "model_state_dict" in state.tree:
             raise CheckpointError(
-                f"{path} was saved by save_training_state, and Run.restore cannot go on from it; read it with "
+                f"{path} was saved by save_training_state, and Run.restore cannot resume from it; read it with "
                 "trieye.Serializer().load_checkpoint(path), and choose another run_name"
             )
         return self.restored(point, state, lambda: _hub_state_in(path), is_given=is_given)
@@ -226,16 +226,16 @@ class SavedStates:
 
         Args:
             point: The resume point.
-            state: Its state, unless the caller has read it.
-            hub_state: Reads the state of the hub in it.
-            is_given: The caller named its directory.
+            state: State of the checkpoint; None if the caller has read it.
+            hub_state: Reads the state of the hub from the checkpoint.
+            is_given: Whether the caller passed the path of the checkpoint.
         """
         path = point.checkpoint.path
-        # a file of 0.1.5 has no curves of ours that could go on
-        own = self._files.checkpoint_dir.resolve()  # a path that the user gave may have come here by a link
+        # a file of 0.1.5 is not own: no curves of this run continue from it
+        own_dir = self._files.checkpoint_dir.resolve()  # the user's path may contain links
         is_copy = is_given and point.run_name == self._config.run_name
-        is_own = is_copy or (own in path.resolve().parents and path.is_dir())
-        # a trial that takes over the state of another one keeps its curves until there
+        is_own = is_copy or (own_dir in path.resolve().parents and path.is_dir())
+        # a trial that takes over another trial's state keeps its curves up to that step
         earlier = self._nearest(point.checkpoint.step or 0) if is_given and not is_own else None
         curves = path if is_own else earlier
         return Restored(
@@ -255,27 +255,26 @@ class SavedStates:
         )
 
     def _linkable(self, state: EncodedState, *, is_copy: bool) -> list[str]:
-        """Return the parts of a state that the next save links; a copy may have some of a branch that was replaced."""
+        """Return the parts of a state that the next save may link; a copy may refer to parts of a replaced branch."""
         if not is_copy:
             return list(state.parts)
         find = parts_in([entry.path for entry in self.checkpoints.entries()])
         return [name for name in state.parts if find(name) is not None]
 
     def _nearest(self, step: int) -> Path | None:
-        """Return the checkpoint of this run that is nearest to a step; trials are not evaluated at quite the same."""
-        found = min(self.checkpoints.entries(), key=lambda entry: abs(entry.step - step), default=None)
-        return None if found is None else found.path
+        """Return the checkpoint of this run nearest to a step; evaluation steps of trials differ slightly."""
+        nearest = min(self.checkpoints.entries(), key=lambda entry: abs(entry.step - step), default=None)
+        return None if nearest is None else nearest.path
 
     def _fork_at(self, point: ResumePoint) -> ForkPoint:
         path, step, _ = point.checkpoint
         record = None
-        with contextlib.suppress(SerializationError):  # the checkpoint is whole, and that is what counts
+        with contextlib.suppress(SerializationError):  # only the checkpoint must be intact
             record = RunRecord.read(path.parents[1] / RUN_RECORD)
-        known = (
-            {} if record is None else {name: getattr(record, name) for name in ("app_name", "run_id", "mlflow_run_id")}
-        )
+        names = () if record is None else ("app_name", "run_id", "mlflow_run_id")
+        recorded = {name: getattr(record, name) for name in names}
         return ForkPoint(
-            **{"app_name": self._config.app_name, **known},
+            **{"app_name": self._config.app_name, **recorded},
             run_name=point.run_name,
             step=step,
             objective=_metadata_of(path).get("objective"),
@@ -284,38 +283,38 @@ class SavedStates:
         )
 
     def final(self, highest_step: int) -> str | None:
-        """Return the identity of the newest checkpoint if a run that is finished ends with it.
+        """Return the identity of the newest checkpoint if no event of the finished run is later; otherwise None.
 
         Args:
             highest_step: Highest step of any event.
         """
-        newest = self.checkpoints.entries()[-1:]  # not read once more: a start that finds it damaged begins elsewhere
+        newest = self.checkpoints.entries()[-1:]  # not verified: the next attempt detects damage and resumes elsewhere
         return _identity(newest[0].path) if newest and highest_step <= newest[0].step else None
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether another attempt can go on from a checkpoint of this run."""
+        """Whether the run has a checkpoint to resume from."""
         return bool(self.checkpoints.entries())
 
 
 def _deflated(hub_state: bytes) -> bytes:
-    return zlib.compress(hub_state, 1) if hub_state else b""  # a twelfth of the bytes, in 8 ms for 10 000 metrics
+    return zlib.compress(hub_state, 1) if hub_state else b""  # a twelfth of the size; takes 8 ms for 10 000 metrics
 
 
 def _hub_state_in(path: Path) -> Mapping[str, Any]:
     """Return the state of the hub in a checkpoint.
 
     Raises:
-        CheckpointError: It is damaged.
+        CheckpointError: The state is damaged.
     """
-    held = read_hub_state(path)
-    if not held:  # an earlier version had it in the manifest
-        before: Mapping[str, Any] = read_manifest(path).metadata.get("hub", {})
-        return before
+    compressed = read_hub_state(path)
+    if not compressed:  # an earlier version stored it in the manifest
+        in_manifest: Mapping[str, Any] = read_manifest(path).metadata.get("hub", {})
+        return in_manifest
     try:
-        return unpack_state(zlib.decompress(held))
+        return unpack_state(zlib.decompress(compressed))
     except (zlib.error, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{path} does not hold the state of a hub: {error}") from error
+        raise CheckpointError(f"{path} does not hold the state of a hub that this version can read: {error}") from error
 
 
 def _identity(path: Path) -> str:
@@ -324,7 +323,7 @@ def _identity(path: Path) -> str:
 
 
 def _metadata_of(path: Path) -> Mapping[str, Any]:
-    """Return what was noted with a checkpoint; nothing for a file of 0.1.5."""
+    """Return the metadata of a checkpoint; {} for a file of 0.1.5."""
     return read_manifest(path).metadata if path.is_dir() else {}
 
 

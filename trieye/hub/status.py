@@ -1,4 +1,4 @@
-"""HubStatus: how the hub is, for its own metrics, for `health` and for those who look from another process."""
+"""HubStatus: reports the state of a hub as `trieye/` metrics, by `health`, and via the journal to other processes."""
 
 import json
 import logging
@@ -26,16 +26,16 @@ from trieye.stats.point import Point
 logger = logging.getLogger(__name__)
 
 STATUS_KEY = "status"
-"""Where the journal holds what `trieye watch` shows, as JSON."""
+"""Journal key of the status that `trieye watch` shows, as JSON."""
 
 MAX_SHOWN_METRICS = 200
 
 
 class HubStatus:
-    """Counts what the hub does.
+    """Collects and publishes the state of the hub.
 
     Args:
-        ledger: Where events are accepted.
+        ledger: The ledger of the run.
         sinks: The sinks of the run.
         files: The files of the run.
         every_s: Seconds between two points of the hub's own metrics; 0 = none.
@@ -59,26 +59,26 @@ class HubStatus:
         self._full: str | None = None
         self._num_failed_saves = 0
         self._shown: dict[str, Any] = {}
-        self._under_way: list[str] = []
+        self._activities: list[str] = []
 
     def update(self) -> None:
-        """Log the hub's own metrics if it is time, and tell those who watch.
+        """Log the hub's metrics if their interval has passed, and publish the status.
 
         Raises:
-            JournalFullError: There is no room for it.
+            JournalFullError: The journal is full.
         """
         now = self._clock()
         if self._every_s and now - self._logged_at >= self._every_s:
             self._logged_at = now
-            self._ledger.add_points(self._own_points())
+            self._ledger.add_points(self._hub_points())
             self._sinks.wake()
         self.publish()
 
     def publish(self) -> None:
-        """Tell those who watch, if anything has changed.
+        """Write the status to the journal for other processes if it has changed.
 
         Raises:
-            JournalFullError: There is no room for it.
+            JournalFullError: The journal is full.
         """
         shown = {**self.health(), "metrics": self._metrics()}
         if shown != self._shown:
@@ -89,20 +89,20 @@ class HubStatus:
         """Count a checkpoint that could not be written."""
         self._num_failed_saves += 1
         failures = Point("persistence/save_failures", self._num_failed_saves, step, self._wall_clock())
-        with suppress(JournalFullError):  # often for the same reason; the next point has the number
+        with suppress(JournalFullError):  # often the cause of both failures; the next point includes this count
             self._ledger.add_points([failures])
         self._sinks.wake()
 
     def note_full(self, error: JournalFullError | None) -> None:
-        """Remember whether the journal can grow, and say so when that changes."""
+        """Record whether the journal can grow, and log each change."""
         if error is not None and self._full is None:
-            logger.error("%s; what is logged meanwhile waits in the training process", error)
+            logger.error("%s; until it can be written again, new events wait in the training process", error)
         elif error is None and self._full is not None:
             logger.warning("the journal can be written again")
         self._full = None if error is None else str(error)
 
     def health(self) -> dict[str, Any]:
-        """Return the state of the sinks, counts of events, what was dropped or late, the journal and failed saves."""
+        """Return the state of sinks, journal and mirror, and counts of events, late events, drops and failed saves."""
         late, dropped = self._ledger.read(lambda stats: (dict(stats.late_by_metric), dict(stats.drops.by_reason)))
         journal = self._files.journal
         return {
@@ -121,35 +121,35 @@ class HubStatus:
         }
 
     @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
-        """Say in `progress` what takes long, as long as the block runs; several threads may do so at once."""
-        self._under_way.append(what)
+    def doing(self, activity: str) -> Iterator[None]:
+        """Include an activity in `progress` while the block runs; safe to use from several threads."""
+        self._activities.append(activity)
         try:
             yield
         finally:
-            self._under_way.remove(what)
+            self._activities.remove(activity)
 
     def activity(self) -> object:
-        """Return what changes as long as a sink gets on, or waits for others who get on."""
+        """Return a value that changes while a sink makes progress, or waits for another writer that does."""
         return self._sinks.activity()
 
     @request("wait")
     def progress(self) -> str:
-        """Return what takes long at the moment and how far it is, in words; waits for nobody who does such things."""
-        parts = list(self._under_way)
+        """Return a description of the current work and its progress; never waits for that work."""
+        parts = list(self._activities)
         parts += [f"{sink.name}: {sink.backlog:,} items to go" for sink in self._sinks.health() if sink.backlog]
         if self._files.mirror is not None and (pending := self._files.mirror.health()["pending"]):
-            parts.append(f"{pending} saves left for the mirror")
-        return f"{', '.join(parts) or 'standing by'}; {moved_bytes() / 2**30:.2f} GiB read and written so far"
+            parts.append(f"{pending} checkpoints left for the mirror")
+        return f"{', '.join(parts) or 'idle'}; {moved_bytes() / 2**30:.2f} GiB read and written so far"
 
     def _metrics(self) -> dict[str, Any]:
-        def newest(stats: Aggregator) -> dict[str, Any]:
-            found = nlargest(MAX_SHOWN_METRICS, stats.summary.items(), key=lambda item: item[1]["step"])
-            return {name: dict(seen) for name, seen in found}
+        def newest_summaries(stats: Aggregator) -> dict[str, Any]:
+            newest = nlargest(MAX_SHOWN_METRICS, stats.summary.items(), key=lambda item: item[1]["step"])
+            return {name: dict(summary) for name, summary in newest}
 
-        return self._ledger.read(newest)
+        return self._ledger.read(newest_summaries)
 
-    def _own_points(self) -> list[Point]:
+    def _hub_points(self) -> list[Point]:
         step, now = max(self._ledger.read(lambda stats: stats.highest_step), 0), self._wall_clock()
         values: dict[str, float] = {**self._ledger.counts, "journal_bytes": self._files.journal.size_bytes}
         for sink in self._sinks.health():
@@ -159,18 +159,18 @@ class HubStatus:
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:
-    """Return `HubLogic.health()` as it was published last, with `time` and `metrics`; empty before the first time.
+    """Return the last published `HubLogic.health()` with `time` and `metrics`; {} if none was published yet.
 
     Raises:
         JournalError: The journal cannot be read.
     """
-    held = read_meta(run_dir / JOURNAL, STATUS_KEY)
-    status: dict[str, Any] = {} if held is None else json.loads(held)
+    published = read_meta(run_dir / JOURNAL, STATUS_KEY)
+    status: dict[str, Any] = {} if published is None else json.loads(published)
     return status
 
 
 def last_status(run_dir: Path) -> dict[str, Any]:
-    """Return `read_status` with the sinks as they were left: they went on after the hub published it.
+    """Return `read_status` with the final backlog of each sink: sinks deliver more after the last publication.
 
     Raises:
         JournalError: The journal cannot be read.

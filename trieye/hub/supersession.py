@@ -1,4 +1,4 @@
-"""Supersession: new points replace older ones, logged by earlier attempts, metric by metric.
+"""Supersession: decides, for each metric, which points of earlier attempts the new points supersede.
 
 The rules and their reasons are in `tests/history/supersession_model.py`. A first attempt supersedes nothing.
 `Ledger.rewind` handles attempts that resume from a trieye checkpoint.
@@ -19,12 +19,12 @@ _NOWHERE = -(1 << 63)
 _NOTHING: NDArray[np.int64] = np.zeros(0, np.int64)
 
 
-class Curve(msgspec.Struct, array_like=True):
-    """The new curve of a metric.
+class SupersedingCurve(msgspec.Struct, array_like=True):
+    """The curve of a metric that the current attempt logs.
 
     Attributes:
-        start: Its presumed first step.
-        last: Its highest step.
+        start: Presumed first step of the curve.
+        last: Highest step of the curve.
         range_start: All older points from this step on are superseded; None: not decided yet.
     """
 
@@ -34,19 +34,19 @@ class Curve(msgspec.Struct, array_like=True):
 
 
 class Continuation(msgspec.Struct):
-    """The decisions of an attempt, as a snapshot stores them.
+    """Decisions of an attempt, in the form stored by a snapshot.
 
     Attributes:
         boundary: Points with a lower index are older.
-        boundaries: The same for metrics with windows that the attempt had to close first.
+        boundaries: The same index for metrics whose windows the attempt had to close first.
         curves: The new curves of metrics that have older points.
         logged: Names of the events logged so far.
-        stepless: Metrics that are logged without a step: their points at step 0 supersede nothing.
+        stepless: Metrics that are logged without a step, so that their points at step 0 supersede no others.
     """
 
     boundary: int
     boundaries: dict[str, int] = {}
-    curves: dict[str, Curve] = {}
+    curves: dict[str, SupersedingCurve] = {}
     logged: set[str] = set()
     stepless: set[str] = set()
 
@@ -59,46 +59,46 @@ class Supersession:
 
     Args:
         state: The decisions so far.
-        history: Where the older points are.
+        history: The history with the older points.
 
     Attributes:
-        state: As above.
+        state: The decisions so far.
     """
 
     def __init__(self, state: Continuation, history: History) -> None:
         self.state = state
         self._history = history
-        self._older: dict[str, Series] = {}  # by step; without metrics that are decided
+        self._older: dict[str, Series] = {}  # sorted by step; without decided metrics
         self._is_loaded = False
         self._floors = {name: c.range_start for name, c in state.curves.items() if c.range_start is not None}
 
     def first_steps(self, batches: Iterable[EventBatch]) -> dict[str, int]:
-        """Return the lowest step of each name that the attempt has not logged before."""
+        """Return the lowest step of each event name that the attempt has not logged before."""
         steps: dict[str, int] = {}
         logged = self.state.logged
         for batch in batches:
             for code, name in enumerate(batch.names):
-                if name not in logged and (of_name := batch.steps[batch.codes == code]).size:
-                    steps[name] = min(int(of_name.min()), steps.get(name, int(of_name[0])))
+                if name not in logged and (name_steps := batch.steps[batch.codes == code]).size:
+                    steps[name] = min(int(name_steps.min()), steps.get(name, int(name_steps[0])))
         logged.update(steps)
         return steps
 
     def note_older(self, metrics: Iterable[str], end: int) -> None:
-        """Count all points of some metrics before an index as older."""
+        """Treat all points of some metrics before an index as older."""
         self.state.boundaries.update(dict.fromkeys(metrics, end))
         self._is_loaded = False
 
     def of(self, points: Sequence[Point]) -> list[Range]:
         """Return the indices superseded by new points; the points of each metric are in logging order."""
-        found: list[NDArray[np.int64]] = []
+        superseded: list[NDArray[np.int64]] = []
         floors = self._floors
         for point in points:
             floor = floors.get(point.metric)
             if floor is None or point.step < floor:
-                found.append(self._of(point.metric, point.step))
-        return of_indices(np.concatenate(found)) if found else []
+                superseded.append(self._superseded_by(point.metric, point.step))
+        return of_indices(np.concatenate(superseded)) if superseded else []
 
-    def _of(self, metric: str, step: int) -> NDArray[np.int64]:
+    def _superseded_by(self, metric: str, step: int) -> NDArray[np.int64]:
         if step == 0 and metric in self.state.stepless:
             return _NOTHING
         older = self._older_of(metric)
@@ -116,17 +116,17 @@ class Supersession:
             self._older[metric] = older.take(np.delete(np.arange(len(older.steps)), slice(first, end)))
         return older.indices[first:end]
 
-    def _follow(self, metric: str, step: int, older: Series) -> Curve:
+    def _follow(self, metric: str, step: int, older: Series) -> SupersedingCurve:
         curve = self.state.curves.get(metric)
         if curve is None or curve.range_start is not None or step < curve.last:
-            curve = self.state.curves[metric] = Curve(step, step)
+            curve = self.state.curves[metric] = SupersedingCurve(step, step)
         elif step > curve.last:
-            before, curve.last = curve.last, step
-            if before > curve.start:  # a jump over older points: is the next one about as far?
-                if 2 * (step - before) > before - curve.start:
+            previous, curve.last = curve.last, step
+            if previous > curve.start:  # a jump over older points: is the next jump about as long?
+                if 2 * (step - previous) > previous - curve.start:
                     curve.range_start = curve.start
                     return curve
-                curve.start = before
+                curve.start = previous
             first, end = np.searchsorted(older.steps, [curve.start + 1, step]).tolist()
             if first == end:
                 curve.range_start = curve.start
@@ -147,11 +147,11 @@ class Supersession:
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """A part of the history: an attempt, or its remainder after the process opened or restored the run again.
+    """A part of the history: an attempt, or the rest of one after the process opened or restored the run again.
 
     Attributes:
-        number: 1, 2, 3 and so on.
-        index: Its first index.
+        number: Consecutive number, starting at 1.
+        index: Index of its first item.
         started: Unix time in seconds.
     """
 
@@ -161,7 +161,7 @@ class Opening(msgspec.Struct, frozen=True, array_like=True):
 
 
 Choice = Callable[[History, Sequence[Opening]], list[Range]]
-"""Returns all superseded ranges, given the openings so far."""
+"""Returns all superseded ranges for a history and its openings."""
 
 
 def after_restore(history: History, openings: Sequence[Opening], step: int | None) -> list[Range]:
@@ -170,35 +170,35 @@ def after_restore(history: History, openings: Sequence[Opening], step: int | Non
     Args:
         history: The history.
         openings: The openings so far.
-        step: The first step that comes again; None: unknown.
+        step: The first step that is logged again; None: unknown.
     """
-    before = history.superseded_ranges
+    ranges = history.superseded_ranges
     if step is None:
-        return before
+        return ranges
     if step <= 0:
-        return merged([*before, (0, history.end)])
+        return merged([*ranges, (0, history.end)])
     series = history.series(with_media=True)
-    reached = {name: one for name, one in series.items() if (one.steps >= step).any()}
-    if not reached:
-        return before
-    # the order in time: the indices of one pass are ordered by step
-    time, limit, index = max(_first_passage(one, step) for one in reached.values())
+    reaching = [metric for metric in series.values() if (metric.steps >= step).any()]
+    if not reaching:
+        return ranges
+    # compares times first, because the indices of one flush are ordered by step
+    time, limit, index = max(_first_passage(metric, step) for metric in reaching)
     begin = max((opening.index for opening in openings if opening.index <= index), default=0)
     end = min((opening.index for opening in openings if opening.index > index), default=history.end)
 
-    def is_finer(one: Series) -> bool:
-        is_before = (one.indices >= begin) & (one.indices < end) & (one.times < time)
-        return bool((one.steps[is_before] > 2 * limit).any())
+    def is_finer(metric: Series) -> bool:
+        is_earlier = (metric.indices >= begin) & (metric.indices < end) & (metric.times < time)
+        return bool((metric.steps[is_earlier] > 2 * limit).any())
 
-    coarse = [one for one in reached.values() if not is_finer(one)]
-    return merged([*before, *of_indices(np.concatenate([one.indices[one.steps >= step] for one in coarse]))])
+    coarse = [metric for metric in reaching if not is_finer(metric)]
+    return merged([*ranges, *of_indices(np.concatenate([metric.indices[metric.steps >= step] for metric in coarse]))])
 
 
 def _first_passage(series: Series, step: int) -> tuple[float, int, int]:
     """Return time, step and index of the earliest point at a step or later."""
-    places = np.flatnonzero(series.steps >= step)
-    place = places[np.argmin(series.times[places])]
-    return float(series.times[place]), int(series.steps[place]), int(series.indices[place])
+    rows = np.flatnonzero(series.steps >= step)
+    row = rows[np.argmin(series.times[rows])]
+    return float(series.times[row]), int(series.steps[row]), int(series.indices[row])
 
 
 def with_opening(history: History, openings: Sequence[Opening], number: int) -> list[Range]:
@@ -207,7 +207,7 @@ def with_opening(history: History, openings: Sequence[Opening], number: int) -> 
     Args:
         history: The history.
         openings: The openings so far.
-        number: That of the opening.
+        number: Number of the opening that is restored.
     """
     first = next(opening.index for opening in openings if opening.number == number)
     end = next((opening.index for opening in openings if opening.number > number), history.end)

@@ -1,4 +1,4 @@
-"""Ticker: makes a processing pass every so often on a thread of its own."""
+"""Ticker: runs a processing pass at a fixed interval in a daemon thread."""
 
 import logging
 import threading
@@ -10,12 +10,12 @@ logger = logging.getLogger(__name__)
 
 
 class Ticker:
-    """Calls `tick` every `interval_s` until it is stopped.
+    """Calls a function every `interval_s` seconds until it is stopped.
 
     Args:
-        tick: What to call.
+        tick: Function to call.
         interval_s: Seconds between two calls.
-        run_name: For messages.
+        run_name: Name of the run, for messages.
     """
 
     def __init__(self, tick: Callable[[], None], interval_s: float, *, run_name: str) -> None:
@@ -28,12 +28,12 @@ class Ticker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; returns when no call is under way."""
+        """End the thread, after waiting for a call in progress."""
         self._stop.set()
         self._thread.join()
 
     def report(self) -> None:
-        """Raise what `tick` raised since the last report.
+        """Raise the last exception of `tick` since the previous report.
 
         Raises:
             ProcessingError: A processing pass failed.
@@ -46,6 +46,6 @@ class Ticker:
         while not self._stop.wait(self._interval_s):
             try:
                 self._tick()
-            except Exception as error:  # nobody waits here: kept for whoever asks, and the next tick may do better
+            except Exception as error:  # no caller waits: `report` raises it, and the next tick may succeed
                 logger.exception("a processing pass failed")
                 self._failure = error

@@ -1,4 +1,4 @@
-"""Tracking: what a run records besides points: parameters, tags, its config, and files, of which it holds copies."""
+"""Tracking: records parameters, tags, the config and files of a run; holds copies of the files until delivery."""
 
 import contextlib
 import json
@@ -28,43 +28,43 @@ from trieye.stats.operations import LogArtifact, LogParams, Operation, SetTags
 logger = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 7.5
-"""Clients use the MLflow run id as a probe and give it 10 s, in which the actor's process has to start, too."""
+"""Seconds until the MLflow run id must be returned: clients probe with it and wait 10 s, actor start included."""
 
 READY_AFTER_START_S = 6.0
-"""The same where it is not known when the actor was asked for; opening MLflow takes 3 s on a calm machine."""
+"""The same timeout if the time of the actor's request is unknown; opening MLflow takes 3 s on an idle machine."""
 
 RECENT_S = 30.0
-"""An actor that starts later than that after its config was sent is a restarted one."""
+"""An actor that starts later than this after its config was sent is a restarted actor."""
 
 CLOSE_TIMEOUT_S = 10.0
 """Clients of the drop-in API wait 15 s for `shutdown`."""
 
 KILLED_CLOSE_TIMEOUT_S = 6.0
-"""A scheduler that sends SIGTERM waits 30 s before it kills, and saving takes its time, too."""
+"""A scheduler waits 30 s between SIGTERM and SIGKILL, and saving needs a part of that."""
 
 CHECKPOINTS_PATH = "checkpoints"
-"""Folder for checkpoints among the artifacts of a run."""
+"""Artifact folder for the checkpoints of a run."""
 
 _RECORDED = "recorded.json"
 _CLONE_BYTES = 64 << 20
 
 
 class Recording(Protocol):
-    """Puts an operation into the history of the run, once for each key."""
+    """Appends an operation to the history of the run, once per key."""
 
     def __call__(self, operation: Operation, *, key: str = "") -> None:
-        """Put an operation there."""
+        """Append an operation."""
 
 
 class Tracking:
     """Records parameters, tags and files in the trackers, and in the run's own files.
 
     Args:
-        record: Puts an operation into the history of the run.
+        record: Appends an operation to the history of the run.
         sinks: The sinks of the run.
         files: The files of the run.
         check_open: Raises if the run is closed.
-        config: Says which checkpoints the trackers get, and when another process asked for the hub, if one did.
+        config: Selects the checkpoints for the trackers; `sent_at` is when another process requested the hub, if any.
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class Tracking:
     ) -> None:
         self._record, self._sinks, self._files, self._check_open = record, sinks, files, check_open
         self._shows_config = config.sinks.log_config
-        chosen, copies = config.persistence, files.paths.run_base_dir / "artifacts"
-        self._artifacts = Artifacts(copies, chosen.log_checkpoints, with_parts=chosen.log_replay)
+        persistence, copies = config.persistence, files.paths.run_base_dir / "artifacts"
+        self._artifacts = Artifacts(copies, persistence.log_checkpoints, with_parts=persistence.log_replay)
         self._ready_by = time.monotonic() + _ready_within_s(config.sent_at)
 
     def begin(self, extra_config: Mapping[str, Any], *, key: str) -> None:
-        """Record the config of the run: what is trained as parameters, all of it as a file.
+        """Record the config of the run: the training parameters as parameters, the whole config as a file.
 
         Args:
-            extra_config: What configs.json holds besides the config of trieye, which is all of it for a `Run`; empty
-                for a program of trieye 0.1.5, whose parameters are the directories of the run.
-            key: The same for all hubs of an attempt: it is recorded once.
+            extra_config: Content of configs.json besides the config of trieye; for a `Run`, its whole config. Empty
+                for a program of trieye 0.1.5, for which the directories of the run are recorded as parameters.
+            key: The same key for all hubs of an attempt, so that the config is recorded once.
         """
         params = parameters(extra_config) if extra_config else self._files.directory_params()
         if self._shows_config:
@@ -113,61 +113,60 @@ class Tracking:
 
     @request()
     def log_artifact(self, path: Path, artifact_path: str | None = None) -> None:
-        """Keep a file or directory with the run; a copy of it is made before this returns.
+        """Record a file or directory as an artifact of the run; it is copied before this returns.
 
         Raises:
-            SerializationError: There is no such file, or no room for the copy.
+            SerializationError: The file does not exist, or cannot be copied.
         """
         self._check_open()
-        held = self._artifacts.hold(path.absolute())
-        self._record_copy(held, artifact_path)
+        copy = self._artifacts.hold(path.absolute())
+        self._record_copy(copy, artifact_path)
 
-    def _record_copy(self, held: Path, artifact_path: str | None) -> None:
+    def _record_copy(self, copy: Path, artifact_path: str | None) -> None:
         try:
-            self._record(LogArtifact(self._in_run(held), artifact_path))
+            self._record(LogArtifact(self._in_run(copy), artifact_path))
         except BaseException:
-            self._artifacts.drop(held)
+            self._artifacts.drop(copy)
             raise
-        self._artifacts.note_recorded(held, self._files.history.end)
+        self._artifacts.note_recorded(copy, self._files.history.end)
 
     def _in_run(self, path: Path) -> str:
         return str(path.relative_to(self._files.paths.run_base_dir))
 
     def save_run_config(self, configs: Mapping[str, Any]) -> None:
-        """Add to configs.json, and record it."""
+        """Add to configs.json, and record the file again."""
         self._check_open()
         self._record(LogArtifact(self._in_run(self._files.add_to_config(configs)), "config"))
 
     def note_checkpoint(self, path: Path) -> None:
-        """Tell the mirror of a checkpoint, point from the trackers to it, hand it to them if the config says so."""
+        """Wake the mirror, tag the run with a new checkpoint's path, and send it to the trackers if configured."""
         if self._files.mirror is not None:
             self._files.mirror.wake()
         is_best = self._files.paths.best_checkpoint_path.resolve() == path.resolve()
-        place = str(path.relative_to(self._files.paths.app_root_dir))  # which may be moved
-        self._record(
-            SetTags({"trieye.latest_checkpoint": place, **({"trieye.best_checkpoint": place} if is_best else {})})
-        )
+        relative = str(path.relative_to(self._files.paths.app_root_dir))  # the app's directory may be moved
+        best = {"trieye.best_checkpoint": relative} if is_best else {}
+        self._record(SetTags({"trieye.latest_checkpoint": relative, **best}))
         try:
             if self._sinks.trackers and (staged := self._artifacts.stage(path, is_best=is_best)) is not None:
                 self._record_copy(staged, CHECKPOINTS_PATH)
         except JournalFullError:
             raise
-        except (SerializationError, OSError) as error:  # it is saved, and deleted again, or there is no room for a copy
-            logger.warning("checkpoint %s is not handed to the trackers: %s", path.name, error)
+        except (SerializationError, OSError) as error:  # retention deleted it already, or the disk is full
+            logger.warning("checkpoint %s is not sent to the trackers: %s", path.name, error)
 
     def release(self) -> None:
-        """Delete the copies of files and checkpoints that every tracker has, also after a kill."""
+        """Delete the copies of files and checkpoints that every tracker has received, also those left by a kill."""
         history, trackers = self._files.history, self._sinks.trackers
         try:
             if trackers and self._artifacts.has_any(history.end):
                 cursors = [history.cursor(name) for name in trackers]
                 self._artifacts.release(min(0 if cursor is None else cursor[0] for cursor in cursors))
-        except (JournalError, OSError) as error:  # it is tried again
-            logger.warning("copies that the trackers have cannot be deleted now: %s", error)
+        except (JournalError, OSError) as error:  # the next call retries
+            logger.warning("%s: delivered copies cannot be deleted now: %s", self._artifacts.directory, error)
 
     @request("wait")
     def get_mlflow_run_id(self) -> str | None:
-        """Return the id of the MLflow run; None if MLflow is off or not ready soon after the start of the hub."""
+        """Return the id of the MLflow run; None if MLflow is off, or not ready within seconds of the hub's start."""
         return self.wait_mlflow_run_id(max(self._ready_by - time.monotonic(), 0.0))
 
     @request("wait")
@@ -177,14 +176,14 @@ class Tracking:
 
     @request()
     def close_tb_writer(self) -> None:
-        """Flush and close the TensorBoard sink; the others go on."""
+        """Flush and close the TensorBoard sink; the other sinks stay open."""
         self._sinks.close_sink("tensorboard", CLOSE_TIMEOUT_S)
 
 
 def close_timeout_s(status: RunStatus) -> float:
-    """Return how long to wait for the sinks at the end: little if the run was asked to stop and may be started again.
+    """Return the maximum wait for the sinks at the end of a run; shorter for a preempted run, which may be resumed.
 
-    What they do not have by then is delivered by the next attempt.
+    The next attempt delivers the rest.
     """
     return KILLED_CLOSE_TIMEOUT_S if status == "KILLED" else CLOSE_TIMEOUT_S
 
@@ -200,33 +199,33 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 class Artifacts:
-    """Holds copies of what the trackers are to get, until every tracker has it.
+    """Holds copies of files for the trackers until every tracker has received them.
 
-    A copy of a checkpoint, whose files never change, consists of links; a copy of any other file shares its bytes with
-    the file where the file system can. Each copy is alone in a directory, so that it keeps its name. Safe to use from
-    several threads.
+    A copy of a checkpoint consists of hard links where possible, because its files never change; other files are
+    cloned on file systems that support it. Each copy has a directory for itself, so that it keeps its name. Safe to
+    use from several threads.
 
     Args:
-        directory: Where the copies are; made by the first.
-        policy: Which checkpoints trackers get: none of them, each that is the best so far, or all.
-        with_parts: Whether they get what grows, such as a replay buffer, too.
+        directory: Directory of the copies; created with the first one.
+        policy: Which checkpoints trackers receive: none, each new best one, or all.
+        with_parts: Whether to include parts of incremental states, such as replay rows.
     """
 
     def __init__(self, directory: Path, policy: Literal["none", "best", "all"], *, with_parts: bool) -> None:
-        self._directory, self._policy, self._with_parts = directory, policy, with_parts
-        # each directory and the index from which on it is not needed; None: its copy is being made
-        self._held: dict[Path, int | None] = {}
-        self._knows_earlier = False
+        self.directory, self._policy, self._with_parts = directory, policy, with_parts
+        # {directory of a copy: history index that all trackers must reach before its deletion}; None while copying
+        self._copies: dict[Path, int | None] = {}
+        self._has_listed_earlier = False
 
     def hold(self, path: Path) -> Path:
-        """Return a copy of a file, or of a directory with all it holds, that the user may change or delete meanwhile.
+        """Return a copy of a file or directory; the user may change or delete the original afterwards.
 
         Raises:
-            SerializationError: It cannot be read, or there is no room for a copy.
+            SerializationError: It cannot be read, or the copy cannot be written.
         """
         name = printable(path.name) or "root"
         try:
-            with self._place(name) as copy:
+            with self._new_copy(name) as copy:
                 if path.is_dir():
                     shutil.copytree(
                         path, copy, ignore=self._not_itself, copy_function=_clone, ignore_dangling_symlinks=True
@@ -235,20 +234,20 @@ class Artifacts:
                     _clone(path, copy)
         except OSError as error:
             raise SerializationError(
-                f"artifact {path} cannot be copied to {self._directory}: {_reason(error)}"
+                f"artifact {path} cannot be copied to {self.directory}: {_reason(error)}"
             ) from error
         return copy
 
     def stage(self, checkpoint: Path, *, is_best: bool) -> Path | None:
-        """Return a copy of a checkpoint to hand to the trackers, None if they are not to get it.
+        """Return a copy of a checkpoint for the trackers; None if the policy excludes it.
 
         Args:
-            checkpoint: Its directory.
-            is_best: Whether it is the best one so far.
+            checkpoint: Directory of the checkpoint.
+            is_best: Whether it is the best checkpoint so far.
 
         Raises:
-            SerializationError: The checkpoint is gone, or damaged.
-            OSError: There is no room.
+            SerializationError: The checkpoint is missing or damaged.
+            OSError: The copy cannot be written.
         """
         if self._policy == "none" or (self._policy == "best" and not is_best):
             return None
@@ -257,7 +256,7 @@ class Artifacts:
             [] if self._with_parts else [name for name in manifest.files if name.startswith(f"{PARTS_DIRECTORY}/")]
         )
         files = {name: entry for name, entry in manifest.files.items() if name not in left_out}
-        with self._place(checkpoint.name) as target, new_directory(target) as scratch:
+        with self._new_copy(checkpoint.name) as target, new_directory(target) as scratch:
             for name in files:
                 link_or_copy(checkpoint / name, scratch / name)
             if left_out:
@@ -268,79 +267,79 @@ class Artifacts:
         return target
 
     def note_recorded(self, copy: Path, end: int) -> None:
-        """Take note that the history asks the trackers, before its index `end`, to fetch a copy."""
-        with contextlib.suppress(OSError):  # the next attempt takes the end of the history for it
+        """Note that the operation which sends a copy to the trackers is in the history before index `end`."""
+        with contextlib.suppress(OSError):  # the next attempt then uses the end of the history
             (copy.parent / _RECORDED).write_text(json.dumps(end))
-        self._held[copy.parent] = end
+        self._copies[copy.parent] = end
 
     def drop(self, copy: Path) -> None:
         """Delete a copy."""
         self._drop(copy.parent)
 
     def has_any(self, end: int) -> bool:
-        """Tell whether there are copies, those of earlier attempts included.
+        """Return whether any copy exists, including copies of earlier attempts.
 
         Args:
-            end: Index after the last item of the history: of a copy without note, left by a kill, that is the latest.
+            end: Index after the last item of the history; assumed for a copy without a note, which a kill left.
         """
-        if not self._knows_earlier:
-            self._knows_earlier = True
-            earlier = [place for place in self._directory.glob("*/") if place not in self._held]
-            self._held.update({place: _index_in(place / _RECORDED, end) for place in earlier})
-        return bool(self._held)
+        if not self._has_listed_earlier:
+            self._has_listed_earlier = True
+            earlier = [parent for parent in self.directory.glob("*/") if parent not in self._copies]
+            self._copies.update({parent: _index_in(parent / _RECORDED, end) for parent in earlier})
+        return bool(self._copies)
 
     def release(self, delivered: int) -> None:
-        """Delete the copies that every tracker has.
+        """Delete the copies that every tracker has received.
 
         Args:
-            delivered: Every tracker has what the history has before this index.
+            delivered: Every tracker has received the items of the history before this index.
         """
-        for place, recorded in list(self._held.items()):
+        for parent, recorded in list(self._copies.items()):
             if recorded is not None and recorded <= delivered:
-                self._drop(place)
+                self._drop(parent)
 
-    def _drop(self, place: Path) -> None:
-        remove(place)
-        self._held.pop(place, None)
+    def _drop(self, parent: Path) -> None:
+        remove(parent)
+        self._copies.pop(parent, None)
 
     @contextlib.contextmanager
-    def _place(self, name: str) -> Iterator[Path]:
-        """Give a path of that name that nobody else has; what is there is deleted if the block raises."""
-        place = self._directory / secrets.token_hex(8)
-        self._held[place] = None
+    def _new_copy(self, name: str) -> Iterator[Path]:
+        """Yield a path of that name in a new directory, which is deleted if the block raises."""
+        parent = self.directory / secrets.token_hex(8)
+        self._copies[parent] = None
         try:
-            place.mkdir(parents=True)
-            yield place / name
+            parent.mkdir(parents=True)
+            yield parent / name
         except BaseException:
-            self._drop(place)
+            self._drop(parent)
             raise
 
     def _not_itself(self, directory: str, names: Iterable[str]) -> set[str]:
-        return {name for name in names if Path(directory, name) == self._directory}
+        return {name for name in names if Path(directory, name) == self.directory}
 
 
 def _clone(source: str | Path, target: str | Path) -> None:
-    """Copy a file; on file systems that can (XFS, Btrfs), both share their bytes until one of them is changed."""
+    """Copy a file; on copy-on-write file systems (XFS, Btrfs) they share their bytes until either is changed."""
     if not Path(source).is_file():
-        raise OSError(f"{source} is no file on {socket.gethostname()}")
-    done = 0
+        raise OSError(f"{source} is not a file on {socket.gethostname()}")
+    num_copied = 0
     if hasattr(os, "copy_file_range"):
-        with open(source, "rb") as held, open(target, "xb") as copy, contextlib.suppress(OSError):  # noqa: PTH123 - either
-            while num_bytes := os.copy_file_range(held.fileno(), copy.fileno(), _CLONE_BYTES):
-                done += num_bytes
-    if done < os.stat(source).st_size or not done:  # noqa: PTH116 - either; files that the kernel makes have no size
+        with open(source, "rb") as original, open(target, "xb") as copy, contextlib.suppress(OSError):  # noqa: PTH123 - str
+            while num_bytes := os.copy_file_range(original.fileno(), copy.fileno(), _CLONE_BYTES):
+                num_copied += num_bytes
+    if num_copied < os.stat(source).st_size or not num_copied:  # noqa: PTH116 - str or Path; /proc files have size 0
         shutil.copyfile(source, target)
 
 
 def _reason(error: OSError) -> str:
-    if isinstance(error, shutil.Error):  # one for each file: (source, target, why)
-        source, _, why = error.args[0][0]
-        return f"{source}: {why}"
+    if isinstance(error, shutil.Error):  # one tuple per file: (source, target, reason)
+        source, _, reason = error.args[0][0]
+        return f"{source}: {reason}"
     return error.strerror or str(error)
 
 
-def _index_in(path: Path, otherwise: int) -> int:
+def _index_in(path: Path, default: int) -> int:
     try:
         return int(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
-        return otherwise
+        return default

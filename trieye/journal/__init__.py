@@ -1,1 +1,1 @@
-"""The durable, ordered log of what a run accepted."""
+"""The journal: the durable, ordered log of everything that a run accepted."""

@@ -1,4 +1,4 @@
-"""Event batches and operations as the payload of a journal record."""
+"""Encodes event batches and operations as payloads of journal entries, and refuses events that cannot be stored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,13 +13,13 @@ from trieye.stats.batch import MAX_NAME_LENGTH, EventBatch, EventRow, salvage
 from trieye.stats.operations import Operation
 
 MAX_CONTEXT_TEXT = 1000
-"""Characters of a text in a context; a longer one is no number that a metric could read."""
+"""Maximum length of a text in a context; a longer text is not a number that a metric could read."""
 
 MAX_SHOWN = 60
-"""Characters of a refused name in a message."""
+"""Number of characters of a refused name in a message."""
 
 Drop = tuple[str, str, int]
-"""(reason, name, count) of events that are counted and not kept."""
+"""(reason, name, count) of dropped events, which are only counted."""
 
 
 class _Payload(msgspec.Struct, array_like=True):
@@ -38,11 +38,11 @@ _operations: msgspec.msgpack.Decoder[Operation] = msgspec.msgpack.Decoder(Operat
 
 
 def encode_events(batch: EventBatch, drops: Sequence[Drop] = ()) -> bytes:
-    """Return a batch, and what had to be dropped from it, as bytes.
+    """Encode a batch and the drops that were counted with it.
 
     Args:
         batch: Events whose names are valid text and whose contexts hold plain values only; see `project_contexts`.
-        drops: What came with the batch and is only counted.
+        drops: Dropped events of the batch.
     """
     return _encode(
         _Payload(
@@ -58,28 +58,28 @@ def encode_events(batch: EventBatch, drops: Sequence[Drop] = ()) -> bytes:
 
 
 def decode_events(payload: bytes) -> tuple[EventBatch, list[Drop]]:
-    """Return what `encode_events` was given.
+    """Decode a batch and its drops from `encode_events`.
 
     Raises:
-        SerializationError: The bytes are not whole.
+        SerializationError: The bytes are damaged.
     """
     try:
-        held = _decode(payload)
+        decoded = _decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise SerializationError(f"not a batch of events: {error}") from error
+        raise SerializationError(f"these bytes are not an encoded batch of events: {error}") from error
     batch = EventBatch(
-        tuple(held.names),
-        np.frombuffer(held.codes, "<i4"),
-        np.frombuffer(held.values, "<f8"),
-        np.frombuffer(held.steps, "<i8"),
-        np.frombuffer(held.times, "<f8"),
-        held.contexts,
+        tuple(decoded.names),
+        np.frombuffer(decoded.codes, "<i4"),
+        np.frombuffer(decoded.values, "<f8"),
+        np.frombuffer(decoded.steps, "<i8"),
+        np.frombuffer(decoded.times, "<f8"),
+        decoded.contexts,
     )
-    return batch, held.drops
+    return batch, decoded.drops
 
 
 def batch_of(rows: Sequence[EventRow]) -> tuple[EventBatch, list[Drop]]:
-    """Return events as a batch, and (reason, name, count) of those that do not fit into one."""
+    """Return events as a batch, and the drops: events that no batch can hold."""
     try:
         return EventBatch.from_rows(rows), []
     except (OverflowError, TypeError, ValueError):
@@ -88,14 +88,14 @@ def batch_of(rows: Sequence[EventRow]) -> tuple[EventBatch, list[Drop]]:
 
 
 def admit(batch: EventBatch, context_keys: frozenset[str]) -> tuple[EventBatch, list[Drop]]:
-    """Return the events that can be stored, and (reason, name, count) of the others.
+    """Return the events that can be stored, and the drops: all other events.
 
     Args:
-        batch: Events as a client sent them.
-        context_keys: What metrics read of contexts; nothing else is kept.
+        batch: Events of a client.
+        context_keys: Keys of contexts that metrics read; all other keys are removed.
     """
     drops: list[Drop] = []
-    if any(type(name) is not str for name in batch.names):  # NumPy's strings
+    if any(type(name) is not str for name in batch.names):  # NumPy strings
         batch = replace(batch, names=tuple(map(str.__str__, batch.names)))
     refused = {code: reason for code, name in enumerate(batch.names) if (reason := _refusal(name)) is not None}
     if refused:
@@ -117,7 +117,7 @@ def _refusal(name: str) -> str | None:
 def project_contexts(
     contexts: Mapping[int, Mapping[str, Any]], keys: frozenset[str]
 ) -> dict[int, dict[str, float | int | str | None]]:
-    """Return the parts of contexts that metrics read, as plain values; a value that is no number becomes None."""
+    """Return the parts of contexts that metrics read, as plain values; other values become None."""
     if not keys or not contexts:
         return {}
     projected = {
@@ -138,25 +138,25 @@ def _plain(value: Any) -> float | int | str | None:
 
 
 def float_or_none(value: Any) -> float | None:
-    """Return a value as a float, None if it is no number."""
+    """Return a value as a float; None if it is not a number."""
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # whatever float() of a user's object raises
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # errors of float() for users' objects
         return None
 
 
 def to_bytes(operation: Operation) -> bytes:
-    """Return the operation as bytes from which `from_bytes` makes the same one."""
+    """Encode an operation for `from_bytes`."""
     return _encode(operation)
 
 
 def from_bytes(data: bytes) -> Operation:
-    """Return the operation that `to_bytes` wrote.
+    """Decode an operation from `to_bytes`.
 
     Raises:
-        SerializationError: The bytes are not whole.
+        SerializationError: The bytes are damaged.
     """
     try:
         return _operations.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise SerializationError(f"not an operation of a run: {error}") from error
+        raise SerializationError(f"these bytes are not an encoded operation of a run: {error}") from error

@@ -1,4 +1,4 @@
-"""Make and open the SQLite file of a journal, bring it to the disk, and word what SQLite says of it."""
+"""Creates, opens and syncs the SQLite file of a journal, and translates SQLite's errors into JournalError."""
 
 import logging
 import os
@@ -10,21 +10,21 @@ from typing import Literal
 from trieye.exceptions import JournalError, JournalFullError
 from trieye.files.atomic import fsync_directory
 from trieye.files.filesystem import network_type
-from trieye.journal.schema import Connection, identity, make_tables, seed_of
+from trieye.journal.schema import Connection, create_tables, identity, seed_of
 
 logger = logging.getLogger(__name__)
 
 Durability = Literal["process", "interval", "always"]
-"""What an accepted record survives: the death of any process; power loss, but for the last 100 ms; power loss."""
+"""An accepted entry survives the death of any process, also a power loss after 100 ms, or any power loss."""
 
 BUSY_TIMEOUT_S = 10.0
-"""How long a writer waits for a reader in another process."""
+"""Maximum wait of a writer for a reader in another process."""
 
 INTERVAL_S = 0.1
 
 _sync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
-# what SQLite reports when there is no room: it ends a transaction as if it had never begun
+# codes for a full disk; SQLite rolls the transaction back
 _FULL = frozenset(
     {
         sqlite3.SQLITE_FULL,
@@ -37,34 +37,34 @@ _FULL = frozenset(
         sqlite3.SQLITE_IOERR_SHMMAP,
     }
 )
-# what SQLite reports when the bytes in the file are not what it wrote; errors of Python's module have no code
+# codes for a damaged file; errors raised by Python's sqlite3 module itself have no code
 _DAMAGED = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 def wal_path(path: Path) -> Path:
-    """Return where SQLite keeps the write-ahead log of a file."""
+    """Return the path of SQLite's write-ahead log of a file."""
     return path.with_name(path.name + "-wal")
 
 
 def rollback_path(path: Path) -> Path:
-    """Return where SQLite keeps what it needs to undo a transaction, where there can be no write-ahead log."""
+    """Return the path of SQLite's rollback journal, which it uses where a write-ahead log is impossible."""
     return path.with_name(path.name + "-journal")
 
 
 def open_for_writing(path: Path | None, durability: Durability) -> Connection:
-    """Open a whole journal; None: an empty one in memory.
+    """Open an intact journal; None creates one in memory.
 
     Raises:
-        JournalError: It cannot be opened or written.
+        JournalError: The journal cannot be opened or written.
     """
     connection = _connect(":memory:" if path is None else str(path))
     try:
         if path is None:
-            make_tables(connection)
+            create_tables(connection)
         elif (kind := network_type(path)) is not None:
             _without_wal(connection)
             logger.warning(
-                "the journal %s is on a network file system (%s), where each write waits until the server has it: "
+                "the journal %s is on a network file system (%s), where each write waits for the server: "
                 "set persistence.root_data_dir to a directory on a local disk",
                 path,
                 kind,
@@ -74,23 +74,23 @@ def open_for_writing(path: Path | None, durability: Durability) -> Connection:
         connection.seed = seed_of(identity(connection))
     except sqlite3.Error as error:
         connection.close()
-        raise worded(error, path) from error
+        raise journal_error(error, path) from error
     return connection
 
 
 def create(path: Path, journal: str) -> None:
-    """Write an empty journal with an identity, on the disk when this returns; what was there is replaced."""
+    """Create an empty journal with an identity, durable when this returns; replace an existing file."""
     path.unlink(missing_ok=True)
     connection = _connect(str(path))
     try:
-        make_tables(connection, journal)
+        create_tables(connection, journal)
     finally:
         connection.close()
     fsync_directory(path.parent)
 
 
 def text_of(data: bytes) -> str:
-    """Decode a text: damage is found by the checksum of its row, not by an error of the decoder."""
+    """Decode a text without errors: the checksum of the row detects damage."""
     return data.decode(errors="replace")
 
 
@@ -105,37 +105,37 @@ def _connect(name: str) -> Connection:
 def _with_wal(connection: sqlite3.Connection, durability: Durability) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'always' else 'NORMAL'}")
-    # Each round of the log ends where the file ends, and no transaction leaves frames behind before it is committed:
-    # so whatever is there after the last whole transaction is a torn write or damage (`wal.py`).
+    # The log is truncated at the start of each round, and no transaction writes frames before its commit, so all bytes
+    # after the last complete transaction are a torn write or damage (`wal.py`).
     connection.execute("PRAGMA journal_size_limit = 0")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     _economize(connection)
 
 
 def _without_wal(connection: sqlite3.Connection) -> None:
-    # a write-ahead log needs memory shared by all who have the file open, unless one has it for himself
+    # a write-ahead log needs memory that all users of the file share, unless one connection locks it exclusively
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     connection.execute("PRAGMA journal_mode = TRUNCATE")
     connection.execute("PRAGMA locking_mode = NORMAL")
-    connection.execute("SELECT 1 FROM meta").fetchone()  # the lock is given back by the next access
+    connection.execute("SELECT 1 FROM meta").fetchone()  # the next access releases the lock
     connection.execute("PRAGMA synchronous = FULL")
     _economize(connection)
 
 
 def _economize(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA cache_spill = OFF")
-    connection.execute("PRAGMA secure_delete = OFF")  # Debian's SQLite else writes zeros over 50 MB of old records
+    connection.execute("PRAGMA secure_delete = OFF")  # Debian's SQLite would overwrite 50 MB of old entries with zeros
 
 
 class IntervalSync:
-    """A thread that brings what was written to a file to the disk, every 100 ms if there is something.
+    """A thread that syncs a file to disk every 100 ms while it is being written.
 
     Args:
         path: The file; it may not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
-        self._error: OSError | None = None  # set by the thread, taken by the writer: each in one step, without a lock
+        self._error: OSError | None = None  # set by the thread, reset by the writer, each atomically, so without a lock
         self._path = path
         self._written = threading.Event()
         self._stopped = threading.Event()
@@ -143,15 +143,15 @@ class IntervalSync:
         self._thread.start()
 
     def note_written(self) -> None:
-        """Let the thread know that there is something to be synced.
+        """Request a sync of the file.
 
         Raises:
-            JournalError: What was written before could not be synced.
+            JournalError: An earlier write could not be synced.
         """
         self._written.set()
         if self._error is not None:
             error, self._error = self._error, None
-            raise JournalError(f"{self._path} cannot be brought to the disk: {error.strerror}") from error
+            raise JournalError(f"{self._path} cannot be synced to disk: {error.strerror}") from error
 
     def stop(self) -> None:
         """End the thread; SQLite syncs the rest when it closes the file."""
@@ -163,7 +163,7 @@ class IntervalSync:
         while self._written.wait() and not self._stopped.wait(INTERVAL_S):
             self._written.clear()
             try:
-                # opened each time: SQLite deletes the file and makes another one
+                # opened each time, because SQLite deletes and recreates the file
                 descriptor = os.open(self._path, os.O_RDONLY)
                 try:
                     _sync(descriptor)
@@ -175,16 +175,16 @@ class IntervalSync:
                 self._error = error
 
 
-def worded(error: sqlite3.Error, path: Path | None) -> JournalError:
-    """Return an error that says what SQLite's means."""
+def journal_error(error: sqlite3.Error, path: Path | None) -> JournalError:
+    """Return the error of trieye for an error of SQLite."""
     code = int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR))
     if code in _FULL:
         return JournalFullError(
-            f"the journal {path} cannot grow ({error}): make room on its disk, or raise the limit of the file size; "
-            "nothing that was accepted is lost"
+            f"the journal {path} cannot grow ({error}): make room on its disk, or raise the file size limit; "
+            "no accepted event is lost"
         )
     if isinstance(error, sqlite3.ProgrammingError):
         return JournalError(f"the journal {path} is closed")
     if code & 0xFF in _DAMAGED:
-        return JournalError(f"the journal {path} was damaged while in use ({error}): start the run again, to repair it")
-    return JournalError(f"the journal {path} cannot be used now: {error}")
+        return JournalError(f"the journal {path} was damaged while in use ({error}): start the run again to repair it")
+    return JournalError(f"the journal {path} cannot be used at present: {error}")

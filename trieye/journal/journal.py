@@ -1,4 +1,4 @@
-"""Journal: the durable, ordered log of the records that a run accepted, in one SQLite file."""
+"""Journal: the durable, ordered log of the entries that a run accepted, in one SQLite file."""
 
 import contextlib
 import sqlite3
@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from trieye.exceptions import JournalError, JournalFullError
-from trieye.journal.file import Durability, IntervalSync, open_for_writing, wal_path, worded
-from trieye.journal.keys import TakenKeys
+from trieye.journal.file import Durability, IntervalSync, journal_error, open_for_writing, wal_path
+from trieye.journal.keys import AcceptedKeys
 from trieye.journal.ranges import Range, merged
 from trieye.journal.rebuild import prepare
 from trieye.journal.schema import (
@@ -18,93 +18,92 @@ from trieye.journal.schema import (
     STATE,
     Chunk,
     Connection,
-    Record,
+    JournalEntry,
+    JournalState,
     Row,
     Segment,
     Snapshot,
-    State,
     identity,
     insert,
-    is_whole,
+    is_intact,
     put,
     row_crc,
     select,
 )
 from trieye.journal.watermark import MAX_RANGES, Expected, Watermark, WatermarkFile, read_watermark
 
-__all__ = ["Chunk", "Durability", "Journal", "Record", "Segment", "Snapshot"]
+__all__ = ["Chunk", "Durability", "Journal", "JournalEntry", "Segment", "Snapshot"]
 
 _READ_AHEAD = 64
 
 
 class Journal:
-    """Keeps records until a snapshot has made them superfluous, and cursors, chunks and values that survive with them.
+    """Stores entries until a snapshot covers them, and cursors, chunks of the history and named values.
 
-    Any thread may call its methods; `commit` only one at a time. One process writes the file, others may read it
-    meanwhile. Every change is one transaction, so that a kill leaves all of it or nothing, and every row that is read
-    is compared with its checksum.
+    Safe to use from several threads, but calls of `commit` must not overlap. One process writes the file while others
+    may read it. Every change is one atomic transaction, and the checksum of every row is verified when it is read.
 
     A journal that is damaged when this process opens it is quarantined as `<name>.damaged-<n>`; a new file restarts
-    from the newest intact snapshot, with the records that follow it up to the first damaged one. The same happens to
-    the journal of another run, and to a journal that ends before the position of its watermark; only transactions
-    after the last line of the watermark can be cut off unnoticed.
+    from the newest intact snapshot, with the entries that follow it up to the first damaged one. The same happens to
+    the journal of another run, and to a journal that ends before the position of its watermark; only a loss
+    of transactions after the last line of the watermark goes undetected.
 
     Args:
-        path: The file; it is made if it is missing. None: in memory.
-        durability: Failures that a record survives once `append` has returned.
+        path: The file; created if it is missing. None: in memory.
+        durability: Failures that an entry survives once `append` has returned.
         expected: Expectations besides the watermark.
 
     Attributes:
         damage: Descriptions of the damage that this process, or a killed predecessor, found on opening; normally empty.
-        num_lost: Records that the damage cost; at least 1 if it cost anything.
-        last_pos: Position of the newest record, also if `commit` has deleted it; 0 at first.
-        last_at: Journal time of the newest record in seconds.
+        num_lost: Number of entries lost to the damage; at least 1 if anything was lost.
+        last_pos: Position of the newest entry, even if `commit` has deleted it; 0 at first.
+        last_at: Journal time of the newest entry in seconds.
 
     Raises:
-        JournalError: The file is no journal, or SQLite cannot use it.
+        JournalError: The file is not a journal, or SQLite cannot use it.
     """
 
     def __init__(
         self, path: Path | None, *, durability: Durability = "process", expected: Expected | None = None
     ) -> None:
-        known = (expected or Expected())._replace(watermark=None if path is None else read_watermark(path))
-        # guards the connection, `_is_clean`, `last_pos`, `last_at` and `_taken`; taken after `WatermarkFile.lock`
+        expected = (expected or Expected())._replace(watermark=None if path is None else read_watermark(path))
+        # guards the connection, `_is_clean`, `last_pos`, `last_at` and `_accepted`; acquired after `WatermarkFile.lock`
         self._lock = threading.RLock()
         self._path, self._is_clean = path, True
         if path is not None:
-            prepare(path, known)
+            prepare(path, expected)
         self._connection = open_for_writing(path, durability)
         self._sync = None if path is None or durability != "interval" else IntervalSync(wal_path(path))
         self._watermark = None if path is None else WatermarkFile(path)
-        self._taken = TakenKeys()
+        self._accepted = AcceptedKeys()
         try:
             self._identity = identity(self._connection)
-            self._state = State.from_bytes(self.meta(STATE))
+            self._state = JournalState.from_bytes(self.meta(STATE))
             self.last_pos, self.last_at = self._state.last_pos, self._state.last_at
-            self._load_taken()
+            self._load_accepted()
             self._write_watermark()
             self.damage, self.num_lost = self._report()
         except BaseException:
             self.close()
             raise
 
-    def _load_taken(self) -> None:
+    def _load_accepted(self) -> None:
         for client, seq, pos in self._rows("clients"):
-            self._taken.add(client, seq, pos)
+            self._accepted.add(client, seq, pos)
         for pos, task in self._rows("calls", "ORDER BY pos"):
-            self._taken.add(task, 0, pos)
-        self._saved_to = self._state.deleted_to  # the records may name senders whose rows are lost
-        self._note_records()
+            self._accepted.add(task, 0, pos)
+        self._saved_to = self._state.deleted_to  # the entries may name senders whose rows are lost
+        self._note_entries()
 
-    def _note_records(self) -> None:
+    def _note_entries(self) -> None:
         query = "SELECT pos, at, client, seq FROM records WHERE pos > ? ORDER BY pos"
         for pos, at, client, seq in self._read(query, self._state.deleted_to):
-            self._taken.add(client, seq, pos)
-            # a repair may have lost the newest records, and the state then knows a later position
+            self._accepted.add(client, seq, pos)
+            # after a rebuild that lost the newest entries, the state has a later position
             self.last_pos, self.last_at = max((self.last_pos, self.last_at), (pos, at))
 
     def _report(self) -> tuple[list[str], int]:
-        """Return the report of a rebuild, and the number of lost records."""
+        """Return the report of a rebuild, and the number of lost entries."""
         report = self.meta(REPAIR)
         if report is None:
             return [], 0
@@ -118,49 +117,49 @@ class Journal:
                 connection.execute("DELETE FROM meta WHERE name = ?", (REPAIR,))
 
     def _write_watermark(self) -> None:
-        """Record beside the journal how far it reaches."""
+        """Write the current positions to the watermark."""
         if self._watermark is not None:
             with self._watermark.lock:
                 cursors = {sink: (index, position) for sink, index, position in self._rows("cursors")}
                 ranges = self.superseded()
                 superseded = tuple(ranges) if len(ranges) <= MAX_RANGES else None
-                held = Watermark(self._identity, self.last_pos, self._state.deleted_to, cursors, superseded)
-                self._watermark.write(held)
+                watermark = Watermark(self._identity, self.last_pos, self._state.deleted_to, cursors, superseded)
+                self._watermark.write(watermark)
 
     # writing
 
     def append(self, kind: str, payload: bytes, *, at: float, client: str = "", seq: int | None = None) -> int | None:
-        """Store a record; when this returns it is durable.
+        """Store an entry, which is durable when this returns.
 
         Args:
-            kind: What the payload means.
-            payload: The bytes to keep.
+            kind: Type of the payload.
+            payload: The accepted data.
             at: Journal time in seconds.
-            client: Sender of the batch; without `seq`, a key that one call alone uses, or empty.
-            seq: Number of the batch: 1 for the first batch of a sender, then always one more.
+            client: Sender of the batch; without `seq`, the unique key of a call, or empty.
+            seq: Consecutive number of the sender's batch, starting at 1.
 
         Returns:
-            Position of the record, or None if the journal took the batch, or the key, before.
+            Position of the entry, or None if the journal already has the batch or the key.
 
         Raises:
-            SequenceGapError: The journal has not got the batch before this one.
-            JournalFullError: The disk has no room now; the journal stored nothing.
+            SequenceGapError: The journal does not have the sender's previous batch.
+            JournalFullError: The disk is full; the entry was not stored.
         """
         with self._lock:
-            if self._taken.has(client, seq):
+            if self._accepted.has(client, seq):
                 return None
-            # as SQLite returns them: it knows no negative zero
+            # the checksum covers the values that SQLite returns, and SQLite has no negative zero
             row = (self.last_pos + 1, kind, float(at) + 0.0, client, seq or 0, payload)
             try:
                 self._add("records", row)
             except JournalError as error:
                 if not isinstance(error.__cause__, sqlite3.IntegrityError):
                     raise
-                # a signal came between storing the record before and noting it
-                self._note_records()
+                # a signal interrupted an earlier call after its entry was stored
+                self._note_entries()
                 return self.append(kind, payload, at=at, client=client, seq=seq)
             self.last_pos, self.last_at = row[0], row[2]
-            self._taken.add(client, seq or 0, row[0])
+            self._accepted.add(client, seq or 0, row[0])
             return self.last_pos
 
     def commit(
@@ -173,20 +172,20 @@ class Journal:
         meta: Mapping[str, bytes] | None = None,
         discontinuous: bool = False,
     ) -> None:
-        """Store a snapshot with its chunks and values, and delete the records that no replay needs, all or nothing.
+        """Store a snapshot with its chunks and values, and delete entries that no replay needs, in one transaction.
 
-        The newest two snapshots are kept, and the records after the older one.
+        The journal retains the newest two snapshots, and the entries after the older one.
 
         Args:
-            snapshot: What the records up to its position add up to.
+            snapshot: State after the entries up to its position.
             chunks: Items of the history that the journal does not have yet.
-            keep_after: The journal keeps the records after this position.
-            superseded: All ranges of indices that the history leaves out from now on, in place of those before.
+            keep_after: Retain the entries after this position.
+            superseded: All superseded ranges of indices, which replace the previous ones; None: unchanged.
             meta: Values to store by name.
-            discontinuous: The older snapshot and the records after it do not add up to this one; so it is at a rewind.
+            discontinuous: Replaying entries from the older snapshot would not yield this one, for example at a rewind.
 
         Raises:
-            JournalFullError: The disk has no room now; the journal is as it was.
+            JournalFullError: The disk is full; the journal is unchanged.
         """
         with self._transaction() as connection:
             older = self._put_snapshot(connection, snapshot, alone=discontinuous)
@@ -196,67 +195,67 @@ class Journal:
                 put(connection, "meta", (key, value))
             if superseded is not None:
                 _put_superseded(connection, superseded)
-            self._put_taken(connection)
+            self._put_accepted(connection)
             deleted_to = max(self._state.deleted_to, min(keep_after, older, self.last_pos))
             gaps = tuple(gap for gap in self._state.gaps if gap[1] > deleted_to)
-            state = State(deleted_to, self.last_pos, self.last_at, gaps)
+            state = JournalState(deleted_to, self.last_pos, self.last_at, gaps)
             put(connection, "meta", (STATE, state.to_bytes()))
             connection.execute("DELETE FROM records WHERE pos <= ?", (deleted_to,))
         self._state, self._saved_to = state, state.last_pos
         self._write_watermark()
 
     def _put_snapshot(self, connection: Connection, snapshot: Snapshot, *, alone: bool) -> int:
-        """Store a snapshot, twice if no older one can stand in for it; return the position of the older one kept."""
-        held = connection.execute("SELECT number, pos FROM snapshots ORDER BY number").fetchall()
-        number = held[-1][0] + 1 if held else 1
+        """Store a snapshot, twice if no older one can replace it; return the position of the older retained one."""
+        stored = connection.execute("SELECT number, pos FROM snapshots ORDER BY number").fetchall()
+        number = stored[-1][0] + 1 if stored else 1
         row = (snapshot.pos, snapshot.index, float(snapshot.at) + 0.0, snapshot.payload)
         put(connection, "snapshots", (number, *row))
         if alone:
             put(connection, "snapshots", (number + 1, *row))
-            held = [*held, (number, snapshot.pos)]
-        if not held:
+            stored = [*stored, (number, snapshot.pos)]
+        if not stored:
             return 0
-        kept, pos = held[-1]
-        connection.execute("DELETE FROM snapshots WHERE number < ?", (kept,))
+        oldest, pos = stored[-1]
+        connection.execute("DELETE FROM snapshots WHERE number < ?", (oldest,))
         return int(pos)
 
-    def _put_taken(self, connection: Connection) -> None:
-        clients, calls = self._taken.since(self._saved_to)
+    def _put_accepted(self, connection: Connection) -> None:
+        clients, calls = self._accepted.since(self._saved_to)
         for client in clients:
             put(connection, "clients", client)
         for call in calls:
             put(connection, "calls", call)
-        connection.execute("DELETE FROM calls WHERE pos < ?", (self._taken.oldest_call,))
+        connection.execute("DELETE FROM calls WHERE pos < ?", (self._accepted.oldest_call,))
 
     def set_superseded(self, ranges: Iterable[Range]) -> None:
-        """Leave the indices in these ranges out of the history, in place of the ranges before; they may overlap."""
+        """Replace the superseded ranges of indices, which readers of the history skip; the ranges may overlap."""
         with self._transaction() as connection:
             _put_superseded(connection, ranges)
         self._write_watermark()
 
     def replace_chunks(self, segment: Segment) -> None:
-        """Register a file of the history, complete and on the disk, in place of the chunks whose items it has."""
+        """Register a complete history file that is safe on disk, and delete the chunks with its items."""
         with self._transaction() as connection:
             connection.execute("DELETE FROM chunks WHERE first >= ? AND last <= ?", (segment.first, segment.end))
             put(connection, "segments", tuple(segment))
 
     def set_cursor(self, sink: str, index: int, position: str | None) -> None:
-        """Remember how far a sink is."""
+        """Store the cursor of a sink: the next index, and the sink's position."""
         with self._transaction() as connection:
             put(connection, "cursors", (sink, index, position))
         self._write_watermark()
 
     def set_meta(self, key: str, value: bytes) -> None:
-        """Store a value by name; names that begin with `journal.` are the journal's own."""
+        """Store a value by name; names that begin with `journal.` are reserved."""
         with self._transaction() as connection:
             put(connection, "meta", (key, value))
 
     # reading
 
-    def records(self, after: int) -> Iterator[Record]:
-        """Yield the records after a position, in order."""
+    def records(self, after: int) -> Iterator[JournalEntry]:
+        """Yield the entries after a position, in order."""
         while rows := self._rows("records", "WHERE pos > ? ORDER BY pos LIMIT ?", after, _READ_AHEAD):
-            yield from (Record(*row) for row in rows)
+            yield from (JournalEntry(*row) for row in rows)
             after = rows[-1][0]
 
     def snapshot(self) -> Snapshot | None:
@@ -265,14 +264,14 @@ class Journal:
         return Snapshot(*rows[0][1:]) if rows else None
 
     def chunks(self) -> list[tuple[int, int]]:
-        """Return first index and index after the last one of each chunk, in order."""
+        """Return (first, end) of each chunk, in order."""
         return self._read("SELECT first, last FROM chunks ORDER BY first")
 
     def read_chunk(self, first: int) -> bytes:
         """Return the payload of a chunk.
 
         Raises:
-            JournalError: There is none that begins there.
+            JournalError: No chunk begins at this index.
         """
         for _, _, payload in self._rows("chunks", "WHERE first = ?", first):
             return bytes(payload)
@@ -283,29 +282,29 @@ class Journal:
         return [Segment.of(row) for row in self._rows("segments", "ORDER BY first")]
 
     def cursor(self, sink: str) -> tuple[int, str | None] | None:
-        """Return index and position of a sink; None if it was never there."""
+        """Return index and position of a sink; None if it has no cursor."""
         for _, index, position in self._rows("cursors", "WHERE sink = ?", sink):
             return index, position
         return None
 
     @property
     def shown_to(self) -> int:
-        """The highest index that a sink was given, as far as known."""
+        """The highest index in any sink's cursor."""
         return max((index for _, index, _ in self._rows("cursors")), default=0)
 
     def superseded(self) -> list[tuple[int, int]]:
-        """Return the ranges of indices that rewinds left out, ascending and apart from each other."""
+        """Return the superseded ranges of indices, ascending and disjoint."""
         return [(first, end) for first, end in self._rows("superseded", "ORDER BY first")]
 
     def meta(self, key: str) -> bytes | None:
-        """Return a value by name; None if there is none."""
+        """Return a value by name; None if it does not exist."""
         for _, value in self._rows("meta", "WHERE name = ?", key):
             return bytes(value)
         return None
 
     @property
     def size_bytes(self) -> int:
-        """Bytes on the disk."""
+        """Size of the file and its write-ahead log in bytes."""
         files = [] if self._path is None else [self._path, wal_path(self._path)]
         return sum(file.stat().st_size for file in files if file.exists())
 
@@ -320,10 +319,10 @@ class Journal:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """Do all that is in the block, or nothing.
+        """Execute the block in a transaction.
 
         Raises:
-            JournalFullError: There is no room; nothing was done.
+            JournalFullError: The disk is full; nothing has changed.
             JournalError: The file cannot be used.
         """
         with self._writing() as connection:
@@ -336,7 +335,7 @@ class Journal:
                     connection.rollback()
 
     def _add(self, table: str, row: Row) -> None:
-        """Store a row whose key is not there yet, as a transaction of its own; raises as `_transaction` does."""
+        """Store a row with a new key in a separate transaction; raises the errors of `_transaction`."""
         with self._writing() as connection:
             connection.execute(insert(table, "INSERT"), (*row, row_crc(table, row, connection.seed)))
 
@@ -358,24 +357,24 @@ class Journal:
             self._is_clean = True
 
     def _failed(self, error: sqlite3.Error) -> JournalError:
-        found = worded(error, self._path)
-        if isinstance(found, JournalFullError):
+        failure = journal_error(error, self._path)
+        if isinstance(failure, JournalFullError):
             self._is_clean = False
-        return found
+        return failure
 
     def _rows(self, table: str, condition: str = "", *values: object) -> list[Row]:
-        """Return rows of a table without their checksums; `condition` is the rest of the query.
+        """Return rows of a table without their checksums; `condition` ends the query.
 
         Raises:
             JournalError: The file cannot be used, or a row was damaged since the journal was opened.
         """
         rows = self._read(select(table, condition), *values)
-        if not all(is_whole(table, row, self._connection.seed) for row in rows):
+        if not all(is_intact(table, row, self._connection.seed) for row in rows):
             raise self._failed(sqlite3.DatabaseError(f"a row of {table} has a wrong checksum"))
         return [row[:-1] for row in rows]
 
     def _read(self, query: str, *values: object) -> list[Row]:
-        """Return what a query gives, without a look at checksums; raises JournalError if the file cannot be used."""
+        """Return the rows of a query without verifying checksums; raises JournalError if the file cannot be used."""
         with self._lock:
             try:
                 return self._connection.execute(query, values).fetchall()

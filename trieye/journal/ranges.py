@@ -1,4 +1,4 @@
-"""Ranges of indices, as (first, end) without the end."""
+"""Functions on lists of index ranges; a range is (first, end), without `end`."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def uncovered(first: int, end: int, ranges: Sequence[Range]) -> list[Range]:
-    """Return the parts of [first, end) that lie in none of the ascending, disjoint `ranges`."""
+    """Return the parts of [first, end) outside the ascending, disjoint `ranges`."""
     result: list[Range] = []
     for low, high in overlapping(first, end, ranges):
         if first < low:
@@ -34,14 +34,14 @@ def uncovered(first: int, end: int, ranges: Sequence[Range]) -> list[Range]:
 
 
 def overlapping(first: int, end: int, ranges: Sequence[Range]) -> list[Range]:
-    """Return the parts of the ascending, disjoint `ranges` that lie in [first, end)."""
+    """Return the parts of the ascending, disjoint `ranges` inside [first, end)."""
     low = bisect_right(ranges, first, key=itemgetter(1))
     high = bisect_left(ranges, end, low, key=itemgetter(0))
     return [(max(first, start), min(end, stop)) for start, stop in ranges[low:high]]
 
 
 def mask(first: int, end: int, ranges: Sequence[Range]) -> NDArray[np.bool_]:
-    """Return for each index of [first, end) whether it lies in one of the ascending, disjoint `ranges`."""
+    """Return for each index of [first, end) whether the ascending, disjoint `ranges` contain it."""
     inside = np.zeros(end - first, np.bool_)
     for low, high in overlapping(first, end, ranges):
         inside[low - first : high - first] = True
@@ -59,6 +59,6 @@ def of_indices(indices: NDArray[np.int64]) -> list[Range]:
 
 
 def first_difference(one: Sequence[Range], other: Sequence[Range]) -> int | None:
-    """Return the lowest index in exactly one of two lists of ascending, disjoint ranges; None if there is none."""
+    """Return the lowest index in exactly one of two lists of ascending, disjoint ranges; None if they are equal."""
     edges = {edge for span in one for edge in span} ^ {edge for span in other for edge in span}
     return min(edges, default=None)

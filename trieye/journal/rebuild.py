@@ -14,36 +14,36 @@ import msgspec
 
 from trieye.exceptions import JournalError, JournalFullError
 from trieye.files.atomic import fsync_directory
-from trieye.journal.file import create, rollback_path, wal_path, worded
+from trieye.journal.file import create, journal_error, rollback_path, wal_path
 from trieye.journal.scan import Contents, count, missing_positions, scan
-from trieye.journal.schema import ATTEMPT, REPAIR, STATE, TABLES, Connection, Row, State, insert, put, seed_of
+from trieye.journal.schema import ATTEMPT, REPAIR, STATE, TABLES, Connection, JournalState, Row, insert, put, seed_of
 from trieye.journal.watermark import Expected, Watermark, delete_watermark
 
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 _LOSSES = {
     "clients": "the batch numbers of some senders: a batch that is sent again counts twice",
-    "calls": "which calls were accepted: a repeated call counts twice",
+    "calls": "the keys of some accepted calls: a repeated call counts twice",
     "chunks": "points of the history that no file contains yet",
-    "segments": "which files hold the history: the directory is searched for them",
-    "cursors": "how far the sinks are: those without a cursor get everything again",
-    "superseded": "which points were superseded: they may be shown again",
+    "segments": "the list of history files: the directory is searched for them",
+    "cursors": "the cursors of sinks: a sink without a cursor receives all items again",
+    "superseded": "the ranges of superseded points: these may be shown again",
     "meta": "parts of the description of the run",
 }
 
 
 def prepare(path: Path, expected: Expected) -> None:
-    """Create a journal, or replace a damaged one by its newest intact snapshot and the records that follow it.
+    """Create a journal, or replace a damaged one by its newest intact snapshot and the entries that follow it.
 
     Args:
         path: The file.
         expected: Expectations of the journal.
 
     Raises:
-        JournalError: The file is no journal, or it cannot be read or written.
+        JournalError: The file is not a journal, or it cannot be read or written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if (rebuilt := _beside(path, "repaired")).exists():  # the process before was killed while it replaced the file
+        if (rebuilt := _beside(path, "repaired")).exists():  # an earlier process was killed while it replaced the file
             _install(rebuilt, path)
         contents = scan(path, expected) if _is_there(path) else Contents(expected.of_missing())
         if contents.damage:
@@ -52,12 +52,12 @@ def prepare(path: Path, expected: Expected) -> None:
             create(_beside(path, "new"), uuid.uuid4().hex)
             _install(_beside(path, "new"), path)
     except sqlite3.Error as error:
-        raise worded(error, path) from error
+        raise journal_error(error, path) from error
     except OSError as error:
         if isinstance(error, JournalError):
             raise
         kind = JournalFullError if error.errno in _FULL else JournalError
-        raise kind(f"the journal {path} cannot be made: {error.strerror or error}") from error
+        raise kind(f"the journal {path} cannot be created: {error.strerror or error}") from error
 
 
 def _beside(path: Path, suffix: str) -> Path:
@@ -69,11 +69,11 @@ def _is_there(path: Path) -> bool:
 
 
 def _install(new: Path, path: Path) -> None:
-    """Quarantine a journal with all that SQLite would apply to the new file, which takes its place."""
+    """Quarantine a journal with its logs, which SQLite would apply to the new file, and install the new file."""
     if _is_there(path):
-        path.touch()  # a log may be all that there is
+        path.touch()  # only a log may exist
         quarantined = _quarantined(path)
-        for file_of in (wal_path, rollback_path, Path):  # the file last: until then its name stays free
+        for file_of in (wal_path, rollback_path, Path):  # moves the file last: until then its new name is free
             if file_of(path).exists():
                 file_of(path).replace(file_of(quarantined))
     for suffix in ("-wal", "-shm", "-journal"):
@@ -90,7 +90,7 @@ def _quarantined(path: Path) -> Path:
 
 def _rebuild(path: Path, contents: Contents, expected: Expected) -> None:
     findings = "; ".join(contents.damage)
-    if expected.is_of_another_run(contents.meta(ATTEMPT)):  # so is the watermark
+    if expected.is_of_another_run(contents.meta(ATTEMPT)):  # its watermark belongs to that run, too
         delete_watermark(path)
         contents, expected = Contents(broken=dict.fromkeys(TABLES, 0)), Expected(Watermark(uuid.uuid4().hex))
     journal, watermark = expected.journal, expected.watermark or Watermark()
@@ -122,18 +122,18 @@ class _Outcome(NamedTuple):
     Attributes:
         state: State of the new journal; its last position is the highest that any row or the watermark names.
         losses: Descriptions of the losses.
-        num_lost: Number of lost records; at least 1 if anything is lost.
-        superseded: Superseded ranges that replace those of the damaged journal; empty if these are intact.
+        num_lost: Number of lost entries; at least 1 if anything is lost.
+        superseded: Superseded ranges that replace the damaged journal's; empty if the journal's are intact.
     """
 
-    state: State
+    state: JournalState
     losses: list[str]
     num_lost: int
     superseded: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, contents: Contents, watermark: Watermark, *, is_end_lost: bool) -> "_Outcome":
-        """Drop the records behind the first gap after the newest snapshot, and count the losses."""
+        """Drop the entries behind the first gap after the newest snapshot, and count the losses."""
         state, records = _state(contents, watermark), contents.rows["records"]
         start = max([state.deleted_to, *(pos for pos, _ in contents.snapshots)])
         damaged = missing_positions(records, state)
@@ -141,15 +141,15 @@ class _Outcome(NamedTuple):
             state = state._replace(deleted_to=start)
         end = min((max(first, start + 1) for first, stop in damaged if stop > start + 1), default=state.last_pos + 1)
         contents.rows["records"] = {pos: row for pos, row in records.items() if state.deleted_to < pos < end}
-        # a damaged page may bring back snapshots that were deleted
+        # a damaged page may restore deleted snapshots
         snapshots = contents.rows["snapshots"].items()
         contents.rows["snapshots"] = {number: row for number, row in snapshots if row[1] >= state.deleted_to}
         missing = missing_positions(contents.rows["records"], state)
-        losses = [f"{count(missing)} records (positions {_worded(missing)})"] if missing else []
+        losses = [f"{count(missing)} entries (positions {_worded(missing)})"] if missing else []
         if is_end_lost or contents.log_damage or "records" in contents.broken:
-            losses.append("perhaps records after these" if missing else "perhaps the newest records")
+            losses.append("perhaps entries after these" if missing else "perhaps the newest entries")
         if state.deleted_to and not contents.snapshots:
-            losses.append("the state of the metrics, which start again")
+            losses.append("the state of the metrics, which start from scratch")
         # each rewind writes the watermark
         superseded = watermark.superseded if losses or "superseded" in contents.broken else None
         from_watermark = {"cursors"} if watermark.cursors else set()
@@ -163,7 +163,7 @@ class _Outcome(NamedTuple):
     def rows(self, contents: Contents, watermark: Watermark) -> Iterator[tuple[str, Row]]:
         """Yield the state, the cursors, and the superseded ranges of the watermark.
 
-        A sink that returns to a position truncates the points after it. Lost records cannot deliver them again, so
+        A sink that returns to a position truncates the points after it. Lost entries cannot deliver them again, so
         a loss resets every position.
         """
         yield "meta", (STATE, self.state.to_bytes())
@@ -172,13 +172,13 @@ class _Outcome(NamedTuple):
             newest = (cursors.get(sink, (-1, None)), watermark.cursors.get(sink, (-1, None)))
             index, position = max(newest, key=itemgetter(0))
             yield "cursors", (sink, index, None if self.num_lost else position)
-        # the indices after the stored items go to other items
+        # new items will get the indices after the stored items
         stored = [row[1] for table in ("chunks", "segments") for row in contents.rows[table].values()]
         end = max([*stored, *(index for _, index in contents.snapshots)], default=0)
         yield from (("superseded", (first, min(last, end))) for first, last in self.superseded if first < end)
 
 
-def _state(contents: Contents, watermark: Watermark) -> State:
+def _state(contents: Contents, watermark: Watermark) -> JournalState:
     state, records, snapshots = contents.state, contents.ordered("records")[-1:], contents.ordered("snapshots")[-1:]
     if (deleted_to := state.deleted_to) == 0 and contents.meta(STATE) is None:
         newest = snapshots[0][1] if snapshots else 0

@@ -19,13 +19,13 @@ from trieye.journal.schema import (
     STATE,
     TABLES,
     VERSION,
+    JournalState,
     Row,
     Segment,
-    State,
     columns,
     empty_first_page,
     identity,
-    is_whole,
+    is_intact,
     seed_of,
     select,
     statements,
@@ -78,18 +78,18 @@ class Contents:
         return (self.meta(IDENTITY) or b"").decode()
 
     @property
-    def state(self) -> State:
+    def state(self) -> JournalState:
         """State of the journal as of its newest snapshot."""
-        return State.from_bytes(self.meta(STATE))
+        return JournalState.from_bytes(self.meta(STATE))
 
     @property
     def num_records(self) -> int:
-        """Records that the journal still holds."""
+        """Number of entries in the journal."""
         return len(self.rows["records"])
 
     @property
     def last_pos(self) -> int:
-        """Position of the newest record, according to records and snapshots; 0 without any."""
+        """Position of the newest entry, according to entries and snapshots; 0 without any."""
         return max([*self.rows["records"], *(pos for pos, _ in self.snapshots)], default=0)
 
     @property
@@ -104,7 +104,7 @@ class Contents:
 
     @property
     def segments(self) -> list[Segment]:
-        """Files of the history; raises what `checked_name` does."""
+        """Files of the history; raises the errors of `checked_name`."""
         return [Segment.of(row[:-1]) for row in self.ordered("segments")]
 
     @property
@@ -121,10 +121,10 @@ def scan(path: Path, expected: Expected) -> Contents:
         expected: Expectations of the journal; rows of another journal are not intact.
 
     Raises:
-        JournalError: The file is no journal, has a newer version, or cannot be read.
+        JournalError: The file is not a journal, has a newer version, or cannot be read.
     """
     try:
-        # the log last: it still has the frames that are copied into the file during the read, unless a new round starts
+        # reads the log last: it has the frames that are copied into the file during the read, unless a new round starts
         files = _Files(*(_bytes(part) for part in _parts(path)))
         contents = _read(files, expected.journal)
         damage = [*_in_header(files), *contents.damage]
@@ -184,7 +184,7 @@ def _read_table(connection: sqlite3.Connection, table: str, seed: int, contents:
         rows = list(_readable(connection, table))
         contents.broken[table] = 0
     for row in rows:
-        if is_whole(table, row, seed):
+        if is_intact(table, row, seed):
             contents.rows[table][row[0]] = row
         else:
             contents.broken[table] = contents.broken.get(table, 0) + 1
@@ -237,7 +237,7 @@ def _check_owner(path: Path, file: bytes, contents: Contents, expected: Expected
     if has_other_tables and is_marked and _number(file, 60) > VERSION:
         raise JournalError(f"the journal {path} was written by a newer trieye: update trieye to continue this run")
     if file and not (is_marked or expected.watermark or any(contents.rows.values())):
-        raise JournalError(f"{path} is no journal of a run; move it away, or choose another run_name")
+        raise JournalError(f"{path} is not the journal of a run; move it away, or choose another run_name")
 
 
 def _number(file: bytes, offset: int) -> int:
@@ -264,33 +264,33 @@ def _in_rows(contents: Contents, expected: Expected) -> list[str]:
         return damage
     end = max([contents.state.last_pos, *contents.rows["records"]])
     missing = missing_positions(contents.rows["records"], contents.state._replace(last_pos=end))
-    damage = [f"{count(missing)} records are missing"] if missing else []
+    damage = [f"{count(missing)} entries are missing"] if missing else []
     return damage + expected.of_content(contents.meta(ATTEMPT), end)
 
 
-def missing_positions(positions: Iterable[int], state: State) -> list[tuple[int, int]]:
-    """Return the positions up to the last one of a state that have no record, except known gaps."""
+def missing_positions(positions: Iterable[int], state: JournalState) -> list[tuple[int, int]]:
+    """Return the positions up to the last one of a state that have no entry, except its gaps."""
     present = [(pos, pos + 1) for pos in positions] + [(first, last + 1) for first, last in state.gaps]
     return uncovered(state.deleted_to + 1, state.last_pos + 1, merged(present))
 
 
 def count(ranges: Iterable[tuple[int, int]]) -> int:
-    """Return how many numbers are in ranges."""
+    """Return the number of indices in ranges."""
     return sum(end - first for first, end in ranges)
 
 
-# while another process writes it
+# reading while another process writes
 
 
 def inspect(path: Path, expected: Expected | None = None) -> Contents:
-    """Scan a journal that another process may be writing; not for that process, whose locks end when it is closed.
+    """Scan a journal that another process may be writing; the writer itself would lose its locks on the file.
 
     Args:
         path: The file.
         expected: Expectations besides its watermark.
 
     Raises:
-        JournalError: There is none, it is no journal, or it cannot be read, or leads out of the run's directory.
+        JournalError: The file is missing, not a journal or unreadable, or names files outside the run's directory.
     """
     if not path.exists() and not wal_path(path).exists():
         raise JournalError(f"there is no journal {path}")
@@ -300,12 +300,12 @@ def inspect(path: Path, expected: Expected | None = None) -> Contents:
         stamp = _stamp(path)
         contents = scan(path, expected)
         if stamp == _stamp(path):
-            # damage stays where it is, while a half-written frame or page is complete the next time
+            # damage persists, whereas a partially written frame or page is complete at the next try
             if not contents.damage or contents.damage == before:
                 break
             before = contents.damage
     else:
-        contents.damage = before or ["it was written too fast to be read"]
+        contents.damage = before or ["another process wrote it too fast for a consistent read"]
     contents.segments  # noqa: B018 - raises
     return contents
 
@@ -333,7 +333,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
 
 
 def read_meta(path: Path, key: str) -> bytes | None:
-    """Return a value that the journal holds by name; None if there is none, or no journal yet.
+    """Return a value of the journal by name; None if the value or the journal does not exist.
 
     Raises:
         JournalError: The journal cannot be read.
@@ -342,7 +342,7 @@ def read_meta(path: Path, key: str) -> bytes | None:
 
 
 def read_cursors(path: Path) -> dict[str, int]:
-    """Return the index of each sink; nothing if there is no journal yet.
+    """Return the index of each sink; {} if there is no journal yet.
 
     Raises:
         JournalError: The journal cannot be read.
@@ -360,4 +360,4 @@ def _rows(path: Path, table: str, condition: str = "", *values: object) -> list[
             rows = connection.execute(select(table, condition), values).fetchall()
         except sqlite3.Error as error:
             raise JournalError(f"the journal {path} cannot be read: {error}") from error
-    return [row[:-1] for row in rows if is_whole(table, row, seed)]
+    return [row[:-1] for row in rows if is_intact(table, row, seed)]

@@ -1,4 +1,4 @@
-"""What the journal's file holds: its tables, their rows, and the checksum of each row."""
+"""Schema of the journal's SQLite file: its tables, the structs of their rows, and the checksum of each row."""
 
 import functools
 import sqlite3
@@ -11,29 +11,29 @@ from trieye.config.names import check_inside
 from trieye.exceptions import JournalError
 
 APPLICATION_ID = 0x7452_4A4C
-"""Number in the header of the file that says whose it is."""
+"""Number in the file header that identifies a journal of trieye."""
 
 VERSION = 1
-"""Version of the tables, in the header of the file; another one has other tables, too."""
+"""Version of the tables, stored in the file header; different versions have different tables."""
 
 PAGE_SIZE = 4096
-"""Bytes; an append writes one page, and batches of events fill one each."""
+"""Bytes; an append writes one page, and a batch of events fills about one."""
 
 
 Row = tuple[Any, ...]
-"""Values as SQLite returns them, perhaps with the checksum at the end, which vouches for their types."""
+"""Values as SQLite returns them, with or without the checksum at the end; a correct checksum implies correct types."""
 
 
-class Record(NamedTuple):
-    """Something that was accepted.
+class JournalEntry(NamedTuple):
+    """An accepted batch of events, call or flush marker; one row of the table `records`.
 
     Attributes:
         pos: Position: 1, 2, 3, ... in the order of acceptance.
-        kind: What the payload means.
+        kind: Type of the payload.
         at: Journal time in seconds.
-        client: Who sent it, or a key that is used once, or empty.
-        seq: Number of the batch among those of the client; 0 if it has none.
-        payload: What was accepted.
+        client: Sender of the batch, or the unique key of a call, or empty.
+        seq: Consecutive number of the client's batch; 0 if the entry has none.
+        payload: The accepted data.
     """
 
     pos: int
@@ -45,23 +45,23 @@ class Record(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What the records up to a position add up to.
+    """State after applying the entries up to a position.
 
     Attributes:
-        pos: The last record in it.
+        pos: Position of the last applied entry.
         index: Index of the next item of the history.
         at: Journal time in seconds.
         payload: The state.
     """
 
     pos: int
-    index: int  # type: ignore[assignment]  # no tuple's method is needed here
+    index: int  # type: ignore[assignment]  # hides a method of tuple that is not used
     at: float
     payload: bytes
 
 
 class Chunk(NamedTuple):
-    """Items of the history, from the index `first` up to and without `end`."""
+    """Items of the history with indices in [first, end)."""
 
     first: int
     end: int
@@ -69,15 +69,15 @@ class Chunk(NamedTuple):
 
 
 def checked_name(name: Any) -> str:
-    """Return the name of a file of the history as the journal has it.
+    """Return the name of a history file that a journal contains, after checking it.
 
     Raises:
-        JournalError: It is none of a file in one directory.
+        JournalError: The name is not a plain file name, so it might lead out of the directory.
     """
     try:
         return check_inside(str(name), max_parts=1)
     except ValueError as error:
-        raise JournalError(f"the journal is not what trieye wrote: of the files of the history, {error}") from error
+        raise JournalError(f"the journal was not written by trieye: invalid name of a history file, {error}") from error
 
 
 class Segment(NamedTuple):
@@ -85,9 +85,9 @@ class Segment(NamedTuple):
 
     Attributes:
         first: Index of its first item.
-        end: Index after its last one.
+        end: Index after its last item.
         name: Name of the file.
-        size_bytes: Its size.
+        size_bytes: Size of the file.
         crc: CRC-32 of its bytes.
     """
 
@@ -99,14 +99,14 @@ class Segment(NamedTuple):
 
     @classmethod
     def of(cls, row: Row) -> "Segment":
-        """Return what a row of the journal says; raises what `checked_name` does."""
+        """Create a segment from a row of the journal; raises the errors of `checked_name`."""
         first, end, name, size_bytes, crc = row
         return cls(first, end, checked_name(name), size_bytes, crc)
 
 
-# Not STRICT, which SQLite before 3.37 cannot read: the checksums find values of another type, too.
-# The tables are made in this order, so each has the same root page in every journal; the first column is the key.
-# `clients` and `calls` hold what is known of senders whose records are deleted; what the records say is newer.
+# Not STRICT, which SQLite before 3.37 cannot read: the checksums also detect values of a wrong type.
+# The tables are created in this order, so each has the same root page in every journal; the first column is the key.
+# `clients` and `calls` describe senders whose entries are deleted; the remaining entries are newer than these rows.
 TABLES: dict[str, str] = {
     "records": "pos INTEGER PRIMARY KEY, kind TEXT, at REAL, client TEXT, seq INTEGER, payload BLOB",
     "clients": "client TEXT PRIMARY KEY, last_seq INTEGER, last_pos INTEGER",
@@ -120,22 +120,22 @@ TABLES: dict[str, str] = {
 }
 
 STATE = "journal.state"
-"""Where `meta` holds what the journal knows of itself; names that begin so are its own."""
+"""Name in `meta` of the `JournalState`; names that begin with `journal.` are reserved."""
 
 REPAIR = "journal.repair"
-"""Where `meta` holds what a repair found, until somebody has read it."""
+"""Name in `meta` of the report of a rebuild, until its losses are counted."""
 
 IDENTITY = "journal.identity"
-"""Where `meta` holds what tells the journal from every other one; the checksums of all other rows depend on it."""
+"""Name in `meta` of the unique identity of the journal; the checksums of all other rows depend on it."""
 
 ATTEMPT = "attempt"
-"""Where `meta` holds what the ledger knows of the attempt, with the id of the run."""
+"""Name in `meta` of the ledger's mark of the attempt, which contains the id of the run."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def columns(table: str) -> list[str]:
-    """Return the names of a table's columns, without that of the checksum; the first is the key."""
+    """Return the column names of a table without the checksum column; the first is the key."""
     return [column.split()[0] for column in TABLES[table].split(", ")]
 
 
@@ -143,36 +143,36 @@ class Connection(sqlite3.Connection):
     """A connection to the file of a journal.
 
     Attributes:
-        seed: What the checksums of its rows begin with, so that a row of another journal is never taken for one of it.
+        seed: Start value of the row checksums, so that a row of another journal never has a correct checksum.
     """
 
     seed = 0
 
 
 def seed_of(journal: str) -> int:
-    """Return what the checksums in a journal begin with; 0 if it has no identity, as one of an earlier version."""
+    """Return the start value of the checksums in a journal; 0 for a journal of an earlier version, without identity."""
     return zlib.crc32(journal.encode())
 
 
 def identity(connection: sqlite3.Connection) -> str:
-    """Return what tells a journal from every other one; empty if nothing does; raises sqlite3.Error."""
+    """Return the identity of a journal; empty if it has none; raises sqlite3.Error."""
     rows = connection.execute(select("meta", "WHERE name = ?"), (IDENTITY,)).fetchall()
-    return str(rows[0][1], "utf-8") if rows and is_whole("meta", rows[0], 0) else ""
+    return str(rows[0][1], "utf-8") if rows and is_intact("meta", rows[0], 0) else ""
 
 
 def owner_of(mark: bytes) -> str:
-    """Return the id of the run in the mark of an attempt; empty if there is none."""
+    """Return the id of the run in the mark of an attempt; empty if it has none."""
     return str(msgspec.msgpack.decode(mark).get("run_id", ""))
 
 
 def row_crc(table: str, row: Row, seed: int) -> int:
-    """Return the checksum of a row: over every value of it, which table it is in, and in which journal."""
+    """Return the checksum of a row, over its values, the name of its table and the journal's seed."""
     return zlib.crc32(_encode((table, row)), 0 if row[0] == IDENTITY else seed)
 
 
 def select(table: str, condition: str = "") -> str:
-    """Return a query for whole rows, of which the last value is the checksum."""
-    return f"SELECT {', '.join(columns(table))}, crc FROM {table} {condition}"  # noqa: S608 - names of our own
+    """Return a query for complete rows, with the checksum last."""
+    return f"SELECT {', '.join(columns(table))}, crc FROM {table} {condition}"  # noqa: S608 - constant names
 
 
 @functools.cache
@@ -183,17 +183,17 @@ def insert(table: str, verb: str = "INSERT OR REPLACE") -> str:
 
 
 def put(connection: Connection, table: str, row: Row) -> None:
-    """Store a row with its checksum, in place of the one with the same key."""
+    """Store a row with its checksum; replace the row with the same key."""
     connection.execute(insert(table), (*row, row_crc(table, row, connection.seed)))
 
 
-def is_whole(table: str, row: Row, seed: int) -> bool:
-    """Return whether a row, with its checksum at the end, is as it was written in the journal of that seed."""
+def is_intact(table: str, row: Row, seed: int) -> bool:
+    """Return whether a row is intact: its last value is the correct checksum in a journal with this seed."""
     return bool(row[-1] == row_crc(table, row[:-1], seed))
 
 
 def statements() -> list[str]:
-    """Return what makes the tables of an empty journal, word for word as SQLite keeps it."""
+    """Return the SQL that creates the tables of a journal, exactly as SQLite stores it."""
     return [
         # without a row id, a text key needs no second tree
         f"CREATE TABLE {table} ({definition}, crc INTEGER)" + (" WITHOUT ROWID" if is_keyed_by_text(table) else "")
@@ -202,18 +202,18 @@ def statements() -> list[str]:
 
 
 def is_keyed_by_text(table: str) -> bool:
-    """Return whether the key of a table is a text; else it is a number."""
+    """Return whether the key of a table is a text instead of a number."""
     return "TEXT PRIMARY KEY" in TABLES[table]
 
 
-class State(NamedTuple):
-    """What the journal knows of itself besides its rows.
+class JournalState(NamedTuple):
+    """State of the journal that its rows do not contain.
 
     Attributes:
-        deleted_to: Position of the last record that was deleted, as all before it were.
-        last_pos: Position of the newest record when this was written.
-        last_at: Its journal time in seconds.
-        gaps: First and last positions of records that damage destroyed, as an earlier repair found.
+        deleted_to: Position of the last deleted entry; all earlier entries are deleted, too.
+        last_pos: Position of the newest entry at the time of writing.
+        last_at: Journal time of that entry in seconds.
+        gaps: First and last positions of entries that were lost to damage, from earlier rebuilds.
     """
 
     deleted_to: int = 0
@@ -222,30 +222,30 @@ class State(NamedTuple):
     gaps: tuple[tuple[int, int], ...] = ()
 
     def to_bytes(self) -> bytes:
-        """Return what `from_bytes` reads."""
+        """Encode the state for `from_bytes`."""
         return _encode(self)
 
     @classmethod
-    def from_bytes(cls, data: bytes | None) -> "State":
-        """Read a state; None: that of an empty journal."""
+    def from_bytes(cls, data: bytes | None) -> "JournalState":
+        """Decode a state; return the state of an empty journal for None."""
         return cls() if data is None else _decode_state(data)
 
 
-_decode_state = msgspec.msgpack.Decoder(State).decode
+_decode_state = msgspec.msgpack.Decoder(JournalState).decode
 
 
 @functools.cache
 def empty_first_page() -> bytes:
-    """Return the first page of an empty journal: the header, and the tables, whose root pages are always the same."""
+    """Return the first page of an empty journal: the header and the table definitions, with constant root pages."""
     connection = sqlite3.connect(":memory:", isolation_level=None, factory=Connection)
-    make_tables(connection)
+    create_tables(connection)
     page = connection.serialize()[:PAGE_SIZE]
     connection.close()
     return page
 
 
-def make_tables(connection: Connection, journal: str = "") -> None:
-    """Make the tables of an empty journal with an identity, or without one, in an empty file."""
+def create_tables(connection: Connection, journal: str = "") -> None:
+    """Create the tables of a journal in an empty file; store an identity unless it is empty."""
     connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {VERSION}")

@@ -1,8 +1,8 @@
-"""Watermark: a small file next to a journal, with the identity of that journal and a position that it has reached.
+"""Watermark: a small file next to a journal with the journal's identity and a position that it has reached.
 
 SQLite accepts a journal that lacks its newest transactions, or belongs to another run. A watermark is written after
 the commit of its values, and never synced: after a kill the journal is level with it or ahead, and a journal that ends
-before it has lost accepted records.
+before it has lost accepted entries.
 """
 
 import os
@@ -29,8 +29,8 @@ class Watermark(msgspec.Struct, frozen=True):
 
     Attributes:
         journal: Identity of the journal, empty if it has none; None: the watermark is damaged.
-        pos: Position of the newest record.
-        deleted_to: Position of the last record that was deleted, as all before it were.
+        pos: Position of the newest entry.
+        deleted_to: Position of the last deleted entry; all earlier entries are deleted, too.
         cursors: Index and position of each sink.
         superseded: Superseded ranges of indices; None: not recorded.
     """
@@ -43,7 +43,7 @@ class Watermark(msgspec.Struct, frozen=True):
 
 
 def watermark_path(path: Path) -> Path:
-    """Return the path of a journal's watermark; a copy in alphabetical order takes it before the journal."""
+    """Return the path of a journal's watermark; it sorts before the journal, so an alphabetical copy takes it first."""
     return path.with_name(f"{path.stem}-watermark.jsonl")
 
 
@@ -80,15 +80,15 @@ def _from_line(line: bytes) -> Watermark | None:
     try:
         crc, text = msgspec.json.decode(line, type=tuple[int, str])
         return msgspec.json.decode(text, type=Watermark) if zlib.crc32(text.encode()) == crc else None
-    except (msgspec.MsgspecError, UnicodeDecodeError):  # msgspec raises the second for a string that is not UTF-8
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # msgspec raises UnicodeDecodeError for invalid UTF-8
         return None
 
 
 class WatermarkFile:
     """Writes the watermark of an open journal; safe to use from several threads.
 
-    Each line is appended in one write: replacing the file would wait for the disk, some milliseconds. A line that a
-    kill or a full disk cut off is ignored; the line before it is still true.
+    Each line is appended in one write: replacing the file would wait milliseconds for the disk. A line that a kill
+    or a full disk truncated is ignored; the line before it is still valid.
 
     Args:
         path: The journal.
@@ -105,22 +105,22 @@ class WatermarkFile:
         else:
             with suppress(FileNotFoundError):
                 earlier.replace(self._path)
-        self.lock = threading.Lock()  # guards the order of the lines; taken before the lock of the `Journal`
+        self.lock = threading.Lock()  # guards the order of the lines; acquired before the lock of the `Journal`
 
     def write(self, watermark: Watermark) -> None:
-        """Add a line; on a full disk the line before stays the newest."""
+        """Append a line; on a full disk the previous line remains the newest."""
         text = msgspec.json.encode(watermark).decode()
         line = b"\n" + msgspec.json.encode((zlib.crc32(text.encode()), text))
         with suppress(OSError):
             if _append(self._path, line) > MAX_BYTES:
                 scratch = self._path.with_suffix(".new")
-                scratch.unlink(missing_ok=True)  # of a kill
+                scratch.unlink(missing_ok=True)  # left by a kill
                 _append(scratch, line)
                 scratch.replace(self._path)
 
 
 def _append(path: Path, data: bytes) -> int:
-    """Append to a file, never through a link, and return its size then."""
+    """Append to a file, never through a link, and return its new size."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         os.write(descriptor, data)
@@ -134,7 +134,7 @@ class Expected(NamedTuple):
 
     Attributes:
         watermark: Its watermark; None if there is none.
-        run_id: The run whose journal it must be; empty: any, or not known.
+        run_id: Run that the journal must belong to; empty: unknown, any run is accepted.
         is_begun: Whether run.json or a sink shows that an attempt of the run began in this journal.
     """
 
@@ -145,13 +145,13 @@ class Expected(NamedTuple):
     @classmethod
     def of_attempt(cls, record: RunRecord, tensorboard_dir: Path) -> Self:
         """Return the expectations at the start of an attempt."""
-        # run.json may have been deleted: the new record continues the journal of the run before
+        # if run.json was deleted, the new record continues the journal of the previous run
         is_new = record.attempt == 1 and record.mlflow_run_id is None
         return cls(run_id="" if is_new else record.run_id, is_begun=record.has_shown(tensorboard_dir))
 
     @property
     def journal(self) -> str | None:
-        """Identity of the journal; None: not known."""
+        """Identity of the journal; None: unknown."""
         return None if self.watermark is None else self.watermark.journal
 
     def of_missing(self) -> list[str]:
@@ -167,9 +167,9 @@ class Expected(NamedTuple):
         if mark is None and self.is_begun:
             return ["it has no attempt of this run"]
         if mark is not None and self.is_of_another_run(mark):
-            return [f"it is the journal of another run ({owner_of(mark)}, and this one is {self.run_id})"]
+            return [f"it is the journal of another run ({owner_of(mark)} instead of {self.run_id})"]
         reached = 0 if self.watermark is None else self.watermark.pos
-        return [f"it ends at position {last_pos}, and had reached {reached}"] if last_pos < reached else []
+        return [f"it ends at position {last_pos}, but had reached {reached}"] if last_pos < reached else []
 
     def is_of_another_run(self, mark: bytes | None) -> bool:
         """Return whether another run wrote a journal with this mark of an attempt."""

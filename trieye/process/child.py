@@ -1,4 +1,4 @@
-"""Run a program in the foreground: it receives the signals of this process, which takes over its exit code."""
+"""Run a program in the foreground: forward signals to it and return its exit code."""
 
 import os
 import signal
@@ -17,9 +17,9 @@ def run_program(command: Sequence[str], directory: Path | str, *, stdout: TextIO
     Ctrl-C reaches the program through the terminal; the signals of schedulers are forwarded.
 
     Args:
-        command: Its words.
-        directory: Its working directory.
-        stdout: Where its standard output goes; None: to that of this process.
+        command: Program and arguments.
+        directory: Working directory.
+        stdout: Target of its standard output; None inherits standard output.
     """
     process = subprocess.Popen(command, cwd=directory, env=os.environ, stdout=stdout)
     forwarded = FROM_OUTSIDE if threading.current_thread() is threading.main_thread() else ()

@@ -1,4 +1,4 @@
-"""Crash report: a message that a guard process prints when this process was ended before it could print anything."""
+"""Crash report: a message that a guard process prints if this process dies before it could report anything."""
 
 import contextlib
 import subprocess
@@ -7,9 +7,9 @@ _SCRIPT = "trap '' INT TERM HUP USR1 XCPU; read -r _ || printf 'trieye: %s\\n' \
 
 
 class CrashReport:
-    """Prints a text on standard error when this process is gone, unless `withdraw` was called before.
+    """Prints a text on standard error when this process exits without having called `withdraw`.
 
-    A shell waits at the end of a pipe, which the system closes however the process ends.
+    A shell waits at the other end of a pipe, which the kernel closes at any exit, SIGKILL included.
 
     Args:
         text: The message.

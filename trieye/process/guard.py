@@ -1,4 +1,4 @@
-"""A program of its own: when its parent is gone, it ends the process group that it leads, and removes a directory."""
+"""Guard program: when its parent exits, it terminates its own process group and removes a directory."""
 
 import os
 import shutil
@@ -7,11 +7,11 @@ import sys
 import time
 
 GRACE_S = 3.0
-"""What a server has to end by itself, seconds."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 def guard(directory: str) -> None:
-    """Wait for the end of standard input, a pipe that the system closes also when the parent is killed; end all."""
+    """Wait until standard input, a pipe, is closed, also by the death of the parent; then terminate the group."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.read(sys.stdin.fileno(), 1)

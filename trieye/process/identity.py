@@ -19,9 +19,9 @@ _ENDED = frozenset("ZXx")
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process, told apart from later ones with the same pid.
+    """A process, distinguishable from later processes with the same pid.
 
-    Wall clocks take no part in it: a clock that is set between two looks changes nothing.
+    It does not depend on the wall clock: setting the clock changes nothing.
 
     Attributes:
         host: Name of the machine.
@@ -43,7 +43,7 @@ class ProcessIdentity:
 
     @classmethod
     def of_mapping(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the identity in a JSON object; a field that is missing or malformed makes the process `unknown`."""
+        """Return the identity stored in a JSON object; a missing or malformed field makes the liveness `unknown`."""
         try:
             return cls(
                 str(fields.get("host")), str(fields.get("boot", "")), int(fields["pid"]), float(fields.get("start", 0))

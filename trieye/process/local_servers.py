@@ -1,4 +1,4 @@
-"""LocalServers: web servers on this machine, for this machine only, that end with this process however it ends."""
+"""LocalServers: web servers that listen on localhost and stop whenever this process exits, by SIGKILL too."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ from trieye.process import guard
 HOST = "127.0.0.1"
 
 START_TIMEOUT_S = 300.0
-"""MLflow takes seconds; on a machine that trains on all of its cores, minutes."""
+"""MLflow starts within seconds, or minutes on a machine whose cores are all busy."""
 
 _POLL_S = 0.1
 _ANSWER_TIMEOUT_S = 5.0
@@ -39,7 +39,7 @@ class _Server:
     process: subprocess.Popen[bytes]
 
     def answers(self) -> bool:
-        """Tell whether the server answers; a proxy in the environment is not asked."""
+        """Return whether the server answers; ignores proxies set in the environment."""
         with (
             contextlib.suppress(OSError, http.client.HTTPException),
             contextlib.closing(http.client.HTTPConnection(HOST, self.port, timeout=_ANSWER_TIMEOUT_S)) as probe,
@@ -48,32 +48,32 @@ class _Server:
             return probe.getresponse().status == http.HTTPStatus.OK
         return False
 
-    def failure(self, what: str) -> TrieyeError:
+    def failure(self, problem: str) -> TrieyeError:
         """Return an error with the end of the log."""
         lines = self.log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
-        return TrieyeError("\n  ".join([f"{self.name} {what}; the end of what it said:", *(lines or ["nothing"])]))
+        return TrieyeError("\n  ".join([f"{self.name} {problem}; the end of its log:", *(lines or ["(empty)"])]))
 
 
 class LocalServers:
-    """Starts servers, and ends them with all that they have started when its `with` block is left.
+    """Starts servers, and stops them and their child processes at the end of its `with` block.
 
-    They are in one process group, which a guard leads (`process/guard.py`): it ends the group when this process is
-    gone, by SIGKILL, too. Ctrl-C in a terminal does not reach that group.
+    They share a process group led by a guard (`process/guard.py`), which terminates the group when this process exits,
+    by SIGKILL too. Ctrl-C in a terminal does not reach the group.
 
     Attributes:
-        directory: For what the servers need, such as their logs; it is removed at the end.
+        directory: Working directory of the servers, with their logs; removed on close.
     """
 
     def __init__(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="trieye-"))
         self._servers: list[_Server] = []
-        # isolated: the directory of the file has modules of the names of others
+        # isolated: modules in the directory of the guard would shadow modules of the standard library
         command = [sys.executable, "-I", "-S", guard.__file__, str(self.directory)]
         self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
 
     @property
     def names(self) -> list[str]:
-        """Those of the servers that were started."""
+        """Names of the started servers."""
         return [server.name for server in self._servers]
 
     def start(
@@ -85,17 +85,17 @@ class LocalServers:
         port: int | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> str:
-        """Start a server, which does not answer yet, and return its address.
+        """Start a server and return its address, without waiting until it answers.
 
         Args:
-            name: What it is called in messages.
-            command: Returns the words that start it, given its port.
-            health: Path that it answers with 200 when it is up.
-            port: Its port; None: a free one.
-            environment: Variables that it has in addition to those of this process.
+            name: Name in messages.
+            command: Returns the command line for a port.
+            health: Path that returns status 200 once the server is up.
+            port: Port; None chooses a free one.
+            environment: Environment variables added to the environment of this process.
 
         Raises:
-            ConfigurationError: The port is taken.
+            ConfigurationError: The port is in use.
         """
         if port is None:
             port = free_port()
@@ -109,21 +109,21 @@ class LocalServers:
                 stdout=output,
                 stderr=output,
                 process_group=self._guard.pid,
-                cwd=self.directory,  # where nothing of the user's project is imported by mistake
-                # what a server that is killed leaves is removed with the directory
+                cwd=self.directory,  # keeps the user's project off the import path
+                # temporary files of a killed server are removed with the directory
                 env={**os.environ, "TMPDIR": str(self.directory), **(environment or {})},
             )
         self._servers.append(_Server(name, port, health, log, process))
         return f"http://{HOST}:{port}"
 
-    def wait(self, tell: Callable[[Sequence[str], float], None]) -> None:
-        """Wait until all answer.
+    def wait(self, report: Callable[[Sequence[str], float], None]) -> None:
+        """Wait until all servers answer.
 
         Args:
-            tell: Called again and again with the names of those that do not answer yet, and the seconds so far.
+            report: Called repeatedly with the names of the servers that do not answer yet, and the seconds waited.
 
         Raises:
-            TrieyeError: One has ended, or does not answer for five minutes; the message has the end of its log.
+            TrieyeError: A server has exited, or did not answer within five minutes; the message quotes its log.
         """
         began, starting = time.monotonic(), list(self._servers)
         while starting := [server for server in starting if not server.answers()]:
@@ -131,21 +131,21 @@ class LocalServers:
             waited_s = time.monotonic() - began
             if waited_s > START_TIMEOUT_S:
                 raise starting[0].failure(f"does not answer after {START_TIMEOUT_S:.0f} s")
-            tell([server.name for server in starting], waited_s)
+            report([server.name for server in starting], waited_s)
             time.sleep(_POLL_S)
 
     def check(self) -> None:
-        """Make sure that all are alive.
+        """Check that all servers are running.
 
         Raises:
-            TrieyeError: One has ended; the message has the end of its log.
+            TrieyeError: A server has exited; the message quotes the end of its log.
         """
         for server in self._servers:
             if (code := server.process.poll()) is not None:
-                raise server.failure(f"has ended with exit code {code}")
+                raise server.failure(f"exited with code {code}")
 
     def close(self) -> None:
-        """End all, and remove the directory."""
+        """Stop all servers and remove the directory."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._guard.pid, signal.SIGTERM)
         until = time.monotonic() + guard.GRACE_S
@@ -153,7 +153,7 @@ class LocalServers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.process.wait(max(until - time.monotonic(), 0.0))
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._guard.pid, signal.SIGKILL)  # and what they have started
+            os.killpg(self._guard.pid, signal.SIGKILL)  # and their children
         for process in (*(server.process for server in self._servers), self._guard):
             process.wait()
         if self._guard.stdin is not None:
@@ -170,35 +170,37 @@ class LocalServers:
 
 
 def check_port(port: int) -> None:
-    """Do nothing if a server can have a port.
+    """Check that a server can listen on a port.
 
     Raises:
-        ConfigurationError: It is taken, or not for everybody; the message says by whom, if that can be told.
+        ConfigurationError: The port is in use, privileged or out of range; the message names the process that uses
+            it, if known.
     """
     try:
         with socket.socket() as probe:
-            # as servers do: one that has just ended is no hindrance
+            # as servers do: a port of a server that has just exited is free
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, port))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         if getattr(error, "errno", None) == errno.EADDRINUSE:
-            reason = f"it is taken by {_holder_of(port)}"
-        raise ConfigurationError(f"port {port}: {reason}; choose another one, or none for one that is free") from error
+            reason = f"in use by {_holder_of(port)}"
+        raise ConfigurationError(f"port {port}: {reason}; choose another port, or none to get a free one") from error
 
 
 def _holder_of(port: int) -> str:
     import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 
     with contextlib.suppress(psutil.Error, OSError):
-        for held in psutil.net_connections("tcp"):
-            if held.status == psutil.CONN_LISTEN and held.laddr.port == port and held.pid is not None:
-                return f"process {held.pid} ({' '.join(psutil.Process(held.pid).cmdline())[:100]})"
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid is not None:
+                command = " ".join(psutil.Process(connection.pid).cmdline())
+                return f"process {connection.pid} ({command[:100]})"
     return "another program"
 
 
 def free_port() -> int:
-    """Return a port that nobody has at this moment."""
+    """Return a port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

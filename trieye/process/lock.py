@@ -1,4 +1,4 @@
-"""RunLock: one writer for each run; and whether there is one now."""
+"""RunLock: an exclusive lock that allows one writer per run, and a check whether a run has a writer."""
 
 import json
 import logging
@@ -21,39 +21,39 @@ _about: dict[str, str] = {}
 
 
 def describe_process(**about: str) -> None:
-    """Say what this process is, for the record of every lock that it takes from now on.
+    """Describe this process in the holder record of every lock that it acquires later.
 
     Args:
-        **about: `kind` (`driver`, which is what it is if nothing is said, or `hub`); of a hub also `address`,
-            `namespace`, `actor` and `actor_id`, by which Ray knows it.
+        **about: `kind` (`driver`, the default, or `hub`); for a hub also `address`, `namespace`, `actor` and
+            `actor_id`, which identify its Ray actor.
     """
     _about.update(about)
 
 
 class RunLock:
-    """Holds a run against other writers, on this machine and on others that share the file system.
+    """Excludes other writers of a run, on this machine and on machines that share the file system.
 
-    The kernel releases it when the holding process dies, however it dies. Who holds it stands in `<path>.holder`.
+    The kernel releases the lock when the holding process dies, by SIGKILL too. `<path>.holder` names the holder.
 
     Args:
-        path: The file of the lock, in the directory of what it guards.
-        of: What it guards, for the message to whoever cannot have it.
-        instead: What to do in place of waiting, for the same message.
+        path: The lock file, in the directory that it guards.
+        subject: Kind of the guarded object, for the error message.
+        alternative: Alternative to waiting, for the error message.
     """
 
-    def __init__(self, path: Path, *, of: str = "run", instead: str = "choose another run_name") -> None:
+    def __init__(self, path: Path, *, subject: str = "run", alternative: str = "choose another run_name") -> None:
         self.path = path
-        self._of, self._instead = of, instead
-        # not thread-local: the hub may release it in another thread than the one that took it
+        self._subject, self._alternative = subject, alternative
+        # not thread-local: the hub may acquire and release it in different threads
         self._lock = FileLock(path, thread_local=False)
         self._holder_path = path.with_name(path.name + ".holder")
 
     @classmethod
     def check(cls, path: Path) -> None:
-        """Find out whether a run can be written to, and change nothing.
+        """Check that no process holds a lock; changes nothing.
 
         Raises:
-            RunLockedError: Another process holds it; the message names it.
+            RunLockedError: Another process holds the lock; the message names the process.
         """
         if not path.exists():
             return
@@ -64,7 +64,7 @@ class RunLock:
         except Timeout as error:
             raise RunLockedError(lock.refusal()) from error
         except OSError:
-            return  # it cannot be told; `acquire` will say why
+            return  # `acquire` reports the reason
 
     @property
     def is_held(self) -> bool:
@@ -73,18 +73,18 @@ class RunLock:
 
     @property
     def is_of_hub(self) -> bool:
-        """Whether a hub that does without a driver took it last; such a hub can be taken over when it is an orphan."""
+        """Whether the last holder was a detached hub, which a new driver can take over after its own driver died."""
         return (self.holder() or {}).get("kind") == "hub"
 
     def acquire(self, wait_s: float = 0.0) -> Self:
-        """Take the lock; holding it already is fine.
+        """Acquire the lock; does nothing if this object holds it.
 
         Args:
-            wait_s: Seconds to wait for a holder that is about to end.
+            wait_s: Seconds to wait for a holder that is exiting.
 
         Raises:
-            RunLockedError: Another process, or another object of this one, holds it; the message names it.
-            ConfigurationError: The lock file cannot be made.
+            RunLockedError: Another process, or another object in this process, holds it; the message names the holder.
+            ConfigurationError: The lock file cannot be created.
         """
         if self.is_held:
             return self
@@ -92,20 +92,20 @@ class RunLock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=wait_s)
         except Timeout:
-            raise RunLockedError(self.refusal()) from None  # it says who has the lock, and its cause does not
+            raise RunLockedError(self.refusal()) from None  # the cause does not name the holder
         except OSError as error:
             raise ConfigurationError(
-                f"the {self._of}'s lock {self.path} cannot be made: {error.strerror or error}"
+                f"cannot create {self.path}, the lock of the {self._subject}: {error.strerror or error}"
             ) from error
         process = ProcessIdentity.current().as_mapping()
         holder = {"kind": "driver", **_about, **process, "started": time.time()}
         self._holder_path.unlink(missing_ok=True)
-        with self._holder_path.open("x") as file:  # a link that somebody put there is not followed
-            file.write(json.dumps(holder))  # who reads half of it takes it for none
+        with self._holder_path.open("x") as file:  # does not follow a symbolic link
+            file.write(json.dumps(holder))  # readers treat an incomplete record as absent
         return self
 
     def release(self) -> None:
-        """Give the lock back; does nothing if it is not held."""
+        """Release the lock; does nothing if this object does not hold it."""
         if self.is_held:
             try:
                 self._holder_path.unlink(missing_ok=True)
@@ -113,43 +113,44 @@ class RunLock:
                 self._lock.release()
 
     def holder(self) -> dict[str, Any] | None:
-        """Return who took it last and did not give it back.
+        """Return the record of the last holder that did not release the lock.
 
         Returns:
-            The fields of its `ProcessIdentity`, `started` (Unix time in seconds of the acquisition), and what it said
-            of itself in `describe_process`; None if the lock is free, or the record is unreadable.
+            The fields of its `ProcessIdentity`, `started` (time of the acquisition, Unix seconds), and the fields that
+            it passed to `describe_process`; None if the lock is free or the record is unreadable.
         """
         try:
-            found = json.loads(self._holder_path.read_bytes())
+            record = json.loads(self._holder_path.read_bytes())
         except (OSError, ValueError, RecursionError):
             return None
-        return found if isinstance(found, dict) else None
+        return record if isinstance(record, dict) else None
 
     def refusal(self) -> str:
-        """Return what to tell somebody who cannot have the run: who holds it, and what can be done."""
-        run = f"{self._of} {self.path.parent.name!r}"
-        advice = f"wait for it, stop it, or {self._instead}"
-        if (found := self.holder()) is None:
+        """Return the error message for a caller that cannot acquire the lock: the holder, and the next steps."""
+        run = f"{self._subject} {self.path.parent.name!r}"
+        advice = f"wait for it, stop it, or {self._alternative}"
+        if (holder := self.holder()) is None:
             return f"{run} is being written by another process ({self.path} is locked); {advice}"
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(found.get("started") or 0)))
-        if getattr(multiprocessing.current_process(), "_inheriting", False) and found.get("pid") == os.getppid():
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(holder.get("started") or 0)))
+        if getattr(multiprocessing.current_process(), "_inheriting", False) and holder.get("pid") == os.getppid():
             return (
-                f"{run} is being written by the process that started this one, which by `spawn` runs the same "
-                'program anew: put what starts the run below `if __name__ == "__main__":`'
+                f"{run} is being written by the parent of this process, which `spawn` made run the same program: "
+                'put the code that starts the run under `if __name__ == "__main__":`'
             )
-        who = f"process {found.get('pid')} on {found.get('host')} since {since}"
-        if (found.get("pid"), found.get("host")) == (os.getpid(), socket.gethostname()):
+        who = f"process {holder.get('pid')} on {holder.get('host')} since {since}"
+        if (holder.get("pid"), holder.get("host")) == (os.getpid(), socket.gethostname()):
             return (
-                f"{run} is being written by {who}, which is this one: close it first, with run.close() or by "
-                f"leaving its `with` block, or {self._instead}"
+                f"{run} is being written by {who}, the current process: close the run first, by run.close() or by "
+                f"leaving its `with` block, or {self._alternative}"
             )
-        if self.is_of_hub and found.get("actor"):
-            who = f"a hub, the Ray actor {found['actor']!r} at {found.get('address')}: {who}"
+        if self.is_of_hub and holder.get("actor"):
+            who = f"a hub, the Ray actor {holder['actor']!r} at {holder.get('address')}: {who}"
             advice = (
-                f"{advice}, or go on with it: trieye.actor.get_or_create(config), or runtime=cluster, joining there"
+                f"{advice}, or attach to the hub with trieye.actor.get_or_create(config), or join its cluster with "
+                "runtime=cluster"
             )
-        if found.get("host") != socket.gethostname():
-            advice = f"{advice}; if that machine is gone for good, delete {self.path}"
+        if holder.get("host") != socket.gethostname():
+            advice = f"{advice}; if that machine no longer exists, delete {self.path}"
         return f"{run} is being written by {who}; {advice}"
 
     def __enter__(self) -> Self:
@@ -162,15 +163,15 @@ class RunLock:
 
 
 def is_alive(run_dir: Path) -> bool:
-    """Return whether a process writes to a run."""
+    """Return whether a process is writing to a run."""
     try:
-        # not run.lock: a run that starts at this moment does not wait for it
+        # not run.lock: probing it could make a run that is starting fail
         RunLock.check(run_dir / "hub.lock")
         lock = RunLock(run_dir / "run.lock")
         if (holder := lock.holder()) is None:
             return False
         liveness = ProcessIdentity.of_mapping(holder).liveness
-        if liveness == "unknown":  # of another machine: the file server has the answer
+        if liveness == "unknown":  # on another machine: ask the file server
             RunLock.check(lock.path)
     except RunLockedError:
         return True

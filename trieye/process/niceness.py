@@ -1,18 +1,18 @@
-"""Niceness: how much of a busy machine a process gets."""
+"""Scheduling priority of processes that Ray starts."""
 
 import contextlib
 import os
 from pathlib import Path
 
 ACTOR_NICENESS = 5
-"""Ray starts workers with 15, a thirtieth of the processor beside one that computes all the time; 5 is a quarter."""
+"""Against a busy process, Ray's default of 15 gets a thirtieth of a core, 5 a quarter."""
 
 _THREADS = Path("/proc/self/task")
-"""On Linux each thread has a niceness of its own."""
+"""On Linux each thread has a separate niceness."""
 
 
 def get_a_fair_share() -> None:
-    """Lower the niceness of this process to `ACTOR_NICENESS` where the system lets the user do that.
+    """Lower the niceness of this process to `ACTOR_NICENESS`, if the system permits it.
 
     Sources: sched(7), the weights of niceness; `worker_niceness` of Ray.
     """
@@ -20,6 +20,6 @@ def get_a_fair_share() -> None:
         return
     threads = [int(entry.name) for entry in _THREADS.iterdir()] if _THREADS.is_dir() else [0]
     for thread in threads:
-        with contextlib.suppress(OSError):  # not allowed, or the thread has ended
+        with contextlib.suppress(OSError):  # not permitted, or the thread has exited
             if os.getpriority(os.PRIO_PROCESS, thread) > ACTOR_NICENESS:
                 os.setpriority(os.PRIO_PROCESS, thread, ACTOR_NICENESS)

@@ -1,8 +1,8 @@
-"""OutputLog: what the process prints, kept in a file besides, line by line as a terminal shows it at last.
+"""OutputLog: copies printed lines to a file, in the final form that a terminal shows.
 
-What is printed through `sys.stdout` and `sys.stderr` is kept, by loggers that hold one of them, too. What C libraries
-and subprocesses write to the descriptors themselves is not: a pipe in their place would die at a kill with what is in
-it, and a program that asks whether it has a terminal would be told no.
+It copies text written to `sys.stdout` and `sys.stderr`, including by loggers, but not the output
+of C libraries and subprocesses, which write to the file descriptors: a pipe in their place would lose its content at a
+kill, and `isatty` would return False.
 """
 
 import os
@@ -18,23 +18,23 @@ from typing import Any
 from trieye.process.progress import say
 
 MAX_OUTPUT_BYTES = 64 * 2**20
-"""Of the file; headings, tracebacks and one line that says that it is full come besides."""
+"""Limit of the file size; headings, tracebacks and a line that reports the limit may exceed it."""
 
 _MAX_LINE = 2**16
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_=>])")
-"""Colors, movements of the cursor, titles of windows."""
+"""Colors, cursor movements, window titles."""
 
 
 class OutputLog:
-    """A file to which everything is added that this process prints, until `close`; several may be open at once.
+    """Appends everything that this process prints to a file, until `close`; several may be open at once.
 
-    Each line is with the system before `print` returns, so that a kill takes nothing but a line that is not complete
-    and was not flushed. Of a line that is written again and again, as a progress bar is, the last version is kept. What
-    forked children print goes to the same file.
+    A line is written to the file before `print` returns, so a kill loses at most an incomplete line that was not
+    flushed. Only the last version of a rewritten line, such as a progress bar, is stored. Forked children print to the
+    same file.
 
     Args:
-        path: The file; what is there already stays.
-        redact: Takes secrets out of a text.
+        path: The file; existing content is preserved.
+        redact: Removes secrets from a text.
 
     Raises:
         OSError: The file cannot be opened.
@@ -43,115 +43,115 @@ class OutputLog:
     def __init__(self, path: Path, redact: Callable[[str], str] = str) -> None:
         self._path, self._redact = path, redact
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        self._is_taking = True
-        # the same object is known by both names where a program redirects one into the other
+        self._is_copying = True
+        # a program may redirect one stream to the other: both names refer to one object
         streams = {id(stream): stream for stream in (sys.stdout, sys.stderr) if stream is not None}
-        self._ears = [ear for stream in streams.values() if (ear := _Ear.of(stream, self._take)) is not None]
+        self._tees = [tee for stream in streams.values() if (tee := _StreamTee.of(stream, self._copy)) is not None]
 
     def keep(self, text: str) -> None:
-        """Add lines that nobody printed, such as a heading or a traceback, also if the file is full."""
-        for ear in self._ears:
-            ear.hand_over()
+        """Write lines that were not printed, such as a heading or a traceback, even if the size limit is reached."""
+        for tee in self._tees:
+            tee.emit_incomplete()
         self._write(self._redact(_ESCAPES.sub("", text)).rstrip("\n") + "\n", limited=False)
 
     def close(self) -> None:
-        """Add what is there of lines that are not complete, and keep nothing more; a second call does nothing."""
-        for ear in reversed(self._ears):
-            ear.hand_over()
-            ear.close()
-        self._ears = []
-        self._is_taking = False
+        """Write incomplete lines and stop copying; idempotent."""
+        for tee in reversed(self._tees):
+            tee.emit_incomplete()
+            tee.close()
+        self._tees = []
+        self._is_copying = False
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
-    def _take(self, text: str) -> None:
-        if self._is_taking:
+    def _copy(self, text: str) -> None:
+        if self._is_copying:
             self._write(self._redact(_ESCAPES.sub("", text) if "\x1b" in text else text), limited=True)
 
     def _write(self, text: str, *, limited: bool) -> None:
         data = text.encode("utf-8", "backslashreplace")
         try:
-            # its size is asked for each time: forked children and their children write, too
+            # forked children write to the file too, so its size is queried each time
             if limited and os.fstat(self._file).st_size + len(data) > MAX_OUTPUT_BYTES:
-                self._is_taking = False
+                self._is_copying = False
                 self._write(f"trieye: this file is full ({MAX_OUTPUT_BYTES >> 20} MiB)\n", limited=False)
-                say(f"{self._path} is full ({MAX_OUTPUT_BYTES >> 20} MiB); what is printed from now on is not kept")
+                say(f"{self._path} is full ({MAX_OUTPUT_BYTES >> 20} MiB); further output is not stored in it")
                 return
             os.write(self._file, data)
-        except OSError as error:  # never a reason for `print` to fail
-            if self._is_taking:
-                self._is_taking = False
-                say(f"{self._path} cannot be written ({error.strerror}); what is printed from now on is not kept")
+        except OSError as error:  # must not make `print` fail
+            if self._is_copying:
+                self._is_copying = False
+                say(f"cannot write {self._path} ({error.strerror}); further output is not stored in it")
 
 
-class _Ear:
-    """Listens to one stream by standing in for its `write` and `flush`; the stream itself stays where and what it is.
+class _StreamTee:
+    """Copies the text written to a stream by replacing its `write` and `flush`; the stream object stays the same.
 
     Args:
         stream: The stream.
-        take: Gets whole lines, or the part of one that was flushed.
+        emit: Receives complete lines, or the flushed part of a line.
     """
 
-    def __init__(self, stream: Any, take: Callable[[str], None]) -> None:
-        self._stream, self._take = stream, take
+    def __init__(self, stream: Any, emit: Callable[[str], None]) -> None:
+        self._stream, self._emit = stream, emit
         self._before = {name: vars(stream).get(name) for name in ("write", "flush")}
         self._write, self._flush = stream.write, stream.flush
         self._line = ""
-        self._has_begun = False  # the file has the beginning of the line
-        # guards `_line` and `_has_begun`; a signal handler and a finalizer may print in the midst of a print
+        self._is_continued = False  # the file contains the beginning of the line
+        # guards `_line` and `_is_continued`; reentrant: a signal handler or finalizer may print during a print
         self._lock = threading.RLock()
         self._is_open = True
         stream.write, stream.flush = self.write, self.flush
-        _ears.add(self)
+        _tees.add(self)
 
     @classmethod
-    def of(cls, stream: Any, take: Callable[[str], None]) -> "_Ear | None":
-        """Return one, or None if the stream does not let anybody stand in."""
+    def of(cls, stream: Any, emit: Callable[[str], None]) -> "_StreamTee | None":
+        """Return a tee, or None if the methods of the stream cannot be replaced."""
         try:
-            return cls(stream, take)
+            return cls(stream, emit)
         except (AttributeError, TypeError):
             return None
 
     def write(self, text: Any, *rest: Any) -> Any:
         if self._is_open and isinstance(text, str):
-            self._hear(text)
+            self._record(text)
         return self._write(text, *rest)
 
     def flush(self) -> Any:
-        if self._line and "\r" not in self._line and "\x1b" not in self._line:  # a bar will be written over
-            self.hand_over()
+        if self._line and "\r" not in self._line and "\x1b" not in self._line:  # a progress bar will be rewritten
+            self.emit_incomplete()
         return self._flush()
 
-    def hand_over(self) -> None:
-        """Give the part of a line that is there to the file."""
+    def emit_incomplete(self) -> None:
+        """Emit the incomplete line."""
         with self._lock:
             part, self._line = self._continued(self._line), ""
             if part:
-                self._has_begun = True
-                self._take(part)
+                self._is_continued = True
+                self._emit(part)
 
     def close(self) -> None:
         self._is_open = False
-        self.step_down()
+        self.restore()
 
-    def step_down(self) -> None:
-        """Give the stream its methods back, unless somebody else stands in for them by now."""
+    def restore(self) -> None:
+        """Restore the methods of the stream, unless other code has replaced them in the meantime."""
         for name, before in self._before.items():
             if getattr(self._stream, name) == getattr(self, name):
                 delattr(self._stream, name)
                 if before is not None:
                     setattr(self._stream, name, before)
-                    if isinstance(owner := getattr(before, "__self__", None), _Ear) and not owner._is_open:  # noqa: SLF001 - its own class
-                        owner.step_down()
+                    if isinstance(owner := getattr(before, "__self__", None), _StreamTee) and not owner._is_open:  # noqa: SLF001 - its own class
+                        owner.restore()
 
-    def forget_lock(self) -> None:
-        """Let go of a lock that a thread of the parent held when this process was forked."""
+    def replace_lock(self) -> None:
+        """Replace a lock that a thread of the parent held when this process was forked."""
         self._lock = threading.RLock()
 
-    def _hear(self, text: str) -> None:
+    def _record(self, text: str) -> None:
         with self._lock:
-            if "\n" not in text and "\r" not in text and len(self._line) < _MAX_LINE:  # `print` writes part by part
+            if "\n" not in text and "\r" not in text and len(self._line) < _MAX_LINE:  # `print` writes in parts
                 self._line += text
                 return
             lines, newline, rest = (self._line + text).rpartition("\n")
@@ -164,38 +164,38 @@ class _Ear:
                 if "\r" in lines:
                     first, *others = lines.split("\n")
                     lines = "\n".join([self._continued(first), *map(_last_version, others)])
-                self._has_begun = not newline
-                self._take(lines + newline)
+                self._is_continued = not newline
+                self._emit(lines + newline)
 
     def _continued(self, line: str) -> str:
-        """Return the last version of the present line; another line if the file has an earlier version of it."""
+        """Return the last version of the current line, on a new line if the file contains an earlier version."""
         last = _last_version(line)
-        return f"\n{last}" if self._has_begun and last != line.rstrip("\r") else last
+        return f"\n{last}" if self._is_continued and last != line.rstrip("\r") else last
 
 
 def _last_version(line: str) -> str:
-    """Return what a terminal shows of a line over which others were written."""
+    """Return the last version of a line that was overwritten by carriage returns."""
     return line.rstrip("\r").rpartition("\r")[2] if "\r" in line else line
 
 
-_ears: "weakref.WeakSet[_Ear]" = weakref.WeakSet()
+_tees: "weakref.WeakSet[_StreamTee]" = weakref.WeakSet()
 
 
-def _forget_in_child() -> None:
-    for ear in _ears:
-        ear.forget_lock()
+def _replace_locks_in_child() -> None:
+    for tee in _tees:
+        tee.replace_lock()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_replace_locks_in_child)
 
 
 @contextmanager
 def printing_to(path: Path) -> Iterator[None]:
-    """Let what this process and its children print in the block go to the end of a file."""
+    """Append the output of this process and its children within the block to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    kept = [os.dup(1), os.dup(2)]
+    originals = [os.dup(1), os.dup(2)]
     with path.open("ab", buffering=0) as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
@@ -205,6 +205,6 @@ def printing_to(path: Path) -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
-        for number, copy in zip((1, 2), kept, strict=True):
+        for number, copy in zip((1, 2), originals, strict=True):
             os.dup2(copy, number)
             os.close(copy)

@@ -1,4 +1,4 @@
-"""Progress: a bar with the key metrics on a terminal, a line that changes in a notebook, plain lines elsewhere."""
+"""Progress: a bar with key metrics on a terminal, an updated line in a notebook, plain lines elsewhere."""
 
 import contextlib
 import inspect
@@ -25,24 +25,24 @@ _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def say(text: str) -> None:
-    """Tell the user something that must not be missed, without breaking a progress bar.
+    """Print a line for the user on standard error, without breaking a progress bar.
 
-    A terminal that is gone is no reason to leave undone what comes after it, such as to note that a signal came.
+    Errors of a closed terminal are ignored, so that they cannot interrupt the caller, such as a signal handler.
     """
     line = visible(_COLOR.sub("", text))  # errors of Ray have colors
     with contextlib.suppress(OSError, ValueError):
-        print(f"trieye: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the terminal is the place for it
+        print(f"trieye: {line}", file=sys.stderr, flush=True)  # noqa: T201 - addressed to the terminal
 
 
 class Progress:
-    """Shows how far a run is; `update` may be called at every step.
+    """Shows the progress of a run; `update` may be called at every step.
 
     Args:
         name: Name of the run.
-        total: Last step; None if it is not known.
-        start: Step from which the run resumes.
+        total: Last step; None if unknown.
+        start: Step at which the run resumes.
         metrics: Returns the values to show.
-        has_bar: Draw a bar on a terminal; False: print lines there, too.
+        has_bar: Draw a bar on a terminal; False prints lines there too.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Progress:
         self._name, self._total, self._start, self._metrics = name, total, start, metrics
         self._has_bar = has_bar
         self._step = start
-        self._said = -1
+        self._printed_step = -1
         self._notebook = NotebookLine() if _in_a_notebook() else None
         self._began = time.monotonic()
         self._next = self._began + REFRESH_INTERVAL_S
@@ -102,14 +102,14 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None or self._said != self._step:
+        if self._bar is not None or self._printed_step != self._step:
             self._show()
         if self._notebook is not None:
             self._notebook.end()
         self._stop_bar()
 
     def update(self, step: int) -> None:
-        """Note that a step is done; shows it now and then."""
+        """Record that a step is done; redraws at most every `REFRESH_INTERVAL_S`, or prints every `LINE_INTERVAL_S`."""
         self._step = step
         now = time.monotonic()
         if now >= self._next:
@@ -125,7 +125,7 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=self._step, metrics=shown)
             return
-        self._said = self._step
+        self._printed_step = self._step
         elapsed = max(time.monotonic() - self._began, 1e-9)
         rate = (self._step - self._start) / elapsed
         total = f"/{self._total} ({min(100 * self._step / self._total, 100.0):.0f} %)" if self._total else ""
@@ -134,18 +134,18 @@ class Progress:
 
 
 class NotebookLine:
-    """A line below a cell that each text replaces."""
+    """A line below a notebook cell that is overwritten by each update."""
 
     def __init__(self) -> None:
         self._length = 0
 
     def show(self, text: str) -> None:
         """Replace the line."""
-        print(f"\r{text:<{self._length}}", end="", flush=True)  # noqa: T201 - what is below a cell is its terminal
+        print(f"\r{text:<{self._length}}", end="", flush=True)  # noqa: T201 - the output of a cell
         self._length = len(text)
 
     def end(self) -> None:
-        """Leave the line as it is; what comes next begins another one."""
+        """End the line, so that further output starts on a new one."""
         if self._length:
             print()  # noqa: T201 - likewise
 
@@ -156,14 +156,14 @@ def _in_a_notebook() -> bool:
 
 
 def _through_the_bar() -> list[tuple["logging.StreamHandler[Any]", Any]]:
-    """Let log handlers write through the bar, so that they do not tear it; return them with the streams they had."""
+    """Redirect log handlers through the bar, so that they do not break it; return them with their streams."""
     replaced = {sys.__stdout__: sys.stdout, sys.__stderr__: sys.stderr}
     loggers = [logging.getLogger(), *(logging.getLogger(name) for name in ("trieye", "trieye.stats_processor"))]
     handlers = {handler for logger in loggers for handler in logger.handlers if type(handler) is logging.StreamHandler}
-    found = [(handler, handler.stream) for handler in handlers if handler.stream in replaced]
-    for handler, stream in found:
+    redirected = [(handler, handler.stream) for handler in handlers if handler.stream in replaced]
+    for handler, stream in redirected:
         handler.setStream(replaced[stream])
-    return found
+    return redirected
 
 
 def _shown(metrics: Mapping[str, float]) -> str:
@@ -186,14 +186,14 @@ def _rich_bar(*, has_end: bool) -> "RichProgress":
     from trieye.process.terminal import Terminal, Text
 
     class Metrics(TextColumn):
-        """What is cut, with the bar, where a terminal is too narrow for everything."""
+        """Column that is truncated, like the bar, on a narrow terminal."""
 
         def render(self, task: Task) -> Text:
             text = super().render(task)
             text.no_wrap, text.overflow = True, "ellipsis"
             return text
 
-    # rich takes width from columns that may wrap first, and from all alike if that is not enough
+    # rich first shrinks columns that may wrap, then all columns equally
     whole = partial(Column, no_wrap=True)
     return Progress(
         TextColumn("{task.description}", markup=False),

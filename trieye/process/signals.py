@@ -1,4 +1,4 @@
-"""What signals do: stop a loop after the present step, or leave the program by the way it came."""
+"""Signal handlers: stop a loop after the current step, or unwind the program through its `with` blocks."""
 
 import _thread
 import contextlib
@@ -16,45 +16,45 @@ from trieye.exceptions import RunInterrupted
 from trieye.process.progress import say
 
 FROM_OUTSIDE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)
-"""What schedulers and resource limits send: an end that may come back, unlike Ctrl-C."""
+"""Signals of schedulers and resource limits: they may be repeated for one request, unlike Ctrl-C."""
 
 STOP_SIGNALS = (signal.SIGINT, *FROM_OUTSIDE)
 
 SAME_WITHIN_S = 3.0
-"""`timeout`, Slurm and systemd reach a process directly and through its group: that is one request, not two."""
+"""`timeout`, Slurm and systemd signal a process and its group: equal signals within this time are one request."""
 
 _ALWAYS = frozenset({signal.SIGINT, signal.SIGTERM})
 _OF_A_SCHEDULER = frozenset({signal.SIGTERM, signal.SIGUSR1})
 
 
 def exit_code_of(number: int, requeue_exit_code: int | None = None) -> int:
-    """Return what a process that a signal ends should exit with.
+    """Return the exit code of a process that a signal stops.
 
     Args:
         number: The signal.
-        requeue_exit_code: What the user wants instead of 128 + the number, which is what shells have; not for Ctrl-C.
+        requeue_exit_code: Replaces 128 + number, the convention of shells, except for Ctrl-C.
     """
     return 128 + number if number == signal.SIGINT or requeue_exit_code is None else requeue_exit_code
 
 
 class StopSignals:
-    """Turn the first signal into a request, and a repeated one into its usual effect.
+    """Turn the first signal into a stop request, and a repeated one into its default effect.
 
-    Ctrl-C after any other signal is a repeat. A scheduler's signal that comes after Ctrl-C, or after another signal of
-    the scheduler, is not: what is being saved goes on, and after Ctrl-C the request is made again with its exit code.
-    SIGUSR1 and SIGXCPU are left alone if the program has a handler of its own. Python delivers signals to the main
-    thread only; elsewhere this does nothing. Left in another thread, as by the garbage collection of a loop that an
-    error ended, it passes on what comes.
+    Ctrl-C after any other signal counts as a repetition. A scheduler's signal after Ctrl-C, or after another signal of
+    the scheduler, does not: saving continues, and after Ctrl-C the request is repeated with the signal's exit code.
+    SIGUSR1 and SIGXCPU are not handled if the program has a handler for them. Python delivers signals to the main
+    thread only; in other threads this class does nothing. If the block is left in another thread, for example when the
+    garbage collector closes a loop after an error, later signals are forwarded to the previous handlers.
 
     Args:
-        on_request: Called at the first signal with what the process should exit with; if it raises, the block ends.
-        message: What the user is told then.
+        on_request: Called at the first signal with the exit code of the process; if it raises, the block ends.
+        message: Message printed at the first signal.
         requeue_exit_code: See `exit_code_of`.
-        received: Signals that count as received before.
+        received: Signals that count as received already.
 
     Attributes:
-        exit_code: What the process should exit with; None before the first signal.
-        is_given_back: Whether signals do what they did before.
+        exit_code: Exit code of the process; None before the first signal.
+        is_given_back: Whether the previous handlers are restored.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class StopSignals:
         say(f"{signal.Signals(number).name}: {self._message}")
 
     def _ignore_from_now_on(self, number: signal.Signals) -> None:
-        # the kernel repeats it every second, which is nobody's second request
+        # the kernel repeats it every second; a repetition is not a second request
         self._before.pop(number, None)
         signal.signal(number, signal.SIG_IGN)
 
@@ -120,7 +120,7 @@ class StopSignals:
         self._give_back()
         if number not in self._before:
             signal.raise_signal(number)
-        elif callable(handler):  # a later handler has called this one
+        elif callable(handler):  # a later handler called this one
             handler(number, frame)
 
     def _give_back(self) -> None:
@@ -135,17 +135,17 @@ class StopSignals:
 class LeaveOnSignal:
     """Make the signals of schedulers raise `RunInterrupted`, so that a program leaves its `with` blocks.
 
-    A handler that was there before is left alone, unless it is that of Ray, and so is one that came later. Python runs
-    handlers in the main thread only; elsewhere this does nothing.
+    Existing handlers are preserved, except Ray's, and so are handlers installed later. Python runs handlers in the main
+    thread only; in other threads this class does nothing.
 
     Args:
         message: Message of the error.
         requeue_exit_code: See `exit_code_of`.
 
     Attributes:
-        asked_at: When the last request came, here or to a `StopSignals` inside, by `time.monotonic`; what comes within
-            `SAME_WITHIN_S` of it is no other request.
-        is_given_back: Whether it raises no more.
+        asked_at: Time of the last request (`time.monotonic`), received here or by a nested `StopSignals`; signals
+            within `SAME_WITHIN_S` of it belong to the same request.
+        is_given_back: Whether signals no longer raise.
     """
 
     def __init__(self, message: str, *, requeue_exit_code: int | None = None) -> None:
@@ -155,7 +155,7 @@ class LeaveOnSignal:
         self._before: dict[signal.Signals, Any] = {}
 
     def take(self) -> None:
-        """Install the handlers; does nothing if that was done."""
+        """Install the handlers; idempotent."""
         if self.is_given_back:
             self.asked_at, self.is_given_back = -math.inf, False
         if threading.current_thread() is threading.main_thread() and not self._before:
@@ -164,9 +164,9 @@ class LeaveOnSignal:
             self._before = {number: signal.signal(number, self._leave) for number in chosen}
 
     def give_back(self) -> None:
-        """Restore what there was before; after a request, not until the time in which it may come again is over.
+        """Restore the previous handlers; after a request only once `SAME_WITHIN_S` has passed.
 
-        A program that is on its way out thus ends with the exit code that it chose, not by the same signal again.
+        A program that is exiting thus ends with its chosen exit code, and not by a repetition of the signal.
         """
         for number in [number for number in self._before if signal.getsignal(number) != self._leave]:
             del self._before[number]
@@ -185,10 +185,10 @@ class LeaveOnSignal:
                 self._restore(number)
                 signal.raise_signal(number)
             return
-        _put_off[:] = [number]
+        _deferred[:] = [number]
         if _forks_under_way:
             return
-        _put_off.clear()
+        _deferred.clear()
         if number == signal.SIGXCPU:  # see `StopSignals`
             signal.signal(number, signal.SIG_IGN)
         if _is_same(self.asked_at):
@@ -200,15 +200,15 @@ class LeaveOnSignal:
         raise interrupt
 
 
-# What a hook of `os.fork` raises is swallowed, and what that hook had still to do, such as to release the lock of
-# `logging`, is never done. So a handler that raises waits for the end of the forks of all threads.
+# Python discards an exception raised in a hook of `os.fork`, and the rest of the hook, such as releasing the lock of
+# `logging`, does not run. Handlers that raise are therefore deferred until all threads have finished forking.
 _forks_under_way: list[None] = []
-_put_off: list[int] = []
+_deferred: list[int] = []
 _forking = threading.local()
 
 
 def _block_ours() -> None:
-    """Keep the signals that we handle from the thread that forks, and so from the child until it has its handlers."""
+    """Block the signals that trieye handles in the forking thread, and so in the child until its handlers are set."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [number for number in STOP_SIGNALS if _is_ours(number)])
 
 
@@ -217,32 +217,34 @@ def _unblock_ours() -> None:
 
 
 def _hand_over_in_child() -> None:
-    """Let the signals do to a forked child, which has no run to leave, what they would do without us, or without Ray.
+    """Restore in a forked child, which has no run to close, the handlers from before trieye and Ray.
 
-    Ray's handler ends a process by `sys.exit`, which multiprocessing takes for an error and a hook swallows.
+    Ray's handler calls `sys.exit`, which multiprocessing reports as an error and fork hooks discard.
     """
-    _put_off.clear()
+    _deferred.clear()
     for number in [number for number in STOP_SIGNALS if _is_ours(number)]:
         handler = signal.getsignal(number)
         while _owner(handler) == __name__:
             owner = getattr(handler, "__self__", None)
             handler = getattr(owner, "_before", {}).pop(number, signal.SIG_DFL)
-        is_free = handler is None or _owner(handler).partition(".")[0] == "ray"  # None: one that is not of Python
+        is_free = (
+            handler is None or _owner(handler).partition(".")[0] == "ray"
+        )  # None: a handler that was not installed from Python
         signal.signal(number, signal.SIG_DFL if is_free else handler)
     _unblock_ours()
 
 
 @functools.cache
 def _watch_forks() -> None:
-    """Hook into `os.fork`, once a process has handlers: then the hooks of the libraries that it imported run inside."""
+    """Register hooks of `os.fork`, once handlers are installed, so that hooks of imported libraries run inside ours."""
     os.register_at_fork(before=_block_ours, after_in_parent=_unblock_ours, after_in_child=_hand_over_in_child)
-    # these are written in C: in a function in Python a handler may be called before the first line and after the last
+    # implemented in C: a Python function could be interrupted by a handler before its first and after its last line
     os.register_at_fork(
         before=functools.partial(_forks_under_way.append, None),
         after_in_parent=_forks_under_way.pop,
         after_in_child=_forks_under_way.clear,
     )
-    os.register_at_fork(after_in_parent=functools.partial(max, _put_off, key=_thread.interrupt_main, default=None))
+    os.register_at_fork(after_in_parent=functools.partial(max, _deferred, key=_thread.interrupt_main, default=None))
 
 
 def _outer_ones(handlers: Mapping[signal.Signals, Any]) -> list[LeaveOnSignal]:
@@ -255,7 +257,7 @@ def _is_same(asked_at: float) -> bool:
 
 
 def _is_free(number: signal.Signals) -> bool:
-    """Tell whether nobody minds a signal but a run that is over, and Ray, which ends the process without a word."""
+    """Return whether a signal has no handler, except those of a closed run and of Ray, which exits silently."""
     handler = signal.getsignal(number)
     is_over = getattr(getattr(handler, "__self__", None), "is_given_back", False)
     return handler is signal.SIG_DFL or is_over or _owner(handler).partition(".")[0] == "ray"
@@ -266,24 +268,24 @@ def _is_ours(number: signal.Signals) -> bool:
 
 
 def _owner(handler: Any) -> str:
-    """Return the module of the function that is a handler."""
+    """Return the name of the module that defines a handler."""
     return getattr(getattr(handler, "__func__", handler), "__module__", None) or ""
 
 
 @contextlib.contextmanager
 def children_outlive_signals() -> Iterator[None]:
-    """Keep SIGTERM and SIGUSR1 from the processes that the block starts, and its handler of SIGTERM from this one.
+    """Block SIGTERM and SIGUSR1 in processes started by the block, and undo a SIGTERM handler that the block installs.
 
-    Schedulers send them to every process of a job. A mask is inherited; what comes meanwhile waits until the end of the
-    block.
+    Schedulers signal every process of a job. Children inherit the mask; signals to this process are pending until the
+    block ends.
     """
     handler = signal.getsignal(signal.SIGTERM)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_SCHEDULER)
     was_ended = False
     try:
         yield
-    except SystemExit as left:  # that handler, if another thread of this process took the signal
-        if isinstance(left, RunInterrupted):
+    except SystemExit as error:  # raised by that handler if another thread received the signal
+        if isinstance(error, RunInterrupted):
             raise
         was_ended = True
     finally:
@@ -295,12 +297,12 @@ def children_outlive_signals() -> Iterator[None]:
 
 
 def let_sigterm_through() -> None:
-    """Take SIGTERM out of the mask that this process inherited, for what it starts itself."""
+    """Unblock SIGTERM, which this process inherited as blocked, for the processes that it starts."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def outlive_signals() -> None:
-    """Let this process go on when schedulers signal every process of a job; what it starts itself is not concerned."""
+    """Ignore the signals that schedulers send to every process of a job; child processes are not affected."""
     if threading.current_thread() is threading.main_thread():
         for number in _OF_A_SCHEDULER:
             signal.signal(number, lambda *_: None)  # not SIG_IGN, which would be inherited

@@ -13,7 +13,7 @@ SAVE_PATIENCE_S = 3.5
 class StepInterrupted(BaseException):
     """Raised out of a step that did not end in time after a stop was requested; the loop saves and ends.
 
-    No `Exception`, so that a step which catches those does not continue.
+    It is not an `Exception`, so that a step that catches exceptions does not continue.
 
     Attributes:
         made: Progress that the step had completed, under the names that `Experiment.step` returns.
@@ -40,7 +40,7 @@ class StopRequest:
         return self._requested_at() is not None
 
     def is_older_than(self, seconds: float) -> bool:
-        """Return whether the request was made more than so many seconds ago."""
+        """Return whether the request was made more than the given number of seconds ago."""
         requested_at = self._requested_at()
         return requested_at is not None and time.monotonic() - requested_at > seconds
 

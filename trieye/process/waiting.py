@@ -1,4 +1,4 @@
-"""Waiting: as long as work goes on, and longer each time before something that failed is tried again."""
+"""Wait while work makes progress, and back off exponentially between retries."""
 
 import os
 import random
@@ -7,17 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 TELL_EVERY_S = 10.0
-"""How often somebody who waits is told what for."""
+"""Seconds between two progress reports to a waiting user."""
 
 _STEP_BYTES = 16 << 20
-"""So much is not read and written by a process that only stands by."""
+"""An idle process reads and writes less than this."""
 
 _STEPS_PER_S = 10
-"""A thread that only looks again and again whether it may go on does not compute a tenth of a second in ten."""
+"""Steps of 0.1 s: a thread that only polls uses less CPU time than one step within ten seconds."""
 
 
 def moved_bytes() -> int:
-    """Return about how much this process has read and written so far; it grows while files of any kind are."""
+    """Return the bytes that this process has read and written so far, rounded down to `_STEP_BYTES`."""
     try:
         fields = Path("/proc/self/io").read_text(encoding="ascii").split()
     except OSError:  # not Linux
@@ -26,14 +26,14 @@ def moved_bytes() -> int:
 
 
 def computed(native_id: int | None) -> int:
-    """Return about how long a living thread of this process has computed, in steps that one which waits does not reach.
+    """Return the CPU time of a running thread of this process, in steps that a waiting thread does not reach.
 
     Args:
-        native_id: The thread's number in the kernel; None: it has not begun.
+        native_id: Native id of the thread; None if it has not started.
     """
     try:
         stat = Path(f"/proc/self/task/{native_id}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:  # not Linux, or it has ended
+    except OSError:  # not Linux, or the thread has exited
         return 0
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _STEPS_PER_S // os.sysconf("SC_CLK_TCK")
@@ -47,55 +47,54 @@ def wait_while_moving(
     poll_s: float = 1.0,
     tell: Callable[[object], None] | None = None,
 ) -> bool:
-    """Wait until work is done, or stands still, and tell whether it is done.
+    """Wait until work is done or stalls, and return whether it is done.
 
     Args:
-        is_done: Waits at most so many seconds for the work, and tells whether it is done.
-        progress: Returns something that changes as long as the work goes on.
-        still_s: After how many seconds without a change it stands still.
-        poll_s: Seconds between two looks.
+        is_done: Waits for the work for at most the given number of seconds and returns whether it is done.
+        progress: Returns a value that changes while the work makes progress.
+        still_s: Seconds without a change after which the work counts as stalled.
+        poll_s: Seconds between two polls of `progress`.
         tell: Called with the progress every `TELL_EVERY_S`.
     """
-    seen: object = None
-    changed = told = time.monotonic()
+    latest: object = None
+    changed = reported = time.monotonic()
     while not is_done(max(0.0, min(poll_s, changed + still_s - time.monotonic()))):
-        before, seen, now = seen, progress(), time.monotonic()
-        if seen != before:
+        before, latest, now = latest, progress(), time.monotonic()
+        if latest != before:
             changed = now
         elif now - changed >= still_s:
             return False
-        if tell is not None and now - told >= TELL_EVERY_S:
-            told = now
-            tell(seen)
+        if tell is not None and now - reported >= TELL_EVERY_S:
+            reported = now
+            tell(latest)
     return True
 
 
 class Backoff:
-    """Pauses before something that failed is tried again, each twice as long as the one before.
+    """Exponential backoff: pauses between retries, each twice as long as the previous one.
 
     Args:
-        first_s: The first pause, seconds.
-        longest_s: No pause is longer, seconds.
-        spread: Chance makes each pause longer or shorter by up to this share of it, so that runs that lost one server
-            do not all come back to it at once.
+        first_s: First pause, in seconds.
+        longest_s: Upper bound of a pause, in seconds.
+        spread: Relative jitter of each pause, so that runs that lost one server do not all return to it at once.
 
     Attributes:
-        failures: How often it failed since it worked.
+        failures: Number of failures since the last success.
     """
 
-    # the user's own generator is part of his checkpoints, and must not be drawn from here
-    _dice = random.SystemRandom()
+    # the global generator is part of the user's checkpoints and must not be advanced here
+    _generator = random.SystemRandom()
 
     def __init__(self, first_s: float, longest_s: float, *, spread: float = 0.0) -> None:
         self.failures = 0
         self._first_s, self._longest_s, self._spread = first_s, longest_s, spread
 
     def failed(self) -> float:
-        """Count a failure, and return how long to wait now, seconds."""
+        """Count a failure and return the pause before the next try, in seconds."""
         pause_s = min(self._first_s * 2.0 ** min(self.failures, 30), self._longest_s)
         self.failures += 1
-        return pause_s * self._dice.uniform(1 - self._spread, 1 + self._spread)
+        return pause_s * self._generator.uniform(1 - self._spread, 1 + self._spread)
 
     def worked(self) -> None:
-        """Begin anew with the first pause."""
+        """Record a success: the next pause is the first one again."""
         self.failures = 0

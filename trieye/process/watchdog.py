@@ -26,7 +26,7 @@ POKE = signal.SIGURG
 """Sent by the watchdog process; ignored by default."""
 
 
-class Calls:
+class StepCounter:
     """Counts the calls of one thread into environments: odd while a call is under way.
 
     Args:
@@ -64,9 +64,9 @@ class Watchdog:
             self.memory = memoryview(self._map).cast("Q")
             reading, self._pipe = os.pipe()
             os.set_blocking(self._pipe, False)
-            told = json.dumps({"run_name": run_name, "env_id": env_id, "poke": int(POKE), "parent": os.getpid()})
+            settings = json.dumps({"run_name": run_name, "env_id": env_id, "poke": int(POKE), "parent": os.getpid()})
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", watchdog_program.__file__, str(file.fileno()), told],
+                [sys.executable, "-I", "-S", watchdog_program.__file__, str(file.fileno()), settings],
                 stdin=reading,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[file.fileno()],
@@ -77,13 +77,13 @@ class Watchdog:
         if self._fd_before != -1:  # an event loop uses it; Python's handler forwards signals
             signal.set_wakeup_fd(self._fd_before, warn_on_full_buffer=False)
 
-    def calls(self) -> Calls:
+    def calls(self) -> StepCounter:
         """Return the call counter of the current thread."""
         if threading.current_thread() is threading.main_thread():
-            return Calls(self.memory, MAIN_THREAD)
+            return StepCounter(self.memory, MAIN_THREAD)
         with self._lock:
             slot, self._next_slot = self._next_slot, MAIN_THREAD + 1 + self._next_slot % (NUM_SLOTS - MAIN_THREAD - 1)
-        return Calls(self.memory, slot)
+        return StepCounter(self.memory, slot)
 
     def note_request(self) -> None:
         """Report to the watchdog process that Python has handled a stop request."""
@@ -135,9 +135,9 @@ def note_request() -> None:
         _current.note_request()
 
 
-def calls() -> Calls:
+def calls() -> StepCounter:
     """Return a context manager for each call of the current thread into an environment."""
-    return Calls([0], 0) if _current is None else _current.calls()
+    return StepCounter([0], 0) if _current is None else _current.calls()
 
 
 def _forget_in_child() -> None:

@@ -17,28 +17,28 @@ STOP_SIGNALS = frozenset(map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 INTERRUPT_S, AGAIN_S, END_S = 2.0, 1.0, 7.0
 """Seconds from the signal to the first interrupt, between interrupts, and from the signal to SIGKILL."""
 
-TELL_S = 30.0
+REPORT_S = 30.0
 """Calls longer than this are reported, without any signal, too."""
 
 _POLL_S = 0.1
 
 
-class Watch:
-    """Durations of the calls under way.
+class CallTimer:
+    """Measures how long the current calls have lasted.
 
     Args:
         memory: Unsigned 64-bit numbers, odd while a call is under way.
-        told: Names of the run and its environment, pid of the training, and number of the interrupting signal.
+        settings: Names of the run and its environment, pid of the training, and number of the interrupting signal.
     """
 
-    def __init__(self, memory: memoryview, told: dict[str, object]) -> None:
+    def __init__(self, memory: memoryview, settings: dict[str, object]) -> None:
         self._memory = memory
-        self._run_name, self._env_id = told["run_name"], told["env_id"]
-        self._parent, self._poke = int(str(told["parent"])), int(str(told["poke"]))
+        self._run_name, self._env_id = settings["run_name"], settings["env_id"]
+        self._parent, self._poke = int(str(settings["parent"])), int(str(settings["poke"]))
         self._since: dict[int, tuple[int, float]] = {}
-        self._told: set[tuple[int, int]] = set()
+        self._reported: set[tuple[int, int]] = set()
 
-    def look(self, now: float) -> dict[int, float]:
+    def durations(self, now: float) -> dict[int, float]:
         """Return the observed duration of each call under way, in seconds, by slot."""
         lasting = {}
         for slot in range(MAIN_THREAD, NUM_SLOTS):
@@ -51,12 +51,12 @@ class Watch:
             lasting[slot] = now - self._since[slot][1]
         return lasting
 
-    def tell_long_ones(self) -> None:
+    def report_long_calls(self) -> None:
         """Report unusually long calls of the main thread; `ExplorerGroup` reports those of explorers."""
-        for slot, lasted_s in self.look(time.monotonic()).items():
+        for slot, lasted_s in self.durations(time.monotonic()).items():
             key = (slot, self._memory[slot])
-            if slot == MAIN_THREAD and lasted_s >= TELL_S and key not in self._told:
-                self._told.add(key)
+            if slot == MAIN_THREAD and lasted_s >= REPORT_S and key not in self._reported:
+                self._reported.add(key)
                 say(
                     f"run {self._run_name!r}: {self._env_id} has not returned for {lasted_s:.0f} s; Ctrl-C saves and "
                     "ends the run"
@@ -70,7 +70,7 @@ class Watch:
             if select.select([0], [], [], _POLL_S)[0] and not os.read(0, 4096):
                 return True
             now = time.monotonic()
-            lasting = self.look(now)
+            lasting = self.durations(now)
             first = INTERRUPT_S if poked == began else AGAIN_S
             if lasting.get(MAIN_THREAD, 0.0) >= first and now - poked >= first:
                 poked = now
@@ -86,7 +86,7 @@ class Watch:
     def _end(self, waited_s: float) -> None:
         say(
             f"run {self._run_name!r}: {self._env_id} has not returned for {waited_s:.0f} s since the signal, and "
-            f"cannot be interrupted: the process is ended; run_name={self._run_name} resumes from the last checkpoint"
+            f"cannot be interrupted: the process is killed; run_name={self._run_name} resumes from the last checkpoint"
         )
         os.kill(self._parent, signal.SIGKILL)
 
@@ -101,16 +101,16 @@ def main() -> None:
     """Wait for a signal to the parent, which holds the other end of standard input."""
     for number in (*STOP_SIGNALS, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    file, told = int(sys.argv[1]), json.loads(sys.argv[2])
-    watch = Watch(memoryview(mmap.mmap(file, 8 * NUM_SLOTS)).cast("Q"), told)
+    file, settings = int(sys.argv[1]), json.loads(sys.argv[2])
+    timer = CallTimer(memoryview(mmap.mmap(file, 8 * NUM_SLOTS)).cast("Q"), settings)
     while True:
-        if not select.select([0], [], [], TELL_S / 3)[0]:
-            watch.tell_long_ones()
-            if os.getppid() != told["parent"]:
+        if not select.select([0], [], [], REPORT_S / 3)[0]:
+            timer.report_long_calls()
+            if os.getppid() != settings["parent"]:
                 return
             continue
         heard = os.read(0, 4096)
-        if not heard or (STOP_SIGNALS.intersection(heard) and watch.follow()):
+        if not heard or (STOP_SIGNALS.intersection(heard) and timer.follow()):
             return
 
 

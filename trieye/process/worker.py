@@ -1,4 +1,4 @@
-"""Worker: a thread that works in rounds, and the threads that wait for what it does."""
+"""Worker: a thread that works in rounds, and a way for other threads to wait for its progress."""
 
 import math
 import threading
@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
-LONGEST_FAREWELL_S = 1.0
-"""The thread may be in a call that is never answered."""
+JOIN_TIMEOUT_S = 1.0
+"""Seconds to wait for the thread to exit; it may be in a call that never returns."""
 
 _SLICE_S = 0.5
 
@@ -17,17 +17,18 @@ _Bell = SimpleQueue[None]
 class Worker:
     """A thread that works in rounds until it is stopped or a round fails.
 
-    No `Condition` and no `Event`: Ctrl-C inside their Python code leaves them locked for ever. Whoever waits puts a
-    queue of its own into `_waiting`, and the thread puts something into that queue.
+    It uses no `Condition` and no `Event`: Ctrl-C inside their Python code leaves them locked forever. A waiting thread
+    puts a new queue into `_waiting`, and the worker puts an item into that queue.
 
     Args:
-        name: Of the thread.
-        work: Does one round; returns whether those that wait should look again, as it has got on or has nothing to do.
-        pause_s: Returns how long the thread sleeps before a round that nobody asks for, seconds.
-        on_end: Called by the thread at its end, with what a round raised; with None if it was stopped before.
+        name: Name of the thread.
+        work: Does one round; returns whether waiting threads should check their conditions again, because the round
+            made progress or had nothing to do.
+        pause_s: Returns the time to sleep before a round that was not requested, in seconds.
+        on_end: Called by the thread before it exits, with the exception of the failed round, or None if it was stopped.
 
     Attributes:
-        failure: Why no further round begins; None while they do.
+        failure: Reason why no further round starts; None while the worker runs.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Worker:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a thread has begun to wait since the last `tell`."""
+        """Whether a thread has started to wait since the last `tell`."""
         return not self._waiting.empty()
 
     def start(self) -> None:
@@ -54,63 +55,63 @@ class Worker:
         self._thread.start()
 
     def wake(self) -> None:
-        """Begin a round at once, or after the present one."""
+        """Start a round now, or right after the current one."""
         self._alarm.put(None)
 
     def wait_for(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Let a round begin at once, wait until something is true, and tell whether it is.
+        """Request a round, wait until a condition holds, and return whether it holds.
 
         Args:
-            is_true: Called again at each `tell`, in the thread that waits.
-            timeout_s: How long to wait at most, seconds; until the worker ends if None.
+            is_true: The condition; evaluated in the waiting thread at each `tell`.
+            timeout_s: Time limit in seconds; None waits until the worker exits.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_true():
             bell: _Bell = SimpleQueue()
             self._waiting.put(bell)
             self.wake()
-            if is_true() or self.failure is not None:  # the thread may have called `tell` for the last time
+            if is_true() or self.failure is not None:  # the worker may have called `tell` for the last time
                 break
             if not _rings(bell, until):
                 break
         return is_true()
 
     def next_round(self) -> Callable[[], bool]:
-        """Return what tells whether a round is over that began after this call."""
+        """Return a function that returns whether a round that started after this call has ended."""
         number = self._num_begun + 1
         return lambda: self._num_ended >= number
 
     def tell(self) -> None:
-        """Let all that wait look again, in the middle of a round; only the thread itself calls this."""
+        """Make waiting threads check their conditions, in the middle of a round; called by the worker thread only."""
         for _ in range(self._waiting.qsize()):
             self._waiting.get().put(None)
 
-    def stop(self, why: Exception) -> None:
-        """Begin no further round; `failure` is this, unless the thread has failed before."""
-        self.failure = self.failure or why
+    def stop(self, reason: Exception) -> None:
+        """Start no further round; sets `failure`, unless the worker has failed before."""
+        self.failure = self.failure or reason
         self.wake()
 
     def join(self) -> None:
-        """Wait for the end of the thread, for a moment only."""
-        self._thread.join(LONGEST_FAREWELL_S)
+        """Wait at most `JOIN_TIMEOUT_S` for the thread to exit."""
+        self._thread.join(JOIN_TIMEOUT_S)
 
     def _run(self) -> None:
         error: Exception | None = None
         try:
             while self._sleep():
                 self._num_begun += 1
-                has_got_on = self._work()
+                made_progress = self._work()
                 self._num_ended = self._num_begun
-                if has_got_on:
+                if made_progress:
                     self.tell()
-        except Exception as caught:  # noqa: BLE001 - a remote call: kept for those that wait, who raise it
+        except Exception as caught:  # noqa: BLE001 - a remote call: waiting threads raise it
             error = caught
         self._on_end(error if self.failure is None else None)
         self.failure = self.failure or error
         self.tell()
 
     def _sleep(self) -> bool:
-        """Wait until a round is asked for or due; tell whether there is one."""
+        """Wait until a round is requested or due; return False if the worker was stopped."""
         try:
             self._alarm.get(timeout=self._pause_s())
             while True:
@@ -120,11 +121,11 @@ class Worker:
 
 
 def _rings(bell: _Bell, until: float | None) -> bool:
-    """Wait for a bell, and tell whether it rang in time."""
+    """Wait for a bell and return whether it rang in time."""
     while True:
         left_s = math.inf if until is None else max(until - time.monotonic(), 0.0)
         try:
-            # in slices: a signal that comes just before Python begins to wait is looked at when the waiting ends
+            # in slices: Python handles a signal that arrives just before the wait only after the wait
             bell.get(timeout=min(left_s, _SLICE_S))
         except Empty:
             if left_s <= _SLICE_S:

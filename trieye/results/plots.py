@@ -7,7 +7,7 @@ import io
 import re
 import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,7 +119,13 @@ def _of_page(key: str, value: str, name: str) -> str:
 
 
 def curves(
-    bands: Mapping[str, Band], metric: str, x: str, *, what: str, runs: Mapping[str, Any] | None = None
+    bands: Mapping[str, Band],
+    metric: str,
+    x: str,
+    *,
+    what: str,
+    runs: Mapping[str, Any] | None = None,
+    marks: Iterable[tuple[float, str]] = (),
 ) -> Figure:
     """Plot learning curves with interval bands and run counts.
 
@@ -132,6 +138,7 @@ def curves(
         x: Name of the x axis.
         what: Aggregate and interval, for the axis label.
         runs: Curves of single runs `[run, point]` by label, drawn faintly.
+        marks: Positions on the x axis and texts of vertical lines.
     """
     figure, axes = _figure()
     for number, (label, band) in enumerate(bands.items()):
@@ -149,8 +156,12 @@ def curves(
         axes.plot(band.at, value, color=color, linestyle=line, linewidth=0.75)
         changes = np.flatnonzero(drawn[1:] & drawn[:-1] & (np.diff(n) != 0)) + 1
         axes.plot(band.at[changes], value[changes], "D", color=color, markersize=6, markeredgecolor="white", zorder=3)
+    for number, (position, text) in enumerate(marks):
+        line = ("--", ":", "-.")[number % 3]
+        axes.axvline(position, color="#555555", linestyle=line, linewidth=1.0, label=_plain(text), zorder=0)
     axes.set_xlabel(_NAMES.get(x, x))
-    axes.set_ylabel(f"{_plain(metric)}\n{what}")
+    is_aggregate = any(band.n.max(initial=0) > 1 for band in bands.values())
+    axes.set_ylabel(f"{_plain(metric)}\n{what}" if is_aggregate else _plain(metric))
     _large_numbers(axes)
     _legend(figure, axes)
     return figure

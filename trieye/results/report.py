@@ -47,16 +47,16 @@ _FEW_VALUES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class Comparison:
     """Options of a report.
 
     Attributes:
         title: Title of the page.
-        places: Locations of the runs, as typed.
+        sources: Locations of the runs, as typed.
         command: Command that regenerates the page.
-        made: Creation time.
-        here: Directory to which displayed paths are relative.
-        beside: Directory of the page, to which links are relative; None: the page is no file and has no links.
+        created: Creation time.
+        working_dir: Directory to which displayed paths are relative.
+        directory: Directory of the page, to which links are relative; None: the page is no file and has no links.
         by: Parameters to group by.
         task: The parameter that distinguishes environments; None: a single environment.
         stat: Aggregate of the runs of a group.
@@ -66,11 +66,11 @@ class Question:
     """
 
     title: str
-    places: Sequence[str]
+    sources: Sequence[str]
     command: str
-    made: datetime
-    here: Path
-    beside: Path | None
+    created: datetime
+    working_dir: Path
+    directory: Path | None
     by: Sequence[str] = ()
     task: str | None = None
     stat: Aggregate = "iqm"
@@ -79,18 +79,18 @@ class Question:
     x: XAxis = "step"
 
     def shown(self, text: str) -> str:
-        """Return a text with paths relative to `here`, without secrets."""
-        inside = f"{str(self.here).rstrip(os.sep)}{os.sep}"
-        return redacted_text(text.replace(inside, "") if text != str(self.here) else ".")
+        """Return a text with paths relative to `working_dir`, without secrets."""
+        prefix = f"{str(self.working_dir).rstrip(os.sep)}{os.sep}"
+        return redacted_text(text.replace(prefix, "") if text != str(self.working_dir) else ".")
 
-    def link(self, directory: str) -> str:
-        """Return the link to a directory from the page file; empty if the page is no file."""
-        if self.beside is None or not Path(directory).is_dir():
+    def link(self, target: str) -> str:
+        """Return the link from the page file to a directory; empty if the page is no file."""
+        if self.directory is None or not Path(target).is_dir():
             return ""
         try:
-            return f"{quote(os.path.relpath(directory, self.beside).replace(os.sep, '/'))}/"
+            return f"{quote(os.path.relpath(target, self.directory).replace(os.sep, '/'))}/"
         except ValueError:  # on another drive
-            return Path(directory).as_uri()
+            return Path(target).as_uri()
 
 
 class Line(NamedTuple):
@@ -140,18 +140,18 @@ class Report:
     Args:
         groups: The compared groups.
         scoring: Score definition.
-        question: Options of the report.
+        comparison: Options of the report.
 
     Raises:
         ConfigurationError: No run has the metric, or a group has several configs.
     """
 
-    def __init__(self, groups: RunGroups, scoring: ScoreDefinition, question: Question) -> None:
-        self.groups, self.scoring, self.question = groups, scoring, question
+    def __init__(self, groups: RunGroups, scoring: ScoreDefinition, comparison: Comparison) -> None:
+        self.groups, self.scoring, self.comparison = groups, scoring, comparison
         self.scores = groups.scores(scoring)
-        self._intervals: dict[str, Any] = {"confidence": question.confidence}
-        mains = [statistics.aggregate(scores, question.stat, **self._intervals) for scores in self.scores]
-        sign = 1 if question.mode == "min" or question.stat == "optimality_gap" else -1
+        self._intervals: dict[str, Any] = {"confidence": comparison.confidence}
+        mains = [statistics.aggregate(scores, comparison.stat, **self._intervals) for scores in self.scores]
+        sign = 1 if comparison.mode == "min" or comparison.stat == "optimality_gap" else -1
         worst_last = [math.inf if math.isnan(main.value) else sign * main.value for main in mains]
         self._mains = mains
         penalties = groups.penalties(scoring)
@@ -162,13 +162,13 @@ class Report:
         """Return the page."""
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         environment.filters |= {"number": number, "interval": interval, "sha256": _sha256, "duration": _duration}
-        environment.filters |= {"value": _value, "shown": self.question.shown}
+        environment.filters |= {"value": _value, "shown": self.comparison.shown}
         environment.tests["separate"] = is_separate
         template = environment.from_string(files("trieye.results").joinpath("report.html.jinja").read_text("utf-8"))
         about = {**self._about(), "results": self.groups.results, "version": version("trieye")}
         page = ""
         for most in _MOST_LINES:
-            page = template.render(report=self, question=self.question, scoring=self.scoring, most=most, **about)
+            page = template.render(report=self, comparison=self.comparison, scoring=self.scoring, most=most, **about)
             if len(page.encode("utf-8", "backslashreplace")) <= MAX_BYTES:
                 break
         return page
@@ -205,7 +205,7 @@ class Report:
             tasks: The tasks; with one task, `median` is the median of its runs, as the median of one mean is the mean.
         """
         is_one = len(tasks) == 1
-        stat: Aggregate = "run_median" if is_one and self.question.stat == "median" else self.question.stat
+        stat: Aggregate = "run_median" if is_one and self.comparison.stat == "median" else self.comparison.stat
         named: dict[str, Aggregate] = {"median": "run_median"} if is_one else {"median of tasks": "median"}
         named |= {name: name for name in cast("tuple[Aggregate, ...]", ("iqm", "mean"))}
         named = {name: other for name, other in named.items() if other != stat}
@@ -236,11 +236,11 @@ class Report:
         """Return the pairwise comparisons of the plotted groups; X ranks above Y."""
         pairs, sizes = [], [int(np.isfinite(table).sum()) for table in self.scores]
         for x, y in itertools.combinations([group for group in self.ranked if group in self.drawn], 2):
-            sign = 1 if self.question.mode == "max" else -1
+            sign = 1 if self.comparison.mode == "max" else -1
             chance = statistics.probability_of_improvement(
                 sign * self.scores[x], sign * self.scores[y], **self._intervals
             )
-            gap = statistics.difference(self.scores[x], self.scores[y], self.question.stat, **self._intervals)
+            gap = statistics.difference(self.scores[x], self.scores[y], self.comparison.stat, **self._intervals)
             counts = f"{sizes[x]} + {sizes[y]}"
             pairs.append(Pair(self.groups.labels[x], self.groups.labels[y], counts, chance, gap))
         return pairs
@@ -255,7 +255,7 @@ class Report:
     def pictures(self) -> Iterator[Picture]:
         """Yield learning curves, intervals and performance profiles of the plotted groups."""
         labels = [self.groups.labels[group] for group in self.drawn]
-        name, figure_name = self.scoring.name, f"{self.question.stat}, {self.question.confidence:.0%} CI"
+        name, figure_name = self.scoring.name, f"{self.comparison.stat}, {self.comparison.confidence:.0%} CI"
         bands, x = self._bands()
         if bands:
             figure = plots.curves(bands, name, x, what=figure_name)
@@ -276,10 +276,10 @@ class Report:
 
     def _bands(self) -> tuple[dict[str, Band], str]:
         """Return the plotted curves and the name of their x axis."""
-        grid, curves = self.groups.curves(self.scoring, self.question.x)
+        grid, curves = self.groups.curves(self.scoring, self.comparison.x)
         axes = {run.axis for run in self.groups.results.runs}
-        x = axes.pop() if self.question.x == "step" and len(axes) == 1 else self.question.x
-        stat = self.question.stat
+        x = axes.pop() if self.comparison.x == "step" and len(axes) == 1 else self.comparison.x
+        stat = self.comparison.stat
         bands = {
             self.groups.labels[group]: aggregate_curves(curves[group], grid, stat, **self._intervals)
             for group in self.drawn
@@ -292,10 +292,12 @@ class Report:
 
     def sensitivities(self) -> Iterator[Picture]:
         """Yield a sensitivity plot of each parameter that shows more than the comparison of groups."""
-        task = None if self.question.task is None else selection.resolve(self.question.task, self.groups.results.runs)
-        outer = RunGroups.by_config(self.groups.results, self.question.by, self.question.task)
+        task = (
+            None if self.comparison.task is None else selection.resolve(self.comparison.task, self.groups.results.runs)
+        )
+        outer = RunGroups.by_config(self.groups.results, self.comparison.by, self.comparison.task)
         keys = {key for groups in outer.values() for key in groups.keys}
-        excluded = {selection.resolve(key, self.groups.results.runs) for key in self.question.by} | {task}
+        excluded = {selection.resolve(key, self.groups.results.runs) for key in self.comparison.by} | {task}
         compared = selection.compared_by(self.groups.results.runs)
         params = self._distinct(key for key in compared if key in keys - excluded)
         for key in params[:_MOST_SENSITIVITIES]:
@@ -303,7 +305,7 @@ class Report:
             values = {setting.value for settings in lines.values() for setting in settings}
             is_line = len(values) > _FEW_VALUES and not any(isinstance(value, str | bool) for value in values)
             if len(values) >= _FEW_VALUES and (is_line or len(params) > 1):
-                figure = plots.sensitivity(lines, key, f"{self.scoring.name} ({self.question.stat})")
+                figure = plots.sensitivity(lines, key, f"{self.scoring.name} ({self.comparison.stat})")
                 seen = f"{self.scoring.name} for each value of {key}: {', '.join(map(str, sorted(values, key=str)))}"
                 yield Picture(key, Markup(plots.inline(figure, f"of-{params.index(key)}")), seen)  # noqa: S704 - escaped
 
@@ -316,7 +318,7 @@ class Report:
         return list(by_partition.values())
 
     def _settings(self, groups: RunGroups, key: str) -> tuple[Setting, ...]:
-        stat, mode = self.question.stat, self.question.mode
+        stat, mode = self.comparison.stat, self.comparison.mode
         try:
             return groups.sensitivity(key, self.scoring, stat, mode=mode, **self._intervals)
         except ConfigurationError:  # the configs differ in parameters not varied in sweeps, among which --best selected
@@ -387,8 +389,8 @@ class Report:
             duration = _lasted(run, points.times) if origin is None or origin.duration_s is None else origin.duration_s
             label = "" if group is None else self.groups.labels[group]
             step = run.step if run.step is not None else int(points.steps.max()) if len(points.steps) else None
-            link = self.question.link(run.path)
-            shown_path = self.question.shown(run.path)
+            link = self.comparison.link(run.path)
+            shown_path = self.comparison.shown(run.path)
             value = value_of.get(run.path, math.nan)
             shown_task = "" if task is None else self.groups.tasks[task]
             lines.append(RunLine(run, label, shown_task, value, step, duration, origin, link, shown_path))
@@ -398,8 +400,8 @@ class Report:
         )
 
     def command(self, *words: str) -> str:
-        """Return a trieye command line with paths relative to `here`."""
-        return shlex.join(["trieye", *map(self.question.shown, words)])
+        """Return a trieye command line with paths relative to `working_dir`."""
+        return shlex.join(["trieye", *map(self.comparison.shown, words)])
 
 
 def _commit(provenance: Provenance) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ Mode = Literal["max", "min"] | Callable[[float, float], bool]
 """Which of two numbers is better; a function returns whether its first argument is better than the second."""
 
 Metric = str | Sequence[str]
-"""A metric, or its names in several programs; each run has one of them."""
+"""A metric, or its names in several programs; each run logs it under one name."""
 
 _MAX_SHOWN = 10
 
@@ -381,7 +381,7 @@ class Results:
                 self._cache.problems.note(run.path, f"not on the axis {x}: it counts {run.axis}, and logs no {x}")
         counted = {run.axis for run, one in zip(self.runs, series, strict=True) if len(one.steps)}
         if x == "step" and len(counted) > 1:
-            self._cache.problems.note("x=step", f"the runs count {', '.join(sorted(counted))}; choose one of them as x")
+            self._cache.problems.note("x=step", f"the runs count {', '.join(sorted(counted))}; choose one as x")
 
     def _arranged(self, by_run: NDArray[Any], fill: Any) -> NDArray[Any]:
         """Rearrange `[run, ...]` to `[config, seed, ...]`."""
@@ -464,7 +464,7 @@ class Results:
             scores[str(name)] = np.array([[column[seed] for column in columns] for seed in seeds])
             for seed in sorted(set().union(*columns) - set(seeds)):
                 self._cache.problems.note(
-                    f"{algorithm}={name}", f"seed {seed} is left out: it lacks a score in some task"
+                    f"{algorithm}={name}", f"seed {seed} is skipped, because it lacks a score in a task"
                 )
         return scores
 

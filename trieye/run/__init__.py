@@ -1,1 +1,1 @@
-"""What user code holds: `Run`, `RunClient`, and the way of what they are given to the hub."""
+"""The logging API of user code, `Run` and `RunClient`, and the delivery of logged values to the hub."""

@@ -1,4 +1,4 @@
-"""`trieye.main`: the command line of a task function, and what is looked at before a run of it starts."""
+"""`trieye.main`: the command-line decorator for task functions, and the checks before a run starts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 def main(
     config_path: str = "conf", config_name: str = "train"
 ) -> Callable[[Callable[[Config], Result]], Application[Config, Result]]:
-    """Make a command line of a task function, whose first parameter is annotated with the type of its config.
+    """Turn a task function into a command line; its first parameter is annotated with its config class.
 
-    The command line is composed by Hydra and checked before anything runs: a mistake is one message on stderr and exit
-    code 2. A single run has its Hydra records in its own directory; with `-m` every job is a run of its own, named
-    after the sweep and its number. A task whose parameter has no annotation, or that of another type, is refused.
+    Hydra composes the config from the command line, and invalid configs fail before anything runs, with one message on
+    stderr and exit code 2. A single run stores its Hydra records in its directory; with `-m` every job is a separate
+    run, named after the sweep and the job number. A task not annotated with a config class is refused.
 
     Args:
-        config_path: The config directory, relative to the file of the task function, or absolute, or `pkg://` and a
-            package.
+        config_path: The config directory: absolute, relative to the file of the task function, or `pkg://` followed by
+            a package.
         config_name: The primary config, without `.yaml`.
 
     Raises:
-        ConfigurationError: It decorates without parentheses.
+        ConfigurationError: The decorator is used without parentheses.
     """
     if callable(config_path):
         name = getattr(config_path, "__name__", "train")
@@ -42,38 +42,38 @@ def main(
 
 
 def check_start(config: TrieyeConfig) -> None:
-    """Make sure that a run can start: that there is what its machine has to have, and what it is to start from.
+    """Check that a run can start: the machine meets the requirements of the config, and the checkpoint to load exists.
 
     Raises:
-        ConfigurationError: Something is missing; nothing was made or started.
-        CheckpointError: What it should start from is damaged.
-        SystemExit: The program was started to see this and no more, as `trieye rerun` does.
+        ConfigurationError: A requirement is missing; nothing was created or started.
+        CheckpointError: The checkpoint to load is damaged.
+        SystemExit: This is a dry run, as `trieye rerun` starts one, and its report is written.
     """
     config.check()
     if config.persistence.load_checkpoint_path is not None:
-        from trieye.checkpoints.choose import check_reference  # here, for a mistyped key should not wait for NumPy
+        from trieye.checkpoints.choose import check_reference  # imported late: reporting a typo must not load NumPy
         from trieye.files.run_files import RunFiles
 
         check_reference(RunFiles(config.trieye.persistence), config.trieye.persistence)
-    from trieye.run.rehearsal import end_if_rehearsed  # likewise
+    from trieye.run.rehearsal import exit_if_dry_run  # imported late as well
 
-    end_if_rehearsed("config", completed(config))
+    exit_if_dry_run("config", completed(config))
 
 
 def completed(config: TrieyeConfig) -> TrieyeConfig:
-    """Return the config with the defaults of `Run`; a run of an earlier version keeps its directory of event files."""
+    """Return the config with the defaults of `Run`; a run of an older version keeps its directory `tensorboard`."""
     config = config.with_run_defaults()
     persistence = config.persistence
-    earlier = persistence.get_run_base_dir() / "tensorboard"
-    if persistence.tensorboard_dir_name != "." or not earlier.is_dir():
+    old_directory = persistence.get_run_base_dir() / "tensorboard"
+    if persistence.tensorboard_dir_name != "." or not old_directory.is_dir():
         return config
     return config.model_copy(
-        update={"persistence": persistence.model_copy(update={"tensorboard_dir_name": earlier.name})}
+        update={"persistence": persistence.model_copy(update={"tensorboard_dir_name": old_directory.name})}
     )
 
 
 def print_config(config: TrieyeConfig) -> None:
-    """Print a config as a tree, without its secrets."""
+    """Print a config as a tree, with secrets hidden."""
     from rich.tree import Tree
 
     from trieye.process.terminal import Terminal, Text
@@ -99,10 +99,10 @@ def _grow(tree: "Tree", name: str, value: Any) -> None:
 
 
 def _check_lock(run_dir: Path, is_on_cluster: bool) -> None:
-    from trieye.process.lock import RunLock  # loaded here so that refusing a mistyped key does not wait for it
+    from trieye.process.lock import RunLock  # imported late, to report a typo fast
 
     lock_path = run_dir / "run.lock"
-    if not (is_on_cluster and RunLock(lock_path).is_of_hub):  # the run asks Ray about the hub of a cluster
+    if not (is_on_cluster and RunLock(lock_path).is_of_hub):  # the run itself asks Ray about a hub on a cluster
         RunLock.check(lock_path)
 
 

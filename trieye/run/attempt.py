@@ -1,4 +1,4 @@
-"""Attempt: one start of a run, from its lock to its end; recorded once its checkpoint is accepted."""
+"""Attempt: one start of a run, from taking its lock to closing; recorded once its checkpoint is accepted."""
 
 import os
 import socket
@@ -46,54 +46,53 @@ from trieye.process.signals import StopSignals
 from trieye.process.waiting import TELL_EVERY_S
 from trieye.run.application import check_start, completed
 from trieye.run.flusher import flusher_of
-from trieye.run.provenance import Notes, command_line, commit_of_program, tags_of
+from trieye.run.provenance import ProvenanceRecorder, command_line, commit_of_program, tags_of
 from trieye.run.saves import PendingSaves
 from trieye.sinks.base import Sink
 from trieye.snapshot import signing
 from trieye.snapshot.signing import Trust
 
 DESCRIPTION_TAG = "mlflow.note.content"
-"""Tag that MLflow shows as the description of a run."""
+"""Tag that MLflow displays as the description of a run."""
 
 AT_ONCE_S = 2.0
-"""How long a run may take to close after the second signal."""
+"""Time limit for closing a run after the second signal."""
 
 _CTRL_C = 130
-"""What a process exits with after Ctrl-C."""
+"""Exit code of a process after Ctrl-C."""
 
 _POLL_S = 0.1
 
-_FIRST_TELL_S = 3.0
-"""A run that takes longer than that to close says what for."""
+_FIRST_PROGRESS_S = 3.0
+"""A run that takes longer than this to close reports its progress."""
 
 
-class Attempt:
-    """What a run holds while it is open: the lock, the hub, and the thread that brings events there.
+class OpenAttempt:
+    """The resources of an open run: its lock, its hub, and the thread that sends events to the hub.
 
-    An attempt that may restore a checkpoint is *pending* at first: it holds the lock and writes nothing but `logs/`.
-    `begin` counts it, writes its records and starts the hub. So an attempt whose checkpoint is refused leaves no trace.
+    An attempt that may restore a checkpoint is *pending* at first: it holds the lock and writes only to `logs/`.
+    `begin` counts it, writes its records and starts the hub, so an attempt whose checkpoint is refused leaves no trace.
 
     Args:
         config: The config of the run.
-        group: The sweep that the run belongs to; None: that of Hydra, if any.
-        sinks: Sinks besides those of the config.
+        group: The sweep of the run; None selects the current Hydra sweep, if any.
+        sinks: Additional sinks, as in `Run`.
 
     Attributes:
-        hub: Collects, logs, saves.
-        flusher: Brings events to the hub.
+        hub: Processes events, writes to sinks, saves checkpoints.
+        flusher: Sends events to the hub.
         saves: Checkpoints that are being written.
-        group: The sweep that the run belongs to.
-        config_hash: Hash of what is trained.
+        group: The sweep of the run.
+        config_hash: Hash of the config values that determine the training.
         number: 1 for the first start of the run.
-        recorded_config: The config as files hold it, without secrets.
+        recorded_config: The config as stored in files, without secrets.
         has_begun: Whether the attempt is recorded and its hub runs.
-        pid: The process that made it; a forked child has no part in the attempt.
+        pid: Process that created the attempt; a forked child must not use it.
 
     Raises:
-        ConfigurationError: The directory of the run, or the key that signs pickled parts, cannot be used, or there is
-            not what it should start from.
-        CheckpointError: What it should start from is damaged.
-        RunLockedError: Another process writes to the run.
+        ConfigurationError: The run directory or the signing key is unusable, or the checkpoint to load does not exist.
+        CheckpointError: The checkpoint to load is damaged.
+        RunLockedError: Another process is writing to the run.
     """
 
     def __init__(self, config: TrieyeConfig, group: str | None, sinks: Sequence[Sink] = ()) -> None:
@@ -114,36 +113,36 @@ class Attempt:
         self._config, self._sinks = config, sinks
         self.recorded_config = recorded(config.model_dump(mode="json"))
         self._commit = commit_of_program()
-        self._lock, restored = take_run(self._paths, config, lambda: _taken(RunLock(self._paths.lock_path), config))
+        self._lock, notice = take_run(self._paths, config, lambda: _acquired(RunLock(self._paths.lock_path), config))
         try:
-            if restored is not None:
-                say(restored)
-            self._before = self._checked_record(config)
-            self.number = 1 if self._before is None else self._before.attempt + 1
+            if notice is not None:
+                say(notice)
+            previous = self._checked_record(config)
+            self.number = 1 if previous is None else previous.attempt + 1
             self._output = _output_log(self._paths, self.number) if config.persistence.log_output else None
             self._hub_class = _hub_class(config, sinks)
             _link_from_sweep(self._paths.run_base_dir)
             self._wait_for_last_hub()
         except BaseException:
-            self._let_go()
+            self._release()
             raise
 
     @property
     def may_restore(self) -> bool:
-        """Whether there may be a checkpoint to restore; nothing is read."""
-        chosen = self._config.persistence
-        is_told = chosen.load_checkpoint_path is not None or chosen.auto_resume_latest
-        return is_told or any(self._paths.checkpoint_dir.glob(f"{CHECKPOINT_PREFIX}*"))
+        """Whether the config or a file name suggests a checkpoint to restore; no file is read."""
+        persistence = self._config.persistence
+        is_configured = persistence.load_checkpoint_path is not None or persistence.auto_resume_latest
+        return is_configured or any(self._paths.checkpoint_dir.glob(f"{CHECKPOINT_PREFIX}*"))
 
     def find(self, path: Path | None) -> Restored | None:
-        """Return the checkpoint to restore; nothing of the run changes.
+        """Return the checkpoint to restore, without changing the run.
 
         Args:
-            path: Directory of the checkpoint; None: the one that the config selects.
+            path: Directory of the checkpoint; None selects it by the config.
 
         Raises:
             ConfigurationError: `load_checkpoint_path` does not exist.
-            CheckpointError: There are checkpoints, and none of them is whole.
+            CheckpointError: Checkpoints exist, and none is intact.
         """
         self._is_refused = True
         states = SavedStates(
@@ -156,7 +155,7 @@ class Attempt:
         return states.given(path) if path is not None else states.find(group=self.group, config_hash=self.config_hash)
 
     def begin(self) -> None:
-        """Count the attempt, write its records and start the hub; does nothing if that has happened.
+        """Count the attempt, write its records and start the hub; a no-op after the first call.
 
         Raises:
             ConfigurationError: The directory is a copy of another run.
@@ -168,23 +167,23 @@ class Attempt:
         note_run(self._name)
         publish_records(self._paths.run_base_dir, self._paths.log_dir)
         self.hub = self._start_hub(self._config, self._sinks)
-        self._notes = Notes(self._paths.run_base_dir, self.number, self._commit)
+        self._provenance = ProvenanceRecorder(self._paths.run_base_dir, self.number, self._commit)
         self.flusher = flusher_of(self.hub, self._config.runtime)
         self.has_begun = True
 
     def _checked_record(self, config: TrieyeConfig) -> RunRecord | None:
-        before = RunRecord.read(self._paths.run_record_path)
-        if before is not None and before.group not in (None, self.group) and not self._is_of_moved_sweep():
+        previous = RunRecord.read(self._paths.run_record_path)
+        if previous is not None and previous.group not in (None, self.group) and not self._is_of_moved_sweep():
             raise ConfigurationError(
-                f"run_name={self._name}: this run belongs to the sweep {before.group}; choose another run_name"
+                f"run_name={self._name}: this run belongs to the sweep {previous.group}; choose another run_name"
             )
-        if before is not None and before.axis != config.loop.axis:
+        if previous is not None and previous.axis != config.loop.axis:
             raise ConfigurationError(
-                f"loop.axis={config.loop.axis}: the steps of run {self._name!r} count {before.axis} since it began; "
-                f"set loop.axis={before.axis}, or choose another run_name"
+                f"loop.axis={config.loop.axis}: run {self._name!r} has counted its steps in {previous.axis} since its "
+                f"first start; set loop.axis={previous.axis}, or choose another run_name"
             )
-        tell_changes(self._paths, config)
-        return before
+        report_changes(self._paths, config)
+        return previous
 
     def _counted(self, config: TrieyeConfig) -> RunRecord:
         return open_run_record(
@@ -199,12 +198,12 @@ class Attempt:
         )
 
     def _wait_for_last_hub(self) -> None:
-        """Wait until the hub of a killed attempt has ended: it may be writing the checkpoint to restore.
+        """Wait until the hub of a killed attempt has exited: it may be writing the checkpoint to restore.
 
         Raises:
-            RunLockedError: It does not end.
+            RunLockedError: The hub does not exit in time.
         """
-        deadline, is_told = time.monotonic() + HUB_GONE_AFTER_S, False
+        deadline, is_reported = time.monotonic() + HUB_GONE_AFTER_S, False
         while True:
             try:
                 RunLock.check(self._paths.hub_lock_path)
@@ -213,15 +212,15 @@ class Attempt:
                     raise
             else:
                 return
-            if not is_told:
+            if not is_reported:
                 say(
-                    f"run {self._name!r}: waiting up to {HUB_GONE_AFTER_S:.0f} s for the hub of its last attempt to end"
+                    f"run {self._name!r}: waiting up to {HUB_GONE_AFTER_S:.0f} s for the hub of the last attempt to end"
                 )
-            is_told = True
+            is_reported = True
             time.sleep(_POLL_S)
 
     def _is_of_moved_sweep(self) -> bool:
-        """Return whether this job of a sweep that was moved, or copied with its project, began the run."""
+        """Return whether this sweep job created the run before its sweep was moved, or copied with its project."""
         launch = launch_info()
         if launch is None or earlier_run_name(launch) != self._name:
             return False
@@ -229,62 +228,63 @@ class Attempt:
 
     def _start_hub(self, config: TrieyeConfig, sinks: Sequence[Sink]) -> Hub:
         try:
-            # it writes the tags down, and need not have the environment by which their secrets are known
-            tags = tags_of(self._commit) | self._note(config) | redacted(config.tags)
-            known = config.trieye.model_copy(update={"tags": tags})
-            return self._hub_class(known, self.recorded_config, sinks)
+            # redacted here: the hub writes the tags, but may lack the environment variables that identify secrets
+            tags = tags_of(self._commit) | self._description(config) | redacted(config.tags)
+            hub_config = config.trieye.model_copy(update={"tags": tags})
+            return self._hub_class(hub_config, self.recorded_config, sinks)
         except BaseException as error:
-            with noted(error, "recording that"):
+            with noted(error, "recording that the hub did not start"):
                 self._record.close(self._paths.run_record_path, "FAILED" if isinstance(error, Exception) else "KILLED")
             raise
 
-    def _note(self, config: TrieyeConfig) -> dict[str, str]:
+    def _description(self, config: TrieyeConfig) -> dict[str, str]:
         if config.description is not None:
             return {DESCRIPTION_TAG: config.description}
-        return {DESCRIPTION_TAG: f"`{command_line()}`"} if self.number == 1 else {}  # later ones leave what was edited
+        # later attempts keep a description that the user has edited
+        return {DESCRIPTION_TAG: f"`{command_line()}`"} if self.number == 1 else {}
 
     def close(self, status: RunStatus, *, at_once: bool = False) -> None:
-        """Send what is left, wait for the saves, close the sinks and record how the run ended.
+        """Send pending values, wait for saves, close the sinks and record how the run ended.
 
-        The first signal meanwhile is put off until the end; the second one ends the waiting, and so does the first
-        Ctrl-C once everything is safe on the disk and only the sinks are waited for.
+        A first signal during the call takes effect at its end. A second signal stops the wait, and so does the first
+        Ctrl-C once all values are safe on disk and only the delivery to sinks remains.
 
-        An attempt that never began is recorded only if it ends well and no checkpoint was refused.
+        An attempt that has not begun is recorded only if it ends as FINISHED and no checkpoint was refused.
 
         Args:
-            status: How it ended.
+            status: How the run ended.
             at_once: See `Run.close`.
 
         Raises:
-            CheckpointError: A save failed that was not reported yet; the run is recorded as failed.
-            ProcessingError: The hub did not take all metrics; likewise.
-            RunInterrupted: A signal came, and nothing else ends the program.
+            CheckpointError: A save failed and was not reported yet; the run is recorded as failed.
+            ProcessingError: The hub did not accept all metrics; the run is recorded as failed.
+            RunInterrupted: A signal arrived, and no other exception ends the program.
         """
         if self.pid != os.getpid():
             return
         if not self.has_begun and (status != "FINISHED" or self._is_refused):
-            self._let_go()
+            self._release()
             return
         try:
             self.begin()
         except BaseException:
-            self._let_go()
+            self._release()
             raise
         try:
-            self._close_patiently(status, at_once=at_once)
+            self._close_interruptibly(status, at_once=at_once)
         finally:
             self._close_output()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._close_output()
         self._lock.release()
 
     def check_sinks(self) -> None:
-        """Look at the sinks that this run cannot do without.
+        """Check that the sinks of `sinks.required` exist and work.
 
         Raises:
-            ConfigurationError: There is none of that name.
-            ProcessingError: One does not work, or refused something.
+            ConfigurationError: A required sink does not exist.
+            ProcessingError: A required sink fails, or refused points.
         """
         if not self._required:
             return
@@ -293,25 +293,25 @@ class Attempt:
             if name not in sinks:
                 raise ConfigurationError(
                     f"sinks.required: this run has no sink {name!r}{did_you_mean(name, sinks)} "
-                    f"(it has: {', '.join(sinks) or 'none'})"
+                    f"(its sinks: {', '.join(sinks) or 'none'})"
                 )
             sink = sinks[name]
             if sink["error"] is not None or sink["refused"]:
-                what = sink["error"] or f"{sink['refused']} points and other things were refused, as the log says"
+                reason = sink["error"] or f"it refused {sink['refused']} points or other items (see the log)"
                 raise ProcessingError(
-                    f"run {self._name!r} ends here, since sinks.required names {name!r}, which does not work: {what}; "
-                    "what was logged is kept, and the next start delivers it"
+                    f"run {self._name!r} stops because the sink {name!r} of sinks.required does not work: {reason}; "
+                    "all logged values are stored, and the next start delivers them"
                 )
 
     def keep_traceback(self, error: BaseException) -> None:
-        """Write the traceback of an error that ends the attempt to the log directory, without secrets."""
+        """Write the traceback of an error that ends the attempt to the log directory, with secrets hidden."""
         with noted(error, f"writing the traceback of run {self._name!r}"):
             text = redacted_text("".join(traceback.format_exception(error)))
             path = self._paths.log_dir / f"failure_of_attempt_{self.number}.txt"
             path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
     def keep_output(self, error: BaseException) -> None:
-        """Add the traceback of an error, which is not printed yet, to the output of the program."""
+        """Add the traceback of an error to `output.log`; the interpreter prints it after the log is closed."""
         if self._output is not None:
             self._output.keep("".join(traceback.format_exception(error)))
 
@@ -319,46 +319,46 @@ class Attempt:
         if self._output is not None:
             self._output.close()
 
-    def _close_patiently(self, status: RunStatus, *, at_once: bool) -> None:
-        message = f"closing run {self._name!r}; the same signal again (or Ctrl-C) stops at once"
+    def _close_interruptibly(self, status: RunStatus, *, at_once: bool) -> None:
+        message = f"closing run {self._name!r}; the same signal again (or Ctrl-C) stops immediately"
         with StopSignals(self._on_signal, message, requeue_exit_code=self._requeue_exit_code) as signals:
             try:
-                if not _done_within(AT_ONCE_S if at_once else None, lambda: self._close(status), self._tell_closing):
-                    self._leave(status)
+                if not _done_within(AT_ONCE_S if at_once else None, lambda: self._close(status), self._report_closing):
+                    self._abandon(status)
             except BaseException as error:
                 if not isinstance(error, Exception):  # the second signal; the thread ends with the process
-                    with noted(error, "recording that"):
-                        self._leave(status)
+                    with noted(error, "recording how the run ended"):
+                        self._abandon(status)
                 raise
         if signals.exit_code is not None and status == "FINISHED":
-            raise RunInterrupted(f"run {self._name!r} was finished when it was asked to stop", signals.exit_code)
+            raise RunInterrupted(f"run {self._name!r} was already finished when a signal arrived", signals.exit_code)
 
     def _on_signal(self, exit_code: int) -> None:
         if self._is_delivering and exit_code == _CTRL_C:
-            raise RunInterrupted(f"run {self._name!r} was left before its sinks had everything", exit_code)
+            raise RunInterrupted(f"run {self._name!r}: interrupted before its sinks were complete", exit_code)
 
-    def _tell_closing(self) -> None:
+    def _report_closing(self) -> None:
         way_out = (
             f"; Ctrl-C leaves the rest to `trieye close {self._paths.run_base_dir}`" if self._is_delivering else ""
         )
         say(f"closing run {self._name!r}: {self.hub.progress()}{way_out}")
 
-    def _leave(self, status: RunStatus) -> None:
-        self._note_end("KILLED" if status == "FINISHED" else status)
+    def _abandon(self, status: RunStatus) -> None:
+        self._record_end("KILLED" if status == "FINISHED" else status)
         say(
-            f"run {self._name!r} is left at once; what its sinks lack is kept, and the next start or "
-            f"`trieye close {self._paths.run_base_dir}` delivers it"
+            f"run {self._name!r}: closing was cut short; values missing in its sinks are stored, and the next start or "
+            f"`trieye close {self._paths.run_base_dir}` delivers them"
         )
 
     def _close(self, status: RunStatus) -> None:
-        self._notes.wait()
+        self._provenance.wait()
         try:
             try:
                 self.flusher.close()
                 if status == "FINISHED":
                     self.check_sinks()
             except Exception as error:
-                with noted(error, "a save"):
+                with noted(error, "saving a checkpoint"):
                     self.saves.report(wait=True)
                 raise
             self.saves.report(wait=True)
@@ -375,12 +375,12 @@ class Attempt:
         self._is_delivering = True
         try:
             self.hub.close(status)
-        except BaseException as error:  # it could not write down how the run ended; whoever reads run.json must know
-            with noted(error, "recording that"):
-                self._note_end(status)
+        except BaseException as error:  # the hub could not record the end of the run in run.json
+            with noted(error, "recording how the run ended"):
+                self._record_end(status)
             raise
 
-    def _note_end(self, status: RunStatus) -> None:
+    def _record_end(self, status: RunStatus) -> None:
         record = RunRecord.read(self._paths.run_record_path)
         if record is not None and record.status == "RUNNING":
             record.close(self._paths.run_record_path, status)
@@ -390,8 +390,8 @@ def _output_log(paths: RunFiles, attempt: int) -> OutputLog | None:
     try:
         paths.log_dir.mkdir(parents=True, exist_ok=True)
         output = OutputLog(paths.get_output_log_path(), redactor())
-    except OSError as error:  # what else stands in the way there is an error of the hub
-        say(f"{paths.get_output_log_path()} cannot be written ({error.strerror}); what is printed is not kept")
+    except OSError as error:  # any other obstacle in that directory is an error of the hub
+        say(f"{paths.get_output_log_path()} cannot be written ({error.strerror}); printed output is not recorded")
         return None
     now = datetime.now().astimezone().isoformat(" ", "seconds")
     output.keep(f"--- attempt {attempt}, {now}, process {os.getpid()} on {socket.gethostname()} ---")
@@ -400,7 +400,7 @@ def _output_log(paths: RunFiles, attempt: int) -> OutputLog | None:
 
 @contextmanager
 def naming_changes(stored: Mapping[str, Any], config: TrieyeConfig) -> Iterator[None]:
-    """Name the keys in which a stored config differs, in the error of a checkpoint that does not fit."""
+    """Add the config keys that differ from the stored config to the error of a checkpoint that does not fit."""
     try:
         yield
     except CheckpointError as error:
@@ -409,43 +409,43 @@ def naming_changes(stored: Mapping[str, Any], config: TrieyeConfig) -> Iterator[
         raise CheckpointError(f"{changes} ({reason})" if changes else reason) from error
 
 
-def tell_changes(paths: RunFiles, config: TrieyeConfig) -> None:
-    """Say what is configured differently than in the last attempt, as far as it changes what is trained."""
+def report_changes(paths: RunFiles, config: TrieyeConfig) -> None:
+    """Report the config values that differ from the last attempt and affect the training."""
     if changes := changed_values(paths.config_path, config):
         say(
             f"run {config.run_name!r} is configured differently than in its last attempt: {'; '.join(changes)}; "
-            "if that is not meant, choose another run_name"
+            "if this is not intended, choose another run_name"
         )
 
 
-def _done_within(patience_s: float | None, work: Callable[[], None], tell: Callable[[], None]) -> bool:
-    """Do something that can be left at any moment, by a signal too, and that then ends with the process.
+def _done_within(timeout_s: float | None, work: Callable[[], None], report: Callable[[], None]) -> bool:
+    """Run `work` in a thread that a timeout or a signal abandons; an abandoned thread ends with the process.
 
     Args:
-        patience_s: How long to wait; None: as long as it takes.
-        work: What to do.
-        tell: Called now and then if it takes long.
+        timeout_s: Seconds to wait; None waits until `work` returns.
+        work: The work.
+        report: Called at intervals during a long wait.
 
     Returns:
-        Whether it was done in time.
+        Whether `work` returned in time.
     """
     outcome: Future[None] = Future()
     try:
         threading.Thread(target=settle, args=(outcome, work), name="trieye-close", daemon=True).start()
-    except RuntimeError:  # the interpreter is ending and starts no threads any more
+    except RuntimeError:  # the interpreter is shutting down and cannot start threads
         settle(outcome, work)
-    pause_s = _FIRST_TELL_S if patience_s is None else patience_s
+    pause_s = _FIRST_PROGRESS_S if timeout_s is None else timeout_s
     while not wait([outcome], pause_s).done:
-        if patience_s is not None:
+        if timeout_s is not None:
             return False
-        tell()
+        report()
         pause_s = TELL_EVERY_S
     outcome.result()
     return True
 
 
-def _taken(lock: RunLock, config: TrieyeConfig) -> RunLock:
-    """Take the lock of a run, also from a detached hub of the same cluster that has no driver any more."""
+def _acquired(lock: RunLock, config: TrieyeConfig) -> RunLock:
+    """Acquire the lock of a run, if necessary from a detached hub of the same cluster whose driver is dead."""
     try:
         return lock.acquire()
     except RunLockedError:
@@ -458,7 +458,7 @@ def _taken(lock: RunLock, config: TrieyeConfig) -> RunLock:
 
 
 def _link_from_sweep(run_dir: Path) -> None:
-    """Let whoever looks at a job of a sweep find its run."""
+    """Link the run directory from the directory of its sweep job."""
     launch = launch_info()
     if launch is not None and launch.sweep_dir is not None:
         job_dir = launch.sweep_dir / str(launch.job_num)
@@ -472,12 +472,12 @@ def _sweep() -> str | None:
 
 
 def _hub_class(config: TrieyeConfig, sinks: Sequence[Sink]) -> Callable[..., Hub]:
-    """Return the class of the hub for `config.runtime`, and connect to Ray if it needs that."""
+    """Return the hub class for `config.runtime`, and connect to Ray if the class needs it."""
     if config.runtime.kind == "local":
         return LocalHub
-    # the actor prints results; Ray would hide the second of two that look alike
+    # the actor prints results, and Ray would drop the second of two similar lines
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-    if not sys.stdout.isatty():  # before what workers print, Ray puts their name in color, into files, too
+    if not sys.stdout.isatty():  # Ray prefixes the lines of workers with a colored name, even in files
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     from trieye.hub.in_ray import RayHub
 

@@ -1,4 +1,4 @@
-"""Flusher: takes logged values from the threads that log, and sends them in batches until the hub has accepted them."""
+"""Flusher: a background thread that sends logged values to the hub in batches, and retries until they are accepted."""
 
 import atexit
 import os
@@ -27,31 +27,31 @@ MAX_PENDING_MEDIA = 1000
 MAX_PENDING_MEDIA_BYTES = 64 << 20
 
 _NUMBER_BYTES = 32
-"""What a float in a list takes: itself, and the list's pointer to it."""
+"""Memory of a float in a list, including the list's pointer."""
 
 IDLE_S = 30.0
-"""How long a flusher that nobody uses any more goes on: the tasks of a worker that follow each other share one."""
+"""Lifetime of an unused flusher: consecutive tasks in one worker process share it."""
 
 MAX_LATEST_NAMES = 10_000
-"""Names whose last value is remembered; no terminal shows more."""
+"""Maximum number of names whose last value is stored; no terminal shows more."""
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 2.0
 
 
-class Delivery:
-    """One sender: it numbers what it sends, and repeats a call with the same content and number until the hub answers.
+class EventSender:
+    """Sends numbered calls to the hub, and repeats each with the same content and number until the hub acknowledges it.
 
-    All methods but `give_up` belong to one thread, which no signal interrupts; so nothing is lost or sent twice. What a
-    hub has acknowledged is in its journal: one call is under way at a time, and nothing is kept after its answer. Rows
-    of a replay buffer need more (`trieye.replay.remote.delivery`): an actor may lose them until its next snapshot.
+    All methods except `abandon` belong to one thread, which signals do not interrupt, so no value is lost or doubled.
+    One call is in flight at a time, and its content is dropped after the acknowledgement: it is in the journal then.
+    Replay rows need more (`trieye.replay.remote.delivery`): an actor may lose acknowledged rows until a snapshot.
 
     Args:
-        channel: The way to the hub.
+        channel: The channel to the hub.
 
     Attributes:
-        client: Name of the sender, different from every other one's.
-        trouble: Why the hub does not take what is being sent; None while it does.
+        client: Unique name of this sender.
+        trouble: Why the hub does not accept the current call; None while it does.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -60,13 +60,13 @@ class Delivery:
         self._channel = channel
         self._seq = 0
         self._num_keys = 0
-        self._given_up = threading.Event()
+        self._is_abandoned = threading.Event()
 
     def log(self, batch: EventBatch) -> None:
-        """Hand over events, as the batch that follows the one before.
+        """Send events as the next batch.
 
         Raises:
-            TrieyeError: The hub will never take it, or nobody waits for that any more.
+            TrieyeError: The hub will never accept the batch, or the sender was abandoned.
         """
         self._seq += 1
         while True:
@@ -78,41 +78,41 @@ class Delivery:
                 return
 
     def count_dropped(self, reason: str, count: int) -> None:
-        """Report events that are not sent; raises as `log` does."""
+        """Report the number of events that were dropped; raises as `log` does."""
         key = self._next_key()
         self._until_accepted(lambda: self._channel.count_dropped(reason, count, key=key))
 
     def log_operation(self, operation: Operation) -> None:
-        """Hand over a histogram, a picture or a text; raises as `log` does."""
+        """Send a histogram, image, text or other medium; raises as `log` does."""
         key = self._next_key()
         self._until_accepted(lambda: self._channel.log_operation(operation, key=key))
 
-    def give_up(self) -> None:
-        """Begin no further call."""
-        self._given_up.set()
+    def abandon(self) -> None:
+        """Start no further call."""
+        self._is_abandoned.set()
 
     def _next_key(self) -> str:
         self._num_keys += 1
         return f"{self.client}:{self._num_keys}"
 
     def _renumber(self, gap: SequenceGapError) -> None:
-        # one batch is under way at a time, so none was skipped: a journal that was damaged has forgotten some
+        # one batch is in flight at a time, so none was skipped: a damaged journal lost some accepted batches
         if gap.expected == self._seq:
             raise gap
         say(
-            f"run {self._channel.run_name!r}: the hub has forgotten values that it had accepted, because its journal "
-            f"was damaged (batches {gap.expected} to {self._seq - 1} of this process); those that follow are logged"
+            f"run {self._channel.run_name!r}: the hub lost accepted values because its journal was damaged (batches "
+            f"{gap.expected} to {self._seq - 1} of this process); later values are logged"
         )
         self._seq = gap.expected
 
     def _until_accepted(self, call: Callable[[], None]) -> None:
         began, backoff = time.monotonic(), Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        while self._given_up.is_set() or not self._try(call):
-            if self._given_up.wait(backoff.failed()):
+        while self._is_abandoned.is_set() or not self._try(call):
+            if self._is_abandoned.wait(backoff.failed()):
                 raise RunClosedError(f"run {self._channel.run_name!r} is closed")
         if self.trouble is not None:
             self.trouble = None
-            say(f"run {self._channel.run_name!r} takes values again, after {time.monotonic() - began:.1f} s")
+            say(f"run {self._channel.run_name!r}: the hub accepts values again, after {time.monotonic() - began:.1f} s")
 
     def _try(self, call: Callable[[], None]) -> bool:
         try:
@@ -122,8 +122,8 @@ class Delivery:
         except (ConnectionError, JournalError) as error:
             if self.trouble is None:
                 say(
-                    f"run {self._channel.run_name!r} takes no values now ({error}); "
-                    "they are kept, and sent again until it does"
+                    f"run {self._channel.run_name!r}: the hub does not accept values ({error}); "
+                    "they stay queued, and sending is retried"
                 )
             self.trouble = error
             return False
@@ -131,17 +131,17 @@ class Delivery:
 
 
 class Flusher:
-    """A thread that sends what was appended to `pending`, in order, every flush interval.
+    """A thread that sends the values in `pending` to the hub, in order, at every flush interval.
 
-    Only that thread talks to the hub. Those that log only append and wait, so Ctrl-C or a signal in one of them
-    neither loses nor doubles anything.
+    Only this thread talks to the hub. Logging threads just append and wait, so Ctrl-C or a signal interrupting a
+    logging thread neither loses nor duplicates a value.
 
     Args:
-        channel: Where the values go.
-        runtime: Interval, bounds and what to do beyond them.
+        channel: The channel to the hub.
+        runtime: Flush interval, queue limits, and whether to block or drop beyond them.
 
     Attributes:
-        pending: `EventRow`s or equal tuples; `append` on it is the whole cost of logging.
+        pending: Queue of `EventRow`s or equal tuples; logging a value costs one `append`.
         latest: Last value of each name, for the progress bar.
     """
 
@@ -150,13 +150,13 @@ class Flusher:
         self.latest: dict[str, float] = {}
         self._runtime = runtime
         self._channel, self._run_name = channel, channel.run_name
-        self._delivery = Delivery(channel)
+        self._sender = EventSender(channel)
         self._media: deque[Medium] = deque()
         self._num_accepted = self._num_sending = 0
-        # guards `_num_dropped`, which the threads that log raise and the worker takes; no other lock is taken inside it
+        # guards `_num_dropped`: logging threads increment it, the worker resets it; no lock is acquired inside it
         self._num_dropped, self._dropped_lock = 0, threading.Lock()
-        self._is_closing = self._told_full = False
-        # guards the two fields below, and is taken inside the module's lock; no other lock is taken inside it
+        self._is_closing = self._has_reported_full = False
+        # guards the two fields below; acquired inside the module's lock, and no lock is acquired inside it
         self._attached_lock = threading.Lock()
         self._attached: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._state: Literal["open", "ended", "idle"] = "open"
@@ -164,13 +164,13 @@ class Flusher:
         self._worker = Worker("trieye-flush", self._send, lambda: runtime.flush_interval_s, self._end)
         self._worker.start()
 
-    # called by the threads that log
+    # called by logging threads
 
     def attach(self, on_end: Callable[[], None]) -> bool:
-        """Call a bound method when nothing can be appended any more, at once if that is so; its object may vanish.
+        """Register a bound method, by weak reference, to call when the flusher ends; call it now if it has ended.
 
         Returns:
-            False if the flusher ended because nobody used it; nothing is called then, and `flusher_of` makes another.
+            False, without a call, if the flusher ended because it was idle; `flusher_of` then returns a new one.
         """
         with self._attached_lock:
             state = self._state
@@ -181,39 +181,39 @@ class Flusher:
         return state != "idle"
 
     def detach(self, on_end: Callable[[], None]) -> None:
-        """Do not call a bound method any more; its object does not use the flusher any more."""
+        """Undo `attach`, for an object that no longer uses the flusher."""
         with self._attached_lock:
-            self._attached = [held for held in self._living() if held() != on_end]
+            self._attached = [reference for reference in self._living() if reference() != on_end]
 
     def detach_all(self) -> None:
-        """Tell all that were attached that nothing can be appended any more."""
+        """Accept no more values, and call all attached methods."""
         with self._attached_lock:
             self._state = "ended"
             attached, self._attached = self._attached, []
-        for held in attached:
-            if (on_end := held()) is not None:
+        for reference in attached:
+            if (on_end := reference()) is not None:
                 on_end()
 
-    def forget_locks(self) -> None:
-        """Let go of locks that a thread of the parent held when this process was forked."""
+    def reset_locks(self) -> None:
+        """Replace locks that a thread of the parent process may have held during the fork."""
         self._attached_lock = threading.Lock()
 
     def _living(self) -> list[weakref.WeakMethod[Callable[[], None]]]:
-        return [held for held in self._attached if held() is not None]
+        return [reference for reference in self._attached if reference() is not None]
 
     def make_room(self) -> bool:
-        """Return whether there is room for another event; waits for it if the config says so.
+        """Return whether the queue has room for another event, after waiting unless `runtime.overflow` is `drop`.
 
         Raises:
-            ProcessingError: The hub will never take more.
+            ProcessingError: The hub will never accept more values.
         """
         return self._make_room(lambda: len(self.pending) < self._runtime.max_pending_events)
 
     def submit(self, medium: Medium) -> None:
-        """Send a histogram, a picture or another medium; waits for room if there are many, or drops it, as for events.
+        """Queue a histogram, image or other medium; a full queue blocks or drops it, as for events.
 
         Raises:
-            ProcessingError: The hub will never take more.
+            ProcessingError: The hub will never accept more values.
         """
 
         def has_room() -> bool:
@@ -228,58 +228,57 @@ class Flusher:
             with self._dropped_lock:
                 self._num_dropped += 1
             return False
-        self._tell_full()
+        self._report_full()
         if not has_room():
             self._worker.wait_for(has_room)
             self._raise_failure()
         return True
 
-    def _tell_full(self) -> None:
-        if not self._told_full:
-            self._told_full = True
-            reason = self._delivery.trouble or "it is slower than what is logged"
-            say(f"run {self._run_name!r}: too many values wait for the hub ({reason}); logging waits, too")
+    def _report_full(self) -> None:
+        if not self._has_reported_full:
+            self._has_reported_full = True
+            reason = self._sender.trouble or "values are logged faster than it accepts them"
+            say(f"run {self._run_name!r}: too many values are queued for the hub ({reason}); logging calls block")
 
     def flush(self) -> None:
-        """Return when everything appended before is accepted by the hub.
+        """Wait until the hub has accepted all values appended before the call.
 
         Raises:
-            ProcessingError: The hub takes nothing; what is not accepted is kept, and sent as soon as it does, unless
-                it never will.
+            ProcessingError: The hub accepts no values; they stay queued, unless it will never accept any.
         """
         is_over, before = self._worker.next_round(), self._num_accepted
         while not self._worker.wait_for(is_over, self._runtime.ack_timeout_s):
             self._raise_failure()
-            if self._num_accepted == before:  # a hub that is slow is not one that takes nothing
+            if self._num_accepted == before:  # a slow hub is not a failure
                 self._raise_overdue()
             before = self._num_accepted
         self._raise_failure()
 
     def _raise_overdue(self) -> None:
-        reason = self._delivery.trouble or "it does not answer"
+        reason = self._sender.trouble or "it does not answer"
         raise ProcessingError(
-            f"run {self._run_name!r}: the hub accepted nothing for {self._runtime.ack_timeout_s:g} s, and "
-            f"{self.num_waiting} values wait: {reason}"
-        ) from self._delivery.trouble
+            f"run {self._run_name!r}: the hub accepted no values for {self._runtime.ack_timeout_s:g} s, and "
+            f"{self.num_waiting} values are queued: {reason}"
+        ) from self._sender.trouble
 
     def _raise_failure(self) -> None:
         failure = self._worker.failure
         if failure is not None:
             raise ProcessingError(
-                f"run {self._run_name!r}: the hub takes no values any more, and {self.num_waiting} are not logged: "
+                f"run {self._run_name!r}: the hub accepts no further values, and {self.num_waiting} are not logged: "
                 f"{failure}"
             ) from failure
 
     @property
     def num_waiting(self) -> int:
-        """Values that are not known to be accepted."""
+        """Number of values that the hub has not acknowledged."""
         return len(self.pending) + len(self._media) + self._num_sending
 
     def close(self) -> None:
-        """Send what is left and end the thread; a second call does nothing.
+        """Send pending values and stop the thread; a second call does nothing.
 
         Raises:
-            ProcessingError: The hub did not take it; nothing is sent any more.
+            ProcessingError: The hub did not accept the values; sending is not retried.
         """
         self.detach_all()
         if self._is_closing:
@@ -291,11 +290,11 @@ class Flusher:
             say(f"run {self._run_name!r}: {self.num_waiting} values are not logged")
             raise
         finally:
-            self._give_up()
+            self._stop()
             self._worker.join()
 
     def close_at_exit(self) -> None:
-        """Send what is left if the process can still do so, and say what is lost."""
+        """Send pending values if the process can still do so, and report the number of values that were not sent."""
         if self._channel.works_at_exit:
             try:
                 self.close()
@@ -303,26 +302,27 @@ class Flusher:
                 say(str(error))
             return
         self.detach_all()
-        self._give_up()
+        self._stop()
         if self.num_waiting:
             say(
                 f"run {self._run_name!r}: {self.num_waiting} values of this process were not sent before it ended; "
-                "flush or close its client before that (in an actor: in its method __ray_shutdown__)"
+                "flush or close its client earlier (in an actor: in its method __ray_shutdown__)"
             )
 
-    def _give_up(self) -> None:
-        _forget(self._channel.key)
-        self._worker.stop(RunClosedError(f"run {self._run_name!r} is closed"))  # first: giving up is no failure then
-        self._delivery.give_up()
+    def _stop(self) -> None:
+        _unregister(self._channel.key)
+        # in this order: an abandoned call is a failure for a worker that was not stopped
+        self._worker.stop(RunClosedError(f"run {self._run_name!r} is closed"))
+        self._sender.abandon()
 
-    # called by the thread that sends
+    # called by the sending thread
 
     def _end(self, error: Exception | None) -> None:
         if error is not None:
-            say(f"run {self._run_name!r}: the hub takes no values any more: {error}")
+            say(f"run {self._run_name!r}: the hub accepts no further values: {error}")
 
     def _send(self) -> bool:
-        """Send what is there by now."""
+        """Send the values that are queued at the start of the call."""
         left = len(self.pending)
         while left:
             size = min(left, MAX_BATCH_EVENTS)
@@ -331,7 +331,7 @@ class Flusher:
             left -= size
             self._note_accepted()
         for _ in range(len(self._media)):
-            self._delivery.log_operation(self._media[0])
+            self._sender.log_operation(self._media[0])
             self._media.popleft()
             self._note_accepted()
         self._report_dropped()
@@ -350,7 +350,7 @@ class Flusher:
             if _flushers.get(self._channel.key) is self:
                 del _flushers[self._channel.key]
         atexit.unregister(self.close_at_exit)
-        self._worker.stop(RunClosedError(f"run {self._run_name!r}: nobody logs to it in this process any more"))
+        self._worker.stop(RunClosedError(f"run {self._run_name!r}: the flusher of this process was idle and ended"))
 
     def _send_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
         try:
@@ -358,14 +358,14 @@ class Flusher:
         except (OverflowError, TypeError, ValueError):
             good, bad = salvage([EventRow(*row) for row in rows])
             for reason, count in Counter(reason for reason, _ in bad).items():
-                self._delivery.count_dropped(reason, count)
+                self._sender.count_dropped(reason, count)
             batch = EventBatch.from_rows(good)
-        self._remember(batch)
-        self._delivery.log(batch)
+        self._store_latest(batch)
+        self._sender.log(batch)
 
-    def _remember(self, batch: EventBatch) -> None:
+    def _store_latest(self, batch: EventBatch) -> None:
         last = np.zeros(len(batch.names))
-        last[batch.codes] = batch.values  # of values for the same place, the last one stays
+        last[batch.codes] = batch.values  # NumPy assigns in order: the last value of each name remains
         for name, value in zip(batch.names, last.tolist(), strict=True):
             if name in self.latest or len(self.latest) < MAX_LATEST_NAMES:
                 self.latest[name] = value
@@ -379,7 +379,7 @@ class Flusher:
         with self._dropped_lock:
             dropped, self._num_dropped = self._num_dropped, 0
         if dropped:
-            self._delivery.count_dropped("overflow", dropped)
+            self._sender.count_dropped("overflow", dropped)
 
 
 def _size_bytes(medium: Medium) -> int:
@@ -397,14 +397,14 @@ def _size_bytes(medium: Medium) -> int:
 
 
 _flushers: dict[str, Flusher] = {}
-_lock = threading.Lock()  # guards `_flushers`; `_attached_lock` of a flusher is taken inside it
+_lock = threading.Lock()  # guards `_flushers`; `_attached_lock` of a flusher is acquired inside it
 
 
 def flusher_of(channel: Channel, runtime: RuntimeConfig) -> Flusher:
-    """Return the flusher of this process for a hub; it is made at first use, and closed when the process ends.
+    """Return this process's flusher for a hub; created at first use, and closed when the process ends.
 
     Args:
-        channel: The way to the hub.
+        channel: The channel to the hub.
         runtime: See `Flusher`.
     """
     with _lock:
@@ -414,22 +414,22 @@ def flusher_of(channel: Channel, runtime: RuntimeConfig) -> Flusher:
         return _flushers[channel.key]
 
 
-def _forget(key: str) -> None:
+def _unregister(key: str) -> None:
     with _lock:
         flusher = _flushers.pop(key, None)
     if flusher is not None:
         atexit.unregister(flusher.close_at_exit)
 
 
-def _forget_in_child() -> None:
-    # a forked child has neither the threads nor the right to speak for its parent
+def _reset_in_child() -> None:
+    # a forked child lacks the threads of its parent, and must not send values on its behalf
     global _lock
     _lock = threading.Lock()
     for flusher in _flushers.values():
-        flusher.forget_locks()
+        flusher.reset_locks()
         flusher.detach_all()
         atexit.unregister(flusher.close_at_exit)
     _flushers.clear()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_reset_in_child)

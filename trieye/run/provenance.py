@@ -1,4 +1,4 @@
-"""Provenance: what a start of a run ran, from which commit, with which packages and on which machine."""
+"""Provenance: command, commit, packages, machine and source hashes of each attempt of a run."""
 
 import contextlib
 import getpass
@@ -29,24 +29,24 @@ DIRECTORY = "provenance"
 MAX_PATCH_BYTES = 10 << 20
 MAX_UNTRACKED = MAX_SOURCES = 1000
 MAX_NAMED = 5
-"""Modules or packages that a message names."""
+"""Maximum number of modules or packages that a message lists."""
 _JOB = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _NAME_OR_VERSION = re.compile(r"^(Name|Version): *(.*?) *$", re.MULTILINE)
 _ATTEMPT = re.compile(r"attempt-(\d+)\.json")
-PATIENCE_S = 10.0
-"""How long git, or the driver of a GPU, may take to answer."""
+TIMEOUT_S = 10.0
+"""Time limit for git and nvidia-smi."""
 
 
 class Commit(BaseModel):
-    """The state of the repository from which a run was started.
+    """State of the git repository at the start of a run.
 
     Attributes:
-        directory: Where its working tree is.
-        sha: The commit that is checked out.
-        branch: Its branch; empty if none is.
-        remote: Where the repository comes from; empty if from nowhere.
-        is_dirty: Whether tracked files differ from the commit; then `attempt-<n>.patch` says how.
-        untracked: Files that git neither knows nor ignores; their content is kept nowhere.
+        directory: Root of the working tree.
+        sha: The checked-out commit.
+        branch: The checked-out branch; empty if HEAD is detached.
+        remote: URL of `origin`, without secrets; empty if there is no such remote.
+        is_dirty: Whether tracked files differ from the commit; `attempt-<n>.patch` holds the differences.
+        untracked: Paths that git neither tracks nor ignores, at most `MAX_UNTRACKED`; their content is not recorded.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,15 +60,15 @@ class Commit(BaseModel):
 
 
 class Machine(BaseModel):
-    """The machine on which the driver of a run is.
+    """The machine of the process that started the run.
 
     Attributes:
-        host: Its name.
-        system: Operating system and its version.
-        cpu: Name of the processor.
-        num_cpus: Cores that this process may use.
-        memory_bytes: Main memory.
-        gpus: Name, memory and driver of each GPU that the driver of NVIDIA knows.
+        host: Host name.
+        system: Operating system with its version.
+        cpu: Model name of the processor.
+        num_cpus: CPU cores available to this process.
+        memory_bytes: Size of the main memory.
+        gpus: Name, memory and driver version of each GPU that nvidia-smi lists.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -82,20 +82,20 @@ class Machine(BaseModel):
 
 
 class Provenance(BaseModel):
-    """What one attempt ran; nothing in it is a secret.
+    """Provenance of one attempt, without secrets.
 
     Attributes:
         command: The program and its arguments.
-        overrides: What of the command changes the config, where Hydra started the program.
-        directory: Where the command was given.
-        user: Who gave it.
-        commit: The repository of the program; None if there is none.
+        overrides: Hydra overrides of the command; empty if Hydra did not start the program.
+        directory: Working directory of the command.
+        user: Name of the user who started the program.
+        commit: State of the program's git repository; None without one.
         python: Version of the interpreter.
-        packages: Version of every package that is installed, by its name.
-        machine: Where it ran.
-        job: What the scheduler says of the job, such as SLURM_JOB_ID.
-        sources: Hashes of the modules that were imported and are not installed, by name: the code of the project.
-        signature: Of the command, the overrides and the directory, by the user's key; empty if there was none.
+        packages: Versions of all installed packages by name.
+        machine: The machine of the process.
+        job: Environment variables of the job scheduler, such as SLURM_JOB_ID.
+        sources: Hashes of imported modules that belong to no installed package (the project's code), by module name.
+        signature: Signature of command, overrides and directory with the user's key; empty if the user had no key.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -114,36 +114,36 @@ class Provenance(BaseModel):
 
     @property
     def is_signed(self) -> bool:
-        """Whether this user's key signs the command: whoever else wrote it may have any program started."""
+        """Whether the command is signed with this user's key; an unsigned command may have been written by others."""
         return is_own_command(self.signature, self.command, self.overrides, self.directory)
 
     @classmethod
     def last(cls, run_dir: Path) -> Self | None:
-        """Return what the last attempt of a run ran that said so; one that was killed at once did not."""
+        """Return the newest recorded provenance of a run; an attempt that was killed early recorded none."""
         paths = (run_dir / DIRECTORY).glob("*.json")
-        found = [(int(match[1]), path) for path in paths if (match := _ATTEMPT.fullmatch(path.name))]
-        for _, path in sorted(found, reverse=True):
+        attempts = [(int(match[1]), path) for path in paths if (match := _ATTEMPT.fullmatch(path.name))]
+        for _, path in sorted(attempts, reverse=True):
             with contextlib.suppress(OSError, ValidationError):
                 return cls.model_validate_json(path.read_bytes())
         return None
 
     def changes_since(self, before: Self) -> list[str]:
-        """Return differences from an earlier attempt that may change the training, for a message."""
+        """Return the differences from an earlier attempt that may affect the training, as parts of a message."""
         edited = [name for name, digest in self.sources.items() if before.sources.get(name, digest) != digest]
-        ours, theirs = ({**side.packages, "Python": side.python} for side in (self, before))
+        new, old = ({**provenance.packages, "Python": provenance.python} for provenance in (self, before))
         versions = [
-            f"{name} {theirs.get(name, 'missing')} -> {ours.get(name, 'missing')}"
-            for name in dict.fromkeys((*ours, *theirs))
-            if ours.get(name) != theirs.get(name)
+            f"{name} {old.get(name, 'missing')} -> {new.get(name, 'missing')}"
+            for name in dict.fromkeys((*new, *old))
+            if new.get(name) != old.get(name)
         ]
-        shas = [None if side.commit is None else side.commit.sha for side in (before, self)]
-        changes = [f"edited: {_named(edited)}"] if edited else []
+        shas = [None if provenance.commit is None else provenance.commit.sha for provenance in (before, self)]
+        changes = [f"edited: {_abbreviated(edited)}"] if edited else []
         changes += [f"commit {shas[0][:10]} -> {shas[1][:10]}"] if shas[0] and shas[1] and shas[0] != shas[1] else []
-        return changes + ([f"packages: {_named(versions)}"] if versions else [])
+        return changes + ([f"packages: {_abbreviated(versions)}"] if versions else [])
 
     @classmethod
     def gather(cls, commit: Commit | None) -> Self:
-        """Look at this process and its machine; asking for packages and GPUs takes some tenths of a second."""
+        """Return the provenance of this process; listing packages and GPUs takes some tenths of a second."""
         launch = launch_info()
         return cls(
             command=_command(),
@@ -160,21 +160,21 @@ class Provenance(BaseModel):
 
 
 def commit_of_program() -> Commit | None:
-    """Return the state of the repository that the program lies in, or else the working directory; None without one."""
+    """Return the git state of the program's directory, else of the working directory; None without a repository."""
     program = _program()
-    places = [Path.cwd()] if program is None else [program.parent, Path.cwd()]
-    return next((commit for place in places if (commit := _commit_at(place)) is not None), None)
+    directories = [Path.cwd()] if program is None else [program.parent, Path.cwd()]
+    return next((commit for directory in directories if (commit := _commit_at(directory)) is not None), None)
 
 
 def _commit_at(directory: Path) -> Commit | None:
     lines = _git(directory, "status", "--porcelain=v2", "--branch", "-z").split("\0")
-    about = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
-    if about.get("branch.oid", "(initial)") == "(initial)":  # no git, no repository, or nothing committed yet
+    headers = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
+    if headers.get("branch.oid", "(initial)") == "(initial)":  # no git, no repository, or no commit yet
         return None
     return Commit(
         directory=_git(directory, "rev-parse", "--show-toplevel").strip(),
-        sha=about["branch.oid"],
-        branch=about.get("branch.head", "").replace("(detached)", ""),
+        sha=headers["branch.oid"],
+        branch=headers.get("branch.head", "").replace("(detached)", ""),
         remote=redacted_text(_git(directory, "remote", "get-url", "origin").strip()),
         is_dirty=any(line[:2] in {"1 ", "2 ", "u "} for line in lines),
         untracked=[line[2:] for line in lines if line.startswith("? ")][:MAX_UNTRACKED],
@@ -182,13 +182,13 @@ def _commit_at(directory: Path) -> Commit | None:
 
 
 def _git(directory: Path, *words: str) -> str:
-    return _said("git", "-C", str(directory), *words)
+    return _output_of("git", "-C", str(directory), *words)
 
 
 def tags_of(commit: Commit | None) -> dict[str, str]:
-    """Return what sinks are told of this process, among it what MLflow shows as the source of a run."""
+    """Return tags that describe this process to sinks; MLflow shows some of them as the source of a run."""
     program = _program()
-    found = {
+    tags = {
         "mlflow.source.type": "LOCAL",
         "mlflow.source.name": program.name if program else "python",
         "trieye.command": command_line(),
@@ -196,53 +196,53 @@ def tags_of(commit: Commit | None) -> dict[str, str]:
         "trieye.python": platform.python_version(),
     }
     if commit is not None:
-        found["mlflow.source.git.commit"] = commit.sha
-        found["mlflow.source.git.branch"] = commit.branch
-        found["mlflow.source.git.repoURL"] = commit.remote
-        found["trieye.uncommitted"] = str(commit.is_dirty).lower()
-    return {name: text for name, text in found.items() if text}
+        tags["mlflow.source.git.commit"] = commit.sha
+        tags["mlflow.source.git.branch"] = commit.branch
+        tags["mlflow.source.git.repoURL"] = commit.remote
+        tags["trieye.uncommitted"] = str(commit.is_dirty).lower()
+    return {name: text for name, text in tags.items() if text}
 
 
-class Notes:
-    """Writes down what an attempt ran, on a thread: `provenance/attempt-<n>.json`, and `.patch` if it is not committed.
+class ProvenanceRecorder:
+    """Writes `provenance/attempt-<n>.json` in a thread, and a `.patch` file if there are uncommitted changes.
 
     Args:
         run_dir: Directory of the run.
         attempt: Number of the attempt.
-        commit: The repository of the program.
+        commit: State of the program's git repository.
     """
 
     def __init__(self, run_dir: Path, attempt: int, commit: Commit | None) -> None:
         self._path, self._commit = run_dir / DIRECTORY / f"attempt-{attempt}.json", commit
-        self._found: Provenance | None = None
+        self._recorded: Provenance | None = None
         self._thread = threading.Thread(target=self._write, name="trieye-provenance", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when all is written, with the modules that were imported later, or if that takes too long."""
-        self._thread.join(PATIENCE_S)
-        if self._found is not None:
-            known = self._found.sources
-            if later := _sources(known):
+        """Wait up to `TIMEOUT_S` for the files, then add the hashes of modules that were imported in the meantime."""
+        self._thread.join(TIMEOUT_S)
+        if self._recorded is not None:
+            sources = self._recorded.sources
+            if new_sources := _sources(skip=sources):
                 with contextlib.suppress(OSError):
-                    self._keep(self._found.model_copy(update={"sources": {**known, **later}}))
+                    self._store(self._recorded.model_copy(update={"sources": {**sources, **new_sources}}))
 
     def _write(self) -> None:
         try:
             self._path.parent.mkdir(exist_ok=True)
             if self._commit is not None and self._commit.is_dirty:
                 write_atomic(self._path.with_suffix(".patch"), _patch(self._commit.directory))
-            found, before = Provenance.gather(self._commit), Provenance.last(self._path.parents[1])
-            if before is not None and (changes := found.changes_since(before)):
+            current, before = Provenance.gather(self._commit), Provenance.last(self._path.parents[1])
+            if before is not None and (changes := current.changes_since(before)):
                 say(f"run {self._path.parents[1].name!r} changed since its last attempt: {'; '.join(changes)}")
-            signature = sign_command(found.command, found.overrides, found.directory)
-            self._keep(found.model_copy(update={"signature": signature}))
+            signature = sign_command(current.command, current.overrides, current.directory)
+            self._store(current.model_copy(update={"signature": signature}))
         except OSError as error:
-            say(f"what this attempt ran is not written down: {self._path}: {error.strerror or error}")
+            say(f"the provenance of this attempt was not recorded: {self._path}: {error.strerror or error}")
 
-    def _keep(self, found: Provenance) -> None:
-        write_atomic(self._path, found.model_dump_json(indent=2).encode("utf-8", "backslashreplace") + b"\n")
-        self._found = found
+    def _store(self, provenance: Provenance) -> None:
+        write_atomic(self._path, provenance.model_dump_json(indent=2).encode("utf-8", "backslashreplace") + b"\n")
+        self._recorded = provenance
 
 
 def _patch(directory: str) -> bytes:
@@ -250,16 +250,16 @@ def _patch(directory: str) -> bytes:
     patch = text.encode("utf-8", "surrogateescape")
     if len(patch) <= MAX_PATCH_BYTES:
         return patch
-    return b"the uncommitted changes are larger than %d MiB and were not kept\n" % (MAX_PATCH_BYTES >> 20)
+    return b"the uncommitted changes are larger than %d MiB and were not recorded\n" % (MAX_PATCH_BYTES >> 20)
 
 
-def _named(names: Sequence[str]) -> str:
+def _abbreviated(names: Sequence[str]) -> str:
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more
 
 
 def command_line() -> str:
-    """Return the command that started this process, without secrets, as one would type it."""
+    """Return the command that started this process, without secrets and quoted for a shell."""
     return shlex.join(_command())
 
 
@@ -269,7 +269,7 @@ def _command() -> list[str]:
 
 
 def _without_secrets(word: str, flag: str = "") -> str:
-    """Return a word of a command line without its secret: `key=secret`, `--key=secret`, or what follows `--key`."""
+    """Return a word of a command line with secrets hidden: `key=secret`, `--key=secret`, or the word after `--key`."""
     key, equals, value = word.partition("=")
     if equals:
         return f"{key}={redacted(value, key.lstrip('-+'))}"
@@ -289,30 +289,30 @@ def _user() -> str:
 
 
 def _packages() -> dict[str, str]:
-    own = [place for place in sys.path if "thirdparty_files" not in place]  # what Ray brings for its workers only
-    # two of the headers: to parse all of them, as those of a mail, takes a tenth of a second for 200 packages
-    heads = ((held.read_text("METADATA") or held.read_text("PKG-INFO") or "") for held in distributions(path=own))
-    found = (dict(_NAME_OR_VERSION.findall(head.partition("\n\n")[0])) for head in heads)
-    return dict(sorted((one["Name"], one.get("Version", "")) for one in found if "Name" in one))
+    paths = [path for path in sys.path if "thirdparty_files" not in path]  # without the packages that Ray vendors
+    # only two headers: parsing all of them as an email takes a tenth of a second for 200 packages
+    texts = ((info.read_text("METADATA") or info.read_text("PKG-INFO") or "") for info in distributions(path=paths))
+    headers = (dict(_NAME_OR_VERSION.findall(text.partition("\n\n")[0])) for text in texts)
+    return dict(sorted((header["Name"], header.get("Version", "")) for header in headers if "Name" in header))
 
 
-def _sources(known: Container[str] = ()) -> dict[str, str]:
-    """Return hashes of the imported source files that belong to no installed package, by module, except known ones."""
+def _sources(skip: Container[str] = ()) -> dict[str, str]:
+    """Return hashes of imported source files that belong to no installed package, by module name, without `skip`."""
     roots = {sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith("-packages"))}
     installed = tuple(f"{root}{os.sep}" for root in roots)
-    found = {}
+    hashes = {}
     for name, module in sorted(sys.modules.copy().items()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or not file.endswith(".py") or file.startswith(installed) or name == "__mp_main__":
             continue
-        if name == "__main__":  # the same module as `python -m package.module` and by its path
+        if name == "__main__":  # one name for `python -m package.module` and `python package/module.py`
             spec = getattr(module, "__spec__", None)
             name = Path(file).stem if spec is None else spec.name  # noqa: PLW2901
-        if name in known:
+        if name in skip:
             continue
         with contextlib.suppress(OSError):
-            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
-    return dict(list(found.items())[:MAX_SOURCES])
+            hashes[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    return dict(list(hashes.items())[:MAX_SOURCES])
 
 
 def _machine() -> Machine:
@@ -323,7 +323,7 @@ def _machine() -> Machine:
         cpu=_cpu(),
         num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        gpus=_said(*gpus).splitlines() if shutil.which(gpus[0]) else [],
+        gpus=_output_of(*gpus).splitlines() if shutil.which(gpus[0]) else [],
     )
 
 
@@ -336,13 +336,13 @@ def _cpu() -> str:
     return next(names, platform.machine())
 
 
-def _said(*command: str) -> str:
-    """Return what a program prints; nothing if it is not there, fails or takes too long."""
-    quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+def _output_of(*command: str) -> str:
+    """Return the output of a program; empty if the program is missing, fails or exceeds `TIMEOUT_S`."""
+    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=PATIENCE_S, check=False, env=quiet, stdin=subprocess.DEVNULL
+        process = subprocess.run(
+            command, capture_output=True, timeout=TIMEOUT_S, check=False, env=env, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return "" if done.returncode else done.stdout.decode("utf-8", "surrogateescape")
+    return "" if process.returncode else process.stdout.decode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""Recorder: logs values under names; `Run` is one, and so is `RunClient`, which other threads and processes hold."""
+"""Recorder: the logging methods that `Run` and `RunClient` share, and `RunClient` for other threads and processes."""
 
 from collections.abc import Callable, Mapping, Sequence, Sized
 from time import time
@@ -15,22 +15,22 @@ from trieye.run.media import context_of, name_of, number_of, step_of
 
 
 class Recorder:
-    """Takes values and leaves them to a flusher; safe to use from several threads.
+    """Queues logged values for a flusher; thread-safe.
 
     Args:
         name: Name of the run.
-        max_pending: Values that may wait before there has to be made room.
+        max_pending: Maximum number of queued values; beyond it, logging blocks or drops (`runtime.overflow`).
 
     Attributes:
         name: Name of the run.
-        step: Global step of what is logged without one.
+        step: Default global step of logged values.
     """
 
     def __init__(self, name: str, max_pending: int) -> None:
         self.name = name
         self.step = 0
         self._flusher: Flusher | None = None
-        # the hot path of `log`: a deque and its append while there is a flusher
+        # cached for the hot path of `log`: the flusher's deque and its `append`
         self._max_pending = max_pending
         self._pending: Sized = ()
         self._append: Callable[[tuple[Any, ...]], None] = self._append_first
@@ -44,20 +44,20 @@ class Recorder:
         context: Mapping[str, Any] | None = None,
         wall_time: float | None = None,
     ) -> None:
-        """Log one value, or a dict of values; returns at once, and a thread brings it to the hub.
+        """Log one value, or a dict of values; returns immediately, and a background thread sends them to the hub.
 
         Args:
-            name: Name of the event, or {name: value}; values that are None are left out, and those of a dict inside
-                are logged as `name/key`.
+            name: Name of the event, or {name: value}; None values are skipped, and nested dicts are logged as
+                `name/key`.
             value: A number, NumPy scalar or tensor with one element.
-            step: Global step; None: `self.step`, in a run the step that is under way.
+            step: Global step; None selects `self.step`, which in a run is the current step.
             context: Further values of the event, for metrics with a `context_key` or `x_axis=episode`.
-            wall_time: Unix time in seconds at which it happened; None: now.
+            wall_time: Unix time of the event in seconds; None selects the current time.
 
         Raises:
             RunClosedError: The run is not open.
-            ProcessingError: Too many values wait, and the hub will never take them.
-            TypeError, ValueError: The value is no number.
+            ProcessingError: The queue is full, and the hub will never accept more values.
+            TypeError, ValueError: The value is not a number.
         """
         if value is None:
             self._log_mapping(name, step, context, wall_time)
@@ -78,55 +78,57 @@ class Recorder:
         self, values: Any, step: int | None, context: Mapping[str, Any] | None, wall_time: float | None
     ) -> None:
         if not isinstance(values, Mapping):
-            raise TypeError(f"log({values!r}): a value is missing; log a name and a value, or a dict of them")
+            raise TypeError(
+                f"log({values!r}): the value is missing; pass a name and a value, or a dict {{name: value}}"
+            )
         for name, value in values.items():
             if isinstance(value, Mapping):
-                inside = {f"{name_of(name)}/{name_of(key)}": held for key, held in value.items()}
-                self._log_mapping(inside, step, context, wall_time)
+                nested = {f"{name_of(name)}/{name_of(key)}": item for key, item in value.items()}
+                self._log_mapping(nested, step, context, wall_time)
             elif value is not None:
                 self.log(name, value, step=step, context=context, wall_time=wall_time)
 
     def log_histogram(self, name: str, values: Any, step: int | None = None, bins: int | Sequence[float] = 64) -> None:
-        """Log the distribution of values, such as the weights of a layer; returns at once, as `log` does.
+        """Log the distribution of values, such as the weights of a layer, without waiting for the hub.
 
         Args:
-            name: Name of the curve.
-            values: Numbers in any shape: an array, a tensor, a list.
-            step: Global step; None: as in `log`.
-            bins: How many bins of equal width, or the borders between them, ascending; values beyond count nowhere.
+            name: Name of the series.
+            values: Numbers of any shape: an array, tensor or list.
+            step: Global step; None as in `log`.
+            bins: Number of bins of equal width, or ascending bin edges; values outside the edges are not counted.
 
         Raises:
             RunClosedError: The run is not open.
-            TypeError, ValueError: There are no numbers in it.
+            TypeError, ValueError: `values` contains no numbers, or `bins` is invalid.
         """
         self._open_flusher().submit(media.histogram(name, values, bins=bins, step=self._step(step), time=time()))
 
     def log_image(self, name: str, picture: Any, step: int | None = None) -> None:
-        """Log a picture; returns at once, as `log` does.
+        """Log an image, encoded as PNG before this returns; does not wait for the hub.
 
         Args:
             name: Name of the series.
-            picture: An array or tensor `[height, width]`, `[height, width, channels]` or `[3, height, width]`, uint8 or
-                floats from 0 to 1, or a PIL image.
-            step: Global step; None: as in `log`.
+            picture: An array or tensor `[height, width]`, `[height, width, channels]` or `[channels, height, width]`
+                with 1, 3 or 4 channels, uint8 or floats from 0 to 1, or a PIL image.
+            step: Global step; None as in `log`.
 
         Raises:
             RunClosedError: The run is not open.
-            TypeError, ValueError: It is no picture.
+            TypeError, ValueError: `picture` is not an image, or is too large.
         """
         self._open_flusher().submit(media.image(name, picture, step=self._step(step), time=time()))
 
     def log_figure(self, name: str, figure: Any, step: int | None = None) -> None:
-        """Log a figure as a picture, drawn here and now; the figure stays open.
+        """Log a figure as an image, rendered before this returns; the figure stays open.
 
         Args:
             name: Name of the series.
-            figure: A `Figure` of matplotlib, or anything else that has `savefig(file, format="png")`.
-            step: Global step; None: as in `log`.
+            figure: A matplotlib `Figure`, or another object with `savefig(file, format="png")`.
+            step: Global step; None as in `log`.
 
         Raises:
             RunClosedError: The run is not open.
-            TypeError, ValueError: It is no figure, or too large.
+            TypeError, ValueError: `figure` has no `savefig`, or the image is too large.
         """
         self._open_flusher().submit(media.figure(name, figure, step=self._step(step), time=time()))
 
@@ -139,51 +141,51 @@ class Recorder:
         fps: float = 30.0,
         format: Literal["gif", "mp4"] = "gif",  # noqa: A002 - as wandb calls it
     ) -> None:
-        """Log a video; it is encoded before this returns: 100 frames of 256 x 256 take 1 to 2 s.
+        """Log a video, encoded before this returns: 100 frames of 256 x 256 take 1 to 2 s.
 
         Args:
             name: Name of the series.
             frames: An array or tensor `[time, height, width, channels]` or `[time, channels, height, width]`, uint8 or
-                floats from 0 to 1, or a list of pictures as `log_image` takes them.
-            step: Global step; None: as in `log`.
-            fps: Frames per second; a GIF shows 50 at most and leaves out the frames between.
-            format: `gif`, which MLflow, TensorBoard and wandb show, or `mp4`, which is smaller, needs `trieye[video]`,
-                and is not shown by TensorBoard.
+                floats from 0 to 1, or a list of images as for `log_image`.
+            step: Global step; None as in `log`.
+            fps: Frames per second; above 50, a GIF skips frames.
+            format: `gif`, which MLflow, TensorBoard and wandb show, or `mp4`, which is smaller, requires
+                `trieye[video]`, and is not shown by TensorBoard.
 
         Raises:
             RunClosedError: The run is not open.
-            TypeError, ValueError: They are no frames of one size, or too many.
-            ConfigurationError: `mp4` without `trieye[video]`.
+            TypeError, ValueError: The frames are no images of equal size, or too many or too large.
+            ConfigurationError: `format` is invalid, or `mp4` without `trieye[video]`.
         """
-        made = video.video(name, frames, fps=fps, format=format, step=self._step(step), time=time())
-        self._open_flusher().submit(made)
+        encoded = video.video(name, frames, fps=fps, format=format, step=self._step(step), time=time())
+        self._open_flusher().submit(encoded)
 
     def log_table(self, name: str, table: Any, step: int | None = None) -> None:
-        """Log a table; returns at once, as `log` does.
+        """Log a table without waiting for the hub.
 
         Args:
             name: Name of the series.
-            table: {column: values}, a list of {column: value}, or a data frame of pandas or polars, of which the index
-                is left out. Cells are texts, numbers, booleans, dates or None.
-            step: Global step; None: as in `log`.
+            table: {column: values}, a list of {column: value}, or a pandas or polars data frame, without its index.
+                Cells are strings, numbers, booleans, dates or None.
+            step: Global step; None as in `log`.
 
         Raises:
             RunClosedError: The run is not open.
-            TypeError, ValueError: It is no table, or too large.
+            TypeError, ValueError: `table` is not a table, or is too large.
         """
         self._open_flusher().submit(tables.table(name, table, step=self._step(step), time=time()))
 
     def log_text(self, name: str, text: str, step: int | None = None) -> None:
-        """Log a text, Markdown where the sink shows it; returns at once, as `log` does.
+        """Log a text without waiting for the hub; sinks that support Markdown render it.
 
         Args:
             name: Name of the series.
-            text: The text.
-            step: Global step; None: as in `log`.
+            text: Plain text or Markdown.
+            step: Global step; None as in `log`.
 
         Raises:
             RunClosedError: The run is not open.
-            TypeError, ValueError: It is no text, or too long.
+            TypeError, ValueError: `text` is not a string, or is too long.
         """
         self._open_flusher().submit(media.text(name, text, step=self._step(step), time=time()))
 
@@ -191,12 +193,12 @@ class Recorder:
         return self.step if step is None else step
 
     def _use(self, flusher: Flusher, on_end: Callable[[], None]) -> None:
-        """Log through a flusher until it ends, of which it tells a bound method that calls `_let_go`."""
+        """Log through a flusher until it ends; it then calls the bound method `on_end`, which detaches it."""
         self._flusher, self._pending, self._append = flusher, flusher.pending, flusher.pending.append
         if not flusher.attach(on_end):
-            self._let_go()
+            self._detach_flusher()
 
-    def _let_go(self) -> None:
+    def _detach_flusher(self) -> None:
         self._flusher, self._pending, self._append = None, (), self._append_first
 
     def _append_first(self, row: tuple[Any, ...]) -> None:
@@ -206,27 +208,26 @@ class Recorder:
         """Return the flusher in use.
 
         Raises:
-            RunClosedError: There is none.
+            RunClosedError: No flusher is in use.
         """
         if self._flusher is None:
-            raise RunClosedError(f"run {self.name!r} is not open, and nothing can be logged")
+            raise RunClosedError(f"run {self.name!r} is not open; values cannot be logged")
         return self._flusher
 
 
 class RunClient(Recorder):
-    """Logs to a run from wherever it is sent to; made by `Run.client`.
+    """Logs to a run from another thread or process; created by `Run.client`.
 
-    With `runtime=ray` it can be given to Ray tasks and actors. Each process has one thread that brings its values to
-    the hub, however many copies of the client it holds; what the death of the process can take with it is one
-    `runtime.flush_interval_s`. A hub that is restarted costs nothing.
+    With `runtime=ray` a client can be passed to Ray tasks and actors. Each process sends its values to the hub in one
+    thread, regardless of how many copies of the client it holds. A killed process loses the values of at most one
+    `runtime.flush_interval_s`; a restart of the hub loses none.
 
-    Values that are still to be sent when the run is closed are refused, and so are those that wait when a process of
-    Ray ends, since nothing can be sent from its exit handlers. So use the client as a context manager, or `flush` or
-    `close` it; an actor that holds one does so in its method `__ray_shutdown__`.
+    Values that are still queued when the run is closed are lost, and so are those queued when a Ray worker process
+    ends, because its exit handlers cannot send. So use the client as a context manager, or call `flush` or `close`; an
+    actor calls them in its method `__ray_shutdown__`.
 
-    A SIGTERM that a scheduler sends to every process of a job ends Ray's workers, and with them what they logged within
-    the last flush interval; SIGUSR1 (`--signal=USR1@120` of Slurm) leaves those alone that belong to a Ray which the
-    run started.
+    SIGTERM from a scheduler to every process of a job also ends Ray workers, which lose the values of their last flush
+    interval; SIGUSR1 (Slurm: `--signal=USR1@120`) does not end workers of a Ray instance that the run started.
 
         @ray.remote
         def collect(client):
@@ -235,13 +236,13 @@ class RunClient(Recorder):
                     client.log("episode/return", play(), step=step)
 
     Args:
-        channel: The way to the hub.
-        runtime: Interval and bounds.
-        flusher: The one that this process has for the hub; None: it is found or made at first use.
+        channel: The channel to the hub.
+        runtime: Flush interval and queue limits.
+        flusher: The flusher of this process for the hub; None selects or creates it at first use.
 
     Attributes:
         name: Name of the run.
-        step: Global step of what is logged without one; set it, since a client does not know how far the run is.
+        step: Default global step of logged values; set it, because a client does not follow the step of the run.
     """
 
     def __init__(self, channel: Channel, runtime: RuntimeConfig, *, flusher: Flusher | None = None) -> None:
@@ -253,19 +254,19 @@ class RunClient(Recorder):
             self._use(flusher, self._end)
 
     def flush(self) -> None:
-        """Return when everything that this process logged so far is accepted by the hub.
+        """Wait until the hub has accepted all values that this process logged so far.
 
         Raises:
-            RunClosedError: The client was closed.
-            ProcessingError: The hub takes nothing; the values are kept, and sent as soon as it does.
+            RunClosedError: The client is closed.
+            ProcessingError: The hub accepts no values; they stay queued and are sent once it does.
         """
         self._open_flusher().flush()
 
     def close(self) -> None:
-        """Return when everything is accepted, and log no more through this copy; a second call does nothing.
+        """Flush and close this copy of the client; a second call does nothing.
 
         Raises:
-            ProcessingError: The hub takes nothing.
+            ProcessingError: The hub accepts no values.
         """
         if self._is_closed:
             return
@@ -279,14 +280,14 @@ class RunClient(Recorder):
 
     def _open_flusher(self) -> Flusher:
         if self._is_closed:
-            raise RunClosedError(f"this client of run {self.name!r} is closed, and nothing can be logged through it")
+            raise RunClosedError(f"this client of run {self.name!r} is closed; values cannot be logged through it")
         while self._flusher is None and not self._is_closed:
             self._use(flusher_of(self._channel, self._runtime), self._end)
         return super()._open_flusher()
 
     def _end(self) -> None:
         self._is_closed = True
-        self._let_go()
+        self._detach_flusher()
 
     def __enter__(self) -> Self:
         return self

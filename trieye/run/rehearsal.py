@@ -1,4 +1,4 @@
-"""Rehearsal: a program is started to see what it would run, or whether a checkpoint fits it, and ends there."""
+"""Dry run: a program reports its config, or whether a checkpoint fits, to the command that started it, and exits."""
 
 import os
 from pathlib import Path
@@ -13,20 +13,20 @@ from trieye.exceptions import ConfigurationError
 from trieye.run.provenance import Provenance, commit_of_program
 
 VARIABLE = "TRIEYE_REHEARSAL"
-"""The environment variable that asks for one: how far the program is to go, a colon, and the file for what it says."""
+"""Environment variable that requests a dry run: its last stage, a colon, and the file for the report."""
 
 Stage = Literal["config", "restore"]
-"""`config` = until its config is known, before anything is made; `restore` = until its run has loaded a checkpoint."""
+"""`config`: exit after composing the config, before anything is created; `restore`: exit after loading a checkpoint."""
 
 
 class Rehearsed(BaseModel):
-    """What a program said of itself.
+    """Report of a dry run.
 
     Attributes:
-        config: Its config, as configs.json of a run has it.
-        config_hash: Hash of what is trained.
-        provenance: What it would run.
-        misfit: What of the checkpoint does not fit, where the program wants no more than a part of it.
+        config: The config in the form of `configs.json`.
+        config_hash: Hash of the config values that determine the training.
+        provenance: Command, commit, packages and machine of the program.
+        misfit: Parts of the checkpoint that do not fit, if the program restores with `strict=False`.
     """
 
     config: dict[str, Any]
@@ -35,33 +35,33 @@ class Rehearsed(BaseModel):
     misfit: str = ""
 
 
-def end_if_rehearsed(stage: Stage, config: TrieyeConfig, *, misfit: str = "") -> None:
-    """End the program if it was started for no more than this.
+def exit_if_dry_run(stage: Stage, config: TrieyeConfig, *, misfit: str = "") -> None:
+    """Write the report and exit if this process is a dry run that ends at `stage`.
 
     Raises:
-        SystemExit: It was; what was asked for is written down.
+        SystemExit: The dry run ends at this stage.
     """
-    asked, _, path = os.environ.get(VARIABLE, "").partition(":")
-    if asked != stage:
+    requested_stage, _, path = os.environ.get(VARIABLE, "").partition(":")
+    if requested_stage != stage:
         return
-    said = Rehearsed(
+    report = Rehearsed(
         config=recorded(config.model_dump(mode="json")),
         config_hash=config_hash(config),
         provenance=Provenance.gather(commit_of_program()),
         misfit=misfit,
     )
-    Path(path).write_text(said.model_dump_json(), encoding="utf-8", errors="backslashreplace")
+    Path(path).write_text(report.model_dump_json(), encoding="utf-8", errors="backslashreplace")
     raise SystemExit(0)
 
 
-def refuse_if_rehearsed(what: str) -> None:
-    """Stop a program that trains without having loaded the checkpoint that it was to begin from.
+def refuse_if_dry_run(call: str) -> None:
+    """Refuse a call that trains before `run.restore`, during a dry run that checks whether a checkpoint fits.
 
     Raises:
-        ConfigurationError: It was started to see whether a checkpoint fits.
+        ConfigurationError: This process is a dry run that ends at the stage `restore`.
     """
     if os.environ.get(VARIABLE, "").startswith("restore:"):
         raise ConfigurationError(
-            f"the program comes to {what} without run.restore(), so it would not begin from the checkpoint; let it "
-            "restore first"
+            f"the program calls {call} before run.restore(), so it would not start from the checkpoint; call "
+            "run.restore() first"
         )

@@ -1,4 +1,4 @@
-"""Run: the object that user code holds."""
+"""Run: the user-facing handle of one training: log, save, restore, iterate over steps."""
 
 import atexit
 import math
@@ -23,10 +23,10 @@ from trieye.hub.logic import HubLogic
 from trieye.hub.tracking import Tracking
 from trieye.process.progress import say
 from trieye.process.signals import LeaveOnSignal
-from trieye.run.attempt import Attempt, naming_changes
+from trieye.run.attempt import OpenAttempt, naming_changes
 from trieye.run.flusher import Flusher
 from trieye.run.recorder import Recorder, RunClient
-from trieye.run.rehearsal import end_if_rehearsed, refuse_if_rehearsed
+from trieye.run.rehearsal import exit_if_dry_run, refuse_if_dry_run
 from trieye.run.saves import SaveHandle, step_to_save
 from trieye.run.steps import key_metrics, steps
 from trieye.sinks.base import Sink
@@ -40,10 +40,13 @@ if TYPE_CHECKING:
     from trieye.replay import ReplayBuffer
 
 
-class Run(Recorder):
-    """One training with one directory and one identity, across restarts.
+_FORKED = "is open in process {}; a forked process cannot use it"
 
-    Use it as a context manager: it is flushed and closed on every way out, and its status says which one it was.
+
+class Run(Recorder):
+    """One training with one directory and one identity across restarts.
+
+    Use it as a context manager: every exit flushes and closes the run and records how it ended in its status.
 
         with trieye.Run(config) as run:
             run.restore(agent=agent)
@@ -52,28 +55,28 @@ class Run(Recorder):
                 if run.save_due:
                     run.save(agent=agent)
 
-    Sent to a Ray task or actor it arrives as a `RunClient`.
+    A run pickles as a `RunClient`, so a Ray task or actor receives a client.
 
     Args:
         config: The config of the run.
-        group: The sweep that it belongs to, whose members never resume each other; None: that of Hydra, if any.
-        sinks: Sinks of one's own, besides those of the config, which get every point (`trieye.sinks.base.Sink`).
+        group: The sweep of the run; runs of one sweep never resume each other. None: the current Hydra sweep, if any.
+        sinks: Additional sinks that receive every point (`trieye.sinks.base.Sink`).
 
     Attributes:
         config: The config of the run.
-        name: Its name.
-        dir: Its directory.
-        step: The step that is under way, or the last one that is complete.
-        resumed: Whether `restore` found a state.
-        resumed_from_another: Whether that state is of another run.
-        restored: What `save` was given, by name, as `restore` found it: the states of objects, and plain data.
-        saved_step: The last step that was handed over to be saved, or restored; -1 before the first.
-        stop_requested: Whether a signal asked the run to stop.
-        stop_requested_at: When it did, as `time.monotonic`; None before.
-        exit_code: What the program should exit with then.
+        name: Name of the run.
+        dir: Directory of the run.
+        step: The current step, or the last completed one.
+        resumed: Whether `restore` loaded a checkpoint.
+        resumed_from_another: Whether the loaded checkpoint belongs to another run.
+        restored: Content of the loaded checkpoint by the names passed to `save`: states of objects, and plain data.
+        saved_step: Step of the last started save or of the restored checkpoint; -1 before the first.
+        stop_requested: Whether a signal requested a stop.
+        stop_requested_at: Time of the request, as `time.monotonic`; None before it.
+        exit_code: Exit code for the program after a stop request.
 
     Raises:
-        ConfigurationError: One of `sinks` is no sink, or its name is taken.
+        ConfigurationError: A member of `sinks` is not a sink, or its name is already in use.
     """
 
     def __init__(self, config: TrieyeConfig, *, group: str | None = None, sinks: Sequence[Sink] = ()) -> None:
@@ -86,16 +89,16 @@ class Run(Recorder):
         self.stop_requested_at: float | None = None
         self.dir = RunFiles(config.trieye.persistence).run_base_dir
         self._group, self._sinks = group, sinks
-        self._attempt: Attempt | None = None
+        self._attempt: OpenAttempt | None = None
         self._closed_because = "is not open; use `with trieye.Run(config) as run:`"
         self._replay: ReplayBuffer | None = None
-        self._opening = threading.RLock()  # several threads may be the first to log
+        self._begin_lock = threading.RLock()  # several threads may begin the attempt with their first values
         self._on_signal = LeaveOnSignal(
-            f"leaving run {self.name!r}; start it again with run_name={self.name} to go on",
+            f"leaving run {self.name!r}; restart with run_name={self.name} to resume it",
             requeue_exit_code=config.runtime.requeue_exit_code,
         )
 
-    # life
+    # lifecycle
 
     def __enter__(self) -> Self:
         return self.open()
@@ -106,7 +109,7 @@ class Run(Recorder):
         if self._attempt is not None and error is not None and not isinstance(error, RunInterrupted | SystemExit):
             self._attempt.keep_output(error)
         if isinstance(error, RunInterrupted | KeyboardInterrupt):
-            is_second = self.stop_requested and getattr(error, "is_told", True)  # what `steps` raises is not told yet
+            is_second = self.stop_requested and getattr(error, "is_told", True)  # `steps` raises with `is_told=False`
             self._close_after(error, "KILLED", at_once=is_second)
             if isinstance(error, RunInterrupted):
                 error.tell(say)
@@ -120,25 +123,25 @@ class Run(Recorder):
             self._close_after(error, "FAILED")
 
     def open(self) -> Self:
-        """Take the run's lock, count a new attempt and start the hub; does nothing if it is open.
+        """Lock the run, count a new attempt and start the hub; a no-op if the run is open.
 
-        If there may be a checkpoint to restore, the attempt is counted, and the run directory changed, after `restore`
-        has succeeded, or at the first use of the run without it, such as `log`.
+        If a checkpoint may have to be restored, counting the attempt and changing the run directory are deferred until
+        `restore` succeeds, or until the first other use of the run, such as `log`.
 
-        In the main thread SIGTERM, SIGUSR1 and SIGXCPU end the program from now on by `RunInterrupted`, so that the run
-        is closed, unless the program has handlers of its own.
+        From now on SIGTERM, SIGUSR1 and SIGXCPU raise `RunInterrupted` in the main thread, so that the run is closed,
+        unless the program has its own handlers.
 
         Raises:
-            ConfigurationError: The directory cannot be used, or the run has no sink that `sinks.required` names.
-            RunLockedError: Another process writes to the run.
+            ConfigurationError: The directory is unusable, or a sink of `sinks.required` does not exist.
+            RunLockedError: Another process is writing to the run.
         """
         if self._attempt is None:
             self._on_signal.take()
             try:
-                self._attempt = Attempt(self.config, self._group, self._sinks)
+                self._attempt = OpenAttempt(self.config, self._group, self._sinks)
                 atexit.register(self._close_at_exit)
                 if not self._attempt.may_restore:
-                    self._opened()
+                    self._begun_attempt()
             except BaseException as error:
                 self._close_after(error, "FAILED")
                 self._on_signal.give_back()
@@ -146,34 +149,34 @@ class Run(Recorder):
         return self
 
     def close(self, status: RunStatus = "FINISHED", *, at_once: bool = False) -> None:
-        """Send what is left, wait for the saves, close the sinks and record how the run ended.
+        """Send pending values, wait for saves, close the sinks and record how the run ended.
 
         Args:
-            status: How it ended.
-            at_once: Leave what takes longer than 2 s to the next attempt, as a kill does.
+            status: How the run ended.
+            at_once: Stop after 2 s; the next attempt does the rest, as after a kill.
 
         Raises:
-            CheckpointError: A save failed that was not reported yet; the run is recorded as failed.
-            ProcessingError: The hub did not take all metrics; likewise.
-            RunInterrupted: A signal came meanwhile.
+            CheckpointError: A save failed and was not reported yet; the run is recorded as failed.
+            ProcessingError: The hub did not accept all metrics; the run is recorded as failed.
+            RunInterrupted: A signal arrived during the call.
         """
         if self._attempt is not None:
             attempt, self._attempt = self._attempt, None
-            self._let_go()
+            self._detach_flusher()
             atexit.unregister(self._close_at_exit)
             try:
                 attempt.close(status, at_once=at_once)
             finally:
                 self._on_signal.give_back()
 
-    def _forget(self) -> None:
-        if self._flusher is not None:  # in a forked child, which has no right to close the run of its parent
-            self._let_go()
-            self._attempt, self._closed_because = None, f"is open in process {os.getppid()}, not in this fork of it"
+    def _drop_in_fork(self) -> None:
+        if self._flusher is not None:  # in a forked child, which must not close the run of its parent
+            self._detach_flusher()
+            self._attempt, self._closed_because = None, _FORKED.format(os.getppid())
             atexit.unregister(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
-        say(f"run {self.name!r} was never closed; use `with trieye.Run(config) as run:`")
+        say(f"run {self.name!r} was not closed before the program ended; use `with trieye.Run(config) as run:`")
         self.close("KILLED")
 
     def _close_after(self, error: BaseException | None, status: RunStatus, *, at_once: bool = False) -> None:
@@ -182,8 +185,8 @@ class Run(Recorder):
 
     @property
     def attempt(self) -> int:
-        """How often the run was started, this time included."""
-        return self._entered().number
+        """Number of this attempt; 1 for the first start of the run."""
+        return self._current_attempt().number
 
     def __repr__(self) -> str:
         state = "closed" if self._attempt is None else f"open, attempt {self.attempt}"
@@ -192,102 +195,100 @@ class Run(Recorder):
     # metrics
 
     def client(self) -> RunClient:
-        """Return what threads, Ray tasks and actors hold to log to this run.
+        """Return a client for logging to this run from threads, Ray tasks and actors.
 
         Raises:
             RunClosedError: The run is not open.
         """
-        attempt = self._opened()
+        attempt = self._begun_attempt()
         return RunClient(attempt.hub, self.config.runtime, flusher=attempt.flusher)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.client().__reduce__()
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Record parameters of the run, such as hyperparameters; nested dicts become dotted names, secrets `***`."""
-        self._opened().hub.ask(Tracking.log_params, dict(leaves(redacted(params))))
+        """Record parameters such as hyperparameters; nested dicts become dotted names, secrets become `***`."""
+        self._begun_attempt().hub.ask(Tracking.log_params, dict(leaves(redacted(params))))
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags of the run."""
-        self._opened().hub.ask(Tracking.set_tags, redacted({str(key): str(value) for key, value in tags.items()}))
+        """Set tags of the run; secrets become `***`."""
+        texts = {str(key): str(value) for key, value in tags.items()}
+        self._begun_attempt().hub.ask(Tracking.set_tags, redacted(texts))
 
     def log_artifact(self, path: str | Path, artifact_path: str | None = None) -> None:
-        """Keep a file or directory with the run, as it is now: a copy of it is made before this returns.
+        """Store a file or directory with the run; its current content is copied before this returns.
 
         Args:
-            path: The file.
-            artifact_path: Folder among the artifacts of the run; None: their root.
+            path: The file or directory.
+            artifact_path: Folder below the artifacts of the run; None stores it at their root.
 
         Raises:
-            ConfigurationError: There is no such file.
-            SerializationError: It cannot be read, or there is no room for the copy.
+            ConfigurationError: `path` does not exist.
+            SerializationError: `path` cannot be read, or the disk has no room for the copy.
         """
-        file = Path(os.path.abspath(path))  # noqa: PTH100 - links stay
+        file = Path(os.path.abspath(path))  # noqa: PTH100 - does not resolve links
         if not file.exists():
-            raise ConfigurationError(f"log_artifact({str(path)!r}): there is no such file")
-        self._opened().hub.ask(Tracking.log_artifact, file, artifact_path)
+            raise ConfigurationError(f"log_artifact({str(path)!r}): no such file or directory")
+        self._begun_attempt().hub.ask(Tracking.log_artifact, file, artifact_path)
 
     def flush(self) -> None:
-        """Return when everything logged so far is accepted by the hub, and windows that end at this step are logged.
+        """Wait until the hub has accepted all values logged so far and logged the windows that end at this step.
 
         Raises:
-            ProcessingError: The hub takes nothing; the values are kept, and sent as soon as it does. Or a sink of
-                `sinks.required` does not work.
+            ProcessingError: The hub accepts no values (they stay queued), or a sink of `sinks.required` fails.
         """
-        attempt = self._opened()
+        attempt = self._begun_attempt()
         attempt.flusher.flush()
         attempt.hub.ask(HubLogic.flush, self.step)
         attempt.check_sinks()
 
     def best(self, name: str | None = None, mode: Literal["max", "min"] | None = None) -> float:
-        """Return the best logged point of a metric, over all attempts; of the objective, what a sweep wants to know.
+        """Return the best logged point of a metric over all attempts, such as the objective for a Hydra sweep.
 
         Args:
-            name: Name of the metric; None: the objective, `loop.objective`.
-            mode: `max` or `min`; None: `loop.mode`, which says it of the objective only.
+            name: Name of the metric; None selects `loop.objective`.
+            mode: `max` or `min`; None selects `loop.mode`, which is allowed for `loop.objective` only.
 
         Raises:
-            ConfigurationError: Nothing was logged under that name, `mode` is something else, or it is missing.
+            ConfigurationError: The metric has no points, or `mode` is invalid or missing.
         """
         if mode not in {"max", "min", None}:
-            raise ConfigurationError(f"best({name!r}, mode={mode!r}): a mode is 'max' or 'min'")
+            raise ConfigurationError(f"best({name!r}, mode={mode!r}): mode must be 'max' or 'min'")
         loop = self.config.loop
         metric = loop.objective if name is None else name
         self.flush()
-        seen = self._opened().hub.ask(HubLogic.summary)
-        if metric not in seen:
-            raise ConfigurationError(
-                f"best({metric!r}): no point of that metric yet{did_you_mean(metric, seen)} "
-                f"(known: {', '.join(sorted(seen)) or 'none'})"
-            )
+        summary = self._begun_attempt().hub.ask(HubLogic.summary)
+        if metric not in summary:
+            choices = f"{did_you_mean(metric, summary)} (metrics with points: {', '.join(sorted(summary)) or 'none'})"
+            raise ConfigurationError(f"best({metric!r}): this metric has no points yet{choices}")
         if mode is None and metric != loop.objective:
             raise ConfigurationError(
-                f"best({metric!r}): say whether a lower or a higher value is better, by mode='min' or mode='max'; "
-                f"loop.mode={loop.mode} says so of loop.objective={loop.objective}"
+                f"best({metric!r}): pass mode='min' or mode='max'; loop.mode={loop.mode} applies only to "
+                f"loop.objective={loop.objective}"
             )
-        return seen[metric][mode or loop.mode]
+        return summary[metric][mode or loop.mode]
 
     def latest(self) -> Mapping[str, float]:
-        """Return the last value logged under each name, a moment ago."""
+        """Return the last value of each name that this process has sent; newer values may still be queued."""
         return {} if self._flusher is None else self._flusher.latest
 
     def mlflow_run_id(self, timeout_s: float = 30.0) -> str | None:
-        """Return the id of the MLflow run; None if MLflow is off or does not answer in time."""
-        return self._opened().hub.ask(Tracking.wait_mlflow_run_id, timeout_s=timeout_s)
+        """Return the id of the MLflow run; None if MLflow is disabled or does not answer within `timeout_s`."""
+        return self._begun_attempt().hub.ask(Tracking.wait_mlflow_run_id, timeout_s=timeout_s)
 
     def health(self) -> dict[str, Any]:
-        """Return how the run is, as plain data.
+        """Return the state of sinks, journal and process as plain data.
 
-        Among others `sinks`, a list of {"name", "error", "backlog", "lag_s", "refused"}, whose `error` is None while
-        the sink works; `dropped`, {reason: events}; `late_by_metric`, {metric: events}; `save_failures`, a number.
+        Keys include `sinks`, a list of {"name", "error", "backlog", "lag_s", "refused"} with `error` None while the
+        sink works; `dropped`, {reason: events}; `late_by_metric`, {metric: events}; and `save_failures`, a count.
         """
-        return self._opened().hub.ask(HubLogic.health)
+        return self._begun_attempt().hub.ask(HubLogic.health)
 
     # state
 
     @property
     def replay(self) -> "ReplayBuffer":
-        """The replay buffer that the config describes; saved and restored with the run."""
+        """The replay buffer built from `config.replay`; saved and restored with the run."""
         if self._replay is None:
             from trieye.replay import ReplayBuffer
 
@@ -296,9 +297,9 @@ class Run(Recorder):
 
     @property
     def save_due(self) -> bool:
-        """Whether to save at the end of this step: it is its turn, or a signal asked the run to stop.
+        """Whether to save at the end of this step: the save interval has passed, or a signal requested a stop.
 
-        It stays true until something is saved, so that a loop may wait for the end of an episode.
+        It stays true until `save` is called, so a loop may wait for the end of an episode.
         """
         every = self.config.persistence.checkpoint_save_freq_steps
         return self.stop_requested or (every > 0 and self.step // every > max(self.saved_step, 0) // every)
@@ -306,40 +307,40 @@ class Run(Recorder):
     def save(
         self, *, step: int | None = None, objective: float | Literal["later"] | None = None, **objects: Any
     ) -> SaveHandle:
-        """Save everything that `restore` brings back; returns after one copy in memory, a thread writes it.
+        """Save a checkpoint for `restore`; returns after one copy in memory, and a background thread writes it.
 
-        The step, the random generators of python, numpy and torch and the replay buffer are included. Of a buffer, only
-        what is new since the last checkpoint is copied and written.
+        The checkpoint includes the step, the random generators of Python, NumPy and torch, and the replay buffer, of
+        which only the rows added since the last checkpoint are copied and written.
 
         Args:
-            step: The step that is complete, in a loop that counts by itself and does not go through `steps`; it names
-                the checkpoint, and `restore` sets `run.step` to it. None: `run.step`, as in `log`.
-            objective: Value of the objective (`loop.objective`) in this state, by which `keep_best` and `best` choose
-                among the checkpoints, as `loop.mode` says; None: it was not measured now; `later`: it is being
-                measured, the checkpoint is kept until `rate` tells it.
+            step: The completed step, for a loop that does not use `steps`; it names the checkpoint, and `restore` sets
+                `run.step` to it. None selects `run.step`, as in `log`.
+            objective: Value of `loop.objective` for this state; `keep_best` and `best` rank checkpoints by it in the
+                direction of `loop.mode`. None: not measured for this state. `later`: still being measured; the
+                checkpoint is retained until `rate` sets the value.
             **objects: Objects with `state_dict()`, random generators, environments (see `EnvState`), or plain data,
                 arrays and tensors.
 
         Returns:
-            What tells when it is safe on disk. A save that fails is also reported by the next one, and by `close`.
+            A handle that completes once the checkpoint is on disk. The next `save`, or `close`, also reports a failure.
 
         Raises:
-            CheckpointError: An earlier save failed; this one was begun all the same.
-            ProcessingError: A sink of `sinks.required` does not work; likewise.
-            ConfigurationError: `replay` is something else than `run.replay`, which is in use; or the step is negative.
-            TypeError: The step is no integer.
+            CheckpointError: An earlier save failed; this one was started nevertheless.
+            ProcessingError: A sink of `sinks.required` fails; this save was started nevertheless.
+            ConfigurationError: `objects` has another `replay` while `run.replay` is in use, or the step is negative.
+            TypeError: The step is not an integer.
         """
-        refuse_if_rehearsed("run.save()")
-        attempt = self._opened()
+        refuse_if_dry_run("run.save()")
+        attempt = self._begun_attempt()
         saves, hub, step, rated = attempt.saves, attempt.hub, step_to_save(self._step(step)), objective is not None
         is_awaited = isinstance(objective, str)
-        quality = None if objective is None or isinstance(objective, str) else float(objective)  # of NumPy, torch, too
+        quality = None if objective is None or isinstance(objective, str) else float(objective)  # NumPy, torch scalars
         saves.make_room(rated=rated)
-        own = self._replay if self.config.persistence.save_buffer else None
-        if own is not None and objects.setdefault("replay", own) is not own:
-            raise ConfigurationError("save(replay=...): run.replay is in use and has this name; choose another one")
-        held = {"objects": objects, "rng": capture_all(), "step": step, "config": attempt.recorded_config}
-        state = encode(held, known=saves.known_parts)
+        replay = self._replay if self.config.persistence.save_buffer else None
+        if replay is not None and objects.setdefault("replay", replay) is not replay:
+            raise ConfigurationError("save(replay=...): the name 'replay' belongs to run.replay; choose another name")
+        content = {"objects": objects, "rng": capture_all(), "step": step, "config": attempt.recorded_config}
+        state = encode(content, known=saves.known_parts)
         attempt.flusher.flush()
         hub_state = hub.ask(HubLogic.packed_state, step)
         metadata = {"objective": quality, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}
@@ -347,21 +348,21 @@ class Run(Recorder):
         begin = partial(hub.begin, HubLogic.save_checkpoint, step, state, metadata, hub_state)
         handle = saves.add(step, begin, parts=state.parts.keys(), rated=rated)
         self.saved_step = step
-        saves.report(wait=False, but=handle)
+        saves.report(wait=False, exclude=handle)
         attempt.check_sinks()
         return handle
 
     def rate(self, step: int, objective: float | None) -> "Future[None]":
-        """Tell the objective of a checkpoint that was saved with `objective="later"`, as soon as it is known.
+        """Set the objective of a checkpoint that was saved with `objective="later"`.
 
         Args:
-            step: The step that names the checkpoint.
-            objective: Its value; None: it was not measured after all.
+            step: Step of the checkpoint.
+            objective: Value of the objective; None if it was not measured after all.
 
         Returns:
-            What tells when it is noted; it raises `CheckpointError` if there is no such checkpoint.
+            A future that completes once the value is stored, with `CheckpointError` if the checkpoint does not exist.
         """
-        hub = self._opened().hub
+        hub = self._begun_attempt().hub
         return hub.begin(HubLogic.rate_checkpoint, step, None if objective is None else float(objective))
 
     def restore(
@@ -372,52 +373,51 @@ class Run(Recorder):
         from_checkpoint: Path | None = None,
         **objects: Any,
     ) -> bool:
-        """Bring back what `save` kept: objects, step, random generators and replay; does nothing on a fresh run.
+        """Restore objects, step, random generators and replay from a checkpoint of `save`; a no-op on a fresh run.
 
         Args:
-            strict: Refuse a checkpoint that does not fit the objects. With False, as for a warm start, what has the
-                same key and shape is restored, an optimizer only if it has the same parameters; one message says what
-                was missing, unexpected and of another shape.
-            key_map: New names, `{"old.prefix": "new.prefix"}`, of keys in the checkpoint. A key is the name given to
-                `save`, and the keys on the way to an array: `model.encoder.0.weight`.
-            from_checkpoint: The directory of a checkpoint to go on from, whatever the run itself has saved: one that
-                this run saved and somebody copied, or one of another run, whose curves are left alone then. None: as
-                the config says.
-            **objects: Objects with `load_state_dict()`, random generators, environments, and dicts, which are filled,
-                under the names given to `save`.
+            strict: Refuse a checkpoint that does not match the objects. False, as for a warm start, restores the keys
+                that match in name and shape, and an optimizer only if its parameters match; one message lists missing,
+                unexpected and differently shaped keys.
+            key_map: Renamed keys of the checkpoint, `{"old.prefix": "new.prefix"}`. A key is the name passed to `save`
+                followed by the path to an array: `model.encoder.0.weight`.
+            from_checkpoint: Directory of a checkpoint to restore instead of the configured one: a copy of a checkpoint
+                of this run, or a checkpoint of another run, which contributes its state but not its curves.
+            **objects: Objects with `load_state_dict()`, random generators, environments, and dicts, which are filled
+                in place, under the names passed to `save`.
 
         Returns:
-            Whether there was something to restore.
+            Whether a checkpoint was restored.
 
         Raises:
-            CheckpointError: None of the checkpoints is whole, or it lacks an object, or does not fit one, or
-                `damaged_replay` refuses it. The objects are as they were; an environment, and an object without
-                `state_dict()`, may have taken a part of its state.
-            ConfigurationError: An object cannot take a state, or `key_map` names what is not there.
+            CheckpointError: No checkpoint is intact, or the checkpoint lacks an object, does not fit one, or is refused
+                by `damaged_replay`. The objects are unchanged, except that an environment or an object without
+                `state_dict()` may have loaded part of its state.
+            ConfigurationError: An object cannot load a state, or `key_map` names a key that does not exist.
         """
-        found = self._entered().find(from_checkpoint)
-        if found is None or found.state is None:
-            (attempt := self._opened()).hub.ask(HubLogic.resume, None)
+        checkpoint = self._current_attempt().find(from_checkpoint)
+        if checkpoint is None or checkpoint.state is None:
+            (attempt := self._begun_attempt()).hub.ask(HubLogic.resume, None)
             if attempt.number > 1:
-                say(f"run {self.name!r} was started before and left no checkpoint: it begins at step 0 again")
+                say(f"run {self.name!r} was started before and left no checkpoint: it restarts at step 0")
             return False
-        origin, state = found.origin, decode(found.state, on_damage=self.config.persistence.damaged_replay)
-        held = state["objects"]
-        is_ours = isinstance(held.get("replay"), SavedParts) and self.config.persistence.save_buffer
-        if is_ours and "replay" not in objects:
+        origin, state = checkpoint.origin, decode(checkpoint.state, on_damage=self.config.persistence.damaged_replay)
+        saved_objects = state["objects"]
+        has_run_replay = isinstance(saved_objects.get("replay"), SavedParts) and self.config.persistence.save_buffer
+        if has_run_replay and "replay" not in objects:
             objects["replay"] = self.replay
         source = f"checkpoint {origin['path']}"
         with naming_changes(state.get("config") or {}, self.config):
-            misfit = restore_objects(held, objects, source=source, strict=strict, key_map=key_map)
-        if misfit:
-            say(f"run {self.name!r}: {source} fits in part: {misfit}")
-        end_if_rehearsed("restore", self.config, misfit=str(misfit))
-        attempt = self._opened()  # from here on the run changes
-        attempt.hub.ask(HubLogic.resume, replace(found, state=None))
+            mismatch = restore_objects(saved_objects, objects, source=source, strict=strict, key_map=key_map)
+        if mismatch:
+            say(f"run {self.name!r}: {source} fits in part: {mismatch}")
+        exit_if_dry_run("restore", self.config, misfit=str(mismatch))
+        attempt = self._begun_attempt()  # the run directory changes from this line on
+        attempt.hub.ask(HubLogic.resume, replace(checkpoint, state=None))
         attempt.saves.restored(origin["parts"])
-        self.restored = held
+        self.restored = saved_objects
         if origin["is_own"] or origin["seed"] in {None, self.config.seed}:
-            restore_all(state["rng"])  # a fork with another seed is to draw other numbers than its parent
+            restore_all(state["rng"])  # a fork with another seed must not repeat the random numbers of its parent
         self.step = self.saved_step = state["step"]
         self.resumed, self.resumed_from_another = True, not origin["is_own"]
         say(f"run {self.name!r} resumes at step {self.step}: {origin['reason']}")
@@ -426,75 +426,75 @@ class Run(Recorder):
     # stepping
 
     def steps(self, total: int | None) -> Iterator[int]:
-        """Yield the numbers of the steps that are left, 1 to `total`, with a progress bar.
+        """Yield the remaining step numbers up to `total`, the first being 1, and show a progress bar.
 
-        The first signal (Ctrl-C, SIGTERM, SIGUSR1, SIGXCPU) lets the step end and makes `save_due` true; the same
-        signal again, or Ctrl-C, stops at once.
+        The first signal (Ctrl-C, SIGTERM, SIGUSR1, SIGXCPU) lets the current step finish and sets `save_due`; the same
+        signal again, or Ctrl-C, stops immediately.
 
         Args:
-            total: The last step; None: go on until the loop is left.
+            total: The last step; None yields steps until the loop is left.
 
         Raises:
-            RunInterrupted: A signal asked the run to stop.
+            RunInterrupted: A signal requested a stop.
         """
-        refuse_if_rehearsed("run.steps()")
+        refuse_if_dry_run("run.steps()")
         return steps(self, total)
 
     def key_metrics(self) -> Mapping[str, float]:
-        """Return the last value logged under each name, those for the progress bar only, the objective first."""
+        """Return the latest values for the progress bar, the objective first."""
         return key_metrics(dict(self.latest()), self.config.loop.objective)
 
     def supersede(self, step: int | None) -> bool:
-        """Tell at which step a program resumes that restores its own state; return whether anything is superseded.
+        """Declare where a program that restores its own state resumes; return whether data is superseded.
 
-        Points and media from that step on are superseded; MLflow, which cannot delete points, keeps those that differ.
+        Points and media from that step on are superseded; MLflow cannot delete points, so differing ones remain there.
 
         Args:
-            step: The first step that is repeated; None: unknown, as in an attempt that restores nothing.
+            step: The first repeated step; None if it is unknown, as in an attempt that restores nothing.
         """
-        return self._opened().hub.ask(HubLogic.supersede, step)
+        return self._begun_attempt().hub.ask(HubLogic.supersede, step)
 
     def note_stepless(self, metric: str) -> None:
-        """Note that the program logs a metric without a step: its points at step 0 replace no older ones."""
-        self._opened().hub.ask(HubLogic.note_stepless, metric)
+        """Declare that the program logs a metric without a step: its points at step 0 replace no older points."""
+        self._begun_attempt().hub.ask(HubLogic.note_stepless, metric)
 
     def summary(self) -> dict[str, MetricSummary]:
         """Close the open windows, and return last, min, max and step of each metric over all attempts."""
-        return self._opened().hub.ask(HubLogic.final_summary)
+        return self._begun_attempt().hub.ask(HubLogic.final_summary)
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether a signal asked this process to leave the run."""
+        """Whether a signal requested that this process leave the run."""
         return self._on_signal.asked_at > -math.inf
 
     def wait_for_saves(self) -> None:
-        """Return when everything that was saved is safe on disk.
+        """Wait until all saves are safe on disk.
 
         Raises:
             CheckpointError: A save failed.
         """
-        self._opened().saves.report(wait=True)
+        self._begun_attempt().saves.report(wait=True)
 
-    def _opened(self) -> Attempt:
-        """Return the attempt, which begins now if it has not."""
-        attempt = self._entered()
-        with self._opening:
+    def _begun_attempt(self) -> OpenAttempt:
+        """Return the attempt, and begin it if that has not happened."""
+        attempt = self._current_attempt()
+        with self._begin_lock:
             if self._flusher is None:
                 attempt.begin()
-                self._use(attempt.flusher, self._forget)
+                self._use(attempt.flusher, self._drop_in_fork)
                 atexit.unregister(self._close_at_exit)
-                atexit.register(self._close_at_exit)  # runs before the exit handler of the flusher
+                atexit.register(self._close_at_exit)  # exit handlers run in reverse order: this before the flusher's
                 attempt.check_sinks()
         return attempt
 
-    def _entered(self) -> Attempt:
-        """Return the attempt, whether it has begun or not."""
+    def _current_attempt(self) -> OpenAttempt:
+        """Return the attempt, which may not have begun."""
         if self._attempt is not None and self._attempt.pid != os.getpid():
-            self._attempt, self._closed_because = None, f"is open in process {os.getppid()}, not in this fork of it"
+            self._attempt, self._closed_because = None, _FORKED.format(os.getppid())
         if self._attempt is None:
             raise RunClosedError(f"run {self.name!r} {self._closed_because}")
         return self._attempt
 
     def _open_flusher(self) -> Flusher:
-        self._opened()
+        self._begun_attempt()
         return super()._open_flusher()

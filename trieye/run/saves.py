@@ -1,4 +1,4 @@
-"""PendingSaves: checkpoints that are being written, and those of which the user does not know yet how they ended."""
+"""Asynchronous saves: `SaveHandle` for one checkpoint, and the queue of saves in progress or not yet reported."""
 
 import contextlib
 import threading
@@ -14,17 +14,17 @@ from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.hub.saved_states import Saved
 
 MAX_IN_FLIGHT = 2
-"""Never more states in memory than that: a save beyond it waits for the oldest, or replaces the newest."""
+"""Maximum number of states in memory: a further save waits for the oldest one, or replaces the newest one."""
 
 Begin = Callable[[], "Future[Saved]"]
-"""Hands a state over to be written, without waiting for anything."""
+"""Starts to write a state; never blocks."""
 
 
 class SaveHandle:
-    """A save that `Run.save` began.
+    """A save that `Run.save` started.
 
     Attributes:
-        step: The step that it saves.
+        step: Step of the saved state.
     """
 
     def __init__(self, run_name: str, step: int, parts: Collection[str]) -> None:
@@ -36,51 +36,51 @@ class SaveHandle:
 
     @property
     def superseded(self) -> bool:
-        """Whether a later save took its place before it was begun (`persistence.save_policy=coalesce`)."""
+        """Whether a later save replaced this one before it was started (`persistence.save_policy=coalesce`)."""
         return self._is_superseded
 
     @property
     def done(self) -> bool:
-        """Whether it is safe on disk, or has failed; of a superseded one, whether that is so of its successor."""
+        """Whether the save is safe on disk or has failed; a superseded save is done when its successor is."""
         return self._outcome.done()
 
     @property
     def path(self) -> Path | None:
-        """Directory of the checkpoint when it is safe on disk; None before, or if it failed."""
+        """Directory of the checkpoint once it is safe on disk; None before, and after a failure."""
         outcome = self._outcome
         return Path(outcome.result()) if outcome.done() and outcome.exception() is None else None
 
     def wait(self, timeout_s: float | None = None) -> Path:
-        """Return the directory of the checkpoint when it is safe on disk.
+        """Wait until the checkpoint is safe on disk, and return its directory.
 
         Args:
-            timeout_s: Seconds to wait; None: as long as it takes.
+            timeout_s: Seconds to wait; None waits without limit.
 
         Raises:
-            CheckpointError: It could not be written.
-            TimeoutError: It is not written yet.
+            CheckpointError: The checkpoint could not be written.
+            TimeoutError: The checkpoint was not written in time.
         """
         try:
             return Path(self._outcome.result(timeout_s))
         except (CheckpointError, TimeoutError):
             raise
-        except Exception as error:  # a remote call wraps what happened there
+        except Exception as error:  # a remote call wraps the original exception
             raise CheckpointError(f"a checkpoint of run {self._run_name!r} was not saved: {error}") from error
 
     def settle(self) -> None:
-        """Wait until it is safe on disk or has failed, whichever it is."""
+        """Wait until the save is done, successfully or not."""
         futures.wait([self._outcome])
 
     def __repr__(self) -> str:
-        state = "failed" if self.done and self.path is None else "done" if self.done else "under way"
+        state = "failed" if self.done and self.path is None else "done" if self.done else "in progress"
         return f"<trieye.SaveHandle of step {self.step}, {state}>"
 
-    def _give_way(self, successor: "SaveHandle") -> None:
-        """End as another save does; others may be waiting for this one already."""
+    def _supersede_by(self, successor: "SaveHandle") -> None:
+        """Take over the outcome of another save; callers may already wait for this one."""
         self._is_superseded = True
-        successor._outcome.add_done_callback(self._end_as)  # noqa: SLF001 - its own class
+        successor._outcome.add_done_callback(self._copy_outcome)  # noqa: SLF001 - its own class
 
-    def _end_as(self, outcome: "Future[str]") -> None:
+    def _copy_outcome(self, outcome: "Future[str]") -> None:
         if (error := outcome.exception()) is not None:
             self._outcome.set_exception(error)
         else:
@@ -88,58 +88,59 @@ class SaveHandle:
 
 
 def step_to_save(step: Any) -> int:
-    """Return the step that names a checkpoint.
+    """Return the step of a checkpoint as an int.
 
     Raises:
-        ConfigurationError: It is negative.
-        TypeError: It is no integer.
+        ConfigurationError: The step is negative.
+        TypeError: The step is not an integer.
     """
     try:
         number = index(step)
     except TypeError as error:
-        raise TypeError(f"save(step={step!r}): a step is an integer") from error
+        raise TypeError(f"save(step={step!r}): step must be an integer") from error
     if number < 0:
-        raise ConfigurationError(f"save(step={number}): steps begin at 0")
+        raise ConfigurationError(f"save(step={number}): step must be at least 0")
     return number
 
 
 class PendingSaves:
-    """The saves of a run that were handed over and not yet reported; used by one thread.
+    """The saves of a run that are in progress or not yet reported; for use by a single thread.
 
     Args:
-        run_name: For messages.
-        policy: What happens to a save while two are under way; see `persistence.save_policy`.
+        run_name: Name of the run, for messages.
+        policy: Treatment of a further save while `MAX_IN_FLIGHT` saves are in progress; see `persistence.save_policy`.
     """
 
     def __init__(self, run_name: str, policy: Literal["queue", "coalesce"] = "queue") -> None:
         self._run_name = run_name
         self._policy = policy
         self._saves: list[SaveHandle] = []
-        self._waiting: deque[tuple[SaveHandle, Begin, bool]] = deque()  # two in the moment in which the first begins
-        self._known: frozenset[str] = frozenset()
-        self._damaged: set[str] = set()  # not to be linked, although a save that was begun before that is known may
-        # guards `_waiting` and its place in `_saves`, for the end of a save arrives in the thread that wrote it; taken
-        # with no other lock held
+        self._waiting: deque[tuple[SaveHandle, Begin, bool]] = deque()  # two only while the first is being started
+        self._parts: frozenset[str] = frozenset()
+        # must not be linked; a save that started before the damage was detected may still link them
+        self._damaged: set[str] = set()
+        # guards `_waiting` and the position of its saves in `_saves`: the writing thread reports the end of a save;
+        # acquired with no other lock held
         self._lock = threading.RLock()
 
     @property
     def known_parts(self) -> frozenset[str]:
         """Names of the parts in the newest checkpoint that is safe on disk; see `StateParts`.
 
-        Not those that a save under way leaves behind: that checkpoint may be deleted when such a save is done.
+        Excluded are parts that a save in progress lacks: that checkpoint may be deleted once the save is done.
         """
-        known = self._known - self._damaged
-        return known.intersection(*(save._parts for save in self._saves if not save.done))  # noqa: SLF001 - its own module
+        parts = self._parts - self._damaged
+        return parts.intersection(*(save._parts for save in self._saves if not save.done))  # noqa: SLF001 - its own module
 
     def restored(self, parts: Collection[str]) -> None:
-        """Take note of the parts in the checkpoint from which the run goes on."""
-        self._known = frozenset(parts)
+        """Set the parts of the restored checkpoint."""
+        self._parts = frozenset(parts)
 
     def make_room(self, *, rated: bool) -> None:
-        """Wait until another save may begin; what failed is left for `report`, so that it costs no later state.
+        """Wait until another save may start; failures are left for `report`, so that they cost no later checkpoint.
 
         Args:
-            rated: Whether that one says how good its state is; such a save replaces none and is not replaced.
+            rated: Whether the new save has an objective; a save with an objective neither replaces one nor is replaced.
         """
         while len(waiting := [save for save in self._saves if not save.done]) >= MAX_IN_FLIGHT:
             if self._may_replace(rated=rated):
@@ -147,47 +148,47 @@ class PendingSaves:
             waiting[0].settle()
 
     def add(self, step: int, begin: Begin, *, parts: Collection[str], rated: bool) -> SaveHandle:
-        """Begin a save now, or when the one under way is done if saves coalesce.
+        """Start a save now; with the policy `coalesce`, after the save in progress.
 
         Args:
-            step: The step that it saves.
-            begin: Hands the state over.
-            parts: Names of its parts.
-            rated: Whether it says how good its state is.
+            step: Step of the state.
+            begin: Starts to write the state.
+            parts: Names of the parts of the state.
+            rated: Whether the save has an objective.
         """
         handle = SaveHandle(self._run_name, step, parts)
         with self._lock:
-            # who is waiting will be begun by the end of the save before it, and so must be whoever takes its place
+            # a waiting save is started by the end of its predecessor, so its replacement must wait, too
             replaced = self._waiting.pop()[0] if self._may_replace(rated=rated) else None
             has_to_wait = self._policy == "coalesce" and any(not save.done for save in self._saves)
             if has_to_wait or replaced is not None:
                 self._waiting.append((handle, begin, rated))
                 self._saves.append(handle)
                 if replaced is not None:
-                    replaced._give_way(handle)  # noqa: SLF001 - its own module
+                    replaced._supersede_by(handle)  # noqa: SLF001 - its own module
                     self._saves.remove(replaced)
                 return handle
         try:
             self._saves.append(handle)
             self._begin(handle, begin)
         except BaseException:
-            self._saves.remove(handle)  # the caller knows
+            self._saves.remove(handle)  # the exception reaches the caller, so `report` need not repeat it
             raise
         return handle
 
-    def report(self, *, wait: bool, but: SaveHandle | None = None) -> None:
-        """Forget the saves that went well.
+    def report(self, *, wait: bool, exclude: SaveHandle | None = None) -> None:
+        """Remove the saves that are done, and raise the error of the first failed save.
 
         Args:
-            wait: Wait for those under way, also if one of them fails.
-            but: A save of which nothing is to be said yet.
+            wait: Wait first until all saves are done, even if one fails.
+            exclude: A save that is not reported yet.
 
         Raises:
             CheckpointError: A save failed.
         """
         for save in self._saves if wait else ():
             save.settle()
-        for save in [save for save in self._saves if save.done and save is not but]:
+        for save in [save for save in self._saves if save.done and save is not exclude]:
             self._saves.remove(save)
             save.wait()
 
@@ -207,7 +208,7 @@ class PendingSaves:
         error = CheckpointError("it was cancelled") if done.cancelled() else done.exception()
         if error is None:
             path, damaged = done.result()
-            self._known = handle._parts  # noqa: SLF001 - its own module
+            self._parts = handle._parts  # noqa: SLF001 - its own module
             self._damaged.update(damaged)
             handle._outcome.set_result(path)  # noqa: SLF001 - its own module
         else:
@@ -215,16 +216,16 @@ class PendingSaves:
         self._begin_next()
 
     def _begin_next(self) -> None:
-        """Begin the save that waits, here: `Begin` never blocks. Where it fails another one may be waiting by then."""
+        """Start the waiting save in this thread (`Begin` never blocks); if that fails, try the next waiting save."""
         while True:
             with self._lock:
                 if not self._waiting:
                     return
                 handle, begin, _ = self._waiting.popleft()
-            with contextlib.suppress(Exception):  # whatever it is, the handle has it, and `report` raises it
+            with contextlib.suppress(Exception):  # the handle stores the error, and `report` raises it
                 self._begin(handle, begin)
                 return
 
     def _fail(self, handle: SaveHandle, error: BaseException) -> None:
-        self._known = frozenset()  # whatever may be gone is written with the next save
+        self._parts = frozenset()  # parts may be missing: the next save writes all of them
         handle._outcome.set_exception(error)  # noqa: SLF001 - its own module

@@ -1,4 +1,4 @@
-"""What may be logged as a table: columns, rows or a data frame, with cells of plain values."""
+"""Convert logged tables: columns, rows or a data frame, with cells of plain values."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,57 +7,57 @@ from typing import Any
 import msgspec
 
 from trieye.config.names import printable
-from trieye.run.media import place_of
+from trieye.run.media import header_of
 from trieye.stats.operations import Cell, LogTable
 
 MAX_TABLE_BYTES = 4 * 2**20
-"""Of the table as JSON."""
+"""Maximum size of a table as JSON."""
 
 _MIN_CELL_BYTES = 2
 _PLAIN_INT = range(-(2**63), 2**63)
 _MISSING = frozenset({"NAType", "NaTType"})
-"""What pandas writes for a value that is not there."""
+"""Class names of the missing values of pandas."""
 
 
 def table(name: str, content: Any, *, step: int, time: float) -> LogTable:
-    """Check a table.
+    """Convert a table to JSON.
 
     Args:
         name: Name of the series.
-        content: {column: values}, a list of {column: value} (a row without a column has an empty cell there), or a
-            frame of pandas or polars, whose index is left out. A cell is a text, a number, a boolean, None, or a date.
-            Numbers that are not finite become empty.
+        content: {column: values}, a list of {column: value} (a missing column is an empty cell), or a pandas or polars
+            data frame, without its index. Cells are strings, numbers, booleans, dates or None. Numbers that are not
+            finite become empty cells.
         step: Global step.
         time: Unix time in seconds.
 
     Raises:
-        TypeError: It is no table, or a cell is something else.
-        ValueError: Its columns differ in length or share a name, there are none, or it has more than `MAX_TABLE_BYTES`
-            as JSON.
+        TypeError: `content` is not a table, or the type of a cell is not supported.
+        ValueError: Columns differ in length or share a name, there are no columns, or the table exceeds
+            `MAX_TABLE_BYTES` as JSON.
     """
-    title, where = f"table {name!r}", place_of(name, step, time)
+    title, header = f"table {name!r}", header_of(name, step, time)
     columns = _columns(title, content)
     if not columns:
         raise ValueError(f"{title}: it has no columns")
     lengths = {column: len(values) for column, values in columns.items()}
     num_rows = next(iter(lengths.values()))
-    if odd := [column for column, length in lengths.items() if length != num_rows]:
+    if differing := [column for column, length in lengths.items() if length != num_rows]:
         first = next(iter(lengths))
         raise ValueError(
-            f"{title}: column {odd[0]!r} has {lengths[odd[0]]} values, and column {first!r} has {num_rows}"
+            f"{title}: column {differing[0]!r} has {lengths[differing[0]]} values, but column {first!r} has {num_rows}"
         )
     _check_size(title, num_rows * len(columns) * _MIN_CELL_BYTES, num_rows)
     cells = [[_cell(title, column, value) for value in values] for column, values in columns.items()]
     encoded = msgspec.json.encode({"columns": list(columns), "data": list(zip(*cells, strict=True))})
     _check_size(title, len(encoded), num_rows)
-    return LogTable(*where, num_rows, encoded)
+    return LogTable(*header, num_rows, encoded)
 
 
 def _check_size(title: str, size_bytes: int, num_rows: int) -> None:
     if size_bytes > MAX_TABLE_BYTES:
         raise ValueError(
-            f"{title}: its {num_rows} rows take at least {size_bytes / 2**20:.1f} MiB; at most "
-            f"{MAX_TABLE_BYTES // 2**20} MiB are possible, so log fewer rows or save it with log_artifact"
+            f"{title}: its {num_rows} rows take at least {size_bytes / 2**20:.1f} MiB, the limit is "
+            f"{MAX_TABLE_BYTES // 2**20} MiB; log fewer rows or use log_artifact"
         )
 
 
@@ -65,18 +65,16 @@ def _columns(title: str, content: Any) -> dict[str, list[Any]]:
     if isinstance(content, Mapping):
         return _named(title, ((column, _values(title, column, values)) for column, values in content.items()))
     if isinstance(content, list | tuple):
-        if strange := [row for row in content if not isinstance(row, Mapping)]:
-            raise TypeError(f"{title}: a row is a dict, and one is a {type(strange[0]).__name__}")
+        if invalid := [row for row in content if not isinstance(row, Mapping)]:
+            raise TypeError(f"{title}: each row must be a dict, got {type(invalid[0]).__name__}")
         keys = dict.fromkeys(column for row in content for column in row)
         return _named(title, ((column, [row.get(column) for row in content]) for column in keys))
-    if hasattr(content, "columns") and hasattr(content, "__getitem__"):  # a frame of pandas or polars
+    if hasattr(content, "columns") and hasattr(content, "__getitem__"):  # a pandas or polars data frame
         names = list(content.columns)
         if len(set(names)) < len(names):
-            raise ValueError(f"{title}: several of its columns share a name")
+            raise ValueError(f"{title}: several columns share a name")
         return _named(title, ((column, list(content[column])) for column in names))
-    raise TypeError(
-        f"{title}: a {type(content).__name__}; possible are a dict of columns, a list of dicts and a data frame"
-    )
+    raise TypeError(f"{title}: a {type(content).__name__}; must be a dict of columns, a list of dicts or a data frame")
 
 
 def _named(title: str, columns: Iterable[tuple[Any, list[Any]]]) -> dict[str, list[Any]]:
@@ -84,14 +82,14 @@ def _named(title: str, columns: Iterable[tuple[Any, list[Any]]]) -> dict[str, li
     for column, values in columns:
         name = printable(str(column))
         if name in named:
-            raise ValueError(f"{title}: several of its columns are called {name!r}")
+            raise ValueError(f"{title}: several columns are named {name!r}")
         named[name] = values
     return named
 
 
 def _values(title: str, column: Any, values: Any) -> list[Any]:
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise TypeError(f"{title}: column {column!r} is a {type(values).__name__}; a column is a list or an array")
+        raise TypeError(f"{title}: column {column!r} is a {type(values).__name__}; must be a list or an array")
     return list(values)
 
 
@@ -112,6 +110,6 @@ def _cell(title: str, column: str, value: Any) -> Cell:
         except (ValueError, RuntimeError):  # an array of several values
             pass
     raise TypeError(
-        f"{title}: column {column!r} holds a {type(value).__name__}; "
-        "a cell is a text, a number, a boolean, a date or None"
+        f"{title}: column {column!r} contains a {type(value).__name__}; "
+        "a cell must be a string, number, boolean, date or None"
     )

@@ -39,7 +39,7 @@ _HINTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ArrayRequest:
     """Requested resources and options of a job array.
 
     Attributes:
@@ -123,7 +123,7 @@ def numbers(text: str) -> list[int]:
     return [index for first, *last in pairs for index in range(first, (last[0] if last else first) + 1)]
 
 
-def script_of(directory: Path, indices: Sequence[int], request: Asked, *, working_dir: str) -> str:
+def script_of(directory: Path, indices: Sequence[int], request: ArrayRequest, *, working_dir: str) -> str:
     """Return the bash script of an array that runs these jobs of the sweep in a directory.
 
     Before the time limit, and before preemption, jobs are signaled to save; they resume when the task runs again.
@@ -165,7 +165,7 @@ exit "$code"
 """
 
 
-def _options(directory: Path, num_tasks: int, request: Asked) -> Iterator[str]:
+def _options(directory: Path, num_tasks: int, request: ArrayRequest) -> Iterator[str]:
     yield f"job-name={shlex.quote(request.name)}"
     most = "" if request.max_tasks is None else f"%{request.max_tasks}"
     yield f"array=0-{num_tasks - 1}{most}"

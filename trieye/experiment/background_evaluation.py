@@ -1,4 +1,4 @@
-"""Beside: the evaluation of a checkpoint, concurrent with the training."""
+"""Background evaluation: evaluates a checkpoint in another process or thread while training continues."""
 
 from collections.abc import Mapping
 from concurrent import futures
@@ -14,21 +14,21 @@ _MAX_TRIES = 3
 _POLL_S = 0.2
 
 
-class Evaluates(Protocol):
-    """Evaluates checkpoints elsewhere; an `Experiment` does."""
+class EvaluatesCheckpoints(Protocol):
+    """Evaluates checkpoints concurrently; `Experiment` implements it."""
 
     def evaluate_saved(self, checkpoint: Path) -> "Future[Mapping[str, float]]":
-        """Begin to evaluate a checkpoint."""
+        """Start to evaluate a checkpoint."""
 
 
-class Beside:
-    """One evaluation at a time; all methods are called by the thread that trains.
+class BackgroundEvaluation:
+    """At most one evaluation at a time; call all methods from the training thread.
 
     Attributes:
-        step: Of the checkpoint that is being evaluated; None while none is.
+        step: Step of the checkpoint under evaluation; None if there is none.
     """
 
-    def __init__(self, experiment: Evaluates) -> None:
+    def __init__(self, experiment: EvaluatesCheckpoints) -> None:
         self._experiment = experiment
         self.step: int | None = None
         self._checkpoint: SaveHandle | Path | None = None
@@ -36,25 +36,25 @@ class Beside:
         self._tries = 0
 
     def begin(self, step: int, checkpoint: SaveHandle | Path) -> None:
-        """Evaluate a checkpoint, as soon as it is safe on disk."""
+        """Evaluate a checkpoint once it is safe on disk."""
         self.step, self._checkpoint, self._outcome, self._tries = step, checkpoint, None, 0
 
     def take(self, *, wait: bool, stop: StopRequest) -> tuple[int, Mapping[str, float]] | None:
-        """Return step and values of the evaluation once, after its end; None otherwise.
+        """Return step and values of the evaluation, once after its end; None otherwise.
 
         Args:
-            wait: Wait for the end.
-            stop: Whether a stop was requested, which ends the wait.
+            wait: Wait for the end of the evaluation.
+            stop: Stop request that ends the wait.
 
         Raises:
             StepInterrupted: A stop was requested during the wait.
             CheckpointError: The checkpoint could not be saved.
-            ConnectionError: The process that evaluates died again and again.
-            Exception: What the evaluation raised.
+            ConnectionError: The evaluating process died `_MAX_TRIES` times.
+            Exception: The evaluation raised it.
         """
         while self.step is not None:
             if self._outcome is None:
-                if (path := self._saved(wait=wait)) is None:
+                if (path := self._checkpoint_path(wait=wait)) is None:
                     return None
                 self._tries += 1
                 self._outcome = self._experiment.evaluate_saved(path)
@@ -62,20 +62,20 @@ class Beside:
                 return None
             while not futures.wait([self._outcome], _POLL_S).done:
                 if stop.is_made:
-                    raise StepInterrupted(f"the evaluation of step {self.step} was under way")
+                    raise StepInterrupted(f"the evaluation of step {self.step} was in progress")
             try:
                 values = self._outcome.result()
             except ConnectionError as error:
                 if self._tries == _MAX_TRIES:
                     raise
-                say(f"the evaluation of step {self.step} is done again: {error}")
+                say(f"the evaluation of step {self.step} is repeated: {error}")
                 self._outcome = None
                 continue
             step, self.step = self.step, None
             return step, values
         return None
 
-    def _saved(self, *, wait: bool) -> Path | None:
+    def _checkpoint_path(self, *, wait: bool) -> Path | None:
         if isinstance(self._checkpoint, SaveHandle):
             return self._checkpoint.wait() if wait or self._checkpoint.done else None
         return self._checkpoint

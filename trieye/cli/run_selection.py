@@ -1,0 +1,242 @@
+"""Runs, groups and score definition that the options of `trieye results` select."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from trieye.cli.arguments import DEFAULT_ROOT, sweep_directory
+from trieye.cli.output import print_json
+from trieye.exceptions import ConfigurationError
+from trieye.process.terminal import Terminal
+from trieye.results.aggregates import Aggregate
+from trieye.results.groups import RunGroups, ScoreDefinition
+from trieye.results.hyperparameters import Mode
+from trieye.results.loading import load
+from trieye.results.results import Results
+from trieye.results.runs import typed
+from trieye.results.selection import NOT_COUNTED
+from trieye.runs.finding import resolve, roots_of
+
+_OPERATORS = {">=": "ge", "<=": "le", "!=": "ne", ">": "gt", "<": "lt", "=": "eq"}
+_MOST_PROBLEMS = 10
+_MOST_METRICS = 20
+
+
+class RunSelection:
+    """The runs that the command line selects, with the options that score and group them.
+
+    Attributes:
+        options: Parsed options of the action.
+        all_runs: The runs of all sources.
+        results: The runs that match --where.
+        console: Terminal for the output.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.all_runs = load(sources_of(options))
+        self.results = select_runs(self.all_runs, options.where, strict=options.strict)
+        self.console = Terminal()
+
+    @cached_property
+    def scoring(self) -> ScoreDefinition:
+        """Score definition: how a run becomes one number."""
+        names = self.options.metric or self._objective()
+        last, steps = last_of(self.options.last)
+        return ScoreDefinition(
+            metric=[name.strip() for name in names.split(",")],
+            last=last,
+            steps=steps,
+            include_unfinished=self.options.include_unfinished,
+            include_diverged=self.options.include_diverged,
+            ranges=dict(map(range_of, self.options.range)),
+        )
+
+    @property
+    def mode(self) -> Mode:
+        """Whether higher or lower scores are better."""
+        modes = {run.params["loop.mode"] for run in self.results if "loop.mode" in run.params}
+        return self.options.mode or ("min" if modes == {"min"} else "max")
+
+    @property
+    def stat(self) -> Aggregate:
+        """Statistic over the runs of a group; with one task, `median` is the median over runs, not over task means."""
+        stat, task = cast("Aggregate", self.options.stat), self.options.task
+        is_one_task = task is None or len(self.results.split(task)) == 1
+        return "run_median" if stat == "median" and is_one_task else stat
+
+    @property
+    def intervals(self) -> dict[str, Any]:
+        """Keyword arguments of the functions that compute intervals."""
+        if not 0 < self.options.confidence < 1:
+            raise ConfigurationError(
+                f"--confidence {self.options.confidence:g}: must be between 0 and 1 (exclusive), such as 0.95"
+            )
+        return {"confidence": self.options.confidence}
+
+    @property
+    def title(self) -> str:
+        """Title of tables: the metric and the part of each run that counts."""
+        return f"{self.scoring.name}, {self.scoring.what} of each run"
+
+    @property
+    def by(self) -> list[str]:
+        """Keys to group by."""
+        return [key.strip() for key in self.options.by.split(",") if key.strip()]
+
+    def groups(self, *, by: Sequence[str] | None = None) -> RunGroups:
+        """Return the groups to compare."""
+        groups = RunGroups.of(self.results, self.by if by is None else by, self.options.task)
+        return groups.best(self.scoring, self.mode) if self.options.best else groups
+
+    def _objective(self) -> str:
+        objectives = {str(run.params["loop.objective"]) for run in self.results if "loop.objective" in run.params}
+        metrics = self.results.metrics()
+        logged = [name for name in sorted(objectives) if name in metrics]
+        if len(logged) != 1:
+            shown = ", ".join(metrics[:_MOST_METRICS]) + (", ..." if len(metrics) > _MOST_METRICS else "")
+            raise ConfigurationError(
+                f"cannot determine the metric from loop.objective; add --metric (choose from: {shown or 'no metrics'})"
+            )
+        return logged[0]
+
+    def print_json(self, document: Mapping[str, Any]) -> None:
+        """Print the results of an action as JSON, with problems, unfinished jobs and diverged runs."""
+        jobs = {
+            sweep: [
+                {"index": job.index, "state": job.how, "values": job.values}
+                for job in sweep_jobs
+                if job.how != "completed"
+            ]
+            for sweep, sweep_jobs in self._jobs().items()
+        }
+        diverged = self.results.diverged(self.scoring.metric)
+        about = {"metric": self.scoring.name, "problems": self.results.problems, "jobs": jobs, "diverged": diverged}
+        print_json(f"results.{self.options.action}", {**about, **document})
+
+    def _jobs(self) -> Mapping[str, Sequence[Any]]:
+        return self.all_runs.status().jobs
+
+    def print_notes(self) -> None:
+        """Print unfinished jobs, runs on other machines and skipped runs to stderr."""
+        from trieye.sweeps.status import ENDED
+
+        console = Terminal(stderr=True)
+        for sweep, jobs in self._jobs().items():
+            unfinished = [job for job in jobs if job.how not in ENDED]
+            if unfinished:
+                numbers = ", ".join(f"{job.index} ({job.how})" for job in unfinished[:_MOST_PROBLEMS])
+                more = ", ..." if len(unfinished) > _MOST_PROBLEMS else ""
+                console.print(
+                    f"{sweep}: {len(unfinished)} of {len(jobs)} jobs are not completed: {numbers}{more}",
+                    style="yellow",
+                )
+                only = " --only removed" if all(job.how == "removed" for job in unfinished) else ""
+                console.print(f"run them: trieye sweep relaunch {sweep}{only}")
+            remote = [job for job in jobs if job.how in ENDED and job.is_away]
+            if remote:
+                hosts = ", ".join(sorted({job.record.host for job in remote if job.record is not None}))
+                console.print(
+                    f"{sweep}: {len(remote)} runs are on other machines ({hosts}); copy them from persistence.mirror: "
+                    f"trieye sweep merge {sweep}",
+                    style="yellow",
+                )
+        problems = self.results.problems
+        if num_dropped := sum(f": {NOT_COUNTED}: " in text for text in problems):
+            console.print(
+                f"{num_dropped} of {len(self.results)} runs are not counted, because a newer or finished run has the "
+                "same app, config and seed; to count such a run, pass it as SOURCE",
+                style="yellow",
+            )
+        for text in problems[:_MOST_PROBLEMS]:
+            console.print(text, style="yellow")
+        if len(problems) > _MOST_PROBLEMS:
+            console.print(f"{len(problems) - _MOST_PROBLEMS} more problems; --json lists all")
+
+
+def sources_of(options: argparse.Namespace) -> list[str]:
+    """Return the sources on the command line, else the newest sweep, else the only app.
+
+    Raises:
+        ConfigurationError: A name is unknown or ambiguous; or no source is passed, and there is neither a sweep nor
+            exactly one app.
+    """
+    if options.sources:
+        return [_source_of(name) for name in options.sources]
+    try:
+        return [str(sweep_directory(None))]
+    except ConfigurationError:
+        apps = sorted(str(path.parent) for path in Path(DEFAULT_ROOT).glob("*/runs"))
+        if not apps:
+            raise
+        if len(apps) > 1:
+            raise ConfigurationError(f"several apps; pass one or more as SOURCE: {', '.join(apps)}") from None
+        print(f"using the runs of {apps[0]}", file=sys.stderr)
+        return apps
+
+
+def _source_of(name: str) -> str:
+    """Return the path of a source: app names first, then paths and addresses, then names of runs and sweeps."""
+    path, roots = Path(name).expanduser(), roots_of(None)
+    is_app = path.name == name and any((root / name).is_dir() for root in roots)
+    if not is_app and (path.exists() or "://" in name or name.startswith("sqlite:")):
+        return name
+    return str(resolve(name, roots)).removeprefix(f"{Path.cwd()}/")
+
+
+def select_runs(results: Results, conditions: Sequence[str], *, strict: bool) -> Results:
+    """Return the runs that match conditions such as `agent.lr>=1e-4`.
+
+    Raises:
+        ConfigurationError: A condition is malformed, or no run matches.
+    """
+    operands: dict[str, Any] = {}
+    for text in conditions:
+        sign = next((sign for sign in _OPERATORS if sign in text), None)
+        if sign is None:
+            raise ConfigurationError(
+                f"--where {text}: expected KEY=VALUE, or another operator (choose from: {', '.join(_OPERATORS)})"
+            )
+        key, _, value = text.partition(sign)
+        is_list = sign == "=" and "," in value
+        suffix = "in" if is_list else _OPERATORS[sign]
+        operands[f"{key.strip()}__{suffix}"] = [typed(item) for item in value.split(",")] if is_list else typed(value)
+    selected = results.where(operands, strict=strict) if operands else results
+    if not len(selected):
+        raise ConfigurationError(f"--where {' '.join(conditions)}: none of {len(results)} runs match")
+    return selected
+
+
+def last_of(text: str) -> tuple[float, int | None]:
+    """Parse --last: `10%` gives the fraction (0.1, None) of the points, `5000` the number of steps (1.0, 5000).
+
+    Raises:
+        ConfigurationError: The text is neither.
+    """
+    try:
+        if text.endswith("%"):
+            fraction = float(text[:-1]) / 100
+            if 0 < fraction <= 1:
+                return fraction, None
+        elif int(text) >= 1:
+            return 1.0, int(text)
+    except ValueError:
+        pass
+    raise ConfigurationError(f"--last {text}: expected a percentage, such as 10%, or a number of steps, such as 5000")
+
+
+def range_of(text: str) -> tuple[str, tuple[float, float]]:
+    """Parse TASK=LOW:HIGH.
+
+    Raises:
+        ConfigurationError: The text has another form.
+    """
+    task, _, ends = text.rpartition("=")
+    low, _, high = ends.partition(":")
+    try:
+        return task, (float(low), float(high))
+    except ValueError:
+        raise ConfigurationError(f"--range {text}: expected TASK=LOW:HIGH, such as CartPole-v1=0:500") from None
