@@ -60,11 +60,11 @@ LAUNCHER: dict[str, Any] = {
     "working_dir": "auto", "runtime_env": {},
 }  # fmt: skip
 SWEEPER: dict[str, Any] = {
-    "kind": "grid", "params": None, "seeds": None, "zip": [], "without": [], "dry_run": False, "num_trials": 20,
+    "kind": "grid", "params": None, "seeds": None, "zip": [], "exclude": [], "dry_run": False, "num_trials": 20,
     "seed": 0, "mode": None, "sampler": "tpe", "pruner": "none",
 }  # fmt: skip
 
-_HERE = "hydra_plugins.trieye.sweeps"
+_MODULE = "hydra_plugins.trieye.sweeps"
 _store = ConfigStore.instance().store
-_store("trieye_ray", {"_target_": f"{_HERE}.TrieyeRayLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye")
-_store("trieye", {"_target_": f"{_HERE}.TrieyeSweeper", **SWEEPER}, "hydra/sweeper", provider="trieye")
+_store("trieye_ray", {"_target_": f"{_MODULE}.TrieyeRayLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye")
+_store("trieye", {"_target_": f"{_MODULE}.TrieyeSweeper", **SWEEPER}, "hydra/sweeper", provider="trieye")

@@ -128,8 +128,8 @@ class Run(Recorder):
         If a checkpoint may have to be restored, counting the attempt and changing the run directory are deferred until
         `restore` succeeds, or until the first other use of the run, such as `log`.
 
-        If the main thread opens the run, SIGTERM, SIGUSR1 and SIGXCPU raise `RunInterrupted` from now on, so that the run
-        is closed, unless the program has its own handlers.
+        If the main thread opens the run, SIGTERM, SIGUSR1 and SIGXCPU raise `RunInterrupted` from now on, so that the
+        run is closed, unless the program has its own handlers.
 
         Raises:
             ConfigurationError: The directory is unusable, or a sink of `sinks.required` does not exist.

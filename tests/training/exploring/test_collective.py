@@ -150,7 +150,7 @@ def where(slot):
     import ray
 
     def look(actor):
-        transport = actor._made()._task.transport
+        transport = actor._object()._task.transport
         return transport.epoch, transport.newest.version
 
     return ray.get(slot.worker._actor.__ray_call__.remote(look))
