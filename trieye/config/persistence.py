@@ -245,7 +245,7 @@ class PersistenceConfig(ModelOf015):
             if (path := getattr(self, name)) is not None and not is_reference(name, path)
         }
         copy = self.model_copy(update=paths)
-        copy._made_in = working_dir  # noqa: SLF001 - of the same class
+        copy._made_in = working_dir  # noqa: SLF001 - its own class
         return copy
 
     def roots_above(self) -> list[Path]:
