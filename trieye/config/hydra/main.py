@@ -53,7 +53,8 @@ class _Prepared:
 
     Attributes:
         own_overrides: Overrides of Hydra's own keys.
-        names: Values by key that fix the name and directory of the run, or the name of a sweep's runs.
+        names: Values by key that fix the name of the run and its directory, which exists, or the name of a sweep's
+            runs.
     """
 
     own_overrides: Sequence[str] = ()
@@ -294,7 +295,7 @@ def _sweep_prepared(checked: Checked[TrieyeConfig], default_name: str) -> _Prepa
 
 
 def _name_of_sweep(directory: Path) -> str:
-    """Return the common name of a sweep's runs: the path of its directory, relative to the working directory.
+    """Return the common name of a sweep's runs, unique to it: its directory, relative to the working directory.
 
     For a directory elsewhere, or with too long a path, it is the directory's name and a hash of its path.
     """
