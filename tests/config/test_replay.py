@@ -12,7 +12,7 @@ from trieye.replay.fragments import FragmentRules
         ({"kind": "prioritized", "sequence": {"length": 3}}, "sequence.* is only for kind=sequence"),
         ({"storage": "mmap"}, "storage_dir is required for storage=mmap"),
         ({"storage_dir": "rows"}, "storage_dir is required for storage=mmap and only allowed there"),
-        ({"kind": "sequence", "max_reuse": 2}, "kind=sequence has neither"),
+        ({"kind": "sequence", "max_reuse": 2}, "not to kind=sequence"),
         ({"kind": "unifrom"}, "Input should be 'uniform', 'prioritized', 'sequence' or 'fragment'"),
         ({"gamma": 2}, "less than or equal to 1"),
     ],

@@ -58,8 +58,9 @@ class PersistenceConfig(ModelOf015):
     """Directories of a run, saving and resuming.
 
     A relative `root_data_dir` refers to the working directory of the process that created this object, also in
-    processes that it is sent to. The same holds for `MLFLOW_TRACKING_URI` of the environment, which also supplies the
-    password of a tracking URI that was recorded without it. `$NAME` in `root_data_dir` is an environment variable.
+    processes that it is sent to; the environment's `MLFLOW_TRACKING_URI` is read in the creating process, too. The
+    password of a tracking URI that was recorded without it is restored from this variable. `$NAME` in `root_data_dir`
+    is an environment variable.
     """
 
     spellings = (
@@ -245,7 +246,7 @@ class PersistenceConfig(ModelOf015):
             if (path := getattr(self, name)) is not None and not is_reference(name, path)
         }
         copy = self.model_copy(update=paths)
-        copy._made_in = working_dir  # noqa: SLF001 - of the same class
+        copy._made_in = working_dir  # noqa: SLF001 - its own class
         return copy
 
     def roots_above(self) -> list[Path]:

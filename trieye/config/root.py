@@ -141,7 +141,7 @@ class TrieyeConfig(ModelOf015):
     def __getstate__(self) -> dict[Any, Any]:
         """Record when the config is sent to another process, which must answer within some seconds."""
         sent = self.model_copy()
-        sent._sent_at = time.time()  # noqa: SLF001 - of the same class
+        sent._sent_at = time.time()  # noqa: SLF001 - its own class
         return super(TrieyeConfig, sent).__getstate__()
 
     @property

@@ -358,7 +358,7 @@ def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig], hooks: 
 
 
 def _flags(overrides: list[str]) -> list[str]:
-    """Return the flags, which must follow the overrides: Hydra 1.3 accepts no override between flags."""
+    """Return the flags, to append after all overrides: Hydra 1.3 rejects overrides after a flag between overrides."""
     flags = list(sys.argv[1:])
     for override in overrides:
         flags.remove(override)
