@@ -35,6 +35,13 @@ class AnyOrder(argparse.ArgumentParser):
             self._is_intermixing = False
 
 
+def add_action(actions: Any, name: str, text: str, **options: Any) -> argparse.ArgumentParser:
+    """Add an action to a command; `text` is its line in the list of actions and the description in its own help."""
+    description = f"{text[0].upper()}{text[1:]}."
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=description, **options)
+    return parser
+
+
 def add_run(parser: argparse.ArgumentParser, *, count: int | str | None = None) -> None:
     """Add RUN, --root and --json to a command.
 

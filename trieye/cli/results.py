@@ -22,7 +22,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import AnyOrder, add_confirmed, add_json
+from trieye.cli.arguments import AnyOrder, add_action, add_confirmed, add_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         title="actions", metavar="ACTION", dest="action", required=True, parser_class=AnyOrder
     )
     for name, text in _TEXTS.items():
-        action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+        action = add_action(actions, name, text, allow_abbrev=False)
         action.add_argument(
             "sources",
             nargs="*",

@@ -9,7 +9,7 @@ Examples:
   trieye sweep plan my_agent.train 'agent.lr=1e-4,3e-4' 'agent=ppo,dqn' --seeds 5 -o sweeps/first
   trieye sweep plan my_agent.train experiments/sarsa.json --seeds 30       a PyExpUtils experiment description
   trieye sweep show 7                           overrides of job 7
-  trieye sweep index agent.lr=3e-4 seed=2       which jobs have that
+  trieye sweep index agent.lr=3e-4 seed=2       indices of the jobs with these values
   trieye sweep run -i $SLURM_ARRAY_TASK_ID --stride 100
   trieye sweep status multirun/20260101_120000
   trieye sweep relaunch --only failed           resumes from checkpoints; never repeats completed jobs
@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import AnyOrder, add_confirmed, add_json, pair, sweep_directory
+from trieye.cli.arguments import AnyOrder, add_action, add_confirmed, add_json, pair, sweep_directory
 from trieye.cli.confirmation import confirm
 from trieye.cli.output import print_json
 from trieye.cli.sweep_merge import add_merge, merge
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(
         title="actions", metavar="ACTION", dest="action", required=True, parser_class=AnyOrder
     )
-    plan = actions.add_parser("plan", help="show the jobs of a sweep; -o writes the plan to a directory")
+    plan = add_action(actions, "plan", "show the jobs of a sweep; -o writes the plan to a directory")
     plan.add_argument(
         "words",
         nargs="+",
@@ -76,8 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--without", action="append", default=[], metavar="KEY=VALUE,...", help="exclude a combination; repeatable"
     )
     plan.add_argument("-o", "--out", type=Path, metavar="DIR", help="write the plan here, for `run` and `relaunch`")
-    for name, text in (("show", "what a job is"), ("index", "which jobs have these values"), ("run", "run jobs here")):
-        action = actions.add_parser(name, help=text)
+    texts = {
+        "show": "show the overrides of a job",
+        "index": "list the jobs that have these values",
+        "run": "run jobs here",
+    }
+    for name, text in texts.items():
+        action = add_action(actions, name, text)
         action.add_argument("-d", "--dir", type=Path, metavar="DIR", help="sweep directory")
         if name == "show":
             action.add_argument("index", type=int, metavar="I", help="index of the job")
@@ -88,9 +93,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument("--stride", type=int, metavar="K", help="also run the jobs I+K, I+2K and so on")
             action.add_argument("--at-once", type=int, default=1, metavar="N", help="so many of them side by side (1)")
             add_confirmed(action)
-    status = actions.add_parser("status", help="show the status of the jobs; exit code 0 if all are completed")
+    status = add_action(actions, "status", "show the status of the jobs; exit code 0 if all are completed or pruned")
     status.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory")
-    relaunch = actions.add_parser("relaunch", help="run unfinished jobs, from checkpoints where available")
+    relaunch = add_action(actions, "relaunch", "run unfinished jobs, from checkpoints where available")
     relaunch.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory")
     relaunch.add_argument(
         "--only",
