@@ -92,7 +92,7 @@ def test_jobs_go_on_at_another_node_and_one_mlflow_store_has_all_runs(shared, tm
     assert "job 0: run 'sweep_0' is not in file://" in output
     assert "1 of 2 runs are in .trieye_data" in output
     assert main(["sweep", "merge", "sweep", "--mirror", "/mirror"]) == 2
-    assert "a mirror begins with its scheme" in capfd.readouterr().err
+    assert "a mirror URL needs a scheme" in capfd.readouterr().err
 
 
 def test_a_link_that_leads_to_no_run_is_told_with_its_job(shared, capfd):

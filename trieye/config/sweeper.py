@@ -1,4 +1,4 @@
-"""SweeperConfig: which jobs a sweep has; what `hydra.sweeper` is with `hydra/sweeper=trieye`."""
+"""SweeperConfig: options of `hydra/sweeper=trieye`, which chooses the jobs of a grid or search."""
 
 from typing import Any, Literal, Self
 
@@ -8,7 +8,7 @@ from trieye.config.base import StrictModel
 
 
 class SweeperConfig(StrictModel):
-    """Which jobs a sweep has, and what is sought."""
+    """Jobs of a grid or search, and the objective of a search."""
 
     kind: Literal["grid", "random", "optuna"] = Field(
         default="grid",
@@ -35,7 +35,7 @@ class SweeperConfig(StrictModel):
     )
 
     @model_validator(mode="after")
-    def _what_a_search_has_no_use_for(self) -> Self:
+    def _options_match_the_kind(self) -> Self:
         for name in ("seeds", "zip", "without"):
             if self.kind != "grid" and getattr(self, name):
                 raise ValueError(f"{name} is only for kind=grid, and kind is {self.kind}")

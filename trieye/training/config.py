@@ -82,7 +82,7 @@ class TrainingConfig(TrieyeConfig):
                 f"data={self.data} is not used; set mode=train, sample=mix or sample=warmup, or leave it out"
             )
         if use is not None and self.data is None and not may_have_data:
-            raise ValueError(f"{use} needs rows from elsewhere: set data=<file>")
+            raise ValueError(f"{use} needs recorded rows: set data=<file>")
         if use is not None and not isinstance(self.agent, ReplayAgentConfig):
             raise ValueError(f"{use} needs an agent with a replay; this agent learns from each rollout only")
         if self.mode == "train" and self.loop.axis != "updates":
@@ -202,11 +202,11 @@ class TrainingConfig(TrieyeConfig):
 
         for key, name in (("sync.transport", self.sync.transport), ("sample.kind", self.sample.kind)):
             if ":" in name:
-                own_class(key, name)
+                project_class(key, name)
         check_env(self.env, self.agent.actions)
 
 
-def own_class(key: str, name: str) -> Any:
+def project_class(key: str, name: str) -> Any:
     """Return the class of the project named by the config key `sync.transport` or `sample.kind`.
 
     Raises:
