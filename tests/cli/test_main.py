@@ -21,7 +21,10 @@ print("loaded", [name for name in {heavy} if name in sys.modules])
     ("commands", "heavy"),
     [
         ([[], *([name] for name in COMMANDS if name != "convert")], ["pydantic", "numpy", "rich", "cookiecutter"]),
-        ([["convert"]], ["hydra", "mlflow", "ray", "tensorboard", "torch"]),  # it is asked for once
+        (
+            [["convert"]],
+            ["hydra", "mlflow", "ray", "tensorboard", "torch"],
+        ),  # used once, so pydantic and NumPy are acceptable
     ],
     ids=["commands", "convert"],
 )

@@ -235,7 +235,7 @@ def page_of(selected: RunSelection, *, directory: Path | None) -> str:
 
     Args:
         selected: The selected runs and the options of `report`.
-        directory: Directory of the HTML file; None: the page is no file and has no links.
+        directory: Directory of the HTML file; None: the page is not a file and has no links.
     """
     from trieye.results.report import Comparison, Report
 

@@ -165,7 +165,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _program(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the command of the program, empty if the first word is no program, and the other words."""
+    """Return the command of the program, empty if the first word is not a program, and the other words."""
     first, *rest = words
     if "=" in first or first.startswith("~") or first.endswith(".json"):
         return [], list(words)
