@@ -250,7 +250,7 @@ def test_rows_of_environments_that_were_made_again_continue_no_earlier_episode(t
         engine.collect()
         engine._row_source.learned()
     batch = engine.replay.minibatch(2000, engine.device)
-    lost = engine._row_source.metrics()["explorer/lost"]
+    lost = engine._row_source.metrics()["explorer/lost_fragments"]
     engine.cleanup()
     assert Numbered.num_joined(batch["obs"].numpy(), batch["next_obs"].numpy(), 3) == 0
     assert engine._row_source.interrupted == lost == 3

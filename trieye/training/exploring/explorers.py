@@ -299,8 +299,8 @@ class Explorers:
             if self.interrupted != self._last_interrupted:
                 metrics["episode/interrupted"] = self._last_interrupted = self.interrupted
             metrics |= {"sync/version": self.version, "explorer/alive": self._num_working}
-            metrics |= {"explorer/restarts": self._group.restarts, "explorer/lost": self._group.lost}
-            metrics |= {f"explorer/{index}/lag": lag for index, lag in self._lags.items()}
+            metrics |= {"explorer/restarts": self._group.restarts, "explorer/lost_fragments": self._group.lost}
+            metrics |= {f"explorer/{index}/staleness": lag for index, lag in self._lags.items()}
             metrics |= self._queue.metrics()
         if self._publish_s:
             metrics["sync/publish_ms"] = 1000.0 * float(np.mean(self._publish_s))
