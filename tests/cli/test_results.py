@@ -211,7 +211,7 @@ def test_the_best_is_chosen_with_those_that_cannot_be_told_from_it(results, as_j
     assert as_json("select", "--last", "1", "--mode", "min")["groups"][0]["best"] == "dqn"
     code, out, _ = results("select")
     assert code == 0
-    assert "biases its score upwards" in " ".join(out.split())
+    assert "the selected config is optimistic" in " ".join(out.split())
 
 
 def test_points_are_exported_as_a_table(results, tmp_path):

@@ -97,7 +97,7 @@ def _add_scoring(action: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--mode", choices=("max", "min"), help="whether higher or lower is better (default: loop.mode)")
     group.add_argument(
-        "--best", action="store_true", help="show only the best config of each group (biased upwards by the selection)"
+        "--best", action="store_true", help="show only the best config of each group, whose score is optimistic"
     )
     group.add_argument(
         "--include-unfinished", action="store_true", help="score failed, killed and running runs by their points so far"

@@ -206,7 +206,7 @@ def select(options: argparse.Namespace) -> int:
         selected.console.print(shown)
     selected.print_notes()
     if options.rerun is None:
-        bias = "selecting the best config biases its score upwards; --rerun N measures it with fresh seeds"
+        bias = "the score of the selected config is optimistic; --rerun N measures it with fresh seeds"
         has_choice = any(len(choice.estimates) > 1 for _, choice in selections.values())
         selected.console.print(bias if has_choice else "", style="dim")
         return 0
