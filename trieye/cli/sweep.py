@@ -61,21 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(
         title="actions", metavar="ACTION", dest="action", required=True, parser_class=AnyOrder
     )
-    plan = add_action(actions, "plan", "show the jobs of a sweep; -o writes the plan to a directory")
-    plan.add_argument(
-        "words",
-        nargs="+",
-        metavar="[PROGRAM] KEY=VALUES",
-        help="module or file to run, then varying keys or PyExpUtils experiment descriptions (.json)",
-    )
-    plan.add_argument("--seeds", type=int, metavar="N", help="repeat each job with the seeds 0 to N-1")
-    plan.add_argument(
-        "--zip", action="append", default=[], metavar="KEY,KEY", help="vary these keys together; repeatable"
-    )
-    plan.add_argument(
-        "--exclude", action="append", default=[], metavar="KEY=VALUE,...", help="exclude a combination; repeatable"
-    )
-    plan.add_argument("-o", "--output", type=Path, metavar="DIR", help="write the plan here, for `run` and `relaunch`")
+    _add_plan(actions)
     texts = {
         "show": "show the overrides of a job",
         "find": "list the jobs that have these values",
@@ -110,6 +96,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action in actions.choices.values():
         add_json(action)
     parser.set_defaults(when_interrupted="interrupted; `trieye sweep relaunch` runs unfinished jobs")
+
+
+def _add_plan(actions: Any) -> None:
+    plan = add_action(actions, "plan", "show the jobs of a sweep; -o writes the plan to a directory")
+    plan.add_argument(
+        "words",
+        nargs="+",
+        metavar="[PROGRAM] KEY=VALUES",
+        help="module or file to run, then varying keys or PyExpUtils experiment descriptions (.json)",
+    )
+    plan.add_argument("--seeds", type=int, metavar="N", help="repeat each job with the seeds 0 to N-1")
+    plan.add_argument(
+        "--zip", action="append", default=[], metavar="KEY,KEY", help="vary these keys together; repeatable"
+    )
+    plan.add_argument(
+        "--exclude", action="append", default=[], metavar="KEY=VALUE,...", help="exclude a combination; repeatable"
+    )
+    plan.add_argument("-o", "--output", type=Path, metavar="DIR", help="write the plan here, for `run` and `relaunch`")
 
 
 def run(options: argparse.Namespace) -> int:
