@@ -11,7 +11,7 @@ import trieye
 
 
 class Agent(BaseModel):
-    """What is trained."""
+    """State of the training."""
 
     lr: float = 0.5
     width: int = 3
@@ -25,7 +25,7 @@ class Config(trieye.TrieyeConfig):
 
 
 class Net:
-    """Weights, which refuse those of another width."""
+    """Weights; loading weights of another width fails."""
 
     def __init__(self, width: int) -> None:
         self.weights = np.zeros(width)
@@ -40,7 +40,7 @@ class Net:
 
 
 class Walk(trieye.Experiment):
-    """A walk of random steps as long as the learning rate; the objective is best at step 6."""
+    """A random walk with steps of the size of the learning rate; the objective is best at step 6."""
 
     def setup(self, config):
         with Path("begun.txt").open("a") as file:

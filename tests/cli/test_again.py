@@ -342,7 +342,7 @@ def test_a_fork_goes_on_from_the_best_and_has_a_history_and_a_best_of_its_own(co
     assert fork.forked_from.name == "agents/first@6"
     assert (fork.forked_from.run_id, fork.forked_from.objective) == (parent.run_id, 0.0)
     assert config_of(project, "first_fork")["persistence"]["load_checkpoint_path"] == "first:step:6"
-    assert np.array_equal(weights_of(project, "first_fork", 6), weights_of(project, "first", 6))  # one of its own
+    assert np.array_equal(weights_of(project, "first_fork", 6), weights_of(project, "first", 6))  # the fork's own copy
     assert fork.summary["eval/return"] == {"last": -6.0, "min": -6.0, "max": -2.0, "step": 12}  # not the parent's 0
     assert fork.summary["progress/env_steps"]["last"] == 48.0
     assert "forked from agents/first@6" in command("watch", "first_fork", "--once")[1]
@@ -367,7 +367,7 @@ def test_a_fork_that_was_killed_goes_on_from_its_own_checkpoints_without_its_par
     assert done.returncode == 0, done.stderr
     record = record_of(project, "fork")
     assert (record.attempt, record.summary["progress/env_steps"]["last"]) == (3, 120.0)
-    assert record.forked_from.name == "agents/parent@6"  # still, though its last attempt went on from its own
+    assert record.forked_from.name == "agents/parent@6"  # although its last attempt resumed from its own checkpoint
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`trieye export` writes the policy of a run where one wants it, and says how it is used."""
+"""`trieye export` writes the policy of a run to a directory and prints how to load it."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ class Rated(DQN):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A finished run, with checkpoints of the steps 1, 2 and 3; that of step 2 is the best."""
+    """A finished run, with checkpoints at steps 1, 2 and 3; step 2 is the best."""
     config = TrainConfig(
         app_name="agents",
         run_name="first",

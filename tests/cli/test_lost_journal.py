@@ -21,7 +21,7 @@ def replace(*names):
 
 
 def goes_on(run):
-    """Start a run again from its checkpoint, and return what its hub says of the journal."""
+    """Resume a run from its checkpoint, and return the journal status that its hub publishes."""
     config = trieye.TrieyeConfig(
         app_name="agents",
         run_name="first",
@@ -74,7 +74,7 @@ def test_a_run_whose_log_was_not_copied_keeps_its_curves_through_all_later_start
     remove(LOG, SHARED)(run, None)
     assert goes_on(run)["journal_damage"]
     assert curves_in_tensorboard(run)["loss"][:200] == losses(0, 200)
-    assert goes_on(run)["journal_damage"] == []  # it rewinds what the start before has logged
+    assert goes_on(run)["journal_damage"] == []  # it rewinds the entries of the previous start
     shown = curves_in_tensorboard(run)["loss"]
     assert shown[:200] == losses(0, 200)
     assert {step for step, _ in shown} == set(range(310))

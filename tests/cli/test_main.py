@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 
@@ -23,7 +24,10 @@ print("loaded", [name for name in {heavy} if name in sys.modules])
     ("commands", "heavy"),
     [
         ([[], *([name] for name in COMMANDS if name != "convert")], ["pydantic", "numpy", "rich", "cookiecutter"]),
-        ([["convert"]], ["hydra", "mlflow", "ray", "tensorboard", "torch"]),  # it is asked for once
+        (
+            [["convert"]],
+            ["hydra", "mlflow", "ray", "tensorboard", "torch"],
+        ),  # used once, so pydantic and NumPy are acceptable
     ],
     ids=["commands", "convert"],
 )
@@ -59,6 +63,14 @@ def test_an_unknown_command_exits_with_2(capsys):
     assert stop.value.code == 2
     told = capsys.readouterr().err
     assert all(part in told for part in ("'nwe'", "did you mean 'new'?", "choose from: new, runs, "))
+
+
+@pytest.mark.parametrize("words", [["runs", "--statsu", "lost"], ["sweep", "plan", "a=1,2", "--sedes=3"]], ids=" ".join)
+def test_an_unknown_option_exits_with_2_and_names_the_closest_one(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    assert re.search(r"unrecognized arguments: --s\w+.*; did you mean '--(status|seeds)'\?", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("given", [["checkpoints"], ["verify", "--json"]], ids=["a table", "lines"])

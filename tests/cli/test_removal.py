@@ -29,7 +29,7 @@ def make_run(make_config):
 
 @pytest.fixture
 def trieye_command(tmp_path, capsys):
-    """Return a function that runs a command below the root of the runs, and returns its exit code and what it said."""
+    """Return a function that runs a command below the root of the runs, and returns its exit code and output."""
 
     def command(*words):
         try:
@@ -75,7 +75,7 @@ def test_nothing_is_deleted_without_a_yes(make_run, trieye_command, monkeypatch)
     run_dir = make_run("first")
     before = contents(run_dir)
     assert trieye_command("rm", "first", "--dry-run")[0] == 0
-    code, output = trieye_command("rm", "first")  # nobody can be asked in a test
+    code, output = trieye_command("rm", "first")  # tests have no terminal for a confirmation
     assert (code, "--yes" in output) == (2, True)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda _question: "n")
@@ -88,7 +88,7 @@ def test_the_names_of_what_is_to_be_deleted_are_never_cut(make_run, trieye_comma
     make_run("2026112_second_that_has_quite_a_long_name")
     code, output = trieye_command("prune", "agents", "--older-than", "0s", "--dry-run")  # 80 columns wide
     assert code == 0, output
-    beginnings = "".join(line.split(" ")[0] for line in output.splitlines())  # those of two lines, too
+    beginnings = "".join(line.split(" ")[0] for line in output.splitlines())  # also of names folded to two lines
     assert "agents/2026112_first" in beginnings
     assert "agents/2026112_second_that_has_quite_a_long_name" in beginnings
 
@@ -98,7 +98,7 @@ def test_a_run_that_is_alive_is_never_deleted(make_run, trieye_command, tmp_path
     with RunLock(alive / "run.lock"):
         code, output = trieye_command("rm", "idle", "alive", "--yes")
         assert (code, "alive" in output) == (3, True)
-        assert idle.exists()  # all of what was asked for, or nothing
+        assert idle.exists()  # all selected runs, or none
         assert trieye_command("prune", "agents", "--older-than", "1d", "--yes")[0] == 0
     assert left(tmp_path) == {"idle", "alive"}
 

@@ -16,7 +16,7 @@ ROOTS, APPS, NAMES = ("root", "other"), ("agents", "planes"), ("a", "b", "c", "d
 
 
 class World:
-    """Runs below two roots that share one MLflow store and one mirror, and what belongs to which directory."""
+    """Runs below two roots that share one MLflow store and one mirror, with the owner of each MLflow run and mirror."""
 
     def __init__(self, tmp_path, make_config, rng):
         self.path, self.rng = tmp_path, rng
@@ -46,7 +46,7 @@ class World:
         return sorted(mark.parent for mark in marks if links or not mark.parent.is_symlink())
 
     def owner(self, run_id):
-        """Return the directory that owns a run: the one at its path, else the one that was renamed."""
+        """Return the directory that owns a run: the directory at its path, else the renamed directory."""
         first, inode = self.original[run_id]
         mine = [path for path in self.directories(links=False) if record_of(path).run_id == run_id]
         return first if first in mine else next((path for path in mine if path.stat().st_ino == inode), None)

@@ -126,7 +126,7 @@ def test_an_objective_that_is_to_be_low_has_its_lowest_value(make_run, runs):
     stored = StoredRun.read(run_dir)
     assert (stored.metric, stored.mode, stored.best) == ("loss", "min", -1.0)
     make_run("b", age_s=5)
-    assert "-1 loss" in runs()[1]  # several objectives: each says which
+    assert "-1 loss" in runs()[1]  # with several objectives, each is shown with its name
 
 
 def test_a_run_is_running_as_long_as_a_process_has_it_and_lost_afterwards(make_run, runs):

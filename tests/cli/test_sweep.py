@@ -53,7 +53,7 @@ HERE = "hydra.launcher.isolate=none"
 
 @pytest.fixture
 def sweep(tmp_path, monkeypatch, capfd):
-    """Return a function that runs `trieye sweep`, and gives its exit code and what it and its program print."""
+    """Return a function that runs `trieye sweep`, and returns exit code and output, also of its program."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "train.py").write_text(PROGRAM)
@@ -410,7 +410,7 @@ def test_a_relaunch_takes_its_configs_from_where_the_sweep_took_them(sweep, tmp_
     assert [(job["state"], job["objective"]) for job in told["jobs"]] == [("completed", 4.0), ("completed", 5.0)]
     assert json.loads((tmp_path / "s/1/run/run.json").read_text())["app_name"] == "from_more"
     summary = json.loads((tmp_path / "s" / SWEEP).read_text())["summary"]
-    assert summary == {"completed": 2, "best": 1, "objective": 5.0}  # of all jobs, not only of those that ran now
+    assert summary == {"completed": 2, "best": 1, "objective": 5.0}  # of all jobs, not only of the jobs of this start
 
 
 def test_a_sweep_that_runs_is_neither_planned_anew_nor_begun_a_second_time(planned, tmp_path):

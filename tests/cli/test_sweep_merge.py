@@ -1,4 +1,4 @@
-"""A sweep on nodes that have disks of their own, and one directory that all see."""
+"""A sweep on nodes with separate disks and one shared directory."""
 
 import os
 import shutil
@@ -54,7 +54,7 @@ def shared(tmp_path, monkeypatch):
 
 
 def node(disk, job):
-    """Run a job as a node does that has a disk of its own."""
+    """Run a job like a node with a separate disk."""
     command = [sys.executable, "-m", "trieye.cli", "sweep", "run", "-d", "sweep", "-i", str(job)]
     return subprocess.Popen(command, env=os.environ | {"DISK": str(disk)})
 
@@ -69,7 +69,7 @@ def test_jobs_go_on_at_another_node_and_one_mlflow_store_has_all_runs(shared, tm
     first.wait()
     shutil.rmtree(one)  # with the node
     assert node(two, 0).wait(120) == 0
-    assert JobRecord.read(shared / "sweep" / "0").objective == 1.0  # it went on
+    assert JobRecord.read(shared / "sweep" / "0").objective == 1.0  # it resumed
     shutil.rmtree(two)
     assert main(["sweep", "merge", "sweep"]) == 0
     assert "1 of 1 runs are in .trieye_data" in capfd.readouterr().out

@@ -94,12 +94,12 @@ def runs_linked(directory):
 
 
 class Ui:
-    """`trieye ui` in a process of its own.
+    """`trieye ui` in a separate process.
 
     Attributes:
         process: The process.
-        lines: What it has printed so far.
-        family: What it has started, with all that these have started.
+        lines: The lines printed so far.
+        family: Its descendant processes.
         directory: Of its servers.
     """
 
@@ -183,7 +183,7 @@ def test_a_run_is_shown_in_mlflow_and_tensorboard_until_ctrl_c(root, sweep, ui, 
     _, answer = get(shown.links["MLflow"], "/api/2.0/mlflow/runs/search", experiment_ids=["1"], filter=wanted)
     assert {one["info"]["run_name"] for one in json.loads(answer)["runs"]} == {"second", "a sweep/2026-01-01"}
     assert experiments_of(f"http://127.0.0.1:{port}", [run_id]) == ["1"]
-    # what somebody logs through this server lies where that of the runs is
+    # artifacts logged through this server go to the directory of the runs' artifacts
     _, answer = get(shown.links["MLflow"], "/api/2.0/mlflow/experiments/create", name="another")
     _, answer = get(shown.links["MLflow"], "/api/2.0/mlflow/experiments/get-by-name?experiment_name=another")
     artifact_uri = json.loads(answer)["experiment"]["artifact_location"]
@@ -209,7 +209,7 @@ def test_whatever_ends_it_ends_the_servers(root, ui, number):
     shown = ui("events", "--root", root)
     assert list(shown.links) == ["TensorBoard", "report"]
     assert any(line.startswith("note: no MLflow") for line in shown.lines)
-    assert len(shown.family) == 4  # the guard, TensorBoard and what reads the files for it, and the report
+    assert len(shown.family) == 4  # the guard, TensorBoard, its data server, and the report
     code, _ = shown.end(number)
     assert code == {signal.SIGTERM: 0, signal.SIGKILL: -signal.SIGKILL}[number]
     wait_until(shown.is_gone, pause_s=0.05)
@@ -301,13 +301,13 @@ def test_the_report_is_made_anew_whenever_it_is_loaded_and_for_nobody_else(root,
     link = shown.links["report"]
     assert link == f"{link.rpartition(':')[0]}:{urlsplit(link).port}/"
     status, page = get(link, "/")
-    assert (status, b"<h1>No report</h1>" in page) == (200, True)  # nothing says which metric counts
+    assert (status, b"<h1>No report</h1>" in page) == (200, True)  # the metric is ambiguous
     assert b"<p>cannot determine the metric from loop.objective; add --metric (choose from: loss)<p>" in page
     assert b"<code>trieye results report " in page
     change(root / "agents" / "runs" / "first" / "configs.json", of="loop", objective="loss")
     status, page = get(link, "/")
     assert (status, b"<h1>loss of first</h1>" in page) == (200, True)
-    assert b"<code>.trieye_data/agents/runs/first</code>" in page  # as one types it where it was started
+    assert b"<code>.trieye_data/agents/runs/first</code>" in page  # relative to the working directory
     assert b'<a href="/' not in page  # a browser opens no files from here
     for path, host, wanted in (("/etc/passwd", None, 404), ("/", "evil.example:80", 403)):
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -359,7 +359,7 @@ def test_a_server_is_linked_without_its_password_and_none_is_started(root, capsy
         change(run_dir / "configs.json", mlflow_tracking_uri="http://me:hunter2@127.0.0.1:9/track/")
     assert main(["ui", "first", "--root", str(root), "--only", "mlflow", "--no-browser"]) == 0
     out, err = capsys.readouterr()
-    assert (out, err) == ("MLflow  http://127.0.0.1:9/track/#/experiments\n", "")  # nobody is there to say more
+    assert (out, err) == ("MLflow  http://127.0.0.1:9/track/#/experiments\n", "")  # no notes
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ def test_a_database_that_is_gone_leaves_the_event_files(root, tmp_path):
 )
 def test_a_database_of_another_mlflow_is_left_alone(root, capsys, version, says):
     database = root / "agents" / "mlruns" / "mlflow.db"
-    revision = {"older": "451aebb31d03", "newer": "ffffffffffff"}[version]  # the first one that MLflow had; none
+    revision = {"older": "451aebb31d03", "newer": "ffffffffffff"}[version]  # MLflow's first revision; an unknown one
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("DROP TABLE model_versions")  # MLflow would make it, without a word
         connection.execute("UPDATE alembic_version SET version_num = ?", [revision])

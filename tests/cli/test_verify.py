@@ -34,7 +34,7 @@ with trieye.Run(config) as run:
 
 
 def flip_often(path):
-    """Flip bits all over a file, since any one of them may lie in a page that holds nothing any more."""
+    """Flip bits throughout a file, since a single flip may hit an unused page."""
     for position in range(4096, path.stat().st_size, 997):
         flip(path, position)
 

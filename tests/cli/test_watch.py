@@ -94,7 +94,7 @@ def test_ctrl_c_ends_the_live_view_with_success(run):
     os.close(follower)
     seen = b""
     deadline = time.monotonic() + 30
-    while seen.count(b"loss") < 3:  # it goes on looking
+    while seen.count(b"loss") < 3:  # it keeps refreshing
         assert time.monotonic() < deadline, seen
         if select.select([leader], [], [], 1.0)[0]:
             seen += os.read(leader, 65536)

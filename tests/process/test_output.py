@@ -1,5 +1,5 @@
-"""What a program prints is in the file of its run, and on its terminal as if there was no file."""
-# ruff: noqa: T201 - printing is what this is about
+"""The output of a program goes to the file of its run, and to its terminal unchanged."""
+# ruff: noqa: T201 - the tests print
 
 import contextlib
 import io
@@ -37,7 +37,7 @@ def run_program(body, tmp_path, *, switch="on", **changes):
 
 
 def kept(tmp_path, name="run"):
-    """Return the lines of a run's file, without those that trieye says."""
+    """Return the lines of a run's file, without trieye's messages."""
     text = (tmp_path / "root" / "app" / "runs" / name / "logs" / "output.log").read_text()
     return [line for line in text.splitlines() if not line.startswith("trieye: ")]
 
@@ -157,7 +157,7 @@ def test_of_a_line_that_is_written_over_only_the_last_version_is_kept(start, con
 def test_what_is_printed_above_a_bar_has_a_line_of_its_own(start, content):
     log = start()
     for text in (
-        "\x1b[?25l\x1b[32mbar 1\x1b[0m",  # as rich draws and flushes it: what it prints above goes over the bar
+        "\x1b[?25l\x1b[32mbar 1\x1b[0m",  # as rich draws and flushes it; text printed above overwrites the bar
         "\r\x1b[2Khello\n\x1b[32mbar 2\x1b[0m",
         "\r\x1b[2K\x1b[32mbar 3\x1b[0m",
         "\r\x1b[2Kworld\nbar 4",  # without colors

@@ -97,7 +97,7 @@ def read_until(terminal, wanted, within_s=30.0):
 
 @contextlib.contextmanager
 def on_a_terminal(code, **variables):
-    """Run a program on a terminal of its own; yield the terminal and the process."""
+    """Run a program on a separate terminal; yield the terminal and the process."""
     terminal, other_end = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     command = [sys.executable, "-c", code]

@@ -21,7 +21,7 @@ from trieye.process.signals import (
 
 @pytest.fixture(autouse=True)
 def _handlers_as_a_program_has_them():
-    """Let every signal do what it does in a new process, and put back what the test runner has."""
+    """Set the default handler of every signal, and restore the test runner's handlers afterwards."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     for number in STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -290,7 +290,7 @@ def test_a_handler_of_ray_that_ends_the_program_while_it_starts_is_taken_for_the
     leave.take()
     with pytest.raises(RunInterrupted) as left, children_outlive_signals():
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # as it is in the other threads
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # as in the other threads
         signal.raise_signal(signal.SIGTERM)
     leave.give_back()
     assert left.value.exit_code == 75

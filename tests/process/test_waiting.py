@@ -1,4 +1,4 @@
-"""Waiting as long as work goes on: for a hub, for sinks, for whatever reports progress."""
+"""Waiting while work makes progress: for a hub, sinks and other reporters of progress."""
 
 import io
 import os
@@ -44,7 +44,7 @@ def test_the_end_of_the_work_ends_the_waiting(monkeypatch):
     assert reports == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a process reads and writes")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the bytes that a process reads and writes")
 def test_reading_and_writing_is_work(tmp_path):
     before = moved_bytes()
     (tmp_path / "a").write_bytes(bytes(64 << 20))

@@ -1,4 +1,4 @@
-"""A thread that works in rounds: nobody waits in vain, whatever it does and whenever it ends."""
+"""A thread that works in rounds: every waiting thread wakes up, however and whenever the worker ends."""
 
 import signal
 import threading
@@ -10,7 +10,7 @@ from trieye.process.worker import Worker
 
 
 class Workshop:
-    """Does a thing in each round that begins with `is_open`, and fails or stops when it is told to."""
+    """Works in rounds that begin with `is_open`, and fails or stops on request."""
 
     def __init__(self, pause_s=60.0):
         self.num_done, self.num_rounds, self.error, self.ends = 0, 0, None, []

@@ -64,7 +64,7 @@ def test_a_value_that_cannot_be_compared_does_not_fit(results):
 def test_a_key_that_nobody_has_or_that_may_be_several_is_an_error_with_candidates(results):
     with pytest.raises(ConfigurationError, match=r"alg: no run has.*did you mean 'algo'.*agent\.algo"):
         results.where(alg="ppo")
-    with pytest.raises(ConfigurationError, match=r"'gte' is no operator.*ge"):
+    with pytest.raises(ConfigurationError, match=r"unknown operator 'gte'.*ge"):
         results.where(lr__gte=1)
     with pytest.raises(ConfigurationError, match=r"lr__in=0\.001: expected a list"):
         results.where(lr__in=1e-3)

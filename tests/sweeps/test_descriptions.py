@@ -111,7 +111,7 @@ def test_several_blocks_vary_together(described):
     [
         ({"metaParameters": {"a": {"b": []}}}, "metaParameters.a.b is an empty list"),
         ({"metaParameters": {"a": [1, {"b": 2}]}}, "metaParameters.a mixes objects and values"),
-        ({"metaParameters": {"step size": [1, 2]}}, "metaParameters.step size is no valid config key"),
+        ({"metaParameters": {"step size": [1, 2]}}, "metaParameters.step size is not a valid config key"),
         ({"metaParameters": {"a": [0.1, 0.5, 0.1]}}, "metaParameters.a contains 0.1 twice"),
         ({"metaParameters": {"a.b": 1, "a": {"b": 2}}}, "duplicate key a.b"),
         ('{"metaParameters": {"a": 1, "a": 2}}', "duplicate key a"),

@@ -27,7 +27,7 @@ class AnyOrder(argparse.ArgumentParser):
         return super().add_subparsers(**options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the parsed namespace and the unrecognized arguments."""
+        """Return the parsed namespace and the unrecognized arguments, which exit with the closest option."""
         if self._has_actions and args and (rename := COMMANDS.get(f"{self.prog} {args[0]}")):
             self.error(str(rename))
         if self._is_intermixing or self._has_actions:
@@ -35,9 +35,15 @@ class AnyOrder(argparse.ArgumentParser):
         self._add_renamed()
         self._is_intermixing = True
         try:
-            return self.parse_known_intermixed_args(args, namespace)
+            options, unrecognized = self.parse_known_intermixed_args(args, namespace)
         finally:
             self._is_intermixing = False
+        if unrecognized:
+            from trieye.config.base import did_you_mean
+
+            hint = did_you_mean(unrecognized[0].partition("=")[0], re.findall(r"--[a-z-]+", self.format_help()))
+            self.error(f"unrecognized arguments: {' '.join(unrecognized)}{hint}")
+        return options, unrecognized
 
     def _add_renamed(self) -> None:
         """Add the former names of options, which are errors that state the new names."""
@@ -51,6 +57,13 @@ class AnyOrder(argparse.ArgumentParser):
 class _Renamed(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         parser.error(str(self.const))
+
+
+def add_action(actions: Any, name: str, text: str, **options: Any) -> argparse.ArgumentParser:
+    """Add an action to a command; `text` is its line in the list of actions and the description in its own help."""
+    description = f"{text[0].upper()}{text[1:]}."
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=description, **options)
+    return parser
 
 
 def add_run(parser: argparse.ArgumentParser, *, count: int | str | None = None) -> None:

@@ -18,7 +18,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import DEFAULT_ROOT, AnyOrder, add_json, add_root
+from trieye.cli.arguments import DEFAULT_ROOT, AnyOrder, add_action, add_json, add_root
 from trieye.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(
         title="actions", metavar="ACTION", dest="action", required=True, parser_class=AnyOrder
     )
-    check = actions.add_parser("check", help="check every node and compare it with this machine")
+    check = add_action(actions, "check", "check every node and compare it with this machine")
     check.add_argument(
         "address",
         nargs="?",
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds to wait for the answer of a node (default: 60)",
     )
-    files = actions.add_parser("files", help="list the files that would be uploaded to the workers")
+    files = add_action(actions, "files", "list the files that would be uploaded to the workers")
     files.add_argument(
         "directory",
         nargs="?",

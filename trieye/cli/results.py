@@ -22,7 +22,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import AnyOrder, add_confirmed, add_json
+from trieye.cli.arguments import AnyOrder, add_action, add_confirmed, add_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         title="actions", metavar="ACTION", dest="action", required=True, parser_class=AnyOrder
     )
     for name, text in _TEXTS.items():
-        action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+        action = add_action(actions, name, text, allow_abbrev=False)
         action.add_argument(
             "sources",
             nargs="*",
@@ -97,7 +97,7 @@ def _add_scoring(action: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--mode", choices=("max", "min"), help="whether higher or lower is better (default: loop.mode)")
     group.add_argument(
-        "--best", action="store_true", help="show only the best config of each group (biased upwards by the selection)"
+        "--best", action="store_true", help="show only the best config of each group, whose score is optimistic"
     )
     group.add_argument(
         "--include-unfinished", action="store_true", help="score failed, killed and running runs by their points so far"

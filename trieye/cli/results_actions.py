@@ -206,7 +206,7 @@ def select(options: argparse.Namespace) -> int:
         selected.console.print(shown)
     selected.print_notes()
     if options.rerun is None:
-        bias = "selecting the best config biases its score upwards; --rerun N measures it with fresh seeds"
+        bias = "the score of the selected config is optimistic; --rerun N measures it with fresh seeds"
         has_choice = any(len(choice.estimates) > 1 for _, choice in selections.values())
         selected.console.print(bias if has_choice else "", style="dim")
         return 0
@@ -237,7 +237,7 @@ def page_of(selected: RunSelection, *, directory: Path | None) -> str:
 
     Args:
         selected: The selected runs and the options of `report`.
-        directory: Directory of the HTML file; None: the page is no file and has no links.
+        directory: Directory of the HTML file; None: the page is not a file and has no links.
     """
     from trieye.results.report import Comparison, Report
 

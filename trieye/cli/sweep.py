@@ -9,7 +9,7 @@ Examples:
   trieye sweep plan my_agent.train 'agent.lr=1e-4,3e-4' 'agent=ppo,dqn' --seeds 5 -o sweeps/first
   trieye sweep plan my_agent.train experiments/sarsa.json --seeds 30       a PyExpUtils experiment description
   trieye sweep show 7                           overrides of job 7
-  trieye sweep find agent.lr=3e-4 seed=2        which jobs have these values
+  trieye sweep find agent.lr=3e-4 seed=2        indices of the jobs with these values
   trieye sweep run -i $SLURM_ARRAY_TASK_ID --stride 100
   trieye sweep status multirun/20260101_120000
   trieye sweep relaunch --only failed           resumes from checkpoints; never repeats completed jobs
@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import AnyOrder, add_confirmed, add_json, pair, sweep_directory
+from trieye.cli.arguments import AnyOrder, add_action, add_confirmed, add_json, pair, sweep_directory
 from trieye.cli.confirmation import confirm
 from trieye.cli.output import print_json
 from trieye.cli.sweep_merge import add_merge, merge
@@ -61,23 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(
         title="actions", metavar="ACTION", dest="action", required=True, parser_class=AnyOrder
     )
-    plan = actions.add_parser("plan", help="show the jobs of a sweep; -o writes the plan to a directory")
-    plan.add_argument(
-        "words",
-        nargs="+",
-        metavar="[PROGRAM] KEY=VALUES",
-        help="module or file to run, then varying keys or PyExpUtils experiment descriptions (.json)",
-    )
-    plan.add_argument("--seeds", type=int, metavar="N", help="repeat each job with the seeds 0 to N-1")
-    plan.add_argument(
-        "--zip", action="append", default=[], metavar="KEY,KEY", help="vary these keys together; repeatable"
-    )
-    plan.add_argument(
-        "--exclude", action="append", default=[], metavar="KEY=VALUE,...", help="exclude a combination; repeatable"
-    )
-    plan.add_argument("-o", "--output", type=Path, metavar="DIR", help="write the plan here, for `run` and `relaunch`")
-    for name, text in (("show", "what a job is"), ("find", "which jobs have these values"), ("run", "run jobs here")):
-        action = actions.add_parser(name, help=text)
+    _add_plan(actions)
+    texts = {
+        "show": "show the overrides of a job",
+        "find": "list the jobs that have these values",
+        "run": "run jobs on this machine",
+    }
+    for name, text in texts.items():
+        action = add_action(actions, name, text)
         action.add_argument("-d", "--dir", type=Path, metavar="DIR", help="sweep directory")
         if name == "show":
             action.add_argument("index", type=int, metavar="I", help="index of the job")
@@ -88,9 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action.add_argument("--stride", type=int, metavar="K", help="also run the jobs I+K, I+2K and so on")
             action.add_argument("--max-concurrent", type=int, default=1, metavar="N", help="parallel jobs (default: 1)")
             add_confirmed(action)
-    status = actions.add_parser("status", help="show the status of the jobs; exit code 0 if all are completed")
+    status = add_action(actions, "status", "show the status of the jobs; exit code 0 if all are completed or pruned")
     status.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory")
-    relaunch = actions.add_parser("relaunch", help="run unfinished jobs, from checkpoints where available")
+    relaunch = add_action(actions, "relaunch", "run unfinished jobs, from checkpoints where available")
     relaunch.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory")
     relaunch.add_argument(
         "--only",
@@ -105,6 +96,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action in actions.choices.values():
         add_json(action)
     parser.set_defaults(when_interrupted="interrupted; `trieye sweep relaunch` runs unfinished jobs")
+
+
+def _add_plan(actions: Any) -> None:
+    plan = add_action(actions, "plan", "show the jobs of a sweep; -o writes the plan to a directory")
+    plan.add_argument(
+        "words",
+        nargs="+",
+        metavar="[PROGRAM] KEY=VALUES",
+        help="module or file to run, then varying keys or PyExpUtils experiment descriptions (.json)",
+    )
+    plan.add_argument("--seeds", type=int, metavar="N", help="repeat each job with the seeds 0 to N-1")
+    plan.add_argument(
+        "--zip", action="append", default=[], metavar="KEY,KEY", help="vary these keys together; repeatable"
+    )
+    plan.add_argument(
+        "--exclude", action="append", default=[], metavar="KEY=VALUE,...", help="exclude a combination; repeatable"
+    )
+    plan.add_argument("-o", "--output", type=Path, metavar="DIR", help="write the plan here, for `run` and `relaunch`")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -160,7 +169,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _program(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the command of the program, empty if the first word is no program, and the other words."""
+    """Return the command of the program, empty if the first word is not a program, and the other words."""
     first, *rest = words
     if "=" in first or first.startswith("~") or first.endswith(".json"):
         return [], list(words)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import DEFAULT_ROOT, add_root, add_timeout
+from trieye.cli.arguments import DEFAULT_ROOT, add_action, add_root, add_timeout
 from trieye.cli.output import print_json
 from trieye.exceptions import ConfigurationError, TrieyeError
 
@@ -18,7 +18,7 @@ LOCK = "merge.lock"
 
 def add_merge(actions: Any) -> None:
     """Add the `merge` action."""
-    merge = actions.add_parser("merge", help="copy runs from other machines here, and log them to one MLflow store")
+    merge = add_action(actions, "merge", "copy runs from other machines here, and log them to one MLflow store")
     merge.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory")
     merge.add_argument("--mirror", metavar="URL", help=f"mirror of the runs (default: {_MIRROR} of the sweep)")
     add_root(merge, Path(DEFAULT_ROOT))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import add_confirmed
+from trieye.cli.arguments import add_action, add_confirmed
 from trieye.cli.output import print_json
 from trieye.exceptions import ConfigurationError
 
@@ -23,7 +23,7 @@ def add_slurm(actions: Any, states: Sequence[str]) -> None:
         actions: Subparsers of `trieye sweep`.
         states: Job states that --only accepts.
     """
-    slurm = actions.add_parser("slurm", help="write a Slurm script that runs unfinished jobs, or submit it")
+    slurm = add_action(actions, "slurm", "write a Slurm script that runs unfinished jobs, or submit it")
     slurm.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory, visible to all nodes")
     slurm.add_argument(
         "--hours", type=float, required=True, metavar="H", help="time limit of a Slurm task in hours; 3 becomes 2:59:59"

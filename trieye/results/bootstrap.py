@@ -95,7 +95,7 @@ def finite(values: ArrayLike, name: str) -> Floats:
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{name} are no array of numbers: {error}") from error
+        raise ConfigurationError(f"{name}: expected an array of numbers: {error}") from error
     if np.isinf(array).any():
         index = [int(number) for number in np.argwhere(np.isinf(array))[0]]
         raise ConfigurationError(f"{name}{index} is {array[tuple(index)]}; use NaN where a run has no finite score")

@@ -89,9 +89,7 @@ def write_table(table: pa.Table, path: Path) -> None:
     suffix = path.suffix.lower()
     if suffix not in _FORMATS:
         hint = did_you_mean(suffix, _FORMATS)
-        raise ConfigurationError(
-            f"{path}: {suffix or 'no suffix'} is no table format{hint} (choose from: {', '.join(_FORMATS)})"
-        )
+        raise ConfigurationError(f"{path}: unknown table format {suffix!r}{hint} (choose from: {', '.join(_FORMATS)})")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")

@@ -65,9 +65,7 @@ def save(figure: Figure, path: Path) -> None:
     suffix = path.suffix.lstrip(".").lower()
     if suffix not in FORMATS:
         hint = did_you_mean(suffix, FORMATS)
-        raise ConfigurationError(
-            f"{path}: {suffix or 'no suffix'} is no image format{hint} (choose from: {', '.join(FORMATS)})"
-        )
+        raise ConfigurationError(f"{path}: unknown image format {suffix!r}{hint} (choose from: {', '.join(FORMATS)})")
     metadata = {"Date": None} if suffix == "svg" else {}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

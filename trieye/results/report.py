@@ -56,7 +56,7 @@ class Comparison:
         command: Command that regenerates the page.
         created: Creation time.
         working_dir: Directory to which displayed paths are relative.
-        directory: Directory of the page, to which links are relative; None: the page is no file and has no links.
+        directory: Directory of the page, to which links are relative; None: the page is not a file and has no links.
         by: Parameters to group by.
         task: The parameter that distinguishes environments; None: a single environment.
         stat: Aggregate of the runs of a group.
@@ -84,7 +84,7 @@ class Comparison:
         return redacted_text(text.replace(prefix, "") if text != str(self.working_dir) else ".")
 
     def link(self, target: str) -> str:
-        """Return the link from the page file to a directory; empty if the page is no file."""
+        """Return the link from the page file to a directory; empty if the page is not a file."""
         if self.directory is None or not Path(target).is_dir():
             return ""
         try:

@@ -50,7 +50,7 @@ def condition(name: str, allowed: Any, runs: Sequence[LoadedRun], *, strict: boo
     stem, _, suffix = name.rpartition("__")
     if stem and suffix not in _OPERATORS:
         hint = did_you_mean(suffix, _OPERATORS)
-        raise ConfigurationError(f"{name}: {suffix!r} is no operator{hint} (choose from: {', '.join(_OPERATORS)})")
+        raise ConfigurationError(f"{name}: unknown operator {suffix!r}{hint} (choose from: {', '.join(_OPERATORS)})")
     key = resolve(stem or name, runs)
     fits = _OPERATORS[suffix if stem else "eq"]
     if suffix == "in" and stem and (isinstance(allowed, str) or not isinstance(allowed, Collection)):

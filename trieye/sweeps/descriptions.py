@@ -240,7 +240,7 @@ def _leaves(path: Path, value: Any, where: tuple[str, ...], key: tuple[str, ...]
     if any(isinstance(item, dict) for item in values):
         raise ConfigurationError(f"{path}: {full_key} mixes objects and values; a list may contain only one kind")
     if not _KEY.fullmatch(".".join(key)):
-        raise ConfigurationError(f"{path}: {full_key} is no valid config key; use letters, digits, _, - and dots")
+        raise ConfigurationError(f"{path}: {full_key} is not a valid config key; use letters, digits, _, - and dots")
     texts = [str(item) for item in values]
     duplicate = next((item for at, item in enumerate(texts) if item in texts[:at]), None)
     if duplicate is not None:

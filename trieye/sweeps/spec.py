@@ -17,7 +17,7 @@ def grid_of(overrides: Sequence[str], options: SweeperConfig, config_loader: Any
         config_loader: Hydra's config loader, which resolves the options of config groups.
 
     Raises:
-        ConfigurationError: A word is no valid override, or a key has no axis.
+        ConfigurationError: A word is not a valid override, or a key has no axis.
     """
     axes = tuple(Axis((key,), tuple((value,) for value in values)) for key, values in axes_of(overrides, config_loader))
     axes = zipped(axes, options.zip)
