@@ -60,7 +60,7 @@ LAUNCHER: dict[str, Any] = {
     "working_dir": "auto", "runtime_env": {},
 }  # fmt: skip
 SWEEPER: dict[str, Any] = {
-    "kind": "grid", "params": None, "seeds": None, "zip": [], "without": [], "dry_run": False, "num_trials": 20,
+    "kind": "grid", "params": None, "seeds": None, "zip": [], "exclude": [], "dry_run": False, "num_trials": 20,
     "seed": 0, "mode": None, "sampler": "tpe", "pruner": "none",
 }  # fmt: skip
 

@@ -108,7 +108,15 @@ def test_what_names_no_jobs_is_refused(text):
 
 def test_the_script_asks_for_what_its_jobs_need(tmp_path):
     request = ArrayRequest(
-        hours=3, gigs=2, cpus=2, gpus=0.25, per_task=8, at_once=4, most_tasks=5, name="it's one", options=["qos=long"]
+        hours=3,
+        memory_gib=2,
+        cpus=2,
+        gpus=0.25,
+        per_task=8,
+        max_concurrent=4,
+        max_tasks=5,
+        name="it's one",
+        options=["qos=long"],
     )
     script = script_of(tmp_path / "a sweep", [0, 1, 2, 5, *range(7, 20)], request, working_dir="/some where")
     header = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE))
@@ -124,8 +132,8 @@ def test_the_script_asks_for_what_its_jobs_need(tmp_path):
     [
         (["--hours", "0"], r"--hours 0: expected between a minute"),
         (["--hours", "1", "--per-task", "0"], r"--per-task 0: expected 1 or more"),
-        (["--hours", "1", "--at-once", "2"], r"--at-once 2: expected at most --per-task 1"),
-        (["--hours", "1", "--gigs", "-1"], r"--gigs -1: expected a value above 0"),
+        (["--hours", "1", "--max-concurrent", "2"], r"--max-concurrent 2: expected at most --per-task 1"),
+        (["--hours", "1", "--memory-gib", "-1"], r"--memory-gib -1: expected a value above 0"),
         (["--hours", "0.02", "--signal", "120"], r"--signal 120: expected less than the 0.02 h"),
         (["--hours", "1", "--option=--qos=x"], r"--option '--qos=x': expected KEY=VALUE or KEY"),
         (["--hours", "1", "--only", "failled"], r"did you mean 'failed'"),
@@ -146,7 +154,7 @@ def test_mistakes_are_named(slurm, capfd, words, message):
             "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some",
             "less",
         ),
-        ("sbatch: error: Memory specification can not be satisfied", "lower --gigs"),
+        ("sbatch: error: Memory specification can not be satisfied", "lower --memory-gib"),
         ("sbatch: error: Batch job submission failed: Invalid job array specification", "raise --per-task"),
         ("sbatch: error: Unable to contact slurm controller (connect failure)", "try again later"),
         ("something new", "refused the script: something new"),

@@ -122,19 +122,19 @@ def test_local_deterministic(config):
 
 def test_mode_bench_each_checkpoint(config):
     run_experiment(DQN, config(60))
-    best = trieye.train(config(60, mode="bench", bench={"which": "each", "episodes": 3}))
+    best = trieye.train(config(60, mode="bench", bench={"checkpoints": "each", "episodes": 3}))
     reports = json.loads((config(60).persistence.get_runs_root_dir() / "run" / "bench.json").read_text())
     steps = [report["step"] for report in reports]
     assert [step // 20 for step in steps] == [1, 2, 3]
     assert best == max(report["return_mean"] for report in reports)
     for which, chosen in (("latest", steps[2:]), ("checkpoint_step_[24]?", steps[:2])):
-        trieye.train(config(60, mode="bench", bench={"which": which, "episodes": 1}))
+        trieye.train(config(60, mode="bench", bench={"checkpoints": which, "episodes": 1}))
         reports = json.loads((config(60).persistence.get_runs_root_dir() / "run" / "bench.json").read_text())
         assert [report["step"] for report in reports] == chosen
     with pytest.raises(
-        trieye.CheckpointError, match=r"bench.which=nothing\* matches no checkpoint .* checkpoint_step_2"
+        trieye.CheckpointError, match=r"bench.checkpoints=nothing\* matches no checkpoint .* checkpoint_step_2"
     ):
-        trieye.train(config(60, mode="bench", bench={"which": "nothing*", "episodes": 1}))
+        trieye.train(config(60, mode="bench", bench={"checkpoints": "nothing*", "episodes": 1}))
 
 
 def test_the_best_checkpoint_is_what_the_mode_of_its_run_says(config):
@@ -145,7 +145,7 @@ def test_the_best_checkpoint_is_what_the_mode_of_its_run_says(config):
         entry.step: entry.objective for entry in CheckpointStore(run_dir / "checkpoints", read_only=True).entries()
     }
     assert len(set(rated.values())) > 1
-    trieye.train(config(60, mode="bench", bench={"which": "best", "episodes": 1}))
+    trieye.train(config(60, mode="bench", bench={"checkpoints": "best", "episodes": 1}))
     (report,) = json.loads((run_dir / "bench.json").read_text())
     assert rated[report["step"]] == min(rated.values())
 

@@ -26,7 +26,7 @@ STALE_AFTER_S = 10.0
 RATES_OVER_S = 10.0
 """Averaging window of rates; the hub publishes once a second, so a shorter window would make them jump."""
 
-_LAG = re.compile(r"explorer/(\d+)/lag")
+_LAG = re.compile(r"explorer/(\d+)/staleness")
 
 MIN_METRICS = 3
 MAX_ERROR = 80
@@ -180,7 +180,7 @@ def _explorers(metrics: Mapping[str, Any]) -> Iterator[Text]:
     words = {"explorer/alive": "explorers alive", "sync/version": "version", "sync/publish_ms": "ms to publish"}
     words |= {"replay/staleness_mean": "staleness mean", "replay/staleness_max": "max"}
     text = Text(" · ".join(f"{word} {_number(last[name])}" for name, word in words.items() if name in last))
-    for name, word in {"explorer/restarts": "restarts", "explorer/lost": "fragments lost"}.items():
+    for name, word in {"explorer/restarts": "restarts", "explorer/lost_fragments": "fragments lost"}.items():
         if name in last:
             text.append(f" · {word} {_number(last[name])}", "yellow" if last[name] else "")
     yield text

@@ -20,7 +20,7 @@ class SweeperConfig(StrictModel):
     )
     seeds: int | None = Field(default=None, ge=1, description="Repetitions with seeds 0, 1, ...; null = none.")
     zip: list[list[str]] = Field(default=[], description="Groups of keys that vary together, value by value.")
-    without: list[dict[str, Any]] = Field(default=[], description="Combinations to exclude, each as values by key.")
+    exclude: list[dict[str, Any]] = Field(default=[], description="Combinations to exclude, each as values by key.")
     dry_run: bool = Field(default=False, description="Show the jobs without running them.")
     num_trials: int = Field(default=20, ge=1, description="Number of jobs of a random or Optuna search.")
     seed: int = Field(default=0, ge=0, description="Random seed of the search.")
@@ -36,7 +36,7 @@ class SweeperConfig(StrictModel):
 
     @model_validator(mode="after")
     def _options_match_the_kind(self) -> Self:
-        for name in ("seeds", "zip", "without"):
+        for name in ("seeds", "zip", "exclude"):
             if self.kind != "grid" and getattr(self, name):
                 raise ValueError(f"{name} is only for kind=grid, and kind is {self.kind}")
         if self.pruner != "none" and self.kind != "optuna":

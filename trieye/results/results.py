@@ -244,7 +244,7 @@ class Results:
         diverged = {run.path: step for run, step in zip(self.runs, steps, strict=True) if step is not None}
         for path, step in diverged.items():
             text = f"diverged: {_named(metric)} is NaN or infinite from step {step} on"
-            self._cache.problems.note(path, f"{text}; its finite points count only with --finite (finite=True)")
+            self._cache.problems.note(path, f"{text}; its finite points count only with include_diverged")
         return diverged
 
     def num_diverged(self, metric: Metric) -> list[int]:
@@ -312,8 +312,8 @@ class Results:
         last: float = 0.1,
         steps: int | None = None,
         reduce: Callable[[Floats], float] = np.mean,
-        partial: bool = False,
-        finite: bool = False,
+        include_unfinished: bool = False,
+        include_diverged: bool = False,
     ) -> Floats:
         """Return the final score of each run, `[config, seed]`; NaN where a run is missing or lacks the metric.
 
@@ -324,8 +324,8 @@ class Results:
             last: Fraction of a run's points at its end, at least one point.
             steps: Number of steps at the end, which replaces `last`.
             reduce: Reduces the selected values to one number, such as `np.mean` or `np.max`.
-            partial: Whether unfinished runs count, with their points so far.
-            finite: Whether diverged runs count, with their last finite points.
+            include_unfinished: Whether unfinished runs count, with their points so far.
+            include_diverged: Whether diverged runs count, with their last finite points.
 
         Raises:
             ConfigurationError: No run has the metric.
@@ -340,7 +340,7 @@ class Results:
         scores = [aligned.final(one.values, one.steps, last, steps, reduce) for one in series]
         counted = {run.path for row in self.table for run in row if run is not None}
         for number, (run, one) in enumerate(zip(self.runs, series, strict=True)):
-            if run.path in diverged and not finite:
+            if run.path in diverged and not include_diverged:
                 scores[number] = np.nan
             if run.is_ended or run.path not in counted:
                 continue
@@ -348,14 +348,14 @@ class Results:
             if len(one.steps):
                 reached = f"{run.status} at step {one.steps.max()}"
                 counts = "its score includes only points up to this step"
-                text = counts if partial else "it has no score unless partial runs count (--partial, partial=True)"
+                text = counts if include_unfinished else "it has no score without include_unfinished"
                 self._cache.problems.note(run.path, f"{reached}: {text}{rest}")
             elif rest:
                 at = "" if run.step is None else f" at step {run.step}"
                 self._cache.problems.note(
                     run.path, f"{run.status}{at}: its history has no points of {_named(metric)}{rest}"
                 )
-            if not partial:
+            if not include_unfinished:
                 scores[number] = np.nan
         values = np.array(scores, np.float64)
         self._without_infinity(values)

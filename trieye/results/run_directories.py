@@ -14,6 +14,7 @@ from trieye.files.run_files import HISTORY, JOURNAL, RUN_RECORD
 from trieye.history.history import read_history
 from trieye.history.segments import range_of
 from trieye.journal.ranges import Range
+from trieye.renames import current_override
 from trieye.results import compacted
 from trieye.results.compacted import Compacted
 from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
@@ -80,7 +81,7 @@ class RunDirectories:
             sweep=str(home) if job is not None else record.group or "",
             job=job,
             defaults=defaults,
-            varied={key: typed(value) for key, value in (varied or {}).items()},
+            varied={current_override(key, params): typed(value) for key, value in (varied or {}).items()},
             is_closed=record.status != _UNSETTLED,
         )
 

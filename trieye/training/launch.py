@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trieye.checkpoints.store import CheckpointStore, Which, load_checkpoint
+from trieye.config.locations import checkpoint_reference
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.files.atomic import write_atomic
@@ -106,7 +107,7 @@ def evaluate(
     if video is not None:
         _write_gif(Path(video), played[0].frames, played[0].fps)
     returns = np.array([episode.total for episode in played])
-    own = {name.partition("/")[2]: value for name, value in summary(played).items()}
+    metrics = {name.partition("/")[2]: value for name, value in summary(played).items()}
     return {
         "run": run_dir.resolve().name,
         "checkpoint": str(saved.path),
@@ -117,8 +118,8 @@ def evaluate(
         "return_std": float(returns.std()),
         "return_min": float(returns.min()),
         "return_max": float(returns.max()),
-        "length_mean": own.pop("length"),
-        **{name: value for name, value in own.items() if name not in {"return", "return_std"}},
+        "length_mean": metrics.pop("length"),
+        **{name: value for name, value in metrics.items() if name not in {"return", "return_std"}},
         "returns": returns.tolist(),
     }
 
@@ -130,10 +131,10 @@ def bench(config: TrainingConfig) -> float:
         The best mean return.
 
     Raises:
-        CheckpointError: The run has no checkpoint, or none matches `bench.which`.
+        CheckpointError: The run has no checkpoint, or none matches `bench.checkpoints`.
     """
     run_dir = RunFiles(config.persistence).run_base_dir
-    chosen = _selected_checkpoints(run_dir, config.bench.which)
+    chosen = _selected_checkpoints(run_dir, config.bench.checkpoints)
     reports: list[dict[str, Any]] = []
     for number, which in enumerate(chosen, 1):
         report = evaluate(run_dir, which, episodes=config.bench.episodes)
@@ -147,17 +148,17 @@ def bench(config: TrainingConfig) -> float:
 
 
 def _selected_checkpoints(run_dir: Path, which: str) -> list[Which]:
-    """Return the checkpoints selected by `latest`, `best`, `each`, or a pattern of their names."""
-    named: dict[str, Which] = {"latest": "latest", "best": "best"}
-    if which in named:
-        return [named[which]]
+    """Return the checkpoints selected by `latest`, `best`, `step:N`, `each`, or a pattern of their names."""
+    reference = checkpoint_reference(which)
+    if reference is not None and reference.run_name is None:
+        return [reference.which]
     entries = CheckpointStore(run_dir / "checkpoints", read_only=True).entries()
     if not entries:
         raise CheckpointError(f"{run_dir} has no checkpoints; select a run with run_name=NAME")
     matches: list[Which] = [entry.step for entry in entries if which == "each" or fnmatchcase(entry.path.name, which)]
     if not matches:
         names = ", ".join(entry.path.name for entry in entries)
-        raise CheckpointError(f"bench.which={which} matches no checkpoint of {run_dir} (choose from: {names})")
+        raise CheckpointError(f"bench.checkpoints={which} matches no checkpoint of {run_dir} (choose from: {names})")
     return matches
 
 

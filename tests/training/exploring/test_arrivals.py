@@ -53,7 +53,7 @@ def test_answers_in_the_wrong_order_cost_no_fragment(train_config, num, style):
     metrics = engine._row_source.metrics()
     engine.cleanup()
     assert [name for name in metrics if name.startswith("replay/dropped")] == []
-    assert metrics["explorer/lost"] == 0
+    assert metrics["explorer/lost_fragments"] == 0
     assert engine.env_steps + waiting == place.env_steps
 
 

@@ -75,7 +75,7 @@ def test_staleness_never_exceeded_and_pacing_no_drops(train_config, style, stale
     assert versions[-1] >= (39 if style != "explorer_driven" else 1)
     assert not any(value for name, value in metrics.items() if name.startswith("replay/dropped"))
     assert metrics["replay/staleness_max"] <= staleness
-    assert metrics["explorer/lost"] == 0
+    assert metrics["explorer/lost_fragments"] == 0
     assert metrics["explorer/alive"] == 3
 
 
@@ -184,7 +184,7 @@ def test_an_explorer_that_hangs_is_begun_anew_and_the_others_go_on(train_config)
     metrics = engine._row_source.metrics()
     engine.cleanup()
     assert metrics["explorer/restarts"] >= 1
-    assert metrics["explorer/lost"] >= 1
+    assert metrics["explorer/lost_fragments"] >= 1
 
 
 @pytest.mark.parametrize(("engine", "parts"), [(DQN, DQN_PARTS), (PPO, PPO_PARTS)])

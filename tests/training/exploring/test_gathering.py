@@ -93,8 +93,8 @@ def test_the_checkpoint_is_chosen(train_config, which, action):
     trieye.train(config)
     run_dir = config.persistence.get_run_base_dir()
     if which == "first":
-        which = CheckpointStore(run_dir / "checkpoints", read_only=True).entries()[0].step
-    trieye.train(train_config(mode="explore", loop={"steps": 30}, explore={"which": which}))
+        which = f"step:{CheckpointStore(run_dir / 'checkpoints', read_only=True).entries()[0].step}"
+    trieye.train(train_config(mode="explore", loop={"steps": 30}, explore={"checkpoint": which}))
     rows = rows_in(run_dir / "explored_1.npz")
     assert set(rows["action"]) == {action}
 
@@ -128,13 +128,13 @@ def test_no_file_is_overwritten(train_config, trained, tmp_path):
     explore()
     assert {path.name for path in trained.glob("*.npz")} == {"explored_1.npz", "explored_2.npz"}
     name = tmp_path / "mine.parquet"
-    explore(explore={"file": str(name)})
+    explore(explore={"output": str(name)})
     before = name.read_bytes()
-    with pytest.raises(ConfigurationError, match=r"explore.file=\S+mine.parquet already exists"):
-        explore(explore={"file": str(name)})
+    with pytest.raises(ConfigurationError, match=r"explore.output=\S+mine.parquet already exists"):
+        explore(explore={"output": str(name)})
     assert name.read_bytes() == before
-    with pytest.raises(ConfigurationError, match=r"explore.file=\S+nowhere/a.npz cannot be written"):
-        explore(explore={"file": str(tmp_path / "nowhere/a.npz")})
+    with pytest.raises(ConfigurationError, match=r"explore.output=\S+nowhere/a.npz cannot be written"):
+        explore(explore={"output": str(tmp_path / "nowhere/a.npz")})
 
 
 class Breaks(Known):
@@ -170,7 +170,7 @@ def test_what_was_collected_before_an_error_is_written(train_config):
         ({"loop": {"axis": "updates", "steps": 5}}, "set loop.axis=env_steps, not updates"),
         ({"loop": {"steps": 5}, "sync": {"style": "fully_async"}}, "mode=explore has no learner"),
         ({"loop": {"steps": 5}, "data": "a.npz"}, "is not used"),
-        ({"loop": {"steps": 5}, "explore": {"file": "a.csv"}}, "explore.file"),
+        ({"loop": {"steps": 5}, "explore": {"output": "a.csv"}}, "explore.output"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(train_config, given, told):

@@ -83,7 +83,7 @@ def test_explorer_kill_recovers(started):
     metrics = engine._row_source.metrics()
     assert versions == sorted(set(versions))
     assert metrics["explorer/restarts"] == 1
-    assert metrics["explorer/lost"] <= 2
+    assert metrics["explorer/lost_fragments"] <= 2
     assert longest < 15.0  # the other explorer continues; the slack is for the start of a process on two cores
 
 

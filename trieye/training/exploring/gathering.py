@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from trieye.checkpoints.choose import reference_of
 from trieye.checkpoints.store import load_checkpoint
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
@@ -40,8 +41,8 @@ _DEFAULT_STEPS = 64
 def explore(config: TrainingConfig) -> Path:
     """Collect with the policy of the run named by `config.run_name`, and return the path of the rows.
 
-    The policy explores as at the time of the checkpoint, in the environment of the run. Rewards are as in the training,
-    but not normalized, because the moments for that belong to the run.
+    The policy explores as at the time of the checkpoint, in the environment of the run. Rewards are clipped as in the
+    training, but not normalized, because the moments for that belong to the run.
 
     The run is not modified, and may be training at the same time. If an error ends the collection early, the rows
     collected before are written.
@@ -51,12 +52,12 @@ def explore(config: TrainingConfig) -> Path:
         ConfigurationError: The file exists, or the environment cannot be created.
     """
     run_dir = RunFiles(config.persistence).run_base_dir
-    saved = load_checkpoint(run_dir, config.explore.which)
+    saved = load_checkpoint(run_dir, reference_of(config.explore.checkpoint, asked="explore.checkpoint").which)
     policy = policy_of(run_dir, saved)
-    own, limit = policy.config, config.explore_steps
-    env = own.env.model_copy(update={"num": config.env.num, "normalize_rewards": False})
-    loop = own.loop.model_copy(update={"on_nonfinite": config.loop.on_nonfinite})
-    changed = {
+    run_config, limit = policy.config, config.explore_steps
+    env = run_config.env.model_copy(update={"num": config.env.num, "normalize_rewards": False})
+    loop = run_config.loop.model_copy(update={"on_nonfinite": config.loop.on_nonfinite})
+    overrides = {
         "env": env,
         "loop": loop,
         "explorer": config.explorer,
@@ -69,10 +70,10 @@ def explore(config: TrainingConfig) -> Path:
     follows = config.sync.transport == "checkpoint"
     published_weights = _PublishedWeights(RunFiles(config.persistence).weights_dir, saved.path) if follows else None
     say(f"{run_dir.name}: collecting {limit} steps with the policy of step {saved.step}")
-    with _reserved(run_dir, config.explore.file) as path:
+    with _reserved(run_dir, config.explore.output) as path:
         try:
             gather = _collect_by_explorers if config.explorer.num else _collect_here
-            gather(own.model_copy(update=changed), policy, published_weights, collected)
+            gather(run_config.model_copy(update=overrides), policy, published_weights, collected)
         finally:
             if collected.num:
                 collected.write(path)
@@ -210,10 +211,10 @@ def _reserved(run_dir: Path, name: str | None) -> Iterator[Path]:
         except FileExistsError:
             continue
         except OSError as error:
-            raise ConfigurationError(f"explore.file={path} cannot be written: {error}") from error
+            raise ConfigurationError(f"explore.output={path} cannot be written: {error}") from error
         break
     else:
-        raise ConfigurationError(f"explore.file={name} already exists; choose another name")
+        raise ConfigurationError(f"explore.output={name} already exists; choose another name")
     try:
         yield path
     finally:
