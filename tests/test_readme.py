@@ -22,7 +22,7 @@ CODE_PAGES = ("README.md", "docs/python_api.md", "docs/checkpoints.md", "docs/re
 LINKED_PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.md")})
 
 NOT_RUN_HERE = ("make ", "pip install", "trieye ui")
-"""The first two install what runs this test; the last waits for Ctrl-C."""
+"""The first two install the environment of this test; the last waits for Ctrl-C."""
 pytestmark = pytest.mark.timeout(600)  # the first test that needs the project waits for all commands
 KILL = re.compile(r"timeout -s KILL \d+ ")
 
@@ -67,13 +67,13 @@ def small(line):
         "agent.rollout_steps=4" if is_ppo else "agent.learning_starts=32",
     ]
     if "run_name=killed" in line or "run_name=whole" in line:
-        # twelve checkpoints, after the first of which a process is killed
+        # twelve checkpoints; one process is killed after its first
         budget = ["loop.steps=1_536", "persistence.checkpoint_save_freq_steps=128", "agent.rollout_steps=16"]
         budget += ["loop.evaluate_every_steps=1_536", "env.eval_episodes=1"]
     budget += [] if "runtime" in line else ["runtime=local"]
     budget += ["hydra.launcher.isolate=none"] if overrides.startswith("-m ") else []
     if "sinks" not in line:
-        budget += ["sinks=[tensorboard]"] if "run_name=first" in line else ["sinks=[]"]  # MLflow has tests of its own
+        budget += ["sinks=[tensorboard]"] if "run_name=first" in line else ["sinks=[]"]  # other tests cover MLflow
     return command + budget
 
 
@@ -95,7 +95,7 @@ def records(project):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """Return the project in which every command of the pages has run."""
+    """Return a project after every command of the pages has run in it."""
     folder = tmp_path_factory.mktemp("readme")
     for line in commands():
         if line.startswith("cd "):
