@@ -22,7 +22,7 @@ CODE_PAGES = ("README.md", "docs/python_api.md", "docs/checkpoints.md", "docs/re
 LINKED_PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.md")})
 
 NOT_RUN_HERE = ("make ", "pip install", "trieye ui")
-"""The first two install what runs this test; the last waits for Ctrl-C."""
+"""The first two install the environment of this test; the last waits for Ctrl-C."""
 pytestmark = pytest.mark.timeout(600)  # the first test that needs the project waits for all commands
 KILL = re.compile(r"timeout -s KILL \d+ ")
 
@@ -52,8 +52,13 @@ def run(command, folder):
 def small(line):
     """Return the arguments of a command, with a small budget if it trains: the lengths are the demo's business."""
     command = shlex.split(KILL.sub("", line))
+    overrides = line.partition(".train ")[2]
+    if line.startswith("trieye evaluate"):
+        return [*command, "--episodes=2"]
     if ".train" not in line or "--help" in line:
         return command
+    if not re.search("run_name|debug|agent|-m |metric@", overrides):
+        return [*command, "--cfg=job"]  # the others train often enough: this one composes and checks its config
     is_ppo = "agent=ppo" in line
     budget = [
         "loop.steps=48",
@@ -62,19 +67,13 @@ def small(line):
         "agent.rollout_steps=4" if is_ppo else "agent.learning_starts=32",
     ]
     if "run_name=killed" in line or "run_name=whole" in line:
-        budget = [
-            "loop.steps=3_072",
-            "loop.evaluate_every_steps=3_072",
-            "env.eval_episodes=1",
-            "agent.rollout_steps=16",
-        ]
-        budget += [
-            "persistence.checkpoint_save_freq_steps=256"
-        ]  # the first of twelve, after which one process is killed
+        # twelve checkpoints; one process is killed after its first
+        budget = ["loop.steps=1_536", "persistence.checkpoint_save_freq_steps=128", "agent.rollout_steps=16"]
+        budget += ["loop.evaluate_every_steps=1_536", "env.eval_episodes=1"]
     budget += [] if "runtime" in line else ["runtime=local"]
-    budget += ["hydra.launcher.isolate=none"] if " -m " in line.partition(".train")[2] else []
+    budget += ["hydra.launcher.isolate=none"] if overrides.startswith("-m ") else []
     if "sinks" not in line:
-        budget += ["sinks=[tensorboard]"] if "run_name=first" in line else ["sinks=[]"]  # MLflow has tests of its own
+        budget += ["sinks=[tensorboard]"] if "run_name=first" in line else ["sinks=[]"]  # other tests cover MLflow
     return command + budget
 
 
@@ -96,7 +95,7 @@ def records(project):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """Return the project in which every command of the pages has run."""
+    """Return a project after every command of the pages has run in it."""
     folder = tmp_path_factory.mktemp("readme")
     for line in commands():
         if line.startswith("cd "):
@@ -150,18 +149,26 @@ def test_a_mistake_is_one_message_and_exit_code_2(project):
     assert done.stderr.strip() == message.strip()
 
 
-CODE = [(page, block) for page in CODE_PAGES for block in blocks(page, "python")]
+RUN_BLOCKS = """
+import sys
+
+for name in sys.argv[1:]:
+    print(name)
+    exec(compile(open(name).read(), name, "exec"), {"__name__": "__main__"})
+"""
 
 
-@pytest.mark.parametrize(
-    ("page", "block"), CODE, ids=lambda value: value.strip().splitlines()[0] if "\n" in value else value
-)
 @pytest.mark.slow
-def test_the_code_runs(page, block, tmp_path):
-    script = tmp_path / "shown.py"
-    script.write_text(block)
-    done = run(["python", str(script)], tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_the_code_runs(tmp_path):
+    (tmp_path / "run_blocks.py").write_text(RUN_BLOCKS)
+    scripts = []
+    for page in CODE_PAGES:
+        for number, block in enumerate(blocks(page, "python")):
+            scripts.append(f"{Path(page).stem}_{number}.py")
+            (tmp_path / scripts[-1]).write_text(block)
+    assert len(scripts) >= 8
+    done = run(["python", str(tmp_path / "run_blocks.py"), *scripts], tmp_path)  # one process: they import the same
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
 def test_any_hydra_program_is_swept(tmp_path):
