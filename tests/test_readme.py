@@ -23,6 +23,7 @@ LINKED_PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glo
 
 NOT_RUN_HERE = ("make ", "pip install", "trieye ui")
 """The first two install what runs this test; the last waits for Ctrl-C."""
+pytestmark = pytest.mark.timeout(600)  # the first test that needs the project waits for all commands
 KILL = re.compile(r"timeout -s KILL \d+ ")
 
 
@@ -65,9 +66,11 @@ def small(line):
             "loop.steps=3_072",
             "loop.evaluate_every_steps=3_072",
             "env.eval_episodes=1",
-            "agent.rollout_steps=64",
+            "agent.rollout_steps=16",
         ]
-        budget += ["agent.epochs=2", "persistence.checkpoint_save_freq_steps=512"]
+        budget += [
+            "persistence.checkpoint_save_freq_steps=256"
+        ]  # the first of twelve, after which one process is killed
     budget += [] if "runtime" in line else ["runtime=local"]
     budget += ["hydra.launcher.isolate=none"] if " -m " in line.partition(".train")[2] else []
     if "sinks" not in line:
@@ -110,7 +113,6 @@ def project(tmp_path_factory):
     return folder
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_bits_of_an_uninterrupted_one(project):
     checksums = [line.split()[0] for line in (project / "checksums").read_text().splitlines()]

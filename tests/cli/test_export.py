@@ -99,14 +99,14 @@ class Plain(Experiment[trieye.TrieyeConfig]):
 def test_a_run_without_a_policy_is_said_in_one_sentence(make_config, capsys):
     result = run_experiment(Plain, make_config(loop={"steps": 1}))
     assert main(["export", str(result.run_dir)]) == 1
-    assert "is not that of a TrainEngine: it has no 'policy'" in capsys.readouterr().err
+    assert "was not saved by a TrainEngine: 'policy' is missing" in capsys.readouterr().err
     assert not (result.run_dir / "export").exists()
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (["second"], "run 'second': there is none in "),
+        (["second"], "run 'second': no such run in "),
         (
             ["first", "--checkpoint", "bets"],
             "--checkpoint: 'bets' is no checkpoint; did you mean 'best'?; use best, latest",
@@ -125,6 +125,6 @@ def test_what_is_not_there_is_said_in_one_sentence(trained, capsys, given, sente
 def test_a_file_of_the_user_is_not_replaced(trained, tmp_path, capsys):
     (tmp_path / "policy.pt").write_text("mine")
     assert main(["export", str(trained), "-o", str(tmp_path)]) == 2
-    assert "policy.pt is there, and no export has written it" in capsys.readouterr().err
+    assert "policy.pt exists, and no export wrote it" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["policy.pt"]
     assert (tmp_path / "policy.pt").read_text() == "mine"

@@ -195,7 +195,7 @@ def test_damaged_configs_cost_a_run_its_objective_and_nothing_else(runs, make_ru
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["agent"], ("agent: there is no such run, app", "did you mean 'agents'?", "agents")),
+        (["agent"], ("agent: no such run, app", "did you mean 'agents'?", "agents")),
         (["nowhere/else"], ("nowhere/else", "no such run, app, sweep or directory")),
         (["--status", "runing"], ("runing", "did you mean 'running'?", "lost")),
         (["--where", "sed=0"], ("sed=0", "did you mean 'seed'?")),

@@ -441,7 +441,7 @@ def test_what_is_no_port_is_refused(port, capsys):
 def test_a_wrong_name_is_an_error_with_the_nearest_one(root, sweep, capsys, given, meant):
     assert main(["ui", given, "--root", str(root)]) == 2
     text = capsys.readouterr().err
-    assert f"{given}: there is no such run, app, sweep or directory" in text
+    assert f"{given}: no such run, app, sweep or directory" in text
     assert meant is None or f"did you mean {meant!r}?" in text
 
 
@@ -454,5 +454,7 @@ def test_a_name_is_that_of_an_app_then_of_a_run_then_of_what_lies_here(root, swe
     assert resolve(str(runs / "first"), []) == runs / "first"
     assert resolve("grid", [root]) == resolve("multirun/grid", [root]) == sweep
     shutil.copytree(runs / "first", root / "others" / "runs" / "first")
-    with pytest.raises(ConfigurationError, match=r"several runs of that name; say which: agents/first, others/first"):
+    with pytest.raises(
+        ConfigurationError, match=r"several runs have this name; choose one: agents/first, others/first"
+    ):
         resolve("first", [root])

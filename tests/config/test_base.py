@@ -48,7 +48,7 @@ def test_a_strict_model_is_frozen_and_refuses_unknown_keys_with_the_nearest():
         LoopConfig(stps=3)
     with pytest.raises(ValidationError, match=rf"loop.stps\n *{message}"):
         TrieyeConfig(loop={"stps": 3})
-    with pytest.raises(ValidationError, match=r"runtime\n *expected keys; write \{'kind': 'local'\}"):
+    with pytest.raises(ValidationError, match=r"runtime\n *expected keys, as in \{'kind': 'local'\}"):
         TrieyeConfig(runtime="local")
     with pytest.raises(ValidationError, match="frozen"):
         LoopConfig().steps = 3

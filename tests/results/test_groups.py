@@ -79,7 +79,7 @@ def test_curves_of_groups_lie_on_one_grid(results):
     assert grid.tolist() == [0, 1, 2, 3, 4]
     assert [curve.shape for curve in curves] == [(2, 1, 5), (2, 1, 5)]
     np.testing.assert_array_equal(curves[1][:, 0], [[10, 11, 12, 13, 14], [14, 15, 16, 17, 18]])
-    with pytest.raises(ConfigurationError, match="no run has it on the axis updates"):
+    with pytest.raises(ConfigurationError, match="no run has points on the axis updates"):
         RunGroups.of(results).curves(RETURN, x="updates")
 
 
@@ -132,7 +132,7 @@ def test_a_metric_may_have_another_name_in_other_runs(results):
     assert [series.values.tolist() for series in either] == [
         series.values.tolist() for series in results.series("eval/return")
     ]
-    with pytest.raises(ConfigurationError, match=r"^los or return: no run has it; did you mean 'loss'"):
+    with pytest.raises(ConfigurationError, match=r"^los or return: no run logged it; did you mean 'loss'"):
         results.series(["los", "return"])
 
 

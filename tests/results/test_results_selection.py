@@ -203,7 +203,7 @@ def test_of_two_runs_of_one_config_and_seed_the_newer_counts_and_the_other_is_na
 
 
 def test_a_metric_that_nobody_has_is_an_error_with_the_nearest(results):
-    with pytest.raises(ConfigurationError, match=r"eval/retrun: no run has it.*did you mean 'eval/return'"):
+    with pytest.raises(ConfigurationError, match=r"eval/retrun: no run logged it.*did you mean 'eval/return'"):
         results.values("eval/retrun")
 
 

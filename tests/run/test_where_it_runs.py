@@ -191,7 +191,7 @@ def test_what_only_linux_has_is_not_needed(tmp_path, durability):
     settings = CONFIG.replace('"data"}', f'"data", "durability": "{durability}"}}')
     done = program(tmp_path, NO_LINUX, settings, EVERYTHING)
     assert done.returncode == 0, done.stderr
-    assert "everything is whole" in done.stdout
+    assert "everything is intact" in done.stdout
     assert "replay storage 'shm' needs Linux; use storage='mmap'" in done.stdout
 
 

@@ -1,4 +1,4 @@
-"""Tensors of a simulated GPU, for machines without one."""
+"""Tensors of a simulated GPU, for machines without a GPU."""
 
 from typing import Any, Self
 

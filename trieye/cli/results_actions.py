@@ -109,7 +109,7 @@ def compare(options: argparse.Namespace) -> int:
     groups = selected.groups(by=["place"] if by_source else None)
     if len(groups.labels) == 1:
         raise ConfigurationError(
-            f"only one group to compare, {groups.labels[0]}; choose the keys to group by with --by"
+            f"only one group to compare ({groups.labels[0]}); choose the keys to group by with --by"
         )
     scores = groups.scores(selected.scoring)
     if not options.json:

@@ -171,7 +171,10 @@ def sources_of(options: argparse.Namespace) -> list[str]:
     except ConfigurationError:
         apps = sorted(str(path.parent) for path in Path(DEFAULT_ROOT).glob("*/runs"))
         if not apps:
-            raise
+            raise ConfigurationError(
+                f"no runs: no sweep in the working directory or below multirun/, and no app in {DEFAULT_ROOT}; pass a "
+                "run, an app or a sweep as SOURCE"
+            ) from None
         if len(apps) > 1:
             raise ConfigurationError(f"several apps; pass one or more as SOURCE: {', '.join(apps)}") from None
         print(f"using the runs of {apps[0]}", file=sys.stderr)

@@ -31,27 +31,27 @@ class AgentConfig(Variants):
                     f"(kinds: {', '.join(get_args(ActionKind))})"
                 )
 
-    engine: ClassPath = Field(description="The class that trains, as `my_agent.dqn:DQN`.")
-    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of a reward one environment step later.")
+    engine: ClassPath = Field(description="Training class of the algorithm, as `module:Class`: `my_agent.dqn:DQN`.")
+    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount factor per environment step.")
     rollout_steps: int = Field(
-        default=1, ge=1, le=1 << 20, description="Steps of each environment between two looks at learning."
+        default=1, ge=1, le=1 << 20, description="Steps of each environment per rollout, between updates."
     )
-    batch_size: int = Field(default=64, ge=1, le=1 << 20, description="Rows in one update.")
+    batch_size: int = Field(default=64, ge=1, le=1 << 20, description="Rows per minibatch; each update uses one.")
     device: str = Field(
         default="auto",
         pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$",
-        description="Where to learn; auto = a GPU if there is one.",
+        examples=["auto", "cpu", "mps", "cuda", "cuda:1"],
+        description="Device of the learner; auto = CUDA if available, else the CPU.",
     )
     # no float16: its gradients vanish unless each engine scales them, and bfloat16 is as fast
     precision: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Type of the arithmetic inside `autocast`; weights are float32 in any case."
+        default="float32", description="Dtype of computations inside `self.autocast()`; weights stay float32."
     )
-    compile: bool = Field(default=False, description="Compile the policy's modules by torch.compile.")
+    compile: bool = Field(default=False, description="Compile the modules of the policy with torch.compile.")
     num_threads: int = Field(
         default=1,
         ge=0,
-        description="Threads of torch on the CPU; for small networks more cost more than they give. "
-        "0 = as torch likes.",
+        description="Intra-op CPU threads of torch; 0 = torch's default. Small networks run slower with more than one.",
     )
 
 
@@ -59,6 +59,6 @@ class ReplayAgentConfig(AgentConfig):
     """An algorithm that draws its batches from a replay buffer, such as DQN or SAC."""
 
     updates_per_env_step: float = Field(
-        default=1.0, gt=0, le=1000, description="Updates for each environment step, on average."
+        default=1.0, gt=0, le=1000, description="Average number of updates per environment step."
     )
-    learning_starts: int = Field(default=1000, ge=1, description="Environment steps before the first update.")
+    learning_starts: int = Field(default=1000, ge=1, description="Environment steps collected before the first update.")

@@ -26,32 +26,43 @@ class MetricConfig(ModelOf015):
     )  # fmt: skip
 
     name: Annotated[str, Field(min_length=1, description="Name of the metric in every sink; unique.")]
-    source: DataSource = Field(default="custom", description="Where the events come from; informational.")
-    raw_event_name: str | None = Field(default=None, description="Name of the events to read; `name` if null.")
-    aggregation: AggregationMethod = Field(default="latest", description="How the values of a window become one.")
-    log_frequency_steps: int = Field(default=1, ge=0, description="Window length in global steps; 0 = off.")
-    log_frequency_seconds: float = Field(default=0.0, ge=0, description="Window length in seconds; 0 = off.")
-    log_to: list[LogTarget] = Field(default=["mlflow", "tensorboard"], description="Sinks that get the points.")
-    x_axis: XAxis = Field(default="global_step", description="What is sent as the step of a point.")
+    source: DataSource = Field(default="custom", description="Component that logs the events; informational only.")
+    raw_event_name: str | None = Field(default=None, description="Name of the events to aggregate; null = `name`.")
+    aggregation: AggregationMethod = Field(
+        default="latest", description="How the values of a window are reduced to one point; each = one point per event."
+    )
+    log_frequency_steps: int = Field(
+        default=1,
+        ge=0,
+        description="Window length in steps; 0 = windows by seconds only, and never logged if both are 0.",
+    )
+    log_frequency_seconds: float = Field(
+        default=0.0, ge=0, description="Window length in seconds; 0 = windows by steps only."
+    )
+    log_to: list[LogTarget] = Field(default=["mlflow", "tensorboard"], description="Sinks that receive the points.")
+    x_axis: XAxis = Field(
+        default="global_step",
+        description="x coordinate of a point: the global step, the elapsed seconds of the run, or the episode number.",
+    )
     rate_numerator_event: str | None = Field(
-        default=None, description="Events whose summed values, divided by seconds, are the rate; only for `rate`."
+        default=None, description="Events whose summed values per second are the rate; for aggregation=rate only."
     )
     context_key: str | None = Field(
-        default=None, description="Read the value from this key of the event's context instead of its value."
+        default=None, description="Key of the value in the context of an event; null = the event's own value."
     )
     quantile: float = Field(
         default=0.5,
         ge=0,
         le=1,
-        description="Which quantile of the values of a window, interpolated between two of them, 0.5 = the median; "
-        "only for `quantile`, which keeps all values of a window: 8 bytes an event, however many they are.",
+        description="Quantile of the values in a window, linearly interpolated; 0.5 = median. Only for "
+        "aggregation=quantile, which stores all values of a window, 8 bytes per event.",
     )
     ema_alpha: float = Field(
         default=0.1,
         gt=0,
         le=1,
-        description="Weight of a new value in the exponential moving average over all events, across windows; only for "
-        "`ema`.",
+        description="Weight of a new value in the exponential moving average over all events, across windows; "
+        "only for aggregation=ema.",
     )
 
     @property

@@ -71,99 +71,102 @@ class PersistenceConfig(ModelOf015):
         "LOAD_BUFFER_PATH", "MLFLOW_TRACKING_URI",
     )  # fmt: skip
 
-    root_data_dir: str = Field(default=".trieye_data", min_length=1, description="Directory of all apps and runs.")
+    root_data_dir: str = Field(
+        default=".trieye_data",
+        min_length=1,
+        description="Directory of all apps and runs; `$NAME` inserts an environment variable.",
+    )
     app_name: Annotated[Name, Marker(set_by="app_name")] = Field(
-        default="default_app", description="Set by the app_name of the whole config."
+        default="default_app", description="Set by the key app_name of the whole config."
     )
     run_name: Annotated[Name, Marker(set_by="run_name")] = Field(
-        default_factory=default_run_name, description="Set by the run_name of the whole config."
+        default_factory=default_run_name, description="Set by the key run_name of the whole config."
     )
-    runs_dir_name: Name = Field(default="runs", description="Directory of the runs, below the app.")
-    mlflow_dir_name: Name = Field(default="mlruns", description="Directory of the MLflow store, below the app.")
+    runs_dir_name: Name = Field(default="runs", description="Directory of the runs, in the app directory.")
+    mlflow_dir_name: Name = Field(default="mlruns", description="Directory of the MLflow store, in the app directory.")
     checkpoint_save_dir_name: Name = Field(default="checkpoints", description="Directory of checkpoints in a run.")
-    buffer_save_dir_name: Name = Field(default="buffers", description="Directory of saved buffers in a run.")
+    buffer_save_dir_name: Name = Field(default="buffers", description="Directory of saved replay buffers in a run.")
     log_dir_name: Name = Field(default="logs", description="Directory of log files in a run.")
     tensorboard_dir_name: Name | Literal["."] = Field(
         default="tensorboard",
-        description="Directory of event files in a run. With `.`, the directory of the run itself, which trieye.Run "
-        "takes if it is told nothing, TensorBoard shows the run under its own name; a run that has `tensorboard` "
-        "already keeps it.",
+        description="Directory of event files in a run; `.` = the run directory itself, the default of "
+        "trieye.Run and YAML, so that TensorBoard shows the run under its own name. A run that already has "
+        "`tensorboard` continues to use it.",
     )
     profile_dir_name: Name = Field(default="profile_data", description="Directory of profiles in a run.")
-    latest_checkpoint_filename: Name = Field(default="latest.pkl", description="Link to the newest checkpoint.")
+    latest_checkpoint_filename: Name = Field(default="latest.pkl", description="Link to the latest checkpoint.")
     best_checkpoint_filename: Name = Field(default="best.pkl", description="Link to the best checkpoint.")
-    buffer_filename: Name = Field(default="buffer.pkl", description="Link to the newest saved buffer.")
+    buffer_filename: Name = Field(default="buffer.pkl", description="Link to the latest saved replay buffer.")
     config_filename: Name = Field(default="configs.json", description="File of the composed config in a run.")
     log_output: bool = Field(
-        default=True, description="Keep what the program prints while its run is open, in logs/output.log."
+        default=True, description="Copy the program's stdout and stderr to logs/output.log while the run is open."
     )
     save_buffer: bool = Field(
         default=True,
-        description="Save the replay buffer, and load it again; without it a resume fills an empty one for "
-        "agent.learning_starts environment steps before the next update.",
+        description="Save and restore the replay buffer; without it, a resumed run collects "
+        "agent.learning_starts environment steps into an empty buffer before its next update.",
     )
-    buffer_save_freq_steps: int = Field(default=1000, ge=0, description="Steps between saved buffers; 0 = never.")
+    buffer_save_freq_steps: int = Field(default=1000, ge=0, description="Steps between saves of the buffer; 0 = never.")
     checkpoint_save_freq_steps: int = Field(
         default=1000, ge=0, description="Steps between checkpoints; 0 = only at the end."
     )
-    keep_last: int = Field(default=0, ge=0, description="Newest checkpoints kept; 0 = all.")
+    keep_last: int = Field(default=0, ge=0, description="Number of latest checkpoints to retain; 0 = all.")
     keep_best: int = Field(
         default=1,
         ge=0,
-        description="Best checkpoints kept besides, by the values of loop.objective that they were saved with.",
+        description="Number of best checkpoints to retain in addition, ranked by their value of loop.objective.",
     )
     keep_every_steps: int = Field(
-        default=0, ge=0, description="A checkpoint at a multiple of this step is kept for ever; 0 = none."
+        default=0, ge=0, description="Retain every checkpoint at a multiple of this step; 0 = none."
     )
     save_policy: Literal["queue", "coalesce"] = Field(
         default="queue",
-        description="A save while two are under way: `queue` = wait for the older one, `coalesce` = replace the one "
-        "that was not begun.",
+        description="What happens to a new save while two are in progress: queue = wait for the older one; "
+        "coalesce = replace the one that has not started.",
     )
     checksum: Literal["crc32", "sha256"] = Field(
         default="crc32",
-        description="What finds damage in checkpoints; `sha256` in addition to crc32, at half the speed.",
+        description="Checksum that detects damaged checkpoints: crc32; or sha256 in addition, at half the speed.",
     )
     durability: Literal["process", "interval", "always"] = Field(
         default="process",
-        description="What an accepted event survives: `process` = the death of every process, `interval` = also a "
-        "power loss, but for the last 0.1 s, `always` = a power loss (slow).",
+        description="What accepted events survive: process = crashes of any process; interval = also a power "
+        "failure, except for the last 0.1 s; always = also a power failure, without loss (slow).",
     )
     damaged_replay: Literal["partial", "refuse"] = Field(
         default="partial",
-        description="A checkpoint whose replay is damaged: `partial` = go on with the rows that are whole, and say "
-        "which ones are lost, `refuse` = stop.",
+        description="Resume from a checkpoint with a damaged replay buffer: partial = restore the intact rows "
+        "and report the lost ones; refuse = fail.",
     )
     auto_resume_latest: bool = Field(
-        default=True, description="Start a fresh run from the newest compatible run of the app."
+        default=True, description="Start a new run from the latest checkpoint of the app's newest compatible run."
     )
     load_checkpoint_path: str | None = Field(
         default=None,
-        description="Start from this checkpoint: a path, or `first_try:best`, `first_try:latest` or "
-        "`first_try:step:1200` of another run of the app. `best`, `latest`, `step:1200` let the run itself go back, "
-        "once.",
+        description="Checkpoint to start from: a path, or `first_try:best`, `first_try:latest` or "
+        "`first_try:step:1200` of another run of the app; null = none. `best`, `latest` or `step:1200` alone move "
+        "the run back to its own checkpoint, once.",
     )
     load_buffer_path: str | None = Field(
         default=None,
-        description="Start with this saved buffer; only for programs of trieye 0.1.5, which save it by itself.",
+        description="Saved replay buffer to start from, for programs of trieye 0.1.5, which save it separately; "
+        "null = none.",
     )
     resume_dirs: list[str] = Field(
         default_factory=list,
-        description="More data directories in which earlier runs of the app are looked for; nothing is written there.",
+        description="Further data directories in which earlier runs of the app are searched; they are only read.",
     )
-    private: bool = Field(
-        default=False, description="Let nobody else into the directory of the run (mode 700), nor read its files."
-    )
+    private: bool = Field(default=False, description="Restrict the run directory to its owner (mode 700).")
     log_checkpoints: Literal["none", "best", "all"] = Field(
         default="none",
-        description="Checkpoints that MLflow and the other trackers get as artifacts: `none`, each that is the `best` "
-        "so far, or `all`.",
+        description="Checkpoints that are uploaded to MLflow and other trackers as artifacts: none; best = each "
+        "checkpoint that is the best so far; all.",
     )
-    log_replay: bool = Field(default=False, description="Let log_checkpoints include the parts of a replay buffer.")
+    log_replay: bool = Field(default=False, description="Include replay buffers in the checkpoints of log_checkpoints.")
     mirror: str | None = Field(
         default=None,
-        description="Copy checkpoints, journal and history of the run to s3://bucket/prefix, gs://bucket/prefix or "
-        "file:///directory, and bring them back on a machine that has nothing of the run; null = no copy.",
+        description="Copy checkpoints, journal and history to s3://bucket/prefix, gs://bucket/prefix or "
+        "file:///directory, from which a machine without the run directory restores the run; null = no copy.",
     )
     mirror_interval_s: float = Field(
         default=60.0, ge=1, le=86_400, description="Seconds between two uploads of the journal to the mirror."
@@ -172,11 +175,12 @@ class PersistenceConfig(ModelOf015):
         default=10.0,
         ge=0,
         le=86_400,
-        description="Seconds without progress that the end of a run waits for its mirror; after a signal, at most.",
+        description="Seconds without progress that the end of a run waits for its mirror; after a signal, in total.",
     )
     mlflow_tracking_uri: str | None = Field(
         default=None,
-        description="MLflow store or server; null = the environment's MLFLOW_TRACKING_URI, else SQLite below the app.",
+        description="MLflow store or server; null = the environment's MLFLOW_TRACKING_URI, else SQLite in the "
+        "app directory.",
     )
     _made_in: Path = PrivateAttr(default_factory=Path.cwd)
     _uri_when_made: str | None = PrivateAttr(default_factory=lambda: os.environ.get("MLFLOW_TRACKING_URI"))

@@ -32,33 +32,35 @@ class TrieyeConfig(ModelOf015):
 
     spellings = ("app_name", "run_name", "persistence", "stats")
 
-    app_name: Name = Field(default="default_app", description="An app owns many runs and one MLflow experiment.")
+    app_name: Name = Field(default="default_app", description="Name of the app: its runs share an MLflow experiment.")
     run_name: Name = Field(
-        default_factory=default_run_name, description="One training; the same name again resumes it."
+        default_factory=default_run_name, description="Name of one training; starting it again resumes it."
     )
-    seed: int = Field(default=0, ge=0, lt=1 << 32, description="Seed of every random generator of the run.")
-    tags: dict[str, str] = Field(default_factory=dict, description="Tags of the run, in run.json and in MLflow.")
+    seed: int = Field(default=0, ge=0, lt=1 << 32, description="Seed of all random generators of the run.")
+    tags: dict[str, str] = Field(default_factory=dict, description="Tags of the run, in run.json and MLflow.")
     description: str | None = Field(
-        default=None, description="What the run is for, as Markdown; MLflow shows it, else the command of the run."
+        default=None, description="Purpose of the run, as Markdown, for MLflow; null = the command of the run."
     )
     print_config: bool = Field(default=False, description="Print the composed config as a tree before the run starts.")
     progress_bar: bool = Field(
-        default=True, description="Draw a progress bar on a terminal; false = print a line every 10 seconds."
+        default=True, description="Show a progress bar on terminals; false = print a line every 10 seconds."
     )
-    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="Where the hub lives.")
+    runtime: RuntimeConfig = Field(
+        default_factory=RuntimeConfig, description="Where the hub lives, which records the run."
+    )
     persistence: Annotated[PersistenceConfig, Marker(yaml_default=PERSISTENCE_OF_RUN)] = Field(
-        default_factory=PersistenceConfig, description="Files, saving, resuming."
+        default_factory=PersistenceConfig, description="Files of the run, saving and resuming."
     )
     stats: Annotated[StatsConfig, Marker(yaml_default=STATS_OF_RUN)] = Field(
-        default_factory=StatsConfig, description="Events to points."
+        default_factory=StatsConfig, description="Metrics: how events become points."
     )
     sinks: Annotated[SinksConfig, Marker(yaml_default={})] = Field(
         default_factory=SinksConfig.all_enabled,
-        description="Where points go; in Python a sink that is not named stays on, and {} switches all off.",
+        description="Where points go; in Python, sinks that are not named stay enabled, and {} disables all.",
     )
-    replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The replay buffer.")
-    loop: LoopConfig = Field(default_factory=LoopConfig, description="Length and rhythm of an experiment.")
-    tune: TuneConfig = Field(default_factory=TuneConfig, description="Many trials of the experiment, under Ray Tune.")
+    replay: ReplayConfig = Field(default_factory=ReplayConfig, description="Replay buffer.")
+    loop: LoopConfig = Field(default_factory=LoopConfig, description="Length of an experiment, and evaluations.")
+    tune: TuneConfig = Field(default_factory=TuneConfig, description="Study of many trials, under Ray Tune.")
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

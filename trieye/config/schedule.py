@@ -16,13 +16,13 @@ class Schedule(StrictModel):
         0.55
     """
 
-    start: float = Field(description="The number at the beginning.")
-    end: float | None = Field(default=None, description="The number after `steps`; null = as at the beginning.")
+    start: float = Field(description="Initial value.")
+    end: float | None = Field(default=None, description="Value from `steps` on; null = constant `start`.")
     steps: int | None = Field(
         default=None, ge=1, description="Environment steps from `start` to `end`; updates with mode=train."
     )
     shape: Literal["linear", "exponential", "cosine"] = Field(
-        default="linear", description="How it gets from `start` to `end`: evenly, by a factor, or slowly at both ends."
+        default="linear", description="Curve from `start` to `end`; exponential = by a constant factor per step."
     )
 
     @model_validator(mode="before")

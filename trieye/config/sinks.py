@@ -16,7 +16,7 @@ class MlflowSinkConfig(StrictModel):
     enabled: bool = Field(default=False, description="Log to MLflow.")
     system_metrics: bool = Field(
         default=False,
-        description="Log CPU, memory, disk and network of the hub's machine as system/..., its GPU with nvidia-ml-py.",
+        description="Log CPU, memory, disk, network (and, with nvidia-ml-py, GPU) of the hub's machine as system/...",
     )
     system_metrics_interval_s: float = Field(
         default=10.0, gt=0, le=3600, description="Seconds between two points of each system metric."
@@ -27,7 +27,7 @@ class TensorboardSinkConfig(StrictModel):
     """Points to TensorBoard event files in the run's directory."""
 
     enabled: bool = Field(default=False, description="Write TensorBoard event files.")
-    flush_interval_s: float = Field(default=2.0, gt=0, le=600, description="Seconds between two flushes of the file.")
+    flush_interval_s: float = Field(default=2.0, gt=0, le=600, description="Seconds between flushes of the file.")
 
 
 class ConsoleSinkConfig(StrictModel):
@@ -40,17 +40,18 @@ class WandbSinkConfig(StrictModel):
     """Points, parameters, tags and media to Weights & Biases; needs `pip install "trieye[wandb]"`."""
 
     enabled: bool = Field(default=False, description="Log to Weights & Biases.")
-    project: str | None = Field(default=None, min_length=1, description="Project; null is the app_name.")
-    entity: str | None = Field(default=None, min_length=1, description="User or team; null is your default one.")
+    project: str | None = Field(default=None, min_length=1, description="W&B project; null = the app_name.")
+    entity: str | None = Field(default=None, min_length=1, description="W&B user or team; null = your default entity.")
     mode: Literal["online", "offline"] | None = Field(
-        default=None, description="Where to: the server, or files for `wandb sync`; null is what WANDB_MODE says."
+        default=None,
+        description="online = W&B server; offline = files for `wandb sync`; null = as the variable WANDB_MODE.",
     )
-    system_metrics: bool = Field(default=False, description="Log CPU, memory, GPU and so on of the hub's machine.")
+    system_metrics: bool = Field(default=False, description="Log CPU, memory and GPU usage of the hub's machine.")
     flush_interval_s: float = Field(
         default=5.0,
         gt=0,
         le=600,
-        description="Seconds between two waits until wandb has written everything to its file.",
+        description="Maximum seconds before points are written to wandb's local file.",
     )
 
 
@@ -68,8 +69,8 @@ class SinksConfig(StrictModel):
     )
     required: list[str] = Field(
         default=[],
-        description="Names of sinks whose failure fails the run, at its next flush, evaluation or save, or at its end; "
-        "without it a run goes on, and a sink that works again gets what it lacks.",
+        description="Names of sinks whose failure fails the run, at the next flush, evaluation or save, or at "
+        "its end. Other sinks may fail: the run continues, and missing points are delivered when the sink recovers.",
     )
 
     @field_validator("exclude")

@@ -16,7 +16,7 @@ class StatsConfig(ModelOf015):
     spellings = ("processing_interval_seconds", "metrics")
 
     processing_interval_seconds: float = Field(
-        default=1.0, gt=0, description="Seconds between two processing passes of the hub."
+        default=1.0, gt=0, description="Seconds between two rounds in which the hub turns events into points."
     )
     hub_metrics_interval_s: float = Field(
         default=30.0,
@@ -24,13 +24,13 @@ class StatsConfig(ModelOf015):
         description="Seconds between two points of the hub's internal metrics, such as trieye/accepted; 0 = none.",
     )
     metrics: Keyed[MetricConfig] = Field(
-        default_factory=list, description="The metrics; in YAML a dict keyed by a short name of your choice."
+        default_factory=list, description="Metrics and their aggregation; in YAML a dict with names of your choice."
     )
     undeclared: Literal["auto", "each", "warn", "drop"] | None = Field(
         default=None,
-        description="Events that no metric reads: `auto` = mean at every step, `each` = a point of each, "
-        "`warn` = count and warn once, `drop` = count; null = auto, but warn for the drop-in actor once any metric is "
-        "configured.",
+        description="Handling of events that no metric reads: auto = log the mean at every step; each = log each "
+        "event as a point; warn = count them and warn once; drop = count them. null = auto, except warn in the "
+        "0.1.5 actor once any metric is configured.",
     )
 
     @field_validator("metrics")

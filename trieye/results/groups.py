@@ -310,7 +310,9 @@ class RunGroups:
         """
         curve = self.results.curve(scoring.metric, x, grid, between)
         if not len(curve.x):
-            raise ConfigurationError(f"{scoring.name}: no run has it on the axis {x}; see the problems listed above")
+            raise ConfigurationError(
+                f"{scoring.name}: no run has points on the axis {x}; see the problems listed above"
+            )
         return curve.x, [scoring.scaled(self._of(curve.y, row), self.tasks) for row in self.rows]
 
     def differences(self) -> dict[str, list[Any]]:

@@ -274,7 +274,7 @@ class Results:
             killed = next((f"; `trieye close {run.path}` adds points that only the run's journal has"
                            for run in self.runs if _needs_closing(run)), "")  # fmt: skip
             raise ConfigurationError(
-                f"{_named(metric)}: no run has it{hint} (logged metrics: {shown or 'none'}){killed}"
+                f"{_named(metric)}: no run logged it{hint} (logged metrics: {shown or 'none'}){killed}"
             )
         return read
 

@@ -157,9 +157,9 @@ def test_a_mistake_ends_with_two_before_anything_is_made_or_loaded(project, type
 def test_the_config_is_shown_also_where_a_run_with_it_would_be_refused_which_is_said_beside_it(project):
     ended = project.run("loop.steps=-3", "seed=x", "--cfg", "job", "--package", "loop")
     assert (ended.code, yaml.safe_load(ended.out)["steps"]) == (0, -3)
-    assert ended.err.startswith("note: a run with this config would be refused\n      ")
-    assert "loop.steps=-3: an integer >= 1" in ended.err
-    assert "seed=x: an integer >= 0" in ended.err
+    assert ended.err.startswith("note: this config is invalid, and a run with it would fail\n      ")
+    assert "loop.steps=-3: expected an integer >= 1" in ended.err
+    assert "seed=x: expected an integer >= 0" in ended.err
     project.ran("loop.steps=3", "--cfg", "job")  # says nothing on stderr
     assert project.run("loop.stps=3", "--cfg", "job").code == 2
 
@@ -167,9 +167,9 @@ def test_the_config_is_shown_also_where_a_run_with_it_would_be_refused_which_is_
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["-m", "--cfg", "job"], "error: --multirun and --cfg do not go together; type one of them\n"),
-        (["--resolve"], "error: --resolve goes together with --cfg only; type --cfg job --resolve\n"),
-        (["--cfg", "job", "seed=1,2"], "error: seed=1,2: this is more than one value; add -m to run a job for each, "),
+        (["-m", "--cfg", "job"], "error: --multirun and --cfg cannot be combined; type one of them\n"),
+        (["--resolve"], "error: --resolve requires --cfg; type --cfg job --resolve\n"),
+        (["--cfg", "job", "seed=1,2"], "error: seed=1,2: more than one value; add -m to run a job for each, "),
         (["-m", "seed=1,2", f"run_name={'x' * 198}"], "error: run_name 'xxx"),
     ],
 )
@@ -209,5 +209,5 @@ def test_a_task_that_does_not_say_what_its_config_is_is_one_message(project):
     program.write_text(program.read_text().replace("config: TrieyeConfig", "config"))
     ended = project.run("seed=1")
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("error: train: config is not annotated; write train(config: TrainConfig)")
+    assert ended.err.startswith("error: train: parameter config is not annotated; write train(config: TrainConfig)")
     assert "Traceback" not in ended.err
