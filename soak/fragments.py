@@ -399,7 +399,7 @@ def attempt(engine: Any, scheduler: Scheduler, state: Any, steps: int) -> tuple[
 
     def settle() -> None:
         heard = threading.Event()
-        group._heard.put(heard.set)
+        group._events.put(heard.set)
         if group._thread.is_alive():
             heard.wait(5.0)
 

@@ -64,7 +64,7 @@ SWEEPER: dict[str, Any] = {
     "seed": 0, "mode": None, "sampler": "tpe", "pruner": "none",
 }  # fmt: skip
 
-_HERE = "hydra_plugins.trieye.sweeps"
+_MODULE = "hydra_plugins.trieye.sweeps"
 _store = ConfigStore.instance().store
-_store("trieye_ray", {"_target_": f"{_HERE}.TrieyeRayLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye")
-_store("trieye", {"_target_": f"{_HERE}.TrieyeSweeper", **SWEEPER}, "hydra/sweeper", provider="trieye")
+_store("trieye_ray", {"_target_": f"{_MODULE}.TrieyeRayLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye")
+_store("trieye", {"_target_": f"{_MODULE}.TrieyeSweeper", **SWEEPER}, "hydra/sweeper", provider="trieye")

@@ -445,7 +445,7 @@ def test_a_planted_checkpoint_writes_no_file_elsewhere(loop_config, tmp_path, mo
         run.step = 1
         loop = {"env_steps": 4, "best": None, "time_s": 0.0, "evaluated_step": -1}
         run.save(experiment={"files": {name: np.zeros(3, np.uint8)}}, loop=loop)
-    with pytest.raises(CheckpointError, match="is no name of a file inside its directory"):
+    with pytest.raises(CheckpointError, match="is not a file name inside the directory"):
         trieye.run_experiment(InFiles, config)
     assert not list(tmp_path.rglob("planted*"))
 

@@ -126,7 +126,7 @@ def test_a_sink_of_a_package_is_left_out_by_the_name_of_its_entry_or_its_own(ins
 
 
 def test_a_sink_of_ours_is_not_left_out_but_switched_off():
-    with pytest.raises(ValueError, match=r"mlflow comes with trieye; type sinks\.mlflow\.enabled=false"):
+    with pytest.raises(ValueError, match=r"mlflow is a sink of trieye; type sinks\.mlflow\.enabled=false"):
         SinksConfig(exclude=["mlflow"])
 
 

@@ -180,9 +180,9 @@ def test_jobs_that_are_running_are_left_out_of_the_array(slurm, capfd):
     plan("seed=0,1,2")
     with RunningJob(Path("sweep/1"), 1, ["seed=1"]).running():
         assert main(["sweep", "slurm", "sweep", "--hours", "1", "--json"]) == 0
-    said = capfd.readouterr()
-    assert "skipping running jobs: 1" in said.err
-    document = validated(said.out.splitlines()[-1])
+    output = capfd.readouterr()
+    assert "skipping running jobs: 1" in output.err
+    document = validated(output.out.splitlines()[-1])
     assert (document["jobs"], document["num_tasks"], document["submitted"]) == ([0, 2], 2, None)
 
 
@@ -192,8 +192,8 @@ def test_the_tasks_of_an_array_run_what_is_missing(slurm, capfd):
     assert main(["sweep", "run", "-d", "sweep", "-i", "1"]) == 0
     assert main(["sweep", "slurm", "sweep", "--hours", "1", "--per-task", "2", "--submit"]) == 0
     message = capfd.readouterr().out
-    assert "3 jobs in 2 tasks, 2 core-hours at most" in message
-    assert "submitted as 4711: squeue -j 4711" in message
+    assert "3 jobs in 2 tasks, at most 2 core-hours" in message
+    assert "submitted as 4711; status: squeue -j 4711" in message
     assert (slurm / "submitted").read_text() == str(Path("sweep/slurm.sh"))
     tasks = [task(0), task(1)]
     assert [one.wait(120) for one in tasks] == [0, 0], Path("said").read_text()

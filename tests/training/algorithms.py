@@ -125,7 +125,7 @@ class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
 
 
 def resumed(engine, config):
-    """Close an engine, and return a new one that resumes from its state."""
+    """Close an engine, and resume a new one from its state."""
     state = decode(encode(engine.save_checkpoint(None)))
     engine.cleanup()
     other = DQN(config)

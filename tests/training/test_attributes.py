@@ -14,7 +14,7 @@ from trieye.training.attributes import Attributes
 
 
 class Holder:
-    """Stands for an engine after its `setup`."""
+    """Replaces an engine after its `setup`."""
 
     def __init__(self, lr=0.1, *, schedule=False):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Catch follows its rules and those of Gymnasium."""
+"""Catch follows its own rules and Gymnasium's."""
 
 import gymnasium as gym
 import numpy as np

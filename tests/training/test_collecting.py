@@ -1,4 +1,4 @@
-"""The collector's rows equal those of a slow loop over single environments."""
+"""The collector returns the same rows as a slow loop over single environments."""
 
 import copy
 import random
@@ -342,7 +342,7 @@ def test_exploring_draws_from_the_generator_of_the_context_alone():
 
 
 def resumed(policy, saved, closing, **env):
-    """Return a collector resumed from another one's state, and whether its episodes continue."""
+    """Return a collector resumed from a saved one, and whether its episodes continue."""
     other = closing(collector_of(policy, **env))
     return other, other.load_state_dict(decode(encode(saved.state_dict())))
 

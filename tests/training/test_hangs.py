@@ -125,4 +125,4 @@ def test_an_episode_of_an_evaluation_that_does_not_end_is_cut(train_config, caps
     result = trieye.run_experiment(DQN, train_config(env=env, loop={"env_steps": 16}))
     assert result.objective == 50.0
     said = capsys.readouterr().err
-    assert "2 of 2 episodes of tests.training.worlds:Endless-v0 did not end within env.eval_max_steps=50 steps" in said
+    assert "2 of 2 episodes of tests.training.worlds:Endless-v0 were cut at env.eval_max_steps=50 steps" in said

@@ -142,8 +142,8 @@ def test_a_mixed_run_goes_on_exactly(config, data):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"mode": "train"}, r"mode=train needs rows from elsewhere: set data="),
-        ({"sample": {"kind": "mix"}}, r"sample=mix needs rows"),
+        ({"mode": "train"}, r"mode=train needs recorded rows: set data="),
+        ({"sample": {"kind": "mix"}}, r"sample=mix needs recorded rows"),
         ({"data": "a.npz"}, r"data=a.npz is not used; set mode=train, sample=mix or sample=warmup"),
         ({"data": "a.npz", "mode": "train"}, r"set loop.axis=updates, not env_steps"),
         (

@@ -250,7 +250,7 @@ class Numbered(gym.Env):
     """Observes the number of its episode in this process and the step within it; an episode has 50 steps.
 
     Args:
-        fails_at: Steps of all instances in this process at which one raises, counted since `begin`.
+        fails_at: Total steps of all instances, counted since `begin`, that raise.
     """
 
     observation_space = gym.spaces.Box(0.0, np.inf, (2,), np.float32)

@@ -86,7 +86,7 @@ def test_schedulers_need_evaluations_on_the_way(walks_config):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"search": "grid"}, "draws its values itself; leave out search=grid"),
+        ({"search": "grid"}, "draws its own values; leave out search=grid"),
         ({"num_trials": 1}, "needs num_trials of 2 or more"),
         ({"max_concurrent_trials": 2}, "compares all trials; remove max_concurrent_trials"),
     ],

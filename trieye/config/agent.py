@@ -1,4 +1,4 @@
-"""AgentConfig: what trieye has to know of an algorithm; the project that owns it adds its hyperparameters."""
+"""AgentConfig and ReplayAgentConfig: base classes of an algorithm's hyperparameters."""
 
 from typing import Any, ClassVar, Literal, get_args
 
@@ -12,14 +12,14 @@ ActionKind = Literal["discrete", "continuous"]
 
 
 class AgentConfig(Variants):
-    """An algorithm that trains on what it has just collected, such as PPO.
+    """Base class for the hyperparameters of an on-policy algorithm, such as PPO.
 
-    A project has a subclass for each algorithm with a `kind`, a `Literal` that is also the name of its file in
-    `conf/agent/`.
+    A project defines a subclass for each algorithm. Its field `kind` is a `Literal` with the name of the algorithm's
+    file in `conf/agent/`.
     """
 
     actions: ClassVar[tuple[ActionKind, ...]] = ("discrete", "continuous")
-    """What it can choose among: `discrete` actions, numbers within bounds (`continuous`), or both."""
+    """Supported action spaces: `discrete`, `continuous` (a bounded `Box`), or both."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -27,7 +27,7 @@ class AgentConfig(Variants):
         for name in cls.actions:
             if name not in get_args(ActionKind):
                 raise ConfigurationError(
-                    f"{cls.__name__}.actions: {name!r} is no kind of action{did_you_mean(name, get_args(ActionKind))} "
+                    f"{cls.__name__}.actions: unknown kind {name!r}{did_you_mean(name, get_args(ActionKind))} "
                     f"(kinds: {', '.join(get_args(ActionKind))})"
                 )
 
@@ -43,7 +43,7 @@ class AgentConfig(Variants):
         examples=["auto", "cpu", "mps", "cuda", "cuda:1"],
         description="Device of the learner; auto = CUDA if available, else the CPU.",
     )
-    # no float16: its gradients vanish unless each engine scales them, and bfloat16 is as fast
+    # no float16: gradients underflow unless every engine scales them, and bfloat16 is as fast
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32", description="Dtype of computations inside `self.autocast()`; weights stay float32."
     )
@@ -56,7 +56,7 @@ class AgentConfig(Variants):
 
 
 class ReplayAgentConfig(AgentConfig):
-    """An algorithm that draws its batches from a replay buffer, such as DQN or SAC."""
+    """Base class for the hyperparameters of an algorithm with a replay buffer, such as DQN or SAC."""
 
     updates_per_env_step: float = Field(
         default=1.0, gt=0, le=1000, description="Average number of updates per environment step."

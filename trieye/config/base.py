@@ -28,7 +28,7 @@ class Marker:
     Attributes:
         set_by: Another key that sets this field; the field itself cannot be set.
         yaml_default: Values that override the defaults of the field's model.
-        takes_values: Whether the field accepts a plain value in place of its model.
+        takes_values: Whether the field also accepts a plain value.
     """
 
     set_by: str | None = None
@@ -134,7 +134,7 @@ class StrictModel(BaseModel):
     def _check_keys(cls, data: Any) -> Any:
         """Reject unknown keys and name the closest match; for command lines, `hydra/messages.py` words the message.
 
-        Booleans in place of numbers become text, so that pydantic does not read them as 1 and 0.
+        Booleans for numeric fields become text, so that pydantic does not read them as 1 and 0.
         """
         fields = cls.model_fields
         if isinstance(data, str) and "kind" in fields:

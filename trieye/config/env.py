@@ -1,4 +1,4 @@
-"""EnvConfig: an environment, how many of it are stepped at once, and what is done with its observations and rewards."""
+"""EnvConfig: environment id, vectorization, wrappers, normalization and evaluation episodes."""
 
 from typing import Any, Literal, Self
 
@@ -8,7 +8,7 @@ from trieye.config.base import StrictModel
 
 
 class WrapperConfig(StrictModel):
-    """A wrapper of Gymnasium, or one of the project."""
+    """A wrapper from Gymnasium or from the project."""
 
     name: str = Field(
         min_length=1,
@@ -18,7 +18,7 @@ class WrapperConfig(StrictModel):
 
 
 class EnvConfig(StrictModel):
-    """An environment."""
+    """The environment of a training."""
 
     id: str = Field(min_length=1, description="Gymnasium id, `CartPole-v1`; `module:Id-v0` imports the module first.")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
@@ -70,7 +70,9 @@ class EnvConfig(StrictModel):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.clip_rewards and self.normalize_rewards:
-            raise ValueError("clip_rewards and normalize_rewards are two ways to scale rewards; choose one")
+            raise ValueError("clip_rewards and normalize_rewards cannot be combined; choose one")
         if self.vector == "own" and (self.wrappers or self.atari or self.frame_stack):
-            raise ValueError("wrappers, atari and frame_stack wrap single environments, which vector=own has not")
+            raise ValueError(
+                "wrappers, atari and frame_stack need single environments; remove them, or use vector=sync or async"
+            )
         return self

@@ -1,4 +1,4 @@
-"""ExplorerConfig and SyncConfig: processes that collect for a learner, and how they get its weights."""
+"""ExplorerConfig and SyncConfig: processes that collect experience, and how they get the learner's weights."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,16 +16,16 @@ _ALIASES = {
     "nccl": "collective",
     "memory": "object_store",
 }
-"""What Trinity-RFT calls the same."""
+"""Names of the same options in Trinity-RFT."""
 
 
-def _as_here(value: Any) -> Any:
+def _canonical(value: Any) -> Any:
     is_name = isinstance(value, str) and ":" not in value
     return _ALIASES.get(value.lower(), value.lower()) if is_name else value
 
 
 class ExplorerConfig(StrictModel):
-    """Explorers: processes with environments of their own, which collect for the learner."""
+    """Explorers: processes that step their own environments and send experience to the learner."""
 
     num: int = Field(
         default=0,
@@ -74,7 +74,7 @@ class ExplorerConfig(StrictModel):
     )
     placement: Literal["spread", "pack", "learner"] = Field(
         default="spread",
-        description="Cluster nodes on which explorers run: spread = evenly over all; pack = on as few as "
+        description="Cluster nodes of the explorers: spread = evenly over all; pack = on as few as "
         "possible; learner = on the learner's node.",
     )
     replay_snapshot_interval_s: float | None = Field(
@@ -86,15 +86,15 @@ class ExplorerConfig(StrictModel):
 
 
 class SyncConfig(StrictModel):
-    """When explorers get new weights, and how."""
+    """When and how explorers get new weights."""
 
-    style: Annotated[Style, BeforeValidator(_as_here)] = Field(
+    style: Annotated[Style, BeforeValidator(_canonical)] = Field(
         default="fixed",
         description="When explorers get new weights: fixed = in lockstep with the learner; trainer_driven = the "
         "latest for each fragment; explorer_driven = on an explorer's request; fully_async = the latest, also "
         "during fragments of 0.1 s or more.",
     )
-    transport: Annotated[TransportName | ClassPath, BeforeValidator(_as_here)] = Field(
+    transport: Annotated[TransportName | ClassPath, BeforeValidator(_canonical)] = Field(
         default="auto",
         description="How weights reach explorers: local = within the process; object_store = Ray's; checkpoint = "
         "files in the run directory; collective = torch.distributed; auto = local or object_store, by `runtime`; "
@@ -111,8 +111,7 @@ class SyncConfig(StrictModel):
     max_staleness: int = Field(
         default=1,
         ge=0,
-        description="Versions by which the weights of a fragment may lag when the learner uses it; not with "
-        "style=fixed.",
+        description="Maximum lag of a fragment's weights when the learner uses it, in versions; not with style=fixed.",
     )
     timeout_s: float = Field(
         default=60.0,

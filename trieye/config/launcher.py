@@ -1,4 +1,4 @@
-"""LauncherConfig: how the jobs of a sweep share the machines: `hydra.launcher`, with `hydra/launcher=trieye_ray`."""
+"""LauncherConfig: options of `hydra/launcher=trieye_ray`, which runs the jobs of a sweep in parallel."""
 
 from typing import Literal
 
@@ -9,10 +9,10 @@ from trieye.config.runtime import RuntimeEnv
 
 
 class LauncherConfig(StrictModel):
-    """Where jobs run, how many at once, and what becomes of those that fail.
+    """Resources, parallelism, isolation and restarts of the jobs of a sweep.
 
-    `num_cpus`, `num_gpus`, `memory` and `resources` may be references to keys of the job, as in
-    `hydra.launcher.num_cpus='${cpus}'`, which each job resolves for itself.
+    `num_cpus`, `num_gpus`, `memory` and `resources` may be interpolations such as `hydra.launcher.num_cpus='${cpus}'`,
+    which are resolved for each job.
     """
 
     num_jobs: int | None = Field(

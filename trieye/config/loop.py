@@ -1,4 +1,4 @@
-"""LoopConfig: how long an experiment runs and how often it is evaluated."""
+"""LoopConfig: limits of an experiment, evaluations, objective and reaction to non-finite values."""
 
 from typing import Literal, Self
 
@@ -8,7 +8,7 @@ from trieye.config.base import StrictModel
 
 
 class LoopConfig(StrictModel):
-    """When the loop of an experiment stops, at whichever limit comes first, and how often it evaluates."""
+    """Limits of an experiment, which ends at the first limit reached, and evaluations."""
 
     axis: Literal["step", "env_steps", "updates"] = Field(
         default="step",
@@ -59,7 +59,7 @@ class LoopConfig(StrictModel):
     @model_validator(mode="after")
     def _target_is_reachable(self) -> Self:
         if self.target is not None and not self.evaluate_every_steps:
-            raise ValueError("target needs evaluations on the way; set loop.evaluate_every_steps")
+            raise ValueError("target needs evaluations during training; set loop.evaluate_every_steps")
         return self
 
     def limit_on(self, axis: Literal["env_steps", "updates"]) -> int | None:

@@ -1,4 +1,4 @@
-"""MetricConfig: the rule that turns events into points."""
+"""MetricConfig: how a metric aggregates events to points; the default metrics of trieye 0.1.5."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -13,11 +13,11 @@ XAxis = Literal["global_step", "wall_time", "episode"]
 
 
 class MetricConfig(ModelOf015):
-    """How the events of one name become the points of one metric.
+    """How the events of one name are aggregated to the points of one metric.
 
-    With `log_frequency_steps=N` there is one point for every N steps that have events; with `log_frequency_seconds=S`
-    one every S seconds; with both, whichever comes first; with neither the metric is never logged. With
-    `aggregation=each` there are no windows: each event is a point.
+    With `log_frequency_steps=N`, a window covers N steps; with `log_frequency_seconds=S`, S seconds; with both, it ends
+    with the first of the two; with neither, the metric is never logged. Each window with events becomes a point. With
+    `aggregation=each` there are no windows: each event becomes a point.
     """
 
     spellings = (
@@ -67,7 +67,7 @@ class MetricConfig(ModelOf015):
 
     @property
     def event_key(self) -> str:
-        """Name of the events that this metric reads."""
+        """Name of the events that the metric aggregates."""
         return self.raw_event_name or self.name
 
     @model_validator(mode="after")
@@ -75,7 +75,7 @@ class MetricConfig(ModelOf015):
         if self.aggregation == "rate" and not self.rate_numerator_event:
             raise ValueError(
                 f"Metric '{self.name}' has aggregation 'rate' but 'rate_numerator_event' is not set. "
-                "It names the events whose values are summed."
+                "Set it to the name of the events whose values are summed."
             )
         return self
 
@@ -93,13 +93,13 @@ _EPISODE: Any = {"seconds": 5.0, "raw_event_name": "episode_end"}
 _RATE: Any = {"seconds": 5.0, "raw_event_name": None, "log_to": ["mlflow", "tensorboard", "console"]}
 
 DEFAULT_METRICS: list[MetricConfig]
-"""The 22 metrics of trieye 0.1.5, kept for the programs that extend them: `DEFAULT_METRICS + [...]`."""
+"""The 22 metrics of trieye 0.1.5, for programs that extend them: `DEFAULT_METRICS + [...]`."""
 
 
 def __getattr__(name: str) -> list[MetricConfig]:
     if name != "DEFAULT_METRICS":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = metrics = _default_metrics()  # on demand: with the schema of the model it takes 15 ms
+    globals()[name] = metrics = _default_metrics()  # on demand: creating them and the model's schema takes 15 ms
     return metrics
 
 

@@ -1,4 +1,4 @@
-"""PersistenceConfig: where a run lives on disk, what is saved, what is resumed."""
+"""PersistenceConfig: directories of a run, saving and retention of checkpoints, resuming, mirror, MLflow store."""
 
 import os
 import re
@@ -38,29 +38,28 @@ def _checked(name: str, info: ValidationInfo) -> str:
 Name = Annotated[str, AfterValidator(_checked)]
 
 
-def _with_secrets_of_the_environment(data: dict[Any, Any]) -> dict[Any, Any]:
-    """Put back the password of a recorded tracking URI; that of a refused address must not show in the error."""
+def _with_environment_secrets(data: dict[Any, Any]) -> dict[Any, Any]:
+    """Restore the password of a recorded tracking URI from the environment; redact the password of an invalid URL."""
     now = os.environ.get("MLFLOW_TRACKING_URI", "")
     checks = {"mlflow_tracking_uri": check_tracking_uri, "mirror": check_mirror_url}
-    held = {
+    values = {
         key: now if str(key).lower() == "mlflow_tracking_uri" and is_redacted(uri) and stands_for(uri, now) else uri
         for key, uri in data.items()
     }
-    for key in checks.keys() & held.keys():
+    for key in checks.keys() & values.keys():
         try:
-            checks[key](str(held[key]))
+            checks[key](str(values[key]))
         except ValueError:
-            held[key] = redacted(held[key])
-    return held
+            values[key] = redacted(values[key])
+    return values
 
 
 class PersistenceConfig(ModelOf015):
-    """Where a run lives on disk, what is saved, what is resumed.
+    """Directories of a run, saving and resuming.
 
-    A relative `root_data_dir` belongs to the working directory of the process that made this object, so that it means
-    the same place in every process that the object is sent to; so does the environment's `MLFLOW_TRACKING_URI`. One
-    that was recorded without its password is taken from there again.
-    `$NAME` in `root_data_dir` stands for an environment variable.
+    A relative `root_data_dir` refers to the working directory of the process that created this object, also in
+    processes that it is sent to. The same holds for `MLFLOW_TRACKING_URI` of the environment, which also supplies the
+    password of a tracking URI that was recorded without it. `$NAME` in `root_data_dir` is an environment variable.
     """
 
     spellings = (
@@ -121,7 +120,7 @@ class PersistenceConfig(ModelOf015):
     )
     save_policy: Literal["queue", "coalesce"] = Field(
         default="queue",
-        description="What happens to a new save while two are in progress: queue = wait for the older one; "
+        description="Handling of a save while two are in progress: queue = wait for the older one; "
         "coalesce = replace the one that has not started.",
     )
     checksum: Literal["crc32", "sha256"] = Field(
@@ -154,7 +153,7 @@ class PersistenceConfig(ModelOf015):
     )
     resume_dirs: list[str] = Field(
         default_factory=list,
-        description="Further data directories in which earlier runs of the app are searched; they are only read.",
+        description="Additional data directories to search for earlier runs of the app; they are only read.",
     )
     private: bool = Field(default=False, description="Restrict the run directory to its owner (mode 700).")
     log_checkpoints: Literal["none", "best", "all"] = Field(
@@ -187,7 +186,7 @@ class PersistenceConfig(ModelOf015):
 
     @field_validator("mirror")
     @classmethod
-    def _mirror_is_a_place(cls, url: str | None) -> str | None:
+    def _mirror_is_valid(cls, url: str | None) -> str | None:
         return check_mirror_url(url) if url else None
 
     @field_validator("mlflow_tracking_uri")
@@ -197,33 +196,33 @@ class PersistenceConfig(ModelOf015):
 
     @model_validator(mode="before")
     @classmethod
-    def _own_uri_is_no_choice(cls, data: Any) -> Any:
-        """Leave the computed URI of a dumped config computed: it moves with the directory that a dump is given."""
-        data = _with_secrets_of_the_environment(data) if isinstance(data, dict) else data
+    def _drop_computed_uri(cls, data: Any) -> Any:
+        """Drop the computed URI of a dumped config: it is computed again, for the directory of the new config."""
+        data = _with_environment_secrets(data) if isinstance(data, dict) else data
         if not isinstance(data, dict) or data.get("MLFLOW_TRACKING_URI") is None:
             return data
         uri = str(data["MLFLOW_TRACKING_URI"])
         rest = {key: value for key, value in data.items() if key != "MLFLOW_TRACKING_URI"}
-        chosen = rest.get("mlflow_tracking_uri")
-        is_dump = "mlflow_tracking_uri" in rest and chosen is None
+        configured = rest.get("mlflow_tracking_uri")
+        is_dump = "mlflow_tracking_uri" in rest and configured is None
         if is_dump and (uri == os.environ.get("MLFLOW_TRACKING_URI") or _OWN_STORE.fullmatch(uri)):
             return rest
-        return {**rest, "mlflow_tracking_uri": chosen or uri} if "mlflow_tracking_uri" in rest else data
+        return {**rest, "mlflow_tracking_uri": configured or uri} if "mlflow_tracking_uri" in rest else data
 
     @computed_field(description="The MLflow store in use, as `mlflow ui --backend-store-uri` takes it.")  # type: ignore[prop-decorator]
     @property
-    def MLFLOW_TRACKING_URI(self) -> str:  # noqa: N802 - the name that clients of 0.1.5 use
+    def MLFLOW_TRACKING_URI(self) -> str:  # noqa: N802 - the name in trieye 0.1.5
         """The MLflow store in use, as `mlflow ui --backend-store-uri` takes it."""
-        # the value at construction comes first: an actor on another machine has an environment of its own
-        chosen = self.mlflow_tracking_uri or self._uri_when_made or os.environ.get("MLFLOW_TRACKING_URI")
-        return chosen or f"sqlite:///{self.get_mlflow_abs_path() / 'mlflow.db'}"
+        # the value at construction takes precedence: an actor on another machine has another environment
+        uri = self.mlflow_tracking_uri or self._uri_when_made or os.environ.get("MLFLOW_TRACKING_URI")
+        return uri or f"sqlite:///{self.get_mlflow_abs_path() / 'mlflow.db'}"
 
     def get_app_root_dir(self) -> Path:
         """Return the absolute directory of the app; nothing is created."""
         return self._get_absolute_root() / check_name("app_name", self.app_name)
 
     def get_runs_root_dir(self) -> Path:
-        """Return the absolute directory that holds the app's runs; nothing is created."""
+        """Return the absolute directory of the app's runs; nothing is created."""
         return self.get_app_root_dir() / check_name("runs_dir_name", self.runs_dir_name)
 
     def get_run_base_dir(self) -> Path:
@@ -235,28 +234,28 @@ class PersistenceConfig(ModelOf015):
         return self.get_app_root_dir() / check_name("mlflow_dir_name", self.mlflow_dir_name)
 
     def get_resume_roots(self) -> dict[str, Path]:
-        """Return the absolute directories of `resume_dirs`, by what the user typed; nothing is created."""
-        return {given: self._absolute("persistence.resume_dirs", given) for given in self.resume_dirs}
+        """Return the absolute directories of `resume_dirs`, by the configured path; nothing is created."""
+        return {path: self._absolute("persistence.resume_dirs", path) for path in self.resume_dirs}
 
     def anchored(self, working_dir: Path) -> Self:
-        """Return a copy whose relative paths belong to `working_dir`, wherever it is used."""
+        """Return a copy whose relative paths refer to `working_dir` in every process."""
         paths = {
             name: str(working_dir / Path(path).expanduser())
             for name in ("load_checkpoint_path", "load_buffer_path")
             if (path := getattr(self, name)) is not None and not is_reference(name, path)
         }
         copy = self.model_copy(update=paths)
-        copy._made_in = working_dir  # noqa: SLF001 - its own
+        copy._made_in = working_dir  # noqa: SLF001 - of the same class
         return copy
 
     def roots_above(self) -> list[Path]:
-        """Return where a relative `root_data_dir` would be from each directory above the working directory."""
-        given = Path(expanded("persistence.root_data_dir", self.root_data_dir)).expanduser()
-        return [] if given.is_absolute() else [parent / given for parent in Path(self._made_in).parents]
+        """Return the directories that a relative `root_data_dir` denotes below each parent of the working directory."""
+        root = Path(expanded("persistence.root_data_dir", self.root_data_dir)).expanduser()
+        return [] if root.is_absolute() else [parent / root for parent in Path(self._made_in).parents]
 
     def _get_absolute_root(self) -> Path:
         return self._absolute("persistence.root_data_dir", self.root_data_dir)
 
     def _absolute(self, key: str, directory: str) -> Path:
-        given = Path(expanded(key, directory)).expanduser()
-        return Path(os.path.abspath(self._made_in / given))  # noqa: PTH100 - links stay
+        path = Path(expanded(key, directory)).expanduser()
+        return Path(os.path.abspath(self._made_in / path))  # noqa: PTH100 - links are not resolved

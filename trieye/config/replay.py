@@ -1,4 +1,4 @@
-"""ReplayConfig: what a replay buffer keeps, where, and how it is drawn."""
+"""ReplayConfig: capacity, storage and sampling of a replay buffer."""
 
 from typing import Any, Literal, Self
 
@@ -8,14 +8,14 @@ from trieye.config.base import StrictModel
 
 
 class PrioritizedConfig(StrictModel):
-    """How much priorities count (Schaul et al. 2016)."""
+    """Prioritized sampling (Schaul et al. 2016)."""
 
     alpha: float = Field(default=0.6, ge=0, le=10, description="Exponent of the priorities; 0 = uniform sampling.")
     beta: float = Field(
         default=0.4, ge=0, le=1, description="Exponent of the importance weights; 1 = full bias correction."
     )
     beta_draws: int | None = Field(
-        default=None, ge=1, description="Batches over which beta increases linearly to 1; null = constant."
+        default=None, ge=1, description="Number of batches until beta reaches 1, linearly; null = constant beta."
     )
     epsilon: float = Field(
         default=1e-6, ge=0, le=1e6, description="Added to every priority; with 0, rows of priority 0 are never sampled."
@@ -23,7 +23,7 @@ class PrioritizedConfig(StrictModel):
 
 
 class SequenceConfig(StrictModel):
-    """Which consecutive rows make a sequence."""
+    """Length and start of sequences of consecutive rows."""
 
     length: int = Field(default=16, ge=1, description="Rows per sequence.")
     period: int = Field(
@@ -34,7 +34,7 @@ class SequenceConfig(StrictModel):
 
 
 class FragmentConfig(StrictModel):
-    """What a buffer of fragments keeps; `capacity` counts chunks, `max_staleness` and `max_reuse` bound them."""
+    """Chunks, leases and sampling of a fragment buffer; `capacity`, `max_staleness` and `max_reuse` apply to chunks."""
 
     fragments_per_chunk: int = Field(default=1, ge=1, description="Consecutive fragments of one worker per chunk.")
     max_bytes: int | None = Field(default=None, ge=1, description="Maximum bytes of stored fragments; null = no limit.")
@@ -51,7 +51,7 @@ class FragmentConfig(StrictModel):
 
 
 class LimiterConfig(StrictModel):
-    """How often a row is drawn, on average."""
+    """Ratio of sampled to inserted rows."""
 
     samples_per_insert: float | None = Field(
         default=None, gt=0, description="Sampled rows per inserted row; null disables the limiter."
@@ -66,11 +66,11 @@ class LimiterConfig(StrictModel):
 
 
 class ReplayConfig(StrictModel):
-    """What a replay buffer keeps, where, and how it is drawn."""
+    """Capacity, storage and sampling of a replay buffer."""
 
     kind: Literal["uniform", "prioritized", "sequence", "fragment"] = Field(
         default="uniform",
-        description="What is sampled: uniform, prioritized = single rows; sequence = consecutive rows; fragment "
+        description="Unit of sampling: uniform, prioritized = single rows; sequence = consecutive rows; fragment "
         "= chunks.",
     )
     capacity: int = Field(
@@ -111,26 +111,28 @@ class ReplayConfig(StrictModel):
     )
 
     @model_validator(mode="after")
-    def _settings_are_those_of_the_kind(self) -> Self:
+    def _options_match_the_kind(self) -> Self:
         for kind in ("prioritized", "sequence", "fragment"):
             options = getattr(self, kind)
             if kind != self.kind and options.model_fields_set and options != type(options)():
                 raise ValueError(f"{kind}.* is only for kind={kind}, and kind is {self.kind}")
         if (self.storage_dir is not None) != (self.storage == "mmap"):
-            raise ValueError(f"storage_dir is needed for storage=mmap and for no other, and storage is {self.storage}")
+            raise ValueError(
+                f"storage_dir is required for storage=mmap and only allowed there, and storage is {self.storage}"
+            )
         if self.kind == "sequence" and (self.max_reuse is not None or self.max_staleness is not None):
-            raise ValueError("max_reuse and max_staleness bound single rows and chunks; kind=sequence has neither")
+            raise ValueError("max_reuse and max_staleness apply to single rows and chunks, not to kind=sequence")
         return self
 
     @property
     def sampler_options(self) -> dict[str, Any]:
-        """The options of the sampler of this kind, as `ReplayBuffer` takes them."""
+        """Keyword arguments of the sampler of this kind, for `ReplayBuffer`."""
         if self.kind == "prioritized":
             return self.prioritized.model_dump()
         return self.sequence.model_dump() if self.kind == "sequence" else {}
 
     @property
     def fragment_rules(self) -> dict[str, Any]:
-        """The rules of a buffer of fragments, as `trieye.replay.fragments.FragmentRules` takes them."""
+        """Keyword arguments for `trieye.replay.fragments.FragmentRules`."""
         bounds = {"max_staleness": self.max_staleness, "max_reuse": self.max_reuse}
         return {"max_chunks": self.capacity, **bounds, **self.fragment.model_dump()}

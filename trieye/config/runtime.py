@@ -1,4 +1,4 @@
-"""RuntimeConfig: where the hub of a run lives."""
+"""RuntimeConfig: where the hub of a run lives, how events reach it, timeouts and exit code."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -14,11 +14,11 @@ def _without_working_dir(env: dict[str, Any]) -> dict[str, Any]:
 
 
 RuntimeEnv = Annotated[dict[str, Any], AfterValidator(_without_working_dir)]
-"""A runtime environment, as Ray takes it, without its working directory."""
+"""A Ray runtime environment without `working_dir`."""
 
 
 class RuntimeConfig(StrictModel):
-    """Where the hub lives and how events reach it."""
+    """Where the hub lives, and how events reach it."""
 
     kind: Literal["local", "ray", "cluster"] = Field(
         default="ray",

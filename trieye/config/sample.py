@@ -1,4 +1,4 @@
-"""SampleConfig: where the rows of a batch come from."""
+"""SampleConfig: whether batches come from the replay buffer, from recorded data, or from both."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from trieye.config.names import ClassPath
 
 
 class SampleConfig(StrictModel):
-    """Where the rows of a batch come from: the replay buffer, or `data` that others collected."""
+    """Source of the rows in a batch: the replay buffer, recorded rows (`data`), or both."""
 
     kind: Literal["default", "mix", "warmup"] | ClassPath = Field(
         default="default",

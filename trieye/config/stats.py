@@ -1,4 +1,4 @@
-"""StatsConfig: which metrics there are and how often they are processed."""
+"""StatsConfig: declared metrics, undeclared events, and how often events are processed."""
 
 from collections import Counter
 from typing import Literal
@@ -11,12 +11,12 @@ from trieye.config.spellings import ModelOf015
 
 
 class StatsConfig(ModelOf015):
-    """How events become points."""
+    """How events are aggregated to points."""
 
     spellings = ("processing_interval_seconds", "metrics")
 
     processing_interval_seconds: float = Field(
-        default=1.0, gt=0, description="Seconds between two rounds in which the hub turns events into points."
+        default=1.0, gt=0, description="Seconds between two rounds of processing events to points in the hub."
     )
     hub_metrics_interval_s: float = Field(
         default=30.0,
@@ -36,7 +36,7 @@ class StatsConfig(ModelOf015):
     @field_validator("metrics")
     @classmethod
     def _names_are_unique(cls, metrics: list[MetricConfig]) -> list[MetricConfig]:
-        twice = sorted(name for name, count in Counter(metric.name for metric in metrics).items() if count > 1)
-        if twice:
-            raise ValueError(f"Duplicate metric names found: {', '.join(twice)}")
+        duplicates = sorted(name for name, count in Counter(metric.name for metric in metrics).items() if count > 1)
+        if duplicates:
+            raise ValueError(f"Duplicate metric names found: {', '.join(duplicates)}")
         return metrics

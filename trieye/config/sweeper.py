@@ -1,4 +1,4 @@
-"""SweeperConfig: which jobs a sweep has; what `hydra.sweeper` is with `hydra/sweeper=trieye`."""
+"""SweeperConfig: options of `hydra/sweeper=trieye`, which chooses the jobs of a grid or search."""
 
 from typing import Any, Literal, Self
 
@@ -8,7 +8,7 @@ from trieye.config.base import StrictModel
 
 
 class SweeperConfig(StrictModel):
-    """Which jobs a sweep has, and what is sought."""
+    """Jobs of a grid or search, and the objective of a search."""
 
     kind: Literal["grid", "random", "optuna"] = Field(
         default="grid",
@@ -20,9 +20,7 @@ class SweeperConfig(StrictModel):
     )
     seeds: int | None = Field(default=None, ge=1, description="Repetitions with seeds 0, 1, ...; null = none.")
     zip: list[list[str]] = Field(default=[], description="Groups of keys that vary together, value by value.")
-    exclude: list[dict[str, Any]] = Field(
-        default=[], description="Combinations to exclude, each as values by key; [] = none. Only for kind=grid."
-    )
+    exclude: list[dict[str, Any]] = Field(default=[], description="Combinations to exclude, each as values by key.")
     dry_run: bool = Field(default=False, description="Show the jobs without running them.")
     num_trials: int = Field(default=20, ge=1, description="Number of jobs of a random or Optuna search.")
     seed: int = Field(default=0, ge=0, description="Random seed of the search.")
@@ -37,7 +35,7 @@ class SweeperConfig(StrictModel):
     )
 
     @model_validator(mode="after")
-    def _what_a_search_has_no_use_for(self) -> Self:
+    def _options_match_the_kind(self) -> Self:
         for name in ("seeds", "zip", "exclude"):
             if self.kind != "grid" and getattr(self, name):
                 raise ValueError(f"{name} is only for kind=grid, and kind is {self.kind}")

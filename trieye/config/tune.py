@@ -1,4 +1,4 @@
-"""TuneConfig: a study, many trials of an experiment under Ray Tune; what `tune` is in the config of a run."""
+"""TuneConfig: a study, which runs many trials of an experiment under Ray Tune."""
 
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -10,14 +10,14 @@ from trieye.exceptions import ConfigurationError
 
 
 def study_dir(working_dir: Path, name: str) -> Path:
-    """Return the directory of a study that is begun in a directory."""
+    """Return the directory of a study that is started in `working_dir`."""
     return working_dir / "multirun" / name
 
 
 class TuneConfig(StrictModel):
-    """A study: which hyperparameters are tried, how trials are chosen, and which of them are given up early.
+    """A study: search space, choice of trials, and early stopping.
 
-    Where something is counted in evaluations, those are of one trial, every `loop.evaluate_every_steps`.
+    Evaluations are counted per trial; a trial evaluates every `loop.evaluate_every_steps`.
     """
 
     enabled: bool = Field(default=False, description="Run a study of many trials instead of one training.")
@@ -31,7 +31,7 @@ class TuneConfig(StrictModel):
     )
     scheduler: Literal["none", "median", "asha", "pbt"] = Field(
         default="none",
-        description="What happens to trials that are behind: nothing; stopped below the median; stopped by "
+        description="Handling of trials that are behind: nothing; stopped below the median; stopped by "
         "asynchronous successive halving; continued from a better trial's state (population-based training).",
     )
     num_trials: int = Field(default=8, ge=1, description="Number of trials; with search=grid, trials per combination.")
@@ -40,8 +40,8 @@ class TuneConfig(StrictModel):
         ge=1,
         description="Maximum number of trials that run at the same time; null = limited by CPUs and GPUs only.",
     )
-    num_cpus: float = Field(default=1.0, ge=0, description="CPUs of each trial, without those of its explorers.")
-    num_gpus: float = Field(default=0.0, ge=0, description="GPUs of each trial, without those of its explorers.")
+    num_cpus: float = Field(default=1.0, ge=0, description="CPUs of each trial, not counting its explorers.")
+    num_gpus: float = Field(default=0.0, ge=0, description="GPUs of each trial, not counting its explorers.")
     reuse_actors: bool = Field(
         default=True,
         description="Run trials one after another in the same process instead of a new process for each trial.",
@@ -97,7 +97,7 @@ class TuneConfig(StrictModel):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if self.scheduler == "pbt" and self.search != "random":
-            raise ValueError(f"scheduler=pbt draws its values itself; leave out search={self.search}")
+            raise ValueError(f"scheduler=pbt draws its own values; leave out search={self.search}")
         if self.scheduler == "pbt" and self.num_trials < 2:  # noqa: PLR2004
             raise ValueError("scheduler=pbt needs num_trials of 2 or more")
         if (
@@ -111,12 +111,12 @@ class TuneConfig(StrictModel):
         return self
 
     def check(self) -> None:
-        """Refuse a study that has nothing to try.
+        """Raise for a study without search space.
 
         Raises:
             ConfigurationError: `space` is empty.
         """
         if self.enabled and not self.space:
             raise ConfigurationError(
-                "tune: nothing varies; set tune.space, as in 'tune.space.agent.lr=\"tag(log, interval(1e-5, 1e-2))\"'"
+                "tune: no search space; set tune.space, as in 'tune.space.agent.lr=\"tag(log, interval(1e-5, 1e-2))\"'"
             )

@@ -42,7 +42,7 @@ class Experience(ReplayBuffer):
             if not len(env_ids):
                 return np.zeros(0, np.int64)
         else:
-            rows = self.as_own(batch)
+            rows = self.as_engine_rows(batch)
         parts = finite_parts(rows, env_ids, self.on_nonfinite)
         if parts is None:
             return super().extend(rows, env_ids, versions=versions)
@@ -55,7 +55,7 @@ class Experience(ReplayBuffer):
             self.interrupt(env_id)
         return np.concatenate(ids)
 
-    def as_own(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
+    def as_engine_rows(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
         """Return rows that are not `Rows` with the keys, shapes and dtypes of an engine's rows; here unchanged."""
         return rows
 
@@ -66,7 +66,7 @@ class Experience(ReplayBuffer):
             NonFiniteError: A priority is NaN or infinite, and `loop.on_nonfinite` is `stop`. Other modes keep the old
                 priority.
         """
-        return super().update_priorities(*own_priorities(ids, priorities, self.on_nonfinite))
+        return super().update_priorities(*valid_priorities(ids, priorities, self.on_nonfinite))
 
     def minibatch(self, n: int, device: torch.device) -> "Minibatch":
         """Sample `n` rows as tensors on a device, through page-locked memory where that is faster."""
@@ -99,7 +99,7 @@ def finite_parts(
     return list(zip(finite, [*envs[ends].tolist(), int(envs[ends[-1]])], strict=True))
 
 
-def own_priorities(ids: ArrayLike, priorities: ArrayLike, on_nonfinite: OnNonfinite) -> tuple[Array, Array]:
+def valid_priorities(ids: ArrayLike, priorities: ArrayLike, on_nonfinite: OnNonfinite) -> tuple[Array, Array]:
     """Return the ids that belong to this replay, with their finite priorities.
 
     Raises:
@@ -119,11 +119,11 @@ def own_priorities(ids: ArrayLike, priorities: ArrayLike, on_nonfinite: OnNonfin
 def minibatch_of(sample: Callable[..., Any], n: int, device: torch.device) -> "Minibatch":
     """Return the result of a replay's `sample` as tensors on a device."""
     if device.type != "cpu":
-        drawn = sample(n, device=str(device))
-        return Minibatch(dict(drawn.data), drawn.ids, drawn.weights)
-    drawn = sample(n)
-    data = {name: torch.from_numpy(array) for name, array in drawn.data.items()}
-    return Minibatch(data, drawn.ids, torch.from_numpy(drawn.weights))
+        batch = sample(n, device=str(device))
+        return Minibatch(dict(batch.data), batch.ids, batch.weights)
+    batch = sample(n)
+    data = {name: torch.from_numpy(array) for name, array in batch.data.items()}
+    return Minibatch(data, batch.ids, torch.from_numpy(batch.weights))
 
 
 class Minibatch:

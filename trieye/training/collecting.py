@@ -28,7 +28,7 @@ from trieye.training.policy import (
     Obs,
     Policy,
     chosen_actions,
-    mapped,
+    map_state,
     merge_moments,
 )
 from trieye.training.reward_scale import RewardScale
@@ -125,11 +125,11 @@ class Collector:
             raise
 
     def _collect(self, steps: int, before_step: Callable[[], None] | None) -> Rows:
-        before = mapped(self._state, torch.clone)  # autograd rejects tensors made in inference mode
+        before = map_state(self._state, torch.clone)  # autograd rejects tensors made in inference mode
         num, device = self._envs.num_envs, self._device
         ctx = Context(explore=True, env_steps=self.env_steps, generator=self.generator)
-        made, acts, actions = Steps(self._obs, self._done, steps), list[Act](), list[Array]()
-        resets, terminated, truncated = made.resets, made.terminated, made.truncated
+        recorded, acts, actions = Steps(self._obs, self._done, steps), list[Act](), list[Array]()
+        resets, terminated, truncated = recorded.resets, recorded.terminated, recorded.truncated
         lost = naming_lost_members(self._envs, self._config)
         inference = torch.inference_mode()  # entered for each step: environments may need gradients
         leaves_out = self._on_nonfinite.leaves_out  # otherwise one check at the end is enough
@@ -138,14 +138,14 @@ class Collector:
                 if before_step is not None:
                     before_step()
                 with inference:
-                    act = self._policy.act(self._obs_at(t, made.obs_columns, device), self._state, ctx)
+                    act = self._policy.act(self._obs_at(t, recorded.obs_columns, device), self._state, ctx)
                     action = chosen_actions(self._policy, act)
                 with self._calls, lost:
-                    obs, made.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
-                made.store_obs(obs, t + 1)
+                    obs, recorded.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
+                recorded.store_obs(obs, t + 1)
                 actions.append(action)
-                if leaves_out and not made.is_finite(t, t + 1):
-                    self._omit_step(t, made, action, ctx.env_steps)
+                if leaves_out and not recorded.is_finite(t, t + 1):
+                    self._omit_step(t, recorded, action, ctx.env_steps)
                 self._done = np.logical_or(terminated[t], truncated[t], out=resets[t + 1])
                 self._state = act.state if act.state is None else self._reset_state(act.state, resets[t])
                 if self._has_custom_metrics and self._done.any():
@@ -153,41 +153,41 @@ class Collector:
                 acts.append(act)
                 ctx.env_steps += num - int(np.count_nonzero(resets[t]))
         except Exception:  # non-finite inputs may be the cause
-            self._check_steps(made, actions)
+            self._check_steps(recorded, actions)
             raise
         if not leaves_out:
-            self._check_steps(made, actions)
+            self._check_steps(recorded, actions)
         self.env_steps = ctx.env_steps
-        rows = self._finish_rows(made, np.array(actions), acts, before)
+        rows = self._finish_rows(recorded, np.array(actions), acts, before)
         if self._normalizers and rows.valid.any():
             self._moments.append(Moments.of(rows["obs"][torch.from_numpy(rows.valid).to(device)]))
         return rows
 
-    def _finish_rows(self, made: Steps, actions: Array, acts: list[Act], before: Any) -> Rows:
+    def _finish_rows(self, recorded: Steps, actions: Array, acts: list[Act], before: Any) -> Rows:
         """Convert the steps to rows, and store the state at their end."""
         steps = len(actions)
-        self._done, valid, done = made.resets[steps].copy(), ~made.resets[:-1], made.resets[1:]
-        self._obs = {name: item[steps] for name, item in made.obs_columns.items()}
-        if made.cuts:
-            self._record_cuts(made)
-        self._record_episodes(made.rewards, valid, done, made.cuts)
-        arrays = {name: item[:steps] for name, item in made.obs_columns.items()} | {"action": actions}
-        arrays |= {"reward": self._transform_rewards(made.rewards, valid, done)}
-        arrays |= {"terminated": made.terminated, "truncated": made.truncated}
+        self._done, valid, done = recorded.resets[steps].copy(), ~recorded.resets[:-1], recorded.resets[1:]
+        self._obs = {name: item[steps] for name, item in recorded.obs_columns.items()}
+        if recorded.cuts:
+            self._record_cuts(recorded)
+        self._record_episodes(recorded.rewards, valid, done, recorded.cuts)
+        arrays = {name: item[:steps] for name, item in recorded.obs_columns.items()} | {"action": actions}
+        arrays |= {"reward": self._transform_rewards(recorded.rewards, valid, done)}
+        arrays |= {"terminated": recorded.terminated, "truncated": recorded.truncated}
         extras = {name: torch.stack([act.extras[name] for act in acts]) for name in acts[0].extras}
         self._check_policy(actions, extras)
-        last_state = mapped(self._state, torch.clone)
+        last_state = map_state(self._state, torch.clone)
         streams = self._streams.copy()
         return Rows(arrays, self._obs, valid, extras, before, self._device, last_state, streams)
 
-    def _omit_step(self, t: int, made: Steps, action: Array, env_steps: int) -> None:
+    def _omit_step(self, t: int, recorded: Steps, action: Array, env_steps: int) -> None:
         """Omit step `t` of the environments with NaN or infinity: cut their episodes, and reset them.
 
         Raises:
             NonFiniteError: The action was not finite, `loop.on_nonfinite` is `stop`, or 100 consecutive rows of an
                 environment were refused.
         """
-        faults = made.faults(t)
+        faults = recorded.faults(t)
         if not faults:  # is_finite() also rejects large finite numbers
             return
         members = np.zeros(self._envs.num_envs, bool)
@@ -196,7 +196,7 @@ class Collector:
         for n, fault in faults.items():
             if action.dtype.kind == "f" and not np.isfinite(action[n]).all():
                 raise NonFiniteError(f"the policy's action for environment {n}{owner} is not finite {at}")
-            in_a_row = not made.has_row_before(t, n)
+            in_a_row = not recorded.has_row_before(t, n)
             self._refusals[n] = self._refusals.get(n, 0) * in_a_row + 1
             if self._refusals[n] >= MAX_IN_A_ROW:
                 raise NonFiniteError(f"{fault} of environment {n}{owner} {at}, {MAX_IN_A_ROW} times in a row")
@@ -205,23 +205,23 @@ class Collector:
         consequence = "the row is omitted, its episode cut, and the environment reset"
         message = f"{fault} of environment {first}{owner} {at}{others}"
         self._on_nonfinite.handle("rows", message, consequence, len(faults))
-        made.cut(self._reset(members, made, t + 1), t)
+        recorded.cut(self._reset(members, recorded, t + 1), t)
 
-    def _check_steps(self, made: Steps, actions: list[Array]) -> None:
+    def _check_steps(self, recorded: Steps, actions: list[Array]) -> None:
         """Raise for the first step with NaN or infinity, with `loop.on_nonfinite=stop`.
 
         Raises:
             NonFiniteError: A step has NaN or infinity.
         """
-        if self._on_nonfinite.leaves_out or made.is_finite(0, len(actions)):
+        if self._on_nonfinite.leaves_out or recorded.is_finite(0, len(actions)):
             return
         env_steps = self.env_steps
         for t, action in enumerate(actions):
-            if not made.is_finite(t, t + 1):
-                self._omit_step(t, made, action, env_steps)
-            env_steps += int(np.count_nonzero(~made.resets[t]))
+            if not recorded.is_finite(t, t + 1):
+                self._omit_step(t, recorded, action, env_steps)
+            env_steps += int(np.count_nonzero(~recorded.resets[t]))
 
-    def _reset(self, members: NDArray[np.bool_], made: Steps, t: int) -> NDArray[np.bool_]:
+    def _reset(self, members: NDArray[np.bool_], recorded: Steps, t: int) -> NDArray[np.bool_]:
         """Reset some environments, store their first observations at `t`, and return the mask of the reset ones."""
         is_of_gymnasium = isinstance(self._envs, SyncVectorEnv | AsyncVectorEnv)
         members = members if is_of_gymnasium else np.ones_like(members)  # other vectors can only reset all
@@ -231,24 +231,24 @@ class Collector:
             options = {"reset_mask": members.copy()} if is_of_gymnasium else None
             with self._calls:
                 obs = self._envs.reset(options=options)[0]
-            made.store_obs(obs, t)
-            if not (faulty := made.obs_faults(t)):
+            recorded.store_obs(obs, t)
+            if not (faulty := recorded.obs_faults(t)):
                 return members
         n, fault = next(iter(faulty.items()))
         raise NonFiniteError(
             f"{fault} of environment {n}{self._on_nonfinite.owner} after reset(), {MAX_IN_A_ROW} times in a row"
         )
 
-    def _record_cuts(self, made: Steps) -> None:
+    def _record_cuts(self, recorded: Steps) -> None:
         """Count cut episodes; after a cut in the first row, an environment gets a new stream id."""
-        for t, n in made.cuts:
+        for t, n in recorded.cuts:
             if t == 0:
                 self._streams[n] += _STREAM_INCREMENT
                 self._returns[n], self._lengths[n] = 0.0, 0
-        self.interrupted += len(made.cuts)
+        self.interrupted += len(recorded.cuts)
         self._ended["episode/interrupted"] = [float(self.interrupted)]
-        last = len(made.rewards) - 1
-        self._refusals = {n: num for n, num in self._refusals.items() if not made.has_row_before(last + 1, n)}
+        last = len(recorded.rewards) - 1
+        self._refusals = {n: num for n, num in self._refusals.items() if not recorded.has_row_before(last + 1, n)}
 
     def _check_policy(self, actions: Array, extras: Mapping[str, torch.Tensor]) -> None:
         """Raise for non-finite policy outputs; the observations are finite, so that omitting a row would not help."""
@@ -302,7 +302,7 @@ class Collector:
         def begun(item: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
             return torch.where(where.reshape(-1, *[1] * (item.ndim - 1)), new, item)
 
-        return mapped(state, begun, fresh)
+        return map_state(state, begun, fresh)
 
     def _transform_rewards(self, rewards: Array, valid: Array, done: Array) -> NDArray[np.float32]:
         if self._config.clip_rewards:
@@ -326,13 +326,13 @@ class Collector:
         returns = np.add.reduceat(rewards.T.ravel(), first) + np.where(carried, self._returns[env], 0.0)
         lengths = np.add.reduceat(valid.T.ravel(), first, dtype=np.int64) + np.where(carried, self._lengths[env], 0)
         ends = np.append(first[1:], begins.size) - env * steps
-        over = done[ends - 1, env]
-        for segment in np.flatnonzero(over).tolist():
+        has_ended = done[ends - 1, env]
+        for segment in np.flatnonzero(has_ended).tolist():
             if (ends[segment], env[segment]) not in cuts:
                 self._ended["episode/return"].append(float(returns[segment]))
                 self._ended["episode/length"].append(float(lengths[segment]))
         last = ends == steps
-        self._returns, self._lengths = np.where(over, 0.0, returns)[last], np.where(over, 0, lengths)[last]
+        self._returns, self._lengths = np.where(has_ended, 0.0, returns)[last], np.where(has_ended, 0, lengths)[last]
 
     def _record_custom_metrics(self, info: Mapping[str, Any]) -> None:
         for n in np.flatnonzero(self._done).tolist():
@@ -381,7 +381,7 @@ class Collector:
     def plain_state(self) -> dict[str, Any]:
         """Return `state_dict` as plain data, to be saved by another process."""
         state = self.state_dict()
-        state["policy_state"] = mapped(self._state, torch.Tensor.cpu)
+        state["policy_state"] = map_state(self._state, torch.Tensor.cpu)
         nested_states = {
             name: stateful(state[name]).state_dict() for name in ("envs", "generator") if state[name] is not None
         }
@@ -400,15 +400,15 @@ class Collector:
         done, num = np.array(state["done"]), self._envs.num_envs
         why = f"env.num was {len(done)} and is {num}" if len(done) != num else self._reason_to_cut(state["envs"], done)
         if why is not None:
-            cut = int(np.count_nonzero(~done))
+            num_cut = int(np.count_nonzero(~done))
             self._reset_all(training_seed(self._seed, self.env_steps))
-            self.interrupted += cut
-            if cut:
+            self.interrupted += num_cut
+            if num_cut:
                 self._ended["episode/interrupted"] = [float(self.interrupted)]
-            say(f"new episodes started, {cut} unfinished ones were cut: {why}")
+            say(f"new episodes started, {num_cut} unfinished ones were cut: {why}")
             return False
         self._obs, self._done = {name: np.array(item) for name, item in state["obs"].items()}, done
-        self._state = mapped(state["policy_state"], lambda item: item.to(self._device))
+        self._state = map_state(state["policy_state"], lambda item: item.to(self._device))
         self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
         self._streams = np.array(state.get("streams", self._streams))
         if isinstance(self._envs, SyncVectorEnv):  # the vector's own flags are not part of the members' state

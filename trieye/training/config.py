@@ -28,7 +28,7 @@ class BenchConfig(StrictModel):
         min_length=1,
         description="Checkpoints to evaluate: best, latest, step:N, each, or a pattern such as checkpoint_step_*000.",
     )
-    episodes: int = Field(default=100, ge=1, description="Episodes per checkpoint.")
+    episodes: int = Field(default=100, ge=1, description="Number of episodes per checkpoint.")
 
 
 class ExploreConfig(StrictModel):
@@ -39,7 +39,8 @@ class ExploreConfig(StrictModel):
     ) = Field(default="latest", description="Checkpoint whose policy collects: best, latest or step:N.")
     output: Annotated[str, Field(pattern=r"\.(npz|parquet)$", examples=["rows.npz"])] | None = Field(
         default=None,
-        description="New .npz or .parquet file for the rows; null = explored_<N>.npz in the run directory.",
+        description="Output file, .npz or .parquet, which must not exist yet; null = explored_<N>.npz in the run "
+        "directory.",
     )
 
 
@@ -82,7 +83,7 @@ class TrainingConfig(TrieyeConfig):
                 f"data={self.data} is not used; set mode=train, sample=mix or sample=warmup, or leave it out"
             )
         if use is not None and self.data is None and not may_have_data:
-            raise ValueError(f"{use} needs rows from elsewhere: set data=<file>")
+            raise ValueError(f"{use} needs recorded rows: set data=<file>")
         if use is not None and not isinstance(self.agent, ReplayAgentConfig):
             raise ValueError(f"{use} needs an agent with a replay; this agent learns from each rollout only")
         if self.mode == "train" and self.loop.axis != "updates":
@@ -202,11 +203,11 @@ class TrainingConfig(TrieyeConfig):
 
         for key, name in (("sync.transport", self.sync.transport), ("sample.kind", self.sample.kind)):
             if ":" in name:
-                own_class(key, name)
+                project_class(key, name)
         check_env(self.env, self.agent.actions)
 
 
-def own_class(key: str, name: str) -> Any:
+def project_class(key: str, name: str) -> Any:
     """Return the class of the project named by the config key `sync.transport` or `sample.kind`.
 
     Raises:

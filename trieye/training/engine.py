@@ -434,9 +434,9 @@ def mean(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
             columns[name] = []
             tensor = _one_number(name, value)
             by_device.setdefault(tensor.device, []).append((name, tensor))
-    for named in by_device.values():
-        numbers = torch.stack([tensor for _, tensor in named]).cpu().tolist()
-        for (name, _), number in zip(named, numbers, strict=True):
+    for named_tensors in by_device.values():
+        numbers = torch.stack([tensor for _, tensor in named_tensors]).cpu().tolist()
+        for (name, _), number in zip(named_tensors, numbers, strict=True):
             columns[name].append(number)
     return {name: sum(column) / len(column) for name, column in columns.items()}
 

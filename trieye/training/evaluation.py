@@ -20,7 +20,7 @@ from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.run.media import number_of
 from trieye.training.environments import make_env, seed_spaces
-from trieye.training.policy import Context, EvaluationMode, Policy, chosen_actions, mapped
+from trieye.training.policy import Context, EvaluationMode, Policy, chosen_actions, map_state
 from trieye.training.seeds import FIRST_SEED
 from trieye.training.spaces import columns_of, nested
 
@@ -120,22 +120,22 @@ class Evaluation:
         calls = watchdog.calls()
         free, obs, state = list(envs), dict[int, Any](), policy.initial_state(0)
         while waiting or active:
-            begun = 0
+            num_started = 0
             while waiting and free:
                 env, episode = free.pop(), waiting.pop()
                 seed_spaces(env, episode.seed)
                 with calls:
                     obs[id(env)] = env.reset(seed=episode.seed)[0]
                 active.append((env, episode))
-                begun += 1
-            state = mapped(state, _join, policy.initial_state(begun)) if begun else state
+                num_started += 1
+            state = map_state(state, _join, policy.initial_state(num_started)) if num_started else state
             columns = columns_of(_stack([obs[id(env)] for env, _ in active]))
             self._check()
             with torch.inference_mode():
-                seen = nested({name: torch.from_numpy(item).to(policy.device) for name, item in columns.items()})
-                act = policy.act(seen, state, ctx)
+                batch_obs = nested({name: torch.from_numpy(item).to(policy.device) for name, item in columns.items()})
+                act = policy.act(batch_obs, state, ctx)
                 actions = chosen_actions(policy, act)
-            going = np.ones(len(active), bool)
+            is_running = np.ones(len(active), bool)
             for n, (env, episode) in enumerate(active):
                 if env.render_mode is not None:
                     episode.frames.append(_frame_of(env))
@@ -144,13 +144,13 @@ class Evaluation:
                 episode.total, episode.length = episode.total + float(reward), episode.length + 1
                 episode.is_cut = not (terminated or truncated) and episode.length >= self._config.eval_max_steps
                 if terminated or truncated or episode.is_cut:
-                    going[n] = False
+                    is_running[n] = False
                     custom = {} if episode.is_cut else policy.on_episode(info)  # needs the info of the last step
                     episode.metrics = {name: number_of(f"eval/{name}", value) for name, value in custom.items()}
                     done.append(episode)
                     free.append(env)
-            state = mapped(act.state, partial(_select, going=torch.from_numpy(going)))
-            active = [pair for pair, goes in zip(active, going, strict=True) if goes]
+            state = map_state(act.state, partial(_select, is_running=torch.from_numpy(is_running)))
+            active = [pair for pair, still_running in zip(active, is_running, strict=True) if still_running]
 
     def _check(self) -> None:
         if self.is_cancelled:
@@ -218,5 +218,5 @@ def _join(item: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
     return torch.cat((item, fresh))
 
 
-def _select(item: torch.Tensor, going: torch.Tensor) -> torch.Tensor:
-    return item[going.to(item.device)]
+def _select(item: torch.Tensor, is_running: torch.Tensor) -> torch.Tensor:
+    return item[is_running.to(item.device)]

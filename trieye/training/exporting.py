@@ -44,7 +44,7 @@ def export_policy(
 
     Args:
         policy: On the CPU, in evaluation mode. For the export its `act` is called with tensors without values;
-            attributes that store them keep them.
+            if it stores them in attributes, they remain there.
         export_dir: Created if missing; other files in it are not touched.
         env_steps: Argument of schedules.
         origin: Additional plain data for `export.json`: the run and the checkpoint.
@@ -180,8 +180,10 @@ def _is_same(action: torch.Tensor, expected: torch.Tensor) -> bool:
 def _observations(space: Any, n: int, draws: np.random.Generator) -> Any:
     """Return random observations `[n, ...]` of a space, in the form that a policy receives."""
     parts = space.spaces if isinstance(space, gym.spaces.Dict) else None
-    drawn = _sample(space, n, draws) if parts is None else {key: _sample(part, n, draws) for key, part in parts.items()}
-    return nested({name: torch.from_numpy(column) for name, column in columns_of(drawn).items()})
+    samples = (
+        _sample(space, n, draws) if parts is None else {key: _sample(part, n, draws) for key, part in parts.items()}
+    )
+    return nested({name: torch.from_numpy(column) for name, column in columns_of(samples).items()})
 
 
 def _sample(space: Any, n: int, draws: np.random.Generator) -> Any:

@@ -339,8 +339,8 @@ def _named_tensors(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
         if isinstance(value, torch.optim.Optimizer):
             optimizers.append((owner, value))
             continue
-        named = {"": value} if isinstance(value, torch.Tensor) else {**value.state_dict(keep_vars=True)}
-        for name, tensor in named.items():
+        named_tensors = {"": value} if isinstance(value, torch.Tensor) else {**value.state_dict(keep_vars=True)}
+        for name, tensor in named_tensors.items():
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and id(tensor) not in names:
                 names[id(tensor)] = f"{owner}.{name}".rstrip(".")
                 yield names[id(tensor)], tensor

@@ -107,7 +107,7 @@ def evaluate(
     if video is not None:
         _write_gif(Path(video), played[0].frames, played[0].fps)
     returns = np.array([episode.total for episode in played])
-    own = {name.partition("/")[2]: value for name, value in summary(played).items()}
+    metrics = {name.partition("/")[2]: value for name, value in summary(played).items()}
     return {
         "run": run_dir.resolve().name,
         "checkpoint": str(saved.path),
@@ -118,8 +118,8 @@ def evaluate(
         "return_std": float(returns.std()),
         "return_min": float(returns.min()),
         "return_max": float(returns.max()),
-        "length_mean": own.pop("length"),
-        **{name: value for name, value in own.items() if name not in {"return", "return_std"}},
+        "length_mean": metrics.pop("length"),
+        **{name: value for name, value in metrics.items() if name not in {"return", "return_std"}},
         "returns": returns.tolist(),
     }
 

@@ -180,7 +180,7 @@ def _name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def mapped(state: Any, change: Callable[..., torch.Tensor], *others: Any) -> Any:
+def map_state(state: Any, change: Callable[..., torch.Tensor], *others: Any) -> Any:
     """Apply `change` to each tensor of a policy state, together with the same tensor of the other states."""
     if isinstance(state, dict):
         return {key: change(item, *(other[key] for other in others)) for key, item in state.items()}

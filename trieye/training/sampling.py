@@ -12,7 +12,7 @@ from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError, NonFiniteError
 from trieye.replay.exchange import import_minari, import_npz, import_parquet, import_sb3
 from trieye.training.batches import Experience, Minibatch
-from trieye.training.config import TrainingConfig, own_class
+from trieye.training.config import TrainingConfig, project_class
 from trieye.training.finite import OnNonfinite
 from trieye.training.spaces import Spaces, as_column
 
@@ -126,7 +126,7 @@ def make_sampling(config: TrainingConfig, spaces: Spaces, replay: ReplayConfig) 
         uniform, on_nonfinite = replay.model_copy(update={"kind": "uniform"}), OnNonfinite(config.loop.on_nonfinite)
         data = data_of(config.data, spaces, uniform, seed=config.seed + 1, on_nonfinite=on_nonfinite)
     if chosen.kind not in {"mix", "warmup"}:
-        strategy: Sampling = own_class("sample.kind", chosen.kind)(config, data)
+        strategy: Sampling = project_class("sample.kind", chosen.kind)(config, data)
         return strategy
     assert data is not None  # noqa: S101 - the config requires `data` for both kinds
     ratio, until = (chosen.data_ratio, None) if chosen.kind == "mix" else (1.0, chosen.warmup_updates)
@@ -138,7 +138,7 @@ class _ExternalExperience(Experience):
 
     spaces: Spaces
 
-    def as_own(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
+    def as_engine_rows(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
         """Return the rows with the keys, shapes and dtypes of an engine's rows."""
         own = {name: np.asarray(array) for name, array in rows.items()}
         inner, action = getattr(self.spaces.observation, "spaces", {}), self.spaces.action

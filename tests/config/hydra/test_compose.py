@@ -89,14 +89,14 @@ def test_composing_leaves_hydra_as_it_was():
 
 def test_a_task_may_compose_another_config_in_every_job_of_a_sweep(project):
     (project.directory / "train.py").write_text(COMPOSING)
-    ended = project.run("-m", "seed=1,2", "runtime=glob(l*)")  # Hydra itself looks for options of trieye
+    ended = project.run("-m", "seed=1,2", "runtime=glob(l*)")  # Hydra itself lists the options of trieye
     assert ended.code == 0, ended.err
     assert [line for line in ended.out.splitlines() if line.startswith("job")] == ["job 0 1 5 train", "job 1 2 5 train"]
 
 
 @pytest.fixture
 def registered(monkeypatch):
-    """Undo what a test registers."""
+    """Restore the registration after a test."""
     monkeypatch.setattr(registration, "current", None)
     yield
     ConfigStore.instance().repo.pop("schema.yaml", None)

@@ -49,9 +49,9 @@ def test_help_shows_every_group_with_its_options_and_marks_the_choice(helped):
     lines = helped().splitlines()
     runtime = lines.index("  runtime: Where the hub lives, which records the run.")
     assert lines[runtime + 1 : runtime + 4] == [
-        "      cluster  A Ray actor on a cluster; runtime.address names its head.",
-        "    * local    In this process, no Ray: deterministic, for small runs, tests and debugging.",
-        "      ray      A Ray actor on this machine; Ray is started if none is running.",
+        "      cluster  The hub is a Ray actor on the cluster at runtime.address.",
+        "    * local    Everything in this process, without Ray: deterministic, for small runs, tests and debugging.",
+        "      ray      The hub is a Ray actor on this machine; Ray is started if it is not running.",
     ]
     assert [line.split(":")[0].strip() for line in lines if line.startswith("  ") and line[2] != " " and ": " in line][
         :8

@@ -1,4 +1,4 @@
-"""What is checked before anything is made: every value of every axis of a sweep, libraries, checkpoints, paths."""
+"""Checks before anything is created: every value of every axis of a sweep, libraries, checkpoints, paths."""
 
 import sys
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def test_options_of_the_launcher_and_the_sweeper_are_checked_before_a_job_begins
 
 
 class CheckedConfig(TrieyeConfig):
-    """A config that knows what its machine has."""
+    """A config that checks its machine."""
 
     def check(self) -> None:
         super().check()
@@ -93,7 +93,7 @@ def test_a_project_refuses_what_its_machine_cannot_run(mistaken):
         (
             "gcsfs",
             "persistence.mirror=gs://a/b",
-            "persistence.mirror=gs://a/b: the package gcsfs is missing; pip insta",
+            "persistence.mirror=gs://a/b: the package gcsfs is not installed; pip insta",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""A mistake is one message with the key as typed, the value that was found, what is allowed, and the nearest match."""
+"""Error messages contain the key as typed, the value, the allowed values and the closest match."""
 
 import re
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class TrainConfig(TrieyeConfig):
         ("way=locl", "way=locl: expected one of local, files or text such as my_agent.dqn:DQN|'locl'|'local'?"),
         ("betas=[1]", "a list|length >= 2 and length <= 2|a number|[1]"),
         ("positive=[0]", "a list|an integer >= 1|0"),
-        ("persistence.mlflow_tracking_uri=foo", "begins with its scheme|sqlite:///|http"),
+        ("persistence.mlflow_tracking_uri=foo", "needs a scheme|sqlite:///|http"),
         ("persistence.mlflow_tracking_uri=sqlit:///x", "'sqlit'|'sqlite'?"),
         ("stats.metrics.eval_return.name=time/step_ms", "stats.metrics: |time/step_ms"),
         ("stats.metrics.step_ms.aggregation=rate", "stats.metrics.step_ms: |'time/step_ms'|'rate_numerator_event'"),
@@ -102,7 +102,7 @@ class TrainConfig(TrieyeConfig):
         ("sinks=mlflow,wandb", "add -m|type 'sinks=[mlflow,wandb]'"),
         ("optimizer.layers=8,16", "add -m|type 'optimizer.layers=[8,16]'"),
         ("optimizer.layers=range(1,3)", "add -m|or choose one"),
-        # what Hydra cannot parse
+        # overrides that Hydra cannot parse
         ("seed", "not a valid key=value override"),
         ("loop.steps=a=b", "not a valid key=value override|'loop.steps=\"...\"'"),
         ("seed=rnage(1,3)", "'rnage'|range"),

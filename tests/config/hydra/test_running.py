@@ -1,4 +1,4 @@
-"""A checked command line is run by Hydra without another composition."""
+"""Hydra runs a checked command line without composing again."""
 
 import sys
 
@@ -26,7 +26,7 @@ def compositions(monkeypatch):
 
 @pytest.fixture
 def start(project, monkeypatch):
-    """Start a program in this process; gives the configs that its task got."""
+    """Return a function that runs a program in this process and returns the configs of its task."""
 
     def started(*arguments: str) -> list[TrieyeConfig]:
         configs: list[TrieyeConfig] = []

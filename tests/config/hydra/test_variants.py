@@ -1,4 +1,4 @@
-"""A field that is one of several models: it composes, is explained, is validated, and mistakes in it are named."""
+"""Fields with one of several models: composition, help, validation and error messages."""
 
 import sys
 from typing import Annotated, Any, Literal, Self
@@ -86,7 +86,7 @@ def config_type(request):
 
 @pytest.fixture
 def variants(project):
-    """A project with the options that an author of algorithms writes: one says its kind, two leave it to their name."""
+    """A project with typical option files: one sets its kind, for two it is the name of the option."""
     project.write("agent/dqn", "# Q-learning.\n")
     project.write("agent/ppo", "lam: 0.9\n")
     project.write("agent/big", "kind: ppo\nnet:\n  width: 512\n")
@@ -247,7 +247,7 @@ def test_a_bad_schedule_is_named_whether_it_is_a_number_or_keys(project, typed, 
 
 
 class Learner(Variants):
-    """What a library knows of an algorithm; projects have the kinds."""
+    """Base class of a library; projects define the kinds."""
 
     gamma: float = Field(default=0.99, ge=0, le=1, description="Discount.")
 
@@ -299,11 +299,11 @@ def test_a_field_of_an_open_class_takes_each_of_its_kinds_and_the_newest_of_a_ki
         (["agent.kind=td4"], r"agent\.kind=td4.*td3"),
         (["agent.lr=fast"], r"agent\.lr.*fast"),
         (["agent.lr={start: 1, end: 0.5}"], r"agent\.lr.*end and steps belong together"),
-        (["agent.lr.steps=3"], r"agent\.lr: a plain number, or .*\{'steps': 3\} has no start.*\{start: 1e-3, end: "),
+        (["agent.lr.steps=3"], r"agent\.lr: schedule \{'steps': 3\} is missing 'start'.*\{start: 1e-3, end: "),
         (["agent.lr.step=3"], r"unknown key 'step' in agent\.lr; did you mean 'steps'"),
         (["agent.lr={start: 1, end: 0.5, steps: 0}"], r"agent\.lr\.steps=0"),
         (["agent.lr={start: 1, end: 0.5, steps: 9, shape: square}"], r"agent\.lr\.shape=square.*linear"),
-        (["agent.lr={start: 1, end: 0, steps: 9, shape: exponential}"], r"agent\.lr.*an end of one sign"),
+        (["agent.lr={start: 1, end: 0, steps: 9, shape: exponential}"], r"agent\.lr.*the same sign"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -325,7 +325,7 @@ def test_mistakes_in_an_open_field_and_in_schedules_are_named(learners, words, s
         ("total_timesteps=9", "'loop.env_steps'"),
         ("lr=1", "'agent.lr'"),
         ("gamma=1", "'replay.gamma' or 'agent.gamma'"),
-        ("agent=sac agent.learning_rate=1", None),  # it has none
+        ("agent=sac agent.learning_rate=1", None),  # SAC has no such key
         ("num_envs=3", None),  # this project has no environments
     ],
 )

@@ -122,7 +122,7 @@ def test_a_sink_that_is_required_fails_the_training_with_explorers(train_config,
         sinks={"mlflow": {"enabled": True}, "required": ["mlflow"]},
         runtime={"kind": "local"},
     )
-    with pytest.raises(trieye.ProcessingError, match=r"sinks.required names 'mlflow', which does not work: .*file"):
+    with pytest.raises(trieye.ProcessingError, match=r"the sink 'mlflow' of sinks.required does not work: .*file"):
         trieye.run_experiment(DQN, config)
     run_dir = config.persistence.get_run_base_dir()
     assert RunRecord.read(run_dir / "run.json").status == "FAILED"

@@ -16,7 +16,7 @@ class Launch:
     """How the running task was started.
 
     Attributes:
-        overrides: Overrides of this job as typed, without those of Hydra's own keys.
+        overrides: Overrides of this job as typed, without Hydra's own keys.
         is_multirun: Whether the task is a job of a sweep.
         sweep_dir: Absolute directory of the sweep, which identifies its group of runs; None for a single run.
         job_num: Index of the job in its sweep, from 0; None for a single run.

@@ -281,7 +281,7 @@ def quoted(override: str, config_type: type[BaseModel]) -> str:
 
     Args:
         override: Override as typed; the values of a simple sweep, `a,b`, are quoted one by one.
-        config_type: Tells which fields are text: `run_name=1e3` is not 1000.0.
+        config_type: Determines the text fields: `run_name=1e3` is not 1000.0.
     """
     key, _, typed = override.partition("=")
     values = typed.split(",")

@@ -53,7 +53,8 @@ class _Prepared:
 
     Attributes:
         own_overrides: Overrides of Hydra's own keys.
-        names: Values by key that fix the name and directory of the run, or the name of a sweep's runs.
+        names: Values by key that fix the name of the run and its directory, which exists, or the name of a sweep's
+            runs.
     """
 
     own_overrides: Sequence[str] = ()
@@ -188,9 +189,7 @@ def _check_directory(checked: Checked[TrieyeConfig], default_name: str, hooks: H
 def _run(checked: Checked[TrieyeConfig], overrides: Sequence[str], loader: Loader, job: Job, default_name: str) -> None:
     """Run a checked command line."""
     if checked.is_multirun and checked.config.tune.enabled:
-        raise ConfigurationError(
-            "tune and -m cannot be combined: a study already runs many trials; leave out one of them"
-        )
+        raise ConfigurationError("tune and -m cannot be combined: a study already runs many trials; remove tune or -m")
     prepare, mode = (_sweep_prepared, "MULTIRUN") if checked.is_multirun else (_run_prepared, "RUN")
     prepared = prepare(checked, default_name)
     prepared = replace(prepared, own_overrides=[*prepared.own_overrides, f"hydra.mode={mode}"])
@@ -212,7 +211,7 @@ def _apply(prepared: _Prepared, overrides: Sequence[str], composed: DictConfig, 
 
 
 def _argv_of_hydra(arguments: Namespace, source: ConfigSource, config_type: type[TrieyeConfig]) -> list[str]:
-    """Return the arguments with which Hydra executes one of its own flags."""
+    """Return the arguments for a flag that Hydra executes."""
     argv = [*(quoted(override, config_type) for override in arguments.overrides), *_flags(arguments.overrides)]
     # in a console script Hydra resolves a relative path differently; the last --config-path is used
     return [*argv, "--config-path", source.directory] if arguments.config_path is not None else argv
@@ -228,7 +227,7 @@ def _check_flags(arguments: Namespace) -> None:
     commands = ("run", "multirun", "cfg", "info", "shell_completion")
     flags = [f"--{name.replace('_', '-')}" for name in commands if getattr(arguments, name)]
     if len(flags) > 1:
-        raise ConfigurationError(f"{' and '.join(flags)} cannot be combined; type one of them")
+        raise ConfigurationError(f"{' and '.join(flags)} cannot be combined; choose one")
     if arguments.resolve and not (arguments.cfg or arguments.help):
         raise ConfigurationError("--resolve requires --cfg; type --cfg job --resolve")
 
@@ -296,7 +295,7 @@ def _sweep_prepared(checked: Checked[TrieyeConfig], default_name: str) -> _Prepa
 
 
 def _name_of_sweep(directory: Path) -> str:
-    """Return the common name of a sweep's runs: the path of its directory, relative to the working directory.
+    """Return the common name of a sweep's runs, unique to it: its directory, relative to the working directory.
 
     For a directory elsewhere, or with too long a path, it is the directory's name and a hash of its path.
     """
@@ -308,7 +307,7 @@ def _name_of_sweep(directory: Path) -> str:
 
 
 def _name_of_job(composed: DictConfig, launch: Launch) -> str:
-    """Return the name of a job's run: that of an earlier attempt, which it resumes, or a new name."""
+    """Return the name of a job's run: the run of an earlier attempt, which the job resumes, or a new name."""
     return earlier_run_name(launch) or f"{composed.run_name}_{launch.job_num}"
 
 

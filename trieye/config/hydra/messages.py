@@ -152,7 +152,7 @@ def complaints(
         error: The validation error.
         model: The validated model.
         values: The rejected values.
-        overrides: Overrides of the command line; a value that one of them sets is shown as typed.
+        overrides: Overrides of the command line; the values that they set are shown as typed.
     """
     return list(dict.fromkeys(_Part(model, values, overrides, model).complaints(error)))
 
@@ -312,7 +312,7 @@ class Diagnosis:
         return "\n".join(self._about_key(override, config)) or f"{override.input_line}: {self._hydra_message(error)}"
 
     def _about_lists(self, overrides: Sequence[str]) -> Iterator[str]:
-        """Yield a line for each list that a config has in place of keys with values."""
+        """Yield a line for each list in a config where keys with values are required."""
         with contextlib.suppress(*NOT_COMPOSED):  # reported by the caller
             for name, values in self._loader.contents(overrides):
                 yield from (
@@ -347,7 +347,7 @@ class Diagnosis:
             yield f"{override.input_line}: {_needs_keys('.'.join(path), override.value())}"
 
     def _about_absent(self, override: Override, path: list[str], depth: int, node: Any) -> Iterator[str]:
-        """Yield the message for a key that the config lacks, unless Hydra's message says how to add it."""
+        """Yield the message for a key that the config lacks, unless Hydra's message already explains how to add it."""
         key, line, model = ".".join(path[: depth + 1]), override.input_line, self._config_type
         item, holders = item_at(model, path[:depth]), models_at(model, path[:depth])
         info = field_at(model, path[: depth + 1])

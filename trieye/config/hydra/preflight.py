@@ -42,7 +42,7 @@ class Checked(Generic[Config]):
     """A valid command line.
 
     Attributes:
-        config: The typed config; in a sweep, that of the first job.
+        config: The typed config; in a sweep, the config of the first job.
         composed: The composed config for Hydra, including the node `hydra`; in a sweep, without the varying overrides.
         is_multirun: Whether the command line starts a sweep.
     """

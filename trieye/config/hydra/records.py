@@ -19,7 +19,7 @@ _FILES = ("config.yaml", "hydra.yaml", "overrides.yaml")
 
 
 def without_secret(override: str, loader: Loader) -> str:
-    """Return an override, quoted for Hydra, with a reference to an environment variable in place of a secret.
+    """Return an override, quoted for Hydra, with a secret replaced by a reference to an environment variable.
 
     Hydra writes overrides to several files and launchers pickle them; the job reads the value from the variable.
     Secrets in lists, dicts and axes of a sweep are removed by `redact_records`.

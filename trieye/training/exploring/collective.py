@@ -347,7 +347,7 @@ class BroadcastReceiver:
                 reason = self._fault or f"they did not arrive within {timeout_s:g} s"
                 raise ConnectionError(f"cannot fetch version {handle.version} of the weights: {reason}")
             selected = handle if handle in self._retained else newest
-            for old in [kept for kept in self._retained if kept.serial < selected.serial]:
+            for old in [other for other in self._retained if other.serial < selected.serial]:
                 self._free.append(self._retained.pop(old))
             tensors = self._retained[selected].tensors
         if selected != handle:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from trieye.replay.remote import RemoteReplay, Writer
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
-from trieye.training.batches import Minibatch, finite_parts, minibatch_of, own_priorities
+from trieye.training.batches import Minibatch, finite_parts, minibatch_of, valid_priorities
 from trieye.training.finite import OnNonfinite
 from trieye.training.rows import Rows
 
@@ -76,7 +76,7 @@ class RemoteExperience:
 
     def update_priorities(self, ids: ArrayLike, priorities: ArrayLike) -> None:
         """Send priorities of rows; the id -1 marks rows from elsewhere; see `Experience.update_priorities`."""
-        self._reader.update_priorities(*own_priorities(ids, priorities, self.on_nonfinite))
+        self._reader.update_priorities(*valid_priorities(ids, priorities, self.on_nonfinite))
 
     def set_version(self, version: int) -> None:
         """Report the version of the newest weights to the replay."""

@@ -41,7 +41,7 @@ class Explorers:
         stop: The stop request of the run.
 
     Attributes:
-        env_steps: Environment steps of the whole run, of all fragments taken so far.
+        env_steps: Environment steps of the whole run, in fragments that were taken or dropped as stale.
         version: Version of the newest weights; -1 before the first.
     """
 
@@ -145,15 +145,15 @@ class Explorers:
             counts = self._queue.counts()
             return all(counts[slot.index] for slot in self._group.alive)
         waiting = self._queue.versions()
-        wanted = self._wanted
-        if len(waiting) < wanted:
+        num_wanted = self._wanted
+        if len(waiting) < num_wanted:
             return False
         in_flight = self._in_flight_versions()
         if not in_flight or not self._queue.is_bounded:
             return True
-        left = sorted(waiting)[wanted:] + in_flight
+        remaining = sorted(waiting)[num_wanted:] + in_flight
         explorers, steps_left = len(self._group.alive), self._steps_left(has_fragments=True)
-        return self._rules.may_take(self.version, left, explorers=explorers, steps_left=steps_left)
+        return self._rules.may_take(self.version, remaining, explorers=explorers, steps_left=steps_left)
 
     def _steps_left(self, *, has_fragments: bool) -> int:
         return self._rules.steps_left(self._step - self._published_step, has_fragments=has_fragments)
@@ -193,16 +193,17 @@ class Explorers:
     def _may_publish(self) -> bool:
         """Return whether all outstanding fragments would still be usable with the next version."""
         return all(
-            self._is_usable(begun, self.version + 1) for begun in [*self._queue.versions(), *self._in_flight_versions()]
+            self._is_usable(fragment_version, self.version + 1)
+            for fragment_version in [*self._queue.versions(), *self._in_flight_versions()]
         )
 
     def _in_flight_versions(self) -> list[int]:
         """Return the versions of the fragments in flight, without hanging explorers."""
         return [grant.published.version for slot in self._group.slots if slot.is_expected for grant in slot.grants]
 
-    def _is_usable(self, begun: int, version: int) -> bool:
-        """Return whether the learner may use a fragment of version `begun` at `version`."""
-        return not self._queue.is_bounded or self._rules.is_fresh(begun, version)
+    def _is_usable(self, fragment_version: int, version: int) -> bool:
+        """Return whether the learner may use a fragment of version `fragment_version` at `version`."""
+        return not self._queue.is_bounded or self._rules.is_fresh(fragment_version, version)
 
     def _announce(self, version: int) -> None:
         """Publish weights through the transport, announce them, then allow fragments to start with them."""
@@ -323,8 +324,8 @@ class Explorers:
     def state_dict(self) -> dict[str, Any]:
         """Wait for outstanding fragments, and return the state; explorers pause until the next `collect`.
 
-        Hanging explorers are skipped, and all explorers a while after a stop request: their fragments count as lost,
-        and their episodes as interrupted.
+        Hanging explorers are skipped; long after a stop request, so are all others. Their fragments count as lost, and
+        their episodes as interrupted.
         """
         self._is_paused = True
         timeout_s = self._config.fragment_timeout_s

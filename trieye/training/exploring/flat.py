@@ -28,11 +28,11 @@ class Flat:
             sizes[dtype] = sizes.get(dtype, 0) + torch.Size(shape).numel()
         by_dtype = {dtype: torch.empty(size, dtype=dtype, device=device) for dtype, size in sizes.items()}
         self.buffers = [buffer for buffer in by_dtype.values() if buffer.numel()]
-        at = dict.fromkeys(sizes, 0)
+        offsets = dict.fromkeys(sizes, 0)
         for name, dtype, shape in layout:
             size = torch.Size(shape).numel()
-            self.tensors[name] = by_dtype[dtype][at[dtype] : at[dtype] + size].view(shape)
-            at[dtype] += size
+            self.tensors[name] = by_dtype[dtype][offsets[dtype] : offsets[dtype] + size].view(shape)
+            offsets[dtype] += size
 
     @property
     def timeout_s(self) -> float:

@@ -41,8 +41,8 @@ _DEFAULT_STEPS = 64
 def explore(config: TrainingConfig) -> Path:
     """Collect with the policy of the run named by `config.run_name`, and return the path of the rows.
 
-    The policy explores as at the time of the checkpoint, in the environment of the run. Rewards are as in the training,
-    but not normalized, because the moments for that belong to the run.
+    The policy explores as at the time of the checkpoint, in the environment of the run. Rewards are clipped as in the
+    training, but not normalized, because the moments for that belong to the run.
 
     The run is not modified, and may be training at the same time. If an error ends the collection early, the rows
     collected before are written.
@@ -54,10 +54,10 @@ def explore(config: TrainingConfig) -> Path:
     run_dir = RunFiles(config.persistence).run_base_dir
     saved = load_checkpoint(run_dir, reference_of(config.explore.checkpoint, asked="explore.checkpoint").which)
     policy = policy_of(run_dir, saved)
-    own, limit = policy.config, config.explore_steps
-    env = own.env.model_copy(update={"num": config.env.num, "normalize_rewards": False})
-    loop = own.loop.model_copy(update={"on_nonfinite": config.loop.on_nonfinite})
-    changed = {
+    run_config, limit = policy.config, config.explore_steps
+    env = run_config.env.model_copy(update={"num": config.env.num, "normalize_rewards": False})
+    loop = run_config.loop.model_copy(update={"on_nonfinite": config.loop.on_nonfinite})
+    overrides = {
         "env": env,
         "loop": loop,
         "explorer": config.explorer,
@@ -73,7 +73,7 @@ def explore(config: TrainingConfig) -> Path:
     with _reserved(run_dir, config.explore.output) as path:
         try:
             gather = _collect_by_explorers if config.explorer.num else _collect_here
-            gather(own.model_copy(update=changed), policy, published_weights, collected)
+            gather(run_config.model_copy(update=overrides), policy, published_weights, collected)
         finally:
             if collected.num:
                 collected.write(path)

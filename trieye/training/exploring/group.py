@@ -157,8 +157,8 @@ class ExplorerGroup:
         self._next_refused_report = 0.0
         self._has_delivered = self._is_closed = False
         self._machines_changed, self._last_machines_report = True, ""
-        whole: Any = task.config
-        self._is_synchronous, self._env_id = whole.sync.style == "fixed", whole.env.id
+        run_config: Any = task.config
+        self._is_synchronous, self._env_id = run_config.sync.style == "fixed", run_config.env.id
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="trieye-explorers", daemon=True)
@@ -287,7 +287,7 @@ class ExplorerGroup:
             return lambda: None
 
     def _next_deadline(self, slot: ExplorerSlot, now: float) -> float | None:
-        """Return the next deadline of an explorer, at which the thread acts without an event; None without one."""
+        """Return the next time when the thread has to act on an explorer without an event; None if never."""
         if slot.is_abandoned:
             return None
         times = [] if slot.restarts_at is None else [slot.restarts_at]

@@ -79,7 +79,7 @@ class ObjectStoreTransport:
         return arrays
 
 
-def own_address() -> str:
+def node_address() -> str:
     """Return the address of this machine for explorers on other machines."""
     return str(ray.util.get_node_ip_address())
 

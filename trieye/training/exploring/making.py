@@ -13,7 +13,7 @@ from trieye.replay.fragments import FragmentRules
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
 from trieye.replay.remote.handle import table_of
 from trieye.replay.remote.messages import DEFAULT_TABLE
-from trieye.training.config import own_class
+from trieye.training.config import project_class
 from trieye.training.exploring.experience import RemoteExperience
 from trieye.training.exploring.explorer import Task
 from trieye.training.exploring.explorers import Explorers
@@ -51,7 +51,7 @@ def make_explorers(
     if config.sync.transport == "collective":
         transport = _make_collective(config, policy)
     if ":" in config.sync.transport:
-        transport = own_class("sync.transport", config.sync.transport)(config)
+        transport = project_class("sync.transport", config.sync.transport)(config)
     task = Task(
         config=config,
         policy=type(policy),
@@ -116,11 +116,11 @@ def pool_and_transport(config: Any, learner: torch.device | None = None) -> tupl
 
 def _make_collective(config: Any, policy: Policy) -> Transport:
     from trieye.training.exploring.collective import CollectiveTransport
-    from trieye.training.exploring.in_ray import own_address
+    from trieye.training.exploring.in_ray import node_address
 
     is_nccl = policy.device.type == "cuda" and config.explorer.num_gpus >= 1
     return CollectiveTransport(
-        own_address(),
+        node_address(),
         backend="nccl" if is_nccl else "gloo",
         device=str(policy.device),
         keep=config.explorer.max_in_flight + 1,

@@ -82,14 +82,14 @@ class SyncRules:
             return counts.own_outstanding < config.offset + counts.steps_left
         return counts.outstanding < counts.explorers * (counts.steps_left + self._staleness * config.interval)
 
-    def may_take(self, version: int, left: Sequence[int], *, explorers: int, steps_left: int) -> bool:
+    def may_take(self, version: int, remaining: Sequence[int], *, explorers: int, steps_left: int) -> bool:
         """Return whether the learner may take the waiting fragments, or has to wait for older ones in flight.
 
         The remaining fragments must all be usable before they are too stale, with `explorers` fragments per step.
 
         Args:
             version: Version of the newest weights.
-            left: Versions of the remaining fragments, including those in flight.
+            remaining: Versions of the remaining fragments, including those in flight.
             explorers: Number of explorers.
             steps_left: Learner steps after this one until the next version.
         """
@@ -97,11 +97,11 @@ class SyncRules:
         if config.style in {"fixed", "explorer_driven"}:
             return True
         for ahead in range(self._staleness + 1):
-            due = sum(begun <= version + ahead - self._staleness for begun in left)
+            due = sum(fragment_version <= version + ahead - self._staleness for fragment_version in remaining)
             if due > explorers * (steps_left + ahead * config.interval):
                 return False
         return True
 
-    def is_fresh(self, begun: int, version: int) -> bool:
-        """Return whether the learner may use a fragment of version `begun` at `version`."""
-        return self._config.style == "fixed" or version - begun <= self._staleness
+    def is_fresh(self, fragment_version: int, version: int) -> bool:
+        """Return whether the learner may use a fragment of version `fragment_version` at `version`."""
+        return self._config.style == "fixed" or version - fragment_version <= self._staleness

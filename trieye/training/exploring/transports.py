@@ -19,7 +19,7 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class Transport(Protocol):
-    """Publishes weights in one process, and fetches them in others, to which it is sent.
+    """Publishes weights in the learner's process; copies of it fetch them in the explorers' processes.
 
     `sync.transport=my_agent.transports:MyTransport` selects a class of the project. It is called with the config of the
     run, and its instances must be picklable. Test it with `trieye.testing.TransportContract`.
