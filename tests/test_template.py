@@ -221,7 +221,7 @@ def test_make_install_takes_the_tested_versions_of_a_checkout(tmp_path, dependen
     assert f"pip install --quiet {constraints}-e '.[dev]'" in done.stdout.replace("  ", " ")
 
 
-@pytest.mark.parametrize("license_name", next(asked.choices for asked in questions() if asked.name == "license"))
+@pytest.mark.parametrize("license_name", next(each.choices for each in questions() if each.name == "license"))
 def test_each_license_is_named_and_written_out(tmp_path, license_name):
     project = make(tmp_path, license=license_name, author="Ann Author")
     expression, text = LICENSES[license_name]
@@ -290,13 +290,13 @@ def test_a_project_needs_stable_baselines3_if_that_was_chosen(tmp_path, algorith
 def test_a_project_without_stable_baselines3_says_what_to_install_and_passes_its_tests(project, tmp_path):
     without = "import runpy, sys\nsys.modules['stable_baselines3'] = None\nsys.argv = sys.argv[1:]\n"
     without += "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
-    done = run(project, "-c", without, f"{SLUG}.sb3", f"persistence.root_data_dir={tmp_path}")
+    done = warm.run(["-c", without, f"{SLUG}.sb3", f"persistence.root_data_dir={tmp_path}"], project)
     assert done.returncode == 2
     assert re.fullmatch(
         r"error: stable-baselines3 cannot be imported \(.*\): pip install 'trieye\[sb3\]'\n", done.stderr
     )
     assert list(tmp_path.iterdir()) == []
-    done = run(project, "-c", without, "pytest", "-q", "-p", "no:cacheprovider", "tests/test_sb3.py")
+    done = warm.run(["-c", without, "pytest", "-q", "-p", "no:cacheprovider", "tests/test_sb3.py"], project)
     assert "1 skipped" in done.stdout, done.stdout + done.stderr
     assert "error" not in done.stdout
 
@@ -389,17 +389,55 @@ def test_help_of_the_project_is_fast_to_load(project):
     assert done.stdout.rstrip().endswith("loaded []"), done.stdout + done.stderr
 
 
+COMPOSITIONS = [  # experiments and debug presets apart, because the latter override values of the former
+    "experiment=dqn_cartpole hparams_search=dqn sample=mix data=rows.npz",
+    "experiment=dqn_catch sample=prioritized",
+    "experiment=sac_pendulum sample=warmup data=rows.npz",
+    "experiment=ppo_cartpole hparams_search=ppo",
+    "experiment=ppo_lunarlander",
+    "experiment=ppo_pendulum",
+    "agent=blank env=lunarlander debug=profiler",
+    "env=acrobot debug=default",
+    "env=atari debug=limit sample=uniform",
+    "env=pendulum debug=overfit sample=default",
+    "env=catch",
+]
+COMPOSED_BY_DEFAULTS = {"agent=dqn", "agent=ppo", "agent=sac", "env=cartpole", "metrics=agent", "persistence=default"}
+
+
+@pytest.mark.slow
+def test_every_option_of_the_project_composes(project):
+    files = [re.fullmatch(r"conf/(\w+)/(\w+)\.yaml", name) for name in FILES]
+    options = {f"{match[1]}={match[2]}" for match in files if match}
+    overrides = {word for words in COMPOSITIONS for word in words.split()} - {"data=rows.npz"}
+    assert overrides | COMPOSED_BY_DEFAULTS == options
+    code = f"""
+import trieye
+from {SLUG}.config import TrainConfig
+for words in {COMPOSITIONS}:
+    config = trieye.compose(words.split(), config_path={str(project / "conf")!r}, config_type=TrainConfig)
+    assert isinstance(config, TrainConfig), words
+"""
+    done = warm.run(["-c", code], project)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
-    "chosen",
+    "selection",
     [
-        ["--deselect", "tests/test_train.py::test_a_killed_run_resumes_with_bit_identical_weights"],
+        [
+            "--deselect",
+            "tests/test_train.py::test_a_killed_run_resumes_with_bit_identical_weights",
+            "--deselect",
+            "tests/test_config.py::test_every_option_composes",  # the test above composes several at once
+        ],
         pytest.param([], marks=pytest.mark.long),  # kills of the same algorithms are in test_soak.py
     ],
     ids=["without kill -9", "all"],
 )
 @pytest.mark.slow
-def test_the_tests_of_the_project_pass(project, chosen):
-    done = run(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
+def test_the_tests_of_the_project_pass(project, selection):
+    done = run(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selection)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\d+ passed", done.stdout)
 
@@ -487,16 +525,16 @@ moves, forces = gym.spaces.Discrete(3), gym.spaces.Box(-1.0, 1.0, (2,))
 cases = ((dqn, dqn.QPolicy, moves), (ppo, ppo.ActorCritic, moves), (sac, sac.GaussianActor, forces))
 for module, policy, action in cases:
     config = TrainConfig(agent=dict(kind=module.__name__.split('.')[-1]), env=dict(id='x', normalize_observations=True))
-    found = []
+    features = []
     for dtype in (np.uint8, np.float32):
         torch.manual_seed(0)
         made = policy(config, trieye.Spaces(gym.spaces.Box(0, 255, (40, 40, 1), dtype), action))
         parts = [made.encoder] + ([sac.Critics(made, [8]).encoder] if module is sac else [])
         made.normalizer.update(pictures)
-        found.append([part(pictures) for part in parts])
-    assert all(map(torch.equal, *found)), policy
+        features.append([part(pictures) for part in parts])
+    assert all(map(torch.equal, *features)), policy
 """
-    done = run(project, "-c", code)
+    done = warm.run(["-c", code], project)
     assert done.returncode == 0, done.stderr
 
 

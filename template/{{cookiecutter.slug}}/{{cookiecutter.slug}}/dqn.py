@@ -69,7 +69,7 @@ class DQN(trieye.TrainEngine[TrainConfig, DQNConfig, QPolicy]):
             value = self.policy(batch.obs).gather(1, batch.action[:, None])[:, 0].float()
         # discount = gamma^replay.n_step, and 0 if the episode terminated; a truncated episode is bootstrapped
         target = batch.reward + batch.discount * next_value
-        # Huber loss = TD errors clipped to [-1, 1] (Mnih et al. 2015); the weights correct for prioritized sampling
+        # Huber loss: its gradient clips TD errors to [-1, 1] (Mnih et al. 2015); weights correct prioritized sampling
         loss = (nn.functional.huber_loss(value, target, reduction="none") * batch.weights).mean()
         self.optimizer.zero_grad()
         loss.backward()

@@ -50,7 +50,7 @@ class Flat(nn.Module):
     """Flatten the last axes into one.
 
     Args:
-        axes: Number of axes.
+        axes: Number of axes to flatten.
     """
 
     def __init__(self, axes: int) -> None:
