@@ -1,14 +1,14 @@
-# make demo   bake a project, train DQN on CartPole, show where to look      (SEED=1 for another seed)
-# make test   format, lint, types and all tests
-# make check  format, lint, English and types only
-# make test-lowest  the fast tests with the lowest versions that pyproject.toml allows, in .venv-lowest: about 7 minutes
-# make test-matrix  the fast tests with each Hydra, and with each Python that is installed, in .matrix: one line for each,
-#                   about 5 minutes each                                     (FAST=tests/config for some tests only)
-# make canary  the tests of docs/private_apis.md with the newest versions of all dependencies but torch, in .venv-canary
-# make bench  every goal of the benchmarks folder as one JSON line each
-# make soak   the tests marked long; then kills, damage, outages, full disks, by the hundred: about 30 minutes
-# make format mend what the formatter and the linter can mend
-# make clean  remove what the others made
+# make demo         create a project, train PPO on CartPole, kill and resume it, evaluate it   (SEED=1 for another seed)
+# make test         formatter, linter, types and all tests
+# make check        formatter, linter, English and types only
+# make format       fix formatting, and lint errors that have an automatic fix
+# make test-lowest  fast tests with the lowest versions that pyproject.toml allows, in .venv-lowest: about 7 minutes
+# make test-matrix  fast tests with each Hydra and each installed Python, in .matrix: one line and about 5 minutes each
+#                   (FAST=tests/config for some tests only)
+# make canary       tests of docs/private_apis.md with the newest versions of all dependencies except torch, in .venv-canary
+# make bench        every goal of the benchmarks folder, as a JSON line each
+# make soak         tests marked long, then hundreds of kills, damaged files, outages and full disks: about 30 minutes
+# make clean        remove everything that the other targets created
 
 PYTHON ?= python3
 SEED ?= 0

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from trieye.sinks.base import MAX_POINTS_PER_WRITE
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.stats.point import Point
-from trieye.testing import make_run
+from trieye.testing import make_run_info
 
 REPEATS = 5
 NUM_METRICS = 10
@@ -49,7 +49,7 @@ def peer(client: MlflowClient, run_id: str, points: list[Point]) -> float:
 def main() -> None:
     """Measure both on the same store, in turns, and print one line."""
     with tempfile.TemporaryDirectory() as scratch:
-        run = make_run(Path(scratch))
+        run = make_run_info(Path(scratch))
         sink = MlflowSink()
         sink.open(run)
         client = MlflowClient(tracking_uri=run.tracking_uri)

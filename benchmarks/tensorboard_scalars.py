@@ -11,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 from trieye.sinks.base import MAX_POINTS_PER_WRITE
 from trieye.sinks.tensorboard.sink import TensorboardSink
 from trieye.stats.point import Point
-from trieye.testing import make_run
+from trieye.testing import make_run_info
 
 REPEATS = 5
 NUM_METRICS = 10
@@ -31,7 +31,7 @@ def points_of_a_training() -> list[Point]:
 def ours(directory: Path, points: list[Point]) -> float:
     """Return scalars per second of the sink, all of them in the file at the end."""
     sink = TensorboardSink()
-    sink.open(make_run(directory))
+    sink.open(make_run_info(directory))
     sink.write(points[:1])
     sink.flush()  # makes the file, which the other has made by then too
     start = time.perf_counter()

@@ -1,1 +1,1 @@
-"""Config groups of trieye; Hydra finds them once a config type is registered, see `trieye.register`."""
+"""Config groups of trieye; on Hydra's search path once a config type is registered, see `trieye.register`."""

@@ -189,7 +189,7 @@ def check(config: Any, problems: list[str]) -> dict[str, Any]:
         "updates": counted["updates"],
         "versions": int(versions[-1]),
         "restarts": curves["explorer/restarts"][-1][1],
-        "lost": curves["explorer/lost"][-1][1],
+        "lost": curves["explorer/lost_fragments"][-1][1],
         "staleness_max": staleness,
         "dropped": dropped,
     }

@@ -189,7 +189,7 @@ class Scheduler:
         self._thread.start()
 
     def start(self, task: Any, index: int, incarnation: int) -> "ScheduledWorker":
-        """Start an explorer; see `Place`."""
+        """Start an explorer; see `ExplorerPool`."""
         return ScheduledWorker(self, Explorer(task, index, incarnation))
 
     def after(self, delay: float, act: Callable[[], None]) -> None:
@@ -276,11 +276,11 @@ class ScheduledWorker:
         self._is_killed = self._hangs = False
 
     def find(self) -> "Future[str]":
-        """Return the name of the machine; see `Worker`."""
+        """Return the name of the machine; see `WorkerHandle`."""
         return done("here")
 
     def begin(self, method: str, *values: Any) -> "Future[Any]":
-        """Call a method; see `Worker`."""
+        """Call a method; see `WorkerHandle`."""
         if method != "rollout":
             return done(getattr(self._explorer, method)(*values))
         answer: Future[Any] = Future()
@@ -320,7 +320,7 @@ class ScheduledWorker:
             answer.set_exception(error)
 
     def kill(self) -> None:
-        """End it at once; see `Worker`."""
+        """End it at once; see `WorkerHandle`."""
         self._is_killed = True
 
 
@@ -370,7 +370,7 @@ def run_seed(seed: int, root: Path, *, steps: int) -> list[str]:
     for _ in range(dice.choice([1, 2, 3])):
         config = with_numbers(dice, parts, fails=bool(faults))
         engine: Any = (Replay if is_replay else Rows)(config)
-        scheduler = engine._source._group._place = Scheduler(dice, faults)
+        scheduler = engine._row_source._group._pool = Scheduler(dice, faults)
         engine._seen = seen
         try:
             found, state = attempt(engine, scheduler, state, steps)
@@ -389,7 +389,7 @@ def parts_of(growing: Any) -> SavedParts:
 
 def attempt(engine: Any, scheduler: Scheduler, state: Any, steps: int) -> tuple[list[str], Any]:
     """Train for some steps, and return what is wrong and the state to resume from."""
-    source, group = engine._source, engine._source._group
+    source, group = engine._row_source, engine._row_source._group
     if state is not None:
         source.load_state_dict(state["source"])
         if engine.replay is not None:
@@ -399,7 +399,7 @@ def attempt(engine: Any, scheduler: Scheduler, state: Any, steps: int) -> tuple[
 
     def settle() -> None:
         heard = threading.Event()
-        group._heard.put(heard.set)
+        group._events.put(heard.set)
         if group._thread.is_alive():
             heard.wait(5.0)
 
@@ -426,7 +426,7 @@ def problems_of(engine: Any, saved: Any, size: int) -> list[str]:
     problems = []
     if not 0 <= missing <= saved["lost"] * size:
         problems.append(f"{missing} steps are missing, and {saved['lost']} fragments of {size} are reported lost")
-    metrics = engine._source.metrics()
+    metrics = engine._row_source.metrics()
     if dropped := {name: value for name, value in metrics.items() if name.startswith("replay/dropped") and value}:
         problems.append(f"dropped: {dropped}")
     if num := getattr(engine, "_doubled", 0):

@@ -39,8 +39,10 @@ class Accounted(fragments.Rows):
 
     def cleanup(self) -> None:
         """Write how many steps are counted, and what was lost."""
-        saved = self._source.state_dict()
-        dropped = {name: value for name, value in self._source.metrics().items() if name.startswith("replay/dropped")}
+        saved = self._row_source.state_dict()
+        dropped = {
+            name: value for name, value in self._row_source.metrics().items() if name.startswith("replay/dropped")
+        }
         waiting = sum(report["env_steps"] for report in saved["inbox"]["reports"])
         told = {"counted": saved["env_steps"] + waiting, "lost": saved["lost"], "doubled": self._doubled}
         root = Path(self.config.persistence.root_data_dir)

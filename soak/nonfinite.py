@@ -45,7 +45,7 @@ NAMES = {
     "loss": r"gradient of policy\.\S+ is \S+ \(optimizer\).* in update {update} at environment step \d+"
     r"|\d+ of \d+ priorities are not finite|metric loss/td is {value}",
     "gradient": r"gradient of policy\.\S+ is \S+ \(optimizer\).* in update {update} at environment step \d+",
-    "row": r"1 of \d+ rows given to the replay have {value} in 'reward'",
+    "row": r"1 of \d+ rows for the replay have {value} in 'reward'",
     "priority": r"1 of \d+ priorities are not finite, the first {value}",
     "weight": r"(policy|target)\.\S+ is {value} at environment step \d+",
 }

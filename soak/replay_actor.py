@@ -23,7 +23,7 @@ import psutil
 import ray
 
 from trieye.replay.remote import RemoteReplay
-from trieye.replay.samplers.base import Draw
+from trieye.replay.samplers.base import SampledIds
 
 NUM_WRITERS, NUM_READERS = 8, 2
 CAPACITY, RING = 4_000_000, 5_000
@@ -151,7 +151,7 @@ def rows_of(replay: RemoteReplay) -> Any:
     found = []
     for start in range(counters["low"], counters["total"], CHUNK_ROWS):
         ids = np.arange(start, min(start + CHUNK_ROWS, counters["total"]))
-        batch = view.rows(Draw(ids, np.ones(len(ids), np.float32)), keys=["x"])
+        batch = view.rows(SampledIds(ids, np.ones(len(ids), np.float32)), keys=["x"])
         assert batch is not None
         found.append(batch["x"].copy())
     return np.concatenate(found)

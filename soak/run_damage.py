@@ -1,10 +1,10 @@
 """Damage what killed and finished runs keep, a hundred times, and start them again.
 
 Real runs with checkpoints that share replay parts are killed or come to their end. Of a copy one to three files are
-damaged: the journal, its log, its shared memory, its witness, replay parts, manifests, model files; bits flip, ends are
-cut off, files are gone, or are those of another run. Then `trieye verify` looks at it, and the run is closed, or goes
-on from its checkpoint. Nothing wrong may ever be shown as right, what the sinks showed stays, what is lost up to the
-last witness is said, and the newest model whose own bytes are whole is what the run goes on from.
+damaged: the journal, its log, its shared memory, its watermark, replay parts, manifests, model files; bits flip, ends
+are cut off, files are missing, or belong to another run. Then `trieye verify` looks at it, and the run is closed, or
+goes on from its checkpoint. Nothing wrong may ever be shown as right, what the sinks showed stays, what is lost up to
+the last watermark is said, and the newest model whose own bytes are whole is what the run goes on from.
 """
 
 import argparse
@@ -49,7 +49,7 @@ TARGETS = {
     JOURNAL: ["flip", "cut", "delete", "swap"],
     LOG: ["flip", "cut", "delete", "swap"],
     "journal.db-shm": ["flip", "cut", "delete", "swap"],
-    "journal-witness.jsonl": ["flip", "cut", "delete"],
+    "journal-watermark.jsonl": ["flip", "cut", "delete"],
     "checkpoints/checkpoint_step_*/parts/*": ["flip", "cut", "delete"],
     "checkpoints/checkpoint_step_*/MANIFEST.json": ["flip", "cut", "delete"],
     "checkpoints/checkpoint_step_*/*.safetensors": ["flip", "cut", "delete"],
@@ -125,7 +125,7 @@ class Original:
         root: Where it is.
         run_dir: Its directory.
         last: The last step that it logged.
-        sure_before: What was logged before this step is in the journal up to where the witness has seen it.
+        sure_before: What was logged before this step is in the journal up to where the watermark has seen it.
         checkpoints: Steps of its checkpoints.
     """
 
@@ -139,14 +139,14 @@ class Original:
     def of(cls, root: Path, run_dir: Path, scratch: Path) -> "Original":
         """Look at a copy."""
         copy = copied(root, scratch) / run_dir.relative_to(root)
-        witness = read_watermark(copy / JOURNAL)
-        assert witness is not None
+        watermark = read_watermark(copy / JOURNAL)
+        assert watermark is not None
         with contextlib.closing(Journal(copy / JOURNAL)) as journal:
             assert not journal.damage, journal.damage
             events = {record.pos: record.payload for record in journal.records(0) if record.kind == "events"}
         steps = {pos: list(decode_events(payload)[0].steps) for pos, payload in events.items()}
         last = STEPS if not steps else max(step for found in steps.values() for step in found)
-        unsure = [step for pos, found in steps.items() if pos > witness.pos for step in found]
+        unsure = [step for pos, found in steps.items() if pos > watermark.pos for step in found]
         saved = [int(path.name.rpartition("_")[2]) for path in (run_dir / "checkpoints").glob("checkpoint_step_*")]
         return cls(root, run_dir, last, min(unsure, default=last + 1), sorted(saved))
 
@@ -261,7 +261,7 @@ def problems_of(run_dir: Path, original: Original, harm: Harm, *, mlflow: bool, 
                 yield f"`trieye close` ended with {code}"
         last = original.last
     # the log's end and the only file that knows of it are gone: nothing is left that could tell
-    unsure = {"journal-witness.jsonl", LOG} <= harm.names
+    unsure = {"journal-watermark.jsonl", LOG} <= harm.names
     for place, curves in curves_of(run_dir, mlflow=mlflow).items():
         # what is shown and lost is shown a second time when the run goes on from before it, and that is said
         may_repeat = (is_said or unsure) and place != "history"

@@ -21,7 +21,7 @@ from pydantic_core import to_jsonable_python
 import trieye
 from trieye.config.base import models_in, set_by
 from trieye.config.hydra.keys import is_variant
-from trieye.config.hydra.loader import Source, opened
+from trieye.config.hydra.loader import ConfigSource, opened
 
 NO_DEFAULTS = {
     "run_name", "persistence.app_name", "persistence.run_name", "persistence.MLFLOW_TRACKING_URI", "stats.metrics",
@@ -113,7 +113,7 @@ def main() -> None:
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
         trieye.main(config_path=conf)(train)()
     shown = dict(leaves(yaml.safe_load(printed.getvalue())))
-    with opened(Source(conf, "train"), config_type, run_name="x") as loader:
+    with opened(ConfigSource(conf, "train"), config_type, run_name="x") as loader:
         contents = [values for _, values in loader.contents(overrides) if "hydra" not in values]
     stated = {".".join(path) for values in contents for path, value in leaves(values) if value != {}}
     kinds = models_in(config_type.model_fields["agent"])[0]

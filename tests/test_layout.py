@@ -245,6 +245,14 @@ def test_the_files_and_packages_that_a_page_names_exist(page):
         assert (ROOT / name).exists() or (PACKAGE / name).exists(), name
 
 
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/internals.md"])
+def test_the_names_that_a_page_places_in_a_file_are_there(page):
+    named = re.findall(r"`(\w+)` (?:of|in|\()\s?`([\w/]+\.py)`", (ROOT / page).read_text())
+    assert len(named) >= 3
+    files = {name: next(path for path in (PACKAGE / name, ROOT / name) if path.exists()) for _, name in named}
+    assert [(word, name) for word, name in named if not re.search(rf"\b{word}\b", files[name].read_text())] == []
+
+
 def test_architecture_lists_the_packages_in_import_order():
     listed = re.findall(r"^\| `trieye/(\w+)(?:/|\.py)`", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
     assert listed == [room for room in ROOMS if (PACKAGE / room).is_dir() or (PACKAGE / f"{room}.py").is_file()]

@@ -89,6 +89,7 @@ def test_overrides_of_a_stored_run_are_rerun_with_the_current_keys(project, run_
 
 def test_a_stored_run_resumes_with_its_project_as_it_is(project, run_dir):
     assert main(["claim", str(run_dir)]) == 0  # the directory is a copy until then
+    assert (run_dir / "journal-witness.jsonl").exists()
     options = ["runtime=local", "run_name=stored", "agent.hidden_sizes=[8]", "replay.capacity=120"]
     limits = ["loop.env_steps=220", "agent.learning_starts=64", "agent.batch_size=16"]
     command = [sys.executable, "-m", "stored_agent.train", *options, *limits]
@@ -100,3 +101,4 @@ def test_a_stored_run_resumes_with_its_project_as_it_is(project, run_dir):
     assert summary["progress/env_steps"]["last"] >= 220
     assert summary["progress/updates"]["last"] > 45  # the count continues from the checkpoint
     assert main(["verify", str(run_dir)]) == 0
+    assert {path.name for path in run_dir.glob("*.jsonl")} == {"journal-watermark.jsonl"}

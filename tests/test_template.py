@@ -29,6 +29,7 @@ FILES = {
     ".github/workflows/ci.yml",
     ".gitignore",
     ".pre-commit-config.yaml",
+    "AGENTS.md",
     "LICENSE",
     "Makefile",
     "README.md",
@@ -366,8 +367,8 @@ def test_plain_cookiecutter_makes_the_same_project(tmp_path, project):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("slug=class", "slug 'class' is a keyword of Python"),
-        ("slug=torch", "slug 'torch' would hide an installed package"),
+        ("slug=class", "slug 'class' is a Python keyword"),
+        ("slug=torch", "slug 'torch' would shadow the installed package"),
         ("algorithm=ddpg", "ddpg"),
     ],
 )

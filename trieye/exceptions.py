@@ -149,7 +149,7 @@ def noted(error: BaseException | None, doing: str) -> Iterator[None]:
     """Run a cleanup step; if it fails, add its error as a note to the error that caused the cleanup.
 
     Args:
-        error: The error that is propagating; None if there is none: an error of the step is raised.
+        error: The propagating error; with None, an error of the step is raised.
         doing: Name of the step, for the note.
     """
     try:

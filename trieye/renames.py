@@ -47,12 +47,16 @@ def _renames(table: Mapping[str, str]) -> dict[str, Rename]:
 
 KEYS = _renames(
     {
+        "bench.which": "bench.checkpoints",
+        "explore.file": "explore.output",
+        "explore.which": "explore.checkpoint",
         "explorer.backoff_s": "explorer.restart_backoff_s",
         "explorer.in_flight": "explorer.max_in_flight",
         "explorer.replay_snapshot_s": "explorer.replay_snapshot_interval_s",
         "explorer.steps": "explorer.fragment_steps",
         "explorer.timeout_s": "explorer.fragment_timeout_s",
         "hydra.launcher.env": "hydra.launcher.runtime_env",
+        "hydra.sweeper.without": "hydra.sweeper.exclude",
         "loop.evaluate_beside": "loop.background_evaluation",
         "persistence.mirror_every_s": "persistence.mirror_interval_s",
         "runtime.env": "runtime.runtime_env",
@@ -71,8 +75,72 @@ KEYS = _renames(
 )
 """Keys of the config."""
 
-TABLES = {"Config keys": KEYS}
+COMMANDS = _renames({"trieye sweep index": "trieye sweep find"})
+"""Commands and actions."""
+
+OPTIONS = _renames(
+    {
+        "trieye evaluate --which": "trieye evaluate --checkpoint",
+        "trieye export --which": "trieye export --checkpoint",
+        "trieye results --finite": "trieye results --include-diverged",
+        "trieye results --min": "trieye results --mode min",
+        "trieye results --out": "trieye results --output",
+        "trieye results --partial": "trieye results --include-unfinished",
+        "trieye sweep plan --out": "trieye sweep plan --output",
+        "trieye sweep plan --without": "trieye sweep plan --exclude",
+        "trieye sweep run --at-once": "trieye sweep run --max-concurrent",
+        "trieye sweep slurm --at-once": "trieye sweep slurm --max-concurrent",
+        "trieye sweep slurm --gigs": "trieye sweep slurm --memory-gib",
+        "trieye sweep slurm --most-tasks": "trieye sweep slurm --max-tasks",
+    }
+)
+OPTIONS["trieye fork --at"] = Rename("trieye fork --at", "trieye fork --checkpoint", values={"last": "latest"})
+"""Options of commands; those of all actions of a command have no action."""
+
+NAMES = _renames(
+    {
+        "trieye.replay.Draw": "trieye.replay.SampledIds",
+        "trieye.replay.Hindsight": "trieye.replay.HindsightRelabeler",
+        "trieye.replay.Limiter": "trieye.replay.RateLimiter",
+        "trieye.results.Groups": "trieye.results.RunGroups",
+        "trieye.results.Scoring": "trieye.results.ScoreDefinition",
+        "trieye.runs.Delivery": "trieye.runs.DeliveryResult",
+        "trieye.runs.Pruning": "trieye.runs.PruneResult",
+        "trieye.runs.Restart": "trieye.runs.RestartPlan",
+        "trieye.testing.MemorySource": "trieye.testing.MemoryHistory",
+        "trieye.testing.make_run": "trieye.testing.make_run_info",
+    }
+)
+"""Classes and functions."""
+
+METRICS = _renames(
+    {
+        "explorer/<number>/lag": "explorer/<number>/staleness",
+        "explorer/lost": "explorer/lost_fragments",
+        "replay/early": "replay/out_of_order",
+        "replay/waiters": "replay/waiting_readers",
+    }
+)
+"""Metrics that trieye logs; a stored run has the names that it logged."""
+
+FILES = _renames({"journal-witness.jsonl": "journal-watermark.jsonl"})
+"""Files of a run directory, which are renamed when the run is opened."""
+
+TABLES = {
+    "Config keys": KEYS,
+    "Commands": COMMANDS,
+    "Options": OPTIONS,
+    "Classes and functions": NAMES,
+    "Metrics": METRICS,
+    "Files of a run": FILES,
+}
 """The tables by the heading that docs/renames.md gives them."""
+
+
+def no_attribute(module: str, name: str) -> AttributeError:
+    """Return the error for a name that a module lacks, with its current name if it was renamed."""
+    rename = NAMES.get(f"{module}.{name}")
+    return AttributeError(str(rename) if rename else f"module {module!r} has no attribute {name!r}")
 
 
 def renamed_field(name: str, fields: Iterable[str]) -> str | None:

@@ -430,7 +430,7 @@ class _Seats:
 
 
 class _Seat(_RayWorker):
-    """One of them, called as `RayPlace` calls an actor of its own."""
+    """One of them, called as `RayExplorerPool` calls its actors."""
 
     def __init__(self, actor: Any, index: int) -> None:
         call = SimpleNamespace(remote=lambda method, *values: actor.do.remote(index, method, *values))

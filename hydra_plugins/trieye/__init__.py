@@ -1,4 +1,4 @@
-"""Where Hydra finds the configs of trieye; every program with Hydra imports this, so it imports nothing of trieye."""
+"""Search path plugin for the configs of trieye; every Hydra program imports it, so it imports nothing of trieye."""
 
 import sys
 
@@ -7,10 +7,10 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 
 class TrieyeSearchPath(SearchPathPlugin):
-    """Adds the groups and the schema of trieye, in programs that have registered a config type and in no other."""
+    """Adds the groups and the schema of trieye, only in programs that have registered a config type."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add them behind the configs of the program, whose files win."""
+        """Add them after the configs of the program, whose files take precedence."""
         registration = sys.modules.get("trieye.config.hydra.registration")
         if registration is not None:
             registration.join(search_path)

@@ -1,4 +1,4 @@
-"""The launcher and the sweeper of trieye; every program with Hydra imports this, so what they do is imported later."""
+"""Hydra plugins: trieye's launcher and sweeper; every Hydra program imports them, so heavy modules load on use."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +19,12 @@ class TrieyeRayLauncher(Launcher):
         with refusing():
             self.body = LauncherBody(**options)
 
-    def setup(self, **given: Any) -> None:
-        """Hear from Hydra what is to be run."""
-        self.body.setup(**given)
+    def setup(self, **options: Any) -> None:
+        """Receive the program and its config from Hydra."""
+        self.body.setup(**options)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run jobs; return what became of each."""
+        """Run jobs; return the outcome of each job."""
         from trieye.config.hydra.registration import refusing
 
         with refusing():
@@ -41,30 +41,30 @@ class TrieyeSweeper(Sweeper):
         with refusing():
             self.body = SweeperBody(**options)
 
-    def setup(self, **given: Any) -> None:
-        """Hear from Hydra what is to be run."""
-        self.body.setup(**given)
+    def setup(self, **options: Any) -> None:
+        """Receive the program and its config from Hydra."""
+        self.body.setup(**options)
 
     def sweep(self, arguments: Sequence[str]) -> Any:
-        """Run all jobs; return what became of each."""
+        """Run all jobs; return the outcome of each job."""
         from trieye.config.hydra.registration import refusing
 
         with refusing():
             return self.body.sweep(arguments)
 
 
-# the defaults of `trieye.config.launcher` and `trieye.config.sweeper`, whose import would cost every program with Hydra
+# copies of the defaults in `trieye.config.launcher` and `trieye.config.sweeper`, whose import would slow all programs
 LAUNCHER: dict[str, Any] = {
     "num_jobs": None, "num_cpus": 1.0, "num_gpus": 0.0, "memory": None, "resources": {}, "retries": 3,
     "fail_fast": False, "isolate": "process", "address": None, "is_part": False, "only": None,
     "working_dir": "auto", "runtime_env": {},
 }  # fmt: skip
 SWEEPER: dict[str, Any] = {
-    "kind": "grid", "params": None, "seeds": None, "zip": [], "without": [], "dry_run": False, "num_trials": 20,
+    "kind": "grid", "params": None, "seeds": None, "zip": [], "exclude": [], "dry_run": False, "num_trials": 20,
     "seed": 0, "mode": None, "sampler": "tpe", "pruner": "none",
 }  # fmt: skip
 
-_HERE = "hydra_plugins.trieye.sweeps"
+_MODULE = "hydra_plugins.trieye.sweeps"
 _store = ConfigStore.instance().store
-_store("trieye_ray", {"_target_": f"{_HERE}.TrieyeRayLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye")
-_store("trieye", {"_target_": f"{_HERE}.TrieyeSweeper", **SWEEPER}, "hydra/sweeper", provider="trieye")
+_store("trieye_ray", {"_target_": f"{_MODULE}.TrieyeRayLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye")
+_store("trieye", {"_target_": f"{_MODULE}.TrieyeSweeper", **SWEEPER}, "hydra/sweeper", provider="trieye")

@@ -1,4 +1,4 @@
-"""Finish the project: the CI file, the trieye that it depends on, and a git repository if one is wanted."""
+"""Finish the generated project: pin its trieye dependency, drop unwanted CI, optionally create a git repository."""
 
 import json
 import re
@@ -9,23 +9,23 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-PLACEHOLDER = '\n    "trieye-requirement",\n'  # at the beginning of a line, where no answer can stand
+PLACEHOLDER = '\n    "trieye-requirement",\n'  # a whole line, which no rendered answer can contain
 URL = re.compile(r"(https?|ssh|git)://|git@|gh:|gl:|bb:")
 HOSTS = {"gh:": "https://github.com/", "gl:": "https://gitlab.com/", "bb:": "https://bitbucket.org/"}
 
 
 def requirement(template: str, repo_dir: Path, name: str = "trieye[rl]") -> str:
-    """Return what the project needs: the trieye that this template came with.
+    """Return the requirement for the trieye that contains this template.
 
     Args:
-        template: Where the template came from, as the user typed it.
-        repo_dir: Where it lies on this machine.
-        name: trieye with the extras that it needs.
+        template: Path or URL of the template, as the user typed it.
+        repo_dir: Local directory of the template's repository.
+        name: trieye with the required extras.
     """
     if URL.match(template):
         for short, host in HOSTS.items():
             template = template.replace(short, host, 1) if template.startswith(short) else template
-        template = re.sub(r"^(https?://)[^/@]*@", r"\1", template)  # a password or token is no part of the project
+        template = re.sub(r"^(https?://)[^/@]*@", r"\1", template)  # drop credentials
         return f"{name} @ git+{template}"
     checkout = repo_dir.resolve().parent
     if is_trieye(checkout):
@@ -34,43 +34,43 @@ def requirement(template: str, repo_dir: Path, name: str = "trieye[rl]") -> str:
         installed = metadata.distribution("trieye")
     except metadata.PackageNotFoundError:
         return name
-    if place := origin(installed.read_text("direct_url.json")):
-        return f"{name} @ {place}"
+    if url := origin(installed.read_text("direct_url.json")):
+        return f"{name} @ {url}"
     version = installed.version
     major, minor = version.split(".")[:2]
-    following = f"{major}.{int(minor) + 1}" if major == "0" else str(int(major) + 1)
-    return f"{name}>={version},<{following}"
+    next_minor = f"{major}.{int(minor) + 1}" if major == "0" else str(int(major) + 1)
+    return f"{name}>={version},<{next_minor}"
 
 
 def origin(direct_url: str | None) -> str | None:
-    """Return from where pip installed a package, as a requirement names it; None: from an index, or it is not there.
+    """Return the URL that pip recorded for a package; None if an index supplied it or its path no longer exists.
 
     Args:
-        direct_url: What pip wrote down about that (PEP 610), if it did.
+        direct_url: Content of pip's direct_url.json (PEP 610), if present.
     """
     if direct_url is None:
         return None
-    held = json.loads(direct_url)
-    url = re.sub(r"^(https?://)[^/@]*@", r"\1", held["url"])  # a password or token is no part of the project
-    if "vcs_info" in held:
-        return f"{held['vcs_info']['vcs']}+{url}@{held['vcs_info']['commit_id']}"
-    is_there = not url.startswith("file:") or Path(unquote(urlsplit(url).path)).exists()
-    return url if is_there else None
+    record = json.loads(direct_url)
+    url = re.sub(r"^(https?://)[^/@]*@", r"\1", record["url"])  # drop credentials
+    if "vcs_info" in record:
+        return f"{record['vcs_info']['vcs']}+{url}@{record['vcs_info']['commit_id']}"
+    is_available = not url.startswith("file:") or Path(unquote(urlsplit(url).path)).exists()
+    return url if is_available else None
 
 
 def is_trieye(folder: Path) -> bool:
-    """Tell whether a folder is a checkout of trieye."""
+    """Return whether a folder is a checkout of trieye."""
     project = folder / "pyproject.toml"
     return project.is_file() and re.search(r'^name = "trieye"$', project.read_text("utf-8"), re.MULTILINE) is not None
 
 
 def main() -> None:
-    """Change the new project, which is the working directory."""
+    """Edit the new project, which is the working directory."""
     answers = json.loads(r'''{{ cookiecutter | tojson }}''')
     project = Path("pyproject.toml")
     name = "trieye[rl,sb3]" if answers["algorithm"] == "sb3" else "trieye[rl]"
-    needed = requirement(str(answers["_template"]), Path(answers["_repo_dir"]), name)
-    project.write_text(project.read_text("utf-8").replace(PLACEHOLDER, f'\n    "{needed}",\n'), "utf-8")
+    dependency = requirement(str(answers["_template"]), Path(answers["_repo_dir"]), name)
+    project.write_text(project.read_text("utf-8").replace(PLACEHOLDER, f'\n    "{dependency}",\n'), "utf-8")
     if answers["ci"] == "none":
         shutil.rmtree(".github")
     if answers["git"] == "yes":
@@ -78,15 +78,15 @@ def main() -> None:
 
 
 def commit() -> None:
-    """Make a git repository of the project, with a first commit; a project without one is a project, too."""
-    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "Made by trieye new"]):
+    """Create a git repository with an initial commit; on failure, print a warning: the project works without git."""
+    for arguments in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "Initial commit by trieye new"]):
         try:
-            done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
-            said = done.stderr if done.returncode else ""
+            done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+            problem = done.stderr if done.returncode else ""
         except OSError as error:
-            said = str(error)
-        if said:
-            print(f"the project is made, but `git {' '.join(words)}` failed: {said.strip()}", file=sys.stderr)
+            problem = str(error)
+        if problem:
+            print(f"project created, but `git {' '.join(arguments)}` failed: {problem.strip()}", file=sys.stderr)
             return
 
 

@@ -438,4 +438,4 @@ def test_a_run_that_is_a_link_out_of_the_app_is_not_looked_at(app, tmp_path, cap
     run_dir.symlink_to(tmp_path / "far")
     with caplog.at_level(logging.WARNING):
         assert app.choose() is None
-    assert "planted is a link that leaves" in caplog.text
+    assert "planted is ignored: it is a link" in caplog.text

@@ -157,9 +157,9 @@ def test_runs_are_rerun_and_forked_from_python_and_with_json(command, project):
         str(plan.run_dir),
         plan.program.command(plan.overrides),
     )
-    assert runs.fork("first", ["loop.steps=12", "run_name=forked"], at="step:10") == 0
+    assert runs.fork("first", ["loop.steps=12", "run_name=forked"], checkpoint="step:10") == 0
     assert runs.get("forked").forked_from == "agents/first@10"
-    code, out, _ = command("fork", "first", "loop.steps=12", "--at", "best", "--json")
+    code, out, _ = command("fork", "first", "loop.steps=12", "--checkpoint", "best", "--json")
     document = validated(out)  # the output of the program is on stderr
     assert (code, document["is_dry_run"], document["changes"]["config"]["loop.steps"]) == (0, False, [10, 12])
     assert runs.get("first_fork").forked_from == "agents/first@6"
@@ -330,7 +330,7 @@ def test_a_program_that_is_gone_is_said_to_be(command, project):
 
 
 def test_a_fork_goes_on_from_the_best_and_has_a_history_and_a_best_of_its_own(command, project):
-    code, out, err = command("fork", "first", "--at", "best", "agent.lr=0.5", "loop.steps=12")
+    code, out, err = command("fork", "first", "--checkpoint", "best", "agent.lr=0.5", "loop.steps=12")
     assert code == 0, err
     assert "starts from agents/first at step 6, objective -0" in out
     assert "persistence.load_checkpoint_path=first:step:6" in out
@@ -354,7 +354,9 @@ def test_a_fork_goes_on_from_the_best_and_has_a_history_and_a_best_of_its_own(co
 def test_a_fork_that_was_killed_goes_on_from_its_own_checkpoints_without_its_parent(command, project):
     shutil.copytree(runs_of(project) / "first", runs_of(project) / "parent")
     changed(runs_of(project) / "parent" / "run.json", run_name="parent", run_id="another")
-    code, out, _ = command("fork", "parent", "--at", "step:6", "loop.steps=30", "run_name=fork", "agent.kill_at=8")
+    code, out, _ = command(
+        "fork", "parent", "--checkpoint", "step:6", "loop.steps=30", "run_name=fork", "agent.kill_at=8"
+    )
     assert code == 128 + signal.SIGKILL
     shutil.rmtree(runs_of(project) / "parent")
     again = out.splitlines()[-1].partition(" && ")[2].split()  # the command that it said
@@ -370,9 +372,9 @@ def test_a_fork_that_was_killed_goes_on_from_its_own_checkpoints_without_its_par
 
 @pytest.mark.slow
 def test_a_fork_repeats_its_parent_and_one_of_a_fork_knows_where_both_began(command, project):
-    assert command("fork", "first", "--at", "step:6", "run_name=second")[0] == 0
+    assert command("fork", "first", "--checkpoint", "step:6", "run_name=second")[0] == 0
     assert np.array_equal(weights_of(project, "second", 10), weights_of(project, "first", 10))
-    assert command("fork", "second", "--at", "last", "run_name=third", "loop.steps=12")[0] == 0
+    assert command("fork", "second", "--checkpoint", "latest", "run_name=third", "loop.steps=12")[0] == 0
     shutil.rmtree(runs_of(project) / "second")
     assert record_of(project, "third").forked_from.line == "agents/second@10, which was forked from agents/first@6"
     overrides = json.loads((runs_of(project) / "third" / "provenance" / "attempt-1.json").read_text())["overrides"]
@@ -382,7 +384,7 @@ def test_a_fork_repeats_its_parent_and_one_of_a_fork_knows_where_both_began(comm
 
 
 def test_another_architecture_is_refused_before_anything_is_made(command, project):
-    code, _, err = command("fork", "first", "--at", "best", "agent.width=4")
+    code, _, err = command("fork", "first", "--checkpoint", "best", "agent.width=4")
     assert code == 1
     assert "fork of agents/first at step 6: no run was created" in err
     assert "weights of shape (3,) for a net of (4,)" in err
@@ -391,9 +393,9 @@ def test_another_architecture_is_refused_before_anything_is_made(command, projec
 
 @pytest.mark.slow
 def test_a_fork_into_another_app_takes_the_checkpoint_by_its_path(command, project):
-    code, out, err = command("fork", "first", "--at", "step:6", "app_name=others", "run_name=first")
+    code, out, err = command("fork", "first", "--checkpoint", "step:6", "app_name=others", "run_name=first")
     assert code == 2  # the name is taken beside its parent, whatever the app is
-    code, out, err = command("fork", "first", "--at", "step:6", "app_name=others", "run_name=elsewhere")
+    code, out, err = command("fork", "first", "--checkpoint", "step:6", "app_name=others", "run_name=elsewhere")
     assert code == 0, err
     assert f"load_checkpoint_path={runs_of(project)}/first/checkpoints/checkpoint_step_6" in out
     record = RunRecord.read(project / ".trieye_data" / "others" / "runs" / "elsewhere" / "run.json")
@@ -405,9 +407,9 @@ def test_a_run_that_is_alive_can_be_forked_and_one_of_the_new_name_is_no_room(co
     shutil.copytree(runs_of(project) / "first", runs_of(project) / "taken")
     changed(runs_of(project) / "taken" / "run.json", run_name="taken", run_id="another")
     with RunLock(runs_of(project) / "first" / "run.lock"), RunLock(runs_of(project) / "taken" / "run.lock"):
-        code, _, err = command("fork", "first", "--at", "best", "--dry-run")
+        code, _, err = command("fork", "first", "--checkpoint", "best", "--dry-run")
         assert code == 0, err
-        code, _, err = command("fork", "first", "--at", "best", "run_name=taken")
+        code, _, err = command("fork", "first", "--checkpoint", "best", "run_name=taken")
         assert (code, "run_name=taken: this run exists and is alive" in err) == (2, True)
     code, _, err = command("rerun", "first", "run_name=taken")
     assert (code, "run_name=taken: this run exists already" in err) == (2, True)
@@ -432,11 +434,14 @@ def test_a_program_that_never_restores_is_not_trained_to_find_that_out(command, 
         (["fork", "frist"], ("'frist'", "did you mean 'first'?")),
         (["rerun", "frist"], ("'frist'", "did you mean 'first'?")),
         (["diff", "first", "frist"], ("'frist'", "did you mean 'first'?")),
-        (["fork", "first", "--at", "step:7"], ("no checkpoint of step 7", "the nearest is step:6", "steps: 2, ")),
-        (["fork", "first", "--at", "bset"], ("'bset' is no checkpoint", "did you mean 'best'?", "step:N")),
+        (
+            ["fork", "first", "--checkpoint", "step:7"],
+            ("no checkpoint of step 7", "the nearest is step:6", "steps: 2, "),
+        ),
+        (["fork", "first", "--checkpoint", "bset"], ("'bset' is no checkpoint", "did you mean 'best'?", "step:N")),
         (["fork", "first"], ("it would be over at once", "loop.steps=10 done", "raise that limit")),
-        (["fork", "first", "--at", "best", "agent.lrn=1"], ("no run was created", "agent.lrn", "agent.lr")),
-        (["fork", "first", "persistence.load_checkpoint_path=x"], ("--at",)),
+        (["fork", "first", "--checkpoint", "best", "agent.lrn=1"], ("no run was created", "agent.lrn", "agent.lr")),
+        (["fork", "first", "persistence.load_checkpoint_path=x"], ("--checkpoint",)),
         (["rerun", "first", "run_name=a/b"], ("run_name", "a/b")),
     ],
 )
@@ -451,7 +456,7 @@ def test_a_name_that_several_runs_have_is_asked_for_with_its_app(command, projec
     other = project / ".trieye_data" / "others" / "runs" / "first"
     shutil.copytree(runs_of(project) / "first", other)
     try:
-        code, _, err = command("fork", "first", "--at", "best")
+        code, _, err = command("fork", "first", "--checkpoint", "best")
     finally:
         shutil.rmtree(project / ".trieye_data" / "others")
     assert code == 2
@@ -463,7 +468,7 @@ def test_a_checkpoint_that_is_cut_off_is_refused_before_anything_is_made(command
     changed(runs_of(project) / "cut" / "run.json", run_name="cut", run_id="another")
     file = next((runs_of(project) / "cut" / "checkpoints" / "checkpoint_step_6").rglob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
-    code, _, err = command("fork", "cut", "--at", "step:6")
+    code, _, err = command("fork", "cut", "--checkpoint", "step:6")
     assert code == 1
     assert "no run was created" in err
     assert file.name in err
@@ -521,7 +526,7 @@ def test_a_damaged_run_is_said_to_be(file, command, project):
 def test_a_job_of_a_sweep_is_run_again_and_forked_as_a_run_of_its_own(command, project):
     started(project, "-m", "agent.lr=0.25,0.5", "loop.steps=4", "hydra.sweep.dir=multirun/lr", "hydra/launcher=basic")
     job = (project / "multirun" / "lr" / "1" / "run").resolve().name
-    code, out, err = command("fork", job, "--at", "step:2", "run_name=alone", "--dry-run")
+    code, out, err = command("fork", job, "--checkpoint", "step:2", "run_name=alone", "--dry-run")
     assert code == 0, err
     assert f"train.py agent.lr=0.5 loop.steps=4 run_name=alone persistence.load_checkpoint_path={job}:step:2" in out
     code, out, err = command("rerun", project / "multirun" / "lr" / "0" / "run", "--dry-run")

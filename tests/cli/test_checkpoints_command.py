@@ -23,12 +23,12 @@ def run_dir(tmp_path):
     run_dir = tmp_path / "root" / "agents" / "runs" / "first"
     RunRecord(app_name="agents", run_name="first").save(run_dir / "run.json")
     store, replay = CheckpointStore(run_dir / "checkpoints"), Log()
-    known = set()
+    part_names = set()
     for step, objective in ((10, 1.5), (20, 7.25), (30, None)):
         replay.extend(100)
         metadata = {"objective": objective, "mode": "max", "attempt": 1}
-        path = store.save(step, encode({"replay": replay, "a": np.zeros(step)}, known=known), metadata=metadata)
-        known = read_manifest(path).part_names
+        path = store.save(step, encode({"replay": replay, "a": np.zeros(step)}, known=part_names), metadata=metadata)
+        part_names = read_manifest(path).part_names
     return run_dir
 
 
@@ -40,8 +40,8 @@ def part(run_dir, step):
 
 def listed(run_dir, capsys, *words):
     code = main(["checkpoints", str(run_dir), "--json", *words])
-    found = json.loads(capsys.readouterr().out)
-    return code, found, {row["step"]: row for row in found["checkpoints"]}
+    document = json.loads(capsys.readouterr().out)
+    return code, document, {row["step"]: row for row in document["checkpoints"]}
 
 
 def test_the_table_says_what_there_is_and_changes_nothing(run_dir, tmp_path, capsys):
@@ -59,23 +59,23 @@ def test_the_table_says_what_there_is_and_changes_nothing(run_dir, tmp_path, cap
 
 
 def test_json_has_all_of_it(run_dir, capsys):
-    code, found, rows = listed(run_dir, capsys, "--verify")
-    assert (code, found["run_dir"], found["buffers"]) == (0, str(run_dir), [])
-    assert [row["marks"] for row in found["checkpoints"]] == [[], ["best"], ["latest"]]
-    assert [row["objective"] for row in found["checkpoints"]] == [1.5, 7.25, None]
-    assert {row["state"] for row in found["checkpoints"]} == {"whole"}
+    code, document, rows = listed(run_dir, capsys, "--verify")
+    assert (code, document["run_dir"], document["buffers"]) == (0, str(run_dir), [])
+    assert [row["marks"] for row in document["checkpoints"]] == [[], ["best"], ["latest"]]
+    assert [row["objective"] for row in document["checkpoints"]] == [1.5, 7.25, None]
+    assert {row["state"] for row in document["checkpoints"]} == {"whole"}
     assert rows[30]["attempt"] == 1
     assert rows[30]["saved"] >= rows[10]["saved"]
 
 
 def test_shared_bytes_are_those_that_are_on_the_disk_once(run_dir, capsys):
-    _, found, rows = listed(run_dir, capsys)
+    _, document, rows = listed(run_dir, capsys)
     size = part(run_dir, 10).stat().st_size
     assert [rows[step]["shared_bytes"] for step in (10, 20, 30)] == [size, 2 * size, 2 * size]
-    apart = sum(row["size_bytes"] for row in found["checkpoints"])
-    assert apart - found["disk_bytes"] == 3 * size
+    apart = sum(row["size_bytes"] for row in document["checkpoints"])
+    assert apart - document["disk_bytes"] == 3 * size
     files = [path.stat() for path in (run_dir / "checkpoints").rglob("*") if path.is_file()]
-    assert found["disk_bytes"] == sum({about.st_ino: about.st_size for about in files}.values())
+    assert document["disk_bytes"] == sum({about.st_ino: about.st_size for about in files}.values())
 
 
 def test_damage_that_keeps_the_size_is_found_by_reading(run_dir, capsys):
@@ -109,9 +109,9 @@ def test_every_damaged_file_is_named_by_checkpoints_and_by_verify(run_dir, capsy
 
 def test_a_part_that_checkpoints_share_is_lost_to_each_of_them(run_dir, capsys):
     flip(part(run_dir, 10))
-    code, found, _ = listed(run_dir, capsys, "--verify")
+    code, document, _ = listed(run_dir, capsys, "--verify")
     assert code == 1
-    assert [row["state"] for row in found["checkpoints"]] == ["partial"] * 3
+    assert [row["state"] for row in document["checkpoints"]] == ["partial"] * 3
 
 
 def test_what_was_set_aside_is_listed_and_no_failure(run_dir, capsys):
@@ -133,9 +133,9 @@ def test_a_link_is_no_checkpoint(run_dir, tmp_path, capsys):
 def test_buffers_and_files_of_0_1_5_are_listed_too(run_dir, capsys):
     CheckpointStore(run_dir / "buffers", prefix=BUFFER_PREFIX).save(20, encode({"buffer_list": [1]}))
     shutil.copy(DATA / "checkpoint_0_1_5.pkl", run_dir / "checkpoints" / "checkpoint_step_9.pkl")
-    code, found, rows = listed(run_dir, capsys)
+    code, document, rows = listed(run_dir, capsys)
     assert (code, rows[9]["state"]) == (0, "0.1.5")
-    assert [row["name"] for row in found["buffers"]] == ["buffer_step_20"]
+    assert [row["name"] for row in document["buffers"]] == ["buffer_step_20"]
     assert main(["checkpoints", str(run_dir)]) == 0
     assert "trieye convert" in capsys.readouterr().out
 

@@ -21,9 +21,9 @@ NOWHERE = "http://127.0.0.1:9"
 
 def change_config(run_dir, part, **changes):
     path = run_dir / "configs.json"
-    held = json.loads(path.read_text())
-    held[part].update(changes)
-    path.write_text(json.dumps(held))
+    record = json.loads(path.read_text())
+    record[part].update(changes)
+    path.write_text(json.dumps(record))
 
 
 def test_close_delivers_what_a_killed_run_left_and_records_it_as_killed(killed_run, capsys):
@@ -62,8 +62,8 @@ def test_a_run_that_is_alive_is_left_alone_and_its_holder_named(make_config, cap
     with trieye.Run(make_config(sinks={"tensorboard": {"enabled": True}})) as run:
         assert main([command, str(run.dir)]) == 3
         assert run.health()["accepted"] == 0
-    told = capsys.readouterr().err
-    assert all(part in told for part in ("'run'", f"process {os.getpid()} ", socket.gethostname()))
+    err = capsys.readouterr().err
+    assert all(part in err for part in ("'run'", f"process {os.getpid()} ", socket.gethostname()))
 
 
 def test_a_sink_that_does_not_answer_costs_the_others_nothing_and_can_be_served_later(killed_run, capsys):
@@ -71,9 +71,9 @@ def test_a_sink_that_does_not_answer_costs_the_others_nothing_and_can_be_served_
     change_config(run, "sinks", mlflow={"enabled": True})
     change_config(run, "persistence", mlflow_tracking_uri=NOWHERE)
     assert main(["close", str(run), "--timeout", "0.2"]) == 1
-    told = capsys.readouterr().err
-    assert re.search(rf"mlflow: 3\d\d items are missing: .*{NOWHERE}", told)
-    assert "`trieye close` continues" in told
+    err = capsys.readouterr().err
+    assert re.search(rf"mlflow: 3\d\d items are missing: .*{NOWHERE}", err)
+    assert "`trieye close` continues" in err
     assert record_of(run).status == "KILLED"
     assert curves_in_tensorboard(run)["loss"] == losses()
     change_config(run, "persistence", mlflow_tracking_uri=None)
@@ -128,6 +128,6 @@ def test_a_config_that_cannot_be_read_is_named(killed_run, capsys, content):
     if content is not None:
         (run / "configs.json").write_text(content)
     assert main(["close", str(run)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"error: {run / 'configs.json'}")
-    assert "cannot be read: " in told
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {run / 'configs.json'}")
+    assert "cannot be read: " in err

@@ -109,9 +109,9 @@ def test_what_cannot_be_converted_is_named_and_the_rest_is_converted(old_run, ca
     (old_run / "checkpoints" / "checkpoint_step_20.pkl").write_bytes(CHECKPOINT.read_bytes()[:-9])
     (old_run / "checkpoints" / "checkpoint_step_30.pkl").write_bytes(pickle.dumps([1, 2]))
     assert main(["convert", str(old_run), "--allow-pickle"]) == 1
-    told = capsys.readouterr()
-    assert "checkpoint_step_20.pkl: it is cut short" in told.err
-    assert "checkpoint_step_30.pkl: it holds a list" in told.err
+    output = capsys.readouterr()
+    assert "checkpoint_step_20.pkl: it is cut short" in output.err
+    assert "checkpoint_step_30.pkl: it holds a list" in output.err
     assert [entry.step for entry in CheckpointStore(old_run / "checkpoints").entries()] == [9, 12]
 
 

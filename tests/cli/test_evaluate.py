@@ -47,7 +47,7 @@ def test_a_run_is_evaluated_by_name_by_directory_and_as_the_newest(root, capsys)
 
 
 def test_the_checkpoint_is_chosen_and_shown_in_a_table(root, capsys):
-    assert evaluate(root, "first", "--which", "latest", "--episodes", "1") == 0
+    assert evaluate(root, "first", "--checkpoint", "latest", "--episodes", "1") == 0
     shown = capsys.readouterr().out
     assert "first: checkpoint, 1 episodes" in shown
     assert "checkpoint_step_40, after 40 steps" in shown
@@ -65,8 +65,8 @@ def test_a_video_shows_the_first_episode(tmp_path):
     [
         (["--episodes", "0"], "argument --episodes: invalid value '0'; expected an integer >= 1"),
         (["firts"], "did you mean 'first'"),
-        (["first", "--which", "newest"], "--which: 'newest' is no checkpoint"),
-        (["first", "--which", "step:7"], "has no checkpoint 7 (steps: 39, 40)"),
+        (["first", "--checkpoint", "newest"], "--checkpoint: 'newest' is no checkpoint"),
+        (["first", "--checkpoint", "step:7"], "has no checkpoint 7 (steps: 39, 40)"),
         (["first", "--video", "x.mp4"], "argument --video: invalid path 'x.mp4'; expected FILE.gif"),
         (["first", "--device", "tpu:1"], "device=tpu:1"),
     ],

@@ -70,15 +70,15 @@ def test_a_program_runs_where_there_is_no_trieye(trained, tmp_path):
     assert done.stdout == "torch.Size([2])\n"
 
 
-@pytest.mark.parametrize(("which", "step"), [("latest", 3), ("last", 3), ("step:1", 1)])
+@pytest.mark.parametrize(("which", "step"), [("latest", 3), ("step:1", 1)])
 def test_which_says_whose_weights(trained, tmp_path, monkeypatch, capsys, which, step):
     monkeypatch.setattr("trieye.training.exporting._program", lambda *_: b"seconds that another test spends")
-    assert main(["export", str(trained), "--which", which, "-o", str(tmp_path / "here")]) == 0
+    assert main(["export", str(trained), "--checkpoint", which, "-o", str(tmp_path / "here")]) == 0
     assert exported(tmp_path / "here", trained, step)
     assert f"checkpoint_step_{step} (" in capsys.readouterr().out
-    assert main(["export", str(trained), "--which", which, "-o", str(tmp_path / "here"), "--json"]) == 0
+    assert main(["export", str(trained), "--checkpoint", which, "-o", str(tmp_path / "here"), "--json"]) == 0
     document = validated(capsys.readouterr().out)
-    export = export_run(trained, tmp_path / "here", which=which)
+    export = export_run(trained, tmp_path / "here", checkpoint=which)
     assert (document["step"], document["is_best"]) == (export.checkpoint.step, export.is_best) == (step, False)
     assert [file["path"] for file in document["files"]] == [str(file) for file in export.files]
 
@@ -99,17 +99,20 @@ class Plain(Experiment[trieye.TrieyeConfig]):
 def test_a_run_without_a_policy_is_said_in_one_sentence(make_config, capsys):
     result = run_experiment(Plain, make_config(loop={"steps": 1}))
     assert main(["export", str(result.run_dir)]) == 1
-    assert "is not that of a TrainEngine: it has no 'policy'" in capsys.readouterr().err
+    assert "was not saved by a TrainEngine: 'policy' is missing" in capsys.readouterr().err
     assert not (result.run_dir / "export").exists()
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (["second"], "run 'second': there is none in "),
-        (["first", "--which", "bets"], "--which: 'bets' is no checkpoint; did you mean 'best'?; use best, last"),
-        (["first", "--which", "second:best"], "--which: 'second:best' is no checkpoint"),
-        (["first", "--which", "step:7"], "has no checkpoint 7 (steps: 1, 2, 3)"),
+        (["second"], "run 'second': no such run in "),
+        (
+            ["first", "--checkpoint", "bets"],
+            "--checkpoint: 'bets' is no checkpoint; did you mean 'best'?; use best, latest",
+        ),
+        (["first", "--checkpoint", "second:best"], "--checkpoint: 'second:best' is no checkpoint"),
+        (["first", "--checkpoint", "step:7"], "has no checkpoint 7 (steps: 1, 2, 3)"),
     ],
 )
 def test_what_is_not_there_is_said_in_one_sentence(trained, capsys, given, sentence):
@@ -122,6 +125,6 @@ def test_what_is_not_there_is_said_in_one_sentence(trained, capsys, given, sente
 def test_a_file_of_the_user_is_not_replaced(trained, tmp_path, capsys):
     (tmp_path / "policy.pt").write_text("mine")
     assert main(["export", str(trained), "-o", str(tmp_path)]) == 2
-    assert "policy.pt is there, and no export has written it" in capsys.readouterr().err
+    assert "policy.pt exists, and no export wrote it" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["policy.pt"]
     assert (tmp_path / "policy.pt").read_text() == "mine"

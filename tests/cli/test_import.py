@@ -107,12 +107,12 @@ def test_runs_of_others_are_runs_with_all_their_points(kind, capsys, monkeypatch
     before = load(path).runs if kind in {"tensorboard", "mlflow"} else None
     words = ["import", "mlflow" if kind == "file store" else kind, path, "--root", "here"]
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert "[2/2]" in said
-    assert (", 1 NaN or infinite values skipped" in said) == (kind in {"tensorboard", "file store"})
-    found = load(f"here/{app}")
-    assert len(found.runs) == 2
-    for run in found.runs:
+    output = capsys.readouterr().out
+    assert "[2/2]" in output
+    assert (", 1 NaN or infinite values skipped" in output) == (kind in {"tensorboard", "file store"})
+    results = load(f"here/{app}")
+    assert len(results.runs) == 2
+    for run in results.runs:
         seed = run.seed
         assert run.params["learning_rate"] == 0.001
         assert run.status == "FINISHED"
@@ -123,7 +123,7 @@ def test_runs_of_others_are_runs_with_all_their_points(kind, capsys, monkeypatch
             assert run.created == pytest.approx(1.7e9)
             assert points["charts/return"].times.tolist() == pytest.approx([1.7e9 + step for step in STEPS], abs=0.01)
             assert points["losses/ünï"].values.tolist() == [0.5]
-    assert before is None or sorted(run.seed for run in before) == sorted(run.seed for run in found.runs)
+    assert before is None or sorted(run.seed for run in before) == sorted(run.seed for run in results.runs)
     with sqlite3.connect(f"here/{app}/mlruns/mlflow.db") as store:
         assert store.execute("SELECT count(*) FROM runs WHERE lifecycle_stage = 'active'").fetchone() == (2,)
         assert store.execute("SELECT count(*) FROM metrics WHERE key = 'charts/return'").fetchone() == (6,)
@@ -197,8 +197,8 @@ def test_a_damaged_wandb_file_is_named_and_read_up_to_the_damage(capsys):
     path.write_bytes(content)
     assert main(["import", "wandb-offline", "wandb"]) == 0
     assert curve("a") == [(0, 0.0), (1, 1.0)]
-    said = capsys.readouterr().err
-    assert f"{path}: read up to the first damaged record: the record at byte {at[3]} has checksum" in said
+    output = capsys.readouterr().err
+    assert f"{path}: read up to the first damaged record: the record at byte {at[3]} has checksum" in output
 
 
 @pytest.mark.parametrize("json_text", ["{", "1" * 400], ids=["not JSON", "a huge number"])
@@ -216,25 +216,25 @@ def test_a_file_that_is_none_of_wandb_is_named_with_what_is_expected(capsys):
     path, _ = wandb_file()
     path.write_bytes(b"not wandb at all, but long enough for a header")
     assert main(["import", "wandb-offline", "wandb"]) != 0
-    assert f"{path}: left out: it has no intact run record" in capsys.readouterr().err
+    assert f"{path}: skipped: it has no intact run record" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reason"),
     [
         ("start_time: abc", "start_time='abc' is not a number of milliseconds since 1970"),
         ("start_time: [1]", "start_time=[1] is not a number"),
         ("name: 'open", "found unexpected end of stream"),
     ],
 )
-def test_a_damaged_meta_file_of_mlflow_is_named_and_other_runs_are_imported(line, told, capsys):
+def test_a_damaged_meta_file_of_mlflow_is_named_and_other_runs_are_imported(line, reason, capsys):
     of_a_file_store()
     path = Path("mlruns/7") / f"{1:032x}" / "meta.yaml"
     path.write_text(f"run_id: x\nrun_name: edited\nstatus: 3\n{line}\n")
     assert main(["import", "mlflow", "."]) == 1
     notes = [line for line in capsys.readouterr().err.splitlines() if str(path) in line]
     assert len(notes) == 1
-    assert told in notes[0]
+    assert reason in notes[0]
     assert [path.name for path in Path(".trieye_data/tried/runs").iterdir()] == ["dqn_2"]
 
 
@@ -260,9 +260,9 @@ def test_links_out_of_a_foreign_mlflow_store_are_not_followed(tmp_path, capsys):
     (tmp_path / "mlruns/7/linked").symlink_to(outside)
     (tmp_path / "mlruns/8").symlink_to(outside)
     assert main(["import", "mlflow", "."]) == 1
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     for link in ("params/key", "tags", "metrics/more", "metrics/secret"):
-        assert f"{Path('mlruns/7') / run.name / link}: left out: it is a link out of the store" in said
+        assert f"{Path('mlruns/7') / run.name / link}: skipped: it is a link out of the store" in output
     runs = load(".trieye_data/tried").runs
     assert sorted(one.name for one in runs) == ["dqn_1", "dqn_2"]
     assert all("PRIVATE" not in str(one.params) for one in runs)
@@ -305,8 +305,8 @@ def test_a_run_that_has_grown_is_imported_anew_and_shows_each_point_once():
 @pytest.mark.parametrize("words", [["tensorboard", "nowhere"], ["mlflow", "."], ["wandb-offline", "."]], ids=str)
 def test_a_place_without_runs_is_named(words, capsys):
     assert main(["import", *words]) != 0
-    said = capsys.readouterr().err
-    assert "nowhere does not exist" in said or re.search(r"contains no wandb run|no runs in it", said)
+    output = capsys.readouterr().err
+    assert "nowhere does not exist" in output or re.search(r"contains no wandb run|no runs found", output)
 
 
 def test_runs_of_ours_are_not_imported(make_config, capsys):

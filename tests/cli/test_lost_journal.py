@@ -49,7 +49,7 @@ def goes_on(run):
         replace(LOG),
         remove(LOG, SHARED),
         remove(JOURNAL, LOG, SHARED),
-        remove(JOURNAL, LOG, SHARED, "journal-witness.jsonl"),
+        remove(JOURNAL, LOG, SHARED, "journal-watermark.jsonl"),
     ],
     ids=["both replaced", "log replaced", "log gone", "all gone", "watermark gone too"],
 )

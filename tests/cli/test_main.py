@@ -6,6 +6,8 @@ import pytest
 
 import trieye
 from trieye.cli import COMMANDS, main
+from trieye.renames import COMMANDS as RENAMED
+from trieye.renames import OPTIONS
 
 HELP = """
 import contextlib, sys
@@ -70,3 +72,23 @@ def test_a_reader_that_has_enough_is_no_error(make_config, given):
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("rename", [*RENAMED.values(), *OPTIONS.values()], ids=lambda rename: rename.old)
+def test_a_renamed_action_or_option_exits_with_2_and_its_new_name(rename, capsys):
+    def typed(text):
+        program, *words = text.split()
+        assert program == "trieye"
+        return [*words[:1], "table", *words[1:]] if words[0] == "results" else words
+
+    with pytest.raises(SystemExit) as stop:
+        main(typed(rename.old))
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {rename.old} was renamed to {rename.new}\n")
+    new = typed(rename.new)
+    with pytest.raises(SystemExit) as stop:
+        main([*(word for word in new if word[0] != "-" and word != "min"), "--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in new if word[0] == "-")
+    assert rename.old.split()[-1] + " " not in shown

@@ -51,9 +51,9 @@ def test_the_closing_lines_name_the_line_to_change_of_a_project_that_depends_on_
 
 def test_the_closing_lines_name_the_command_and_the_extra_of_stable_baselines3(capsys):
     assert main(["new", "my_agent", "--no-input", "--algorithm", "sb3"]) == 0
-    said = capsys.readouterr().out
-    assert "  python -m my_agent.sb3\n" in said
-    assert '"trieye[rl,sb3]>=0.2"' in said
+    output = capsys.readouterr().out
+    assert "  python -m my_agent.sb3\n" in output
+    assert '"trieye[rl,sb3]>=0.2"' in output
 
 
 def test_a_git_repository_is_made_if_one_is_wanted(capfd, monkeypatch):
@@ -66,7 +66,7 @@ def test_a_git_repository_is_made_if_one_is_wanted(capfd, monkeypatch):
     assert {".gitignore", "my_agent/dqn.py", "my_agent/train.py"} <= set(listed)
     monkeypatch.setenv("PATH", "")
     assert main(["new", "other", "--no-input", "--git", "yes"]) == 0
-    assert "the project is made, but `git init --quiet` failed" in capfd.readouterr().err
+    assert "project created, but `git init --quiet` failed" in capfd.readouterr().err
     assert Path("other/pyproject.toml").exists()
 
 
@@ -94,22 +94,22 @@ def test_new_leaves_the_home_directory_alone(tmp_path, monkeypatch):
         (["x", "--license", "mit"], "license: unknown value 'mit'; did you mean 'MIT'?"),
         (["x", "--ci", "gitlab"], "(choose from: github, none)"),
         (["x", "--python-version", "3.9"], "python_version: unknown value '3.9'"),
-        (["x", "--env-id", "Cart Pole"], "env_id 'Cart Pole' is no Gymnasium id"),
-        (["x", "--env-id", "../../etc"], "env_id '../../etc' is no Gymnasium id"),
-        (["2fast"], "slug '2fast' is no package name"),
+        (["x", "--env-id", "Cart Pole"], "env_id 'Cart Pole' is not a Gymnasium id"),
+        (["x", "--env-id", "../../etc"], "env_id '../../etc' is not a Gymnasium id"),
+        (["2fast"], "slug '2fast' is not a valid package name"),
         ([""], "project_name is empty"),
-        (["!?"], "slug '' is no package name"),
+        (["!?"], "slug '' is not a valid package name"),
         (["class"], "try class_agent"),
-        (["match"], "slug 'match' is a keyword of Python"),
-        (["test"], "slug 'test' would hide a module"),
-        (["random"], "slug 'random' would hide a module"),
-        (["trieye"], "slug 'trieye' would hide a module"),
+        (["match"], "slug 'match' is a Python keyword"),
+        (["test"], "slug 'test' would shadow a module"),
+        (["random"], "slug 'random' would shadow a module"),
+        (["trieye"], "slug 'trieye' would shadow a module"),
         (["numpy"], "try numpy_agent"),
-        (["x", "--slug", "../escape"], "slug '../escape' is no package name"),
-        (["x", "--slug", ""], "slug '' is no package name"),
+        (["x", "--slug", "../escape"], "slug '../escape' is not a valid package name"),
+        (["x", "--slug", ""], "slug '' is not a valid package name"),
         (["x" * 41], "has 41 characters; at most 40"),
         (["x", "--description", " \n"], "description is empty"),
-        (["x", "--author", "a\x1b[31mb"], r"cannot be printed: '\x1b'"),
+        (["x", "--author", "a\x1b[31mb"], r"unprintable characters: '\x1b'"),
         (["x", "--description", "y" * 301], "has 301 characters; at most 300"),
     ],
 )
@@ -173,8 +173,8 @@ def test_a_terminal_is_asked_until_the_answer_can_be_used():
     typed = ["My Robot", "class", "robot", "", "dqm", "dqn", "", "3.12", "", "none", ""]
     code, output = in_a_terminal("".join(line + "\n" for line in typed), "--author", "Ann")
     assert code == 0, output
-    assert "slug 'class' is a keyword of Python" in output
-    assert "Name of the Python package and of the folder [my_robot]" in output
+    assert "slug 'class' is a Python keyword" in output
+    assert "Name of the Python package and the project folder [my_robot]" in output
     project = tomllib.loads(Path("robot/pyproject.toml").read_text())["project"]
     assert (project["requires-python"], project["authors"]) == (">=3.12", [{"name": "Ann"}])
     assert not Path("robot/.github").exists()

@@ -111,6 +111,6 @@ def test_what_a_rewind_superseded_stays_away(killed_run):
 def test_a_sink_that_the_run_does_not_have_is_refused(closed_run, capsys, name, hint):
     before = contents(closed_run)
     assert main(["rebuild", str(closed_run), "--sink", name]) == 2
-    told = capsys.readouterr().err
-    assert all(part in told for part in (f"--sink {name}: ", hint, "(it has: mlflow, tensorboard)"))
+    err = capsys.readouterr().err
+    assert all(part in err for part in (f"--sink {name}: ", hint, "(it has: mlflow, tensorboard)"))
     assert contents(closed_run) == before

@@ -36,8 +36,8 @@ def trieye_command(tmp_path, capsys):
             code = main([*words, "--root", str(tmp_path / "root")])
         except SystemExit as exit_:  # of argparse
             code = exit_.code
-        said = capsys.readouterr()
-        return code, said.out + said.err
+        output = capsys.readouterr()
+        return code, output.out + output.err
 
     return command
 
@@ -50,14 +50,14 @@ def test_a_run_is_deleted_with_its_mlflow_run_and_its_mirror_and_no_other_run_is
     everywhere = {"sinks": {"mlflow": {"enabled": True}}, "persistence": {"mirror": f"file://{tmp_path}/mirror"}}
     first, second = make_run("first", **everywhere), make_run("second", **everywhere)
     before = contents(second)
-    code, said = trieye_command("rm", "first", "--yes")
-    assert code == 0, said
+    code, output = trieye_command("rm", "first", "--yes")
+    assert code == 0, output
     assert left(tmp_path) == {"second"}
     assert not first.exists()
     assert contents(second) == before
     assert [path.name for path in (tmp_path / "mirror" / "agents").iterdir() if any(path.rglob("*.*"))] == ["second"]
     assert [run.info.run_name for run in mlflow_runs(second)[1]] == ["second"]
-    assert "mlflow runs restore" in said
+    assert "mlflow runs restore" in output
 
 
 def test_an_mlflow_run_that_is_in_the_trash_already_keeps_nothing_from_being_deleted(
@@ -66,8 +66,8 @@ def test_an_mlflow_run_that_is_in_the_trash_already_keeps_nothing_from_being_del
     run_dir = make_run("first", sinks={"mlflow": {"enabled": True}})
     client, (run,) = mlflow_runs(run_dir)
     client.delete_run(run.info.run_id)
-    code, said = trieye_command("rm", "first", "--yes")
-    assert code == 0, said
+    code, output = trieye_command("rm", "first", "--yes")
+    assert code == 0, output
     assert left(tmp_path) == set()
 
 
@@ -75,8 +75,8 @@ def test_nothing_is_deleted_without_a_yes(make_run, trieye_command, monkeypatch)
     run_dir = make_run("first")
     before = contents(run_dir)
     assert trieye_command("rm", "first", "--dry-run")[0] == 0
-    code, said = trieye_command("rm", "first")  # nobody can be asked in a test
-    assert (code, "--yes" in said) == (2, True)
+    code, output = trieye_command("rm", "first")  # nobody can be asked in a test
+    assert (code, "--yes" in output) == (2, True)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda _question: "n")
     assert trieye_command("rm", "first")[0] == 1
@@ -86,9 +86,9 @@ def test_nothing_is_deleted_without_a_yes(make_run, trieye_command, monkeypatch)
 def test_the_names_of_what_is_to_be_deleted_are_never_cut(make_run, trieye_command):
     make_run("2026112_first", sinks={"mlflow": {"enabled": True}})
     make_run("2026112_second_that_has_quite_a_long_name")
-    code, said = trieye_command("prune", "agents", "--older-than", "0s", "--dry-run")  # 80 columns wide
-    assert code == 0, said
-    beginnings = "".join(line.split(" ")[0] for line in said.splitlines())  # those of two lines, too
+    code, output = trieye_command("prune", "agents", "--older-than", "0s", "--dry-run")  # 80 columns wide
+    assert code == 0, output
+    beginnings = "".join(line.split(" ")[0] for line in output.splitlines())  # those of two lines, too
     assert "agents/2026112_first" in beginnings
     assert "agents/2026112_second_that_has_quite_a_long_name" in beginnings
 
@@ -96,8 +96,8 @@ def test_the_names_of_what_is_to_be_deleted_are_never_cut(make_run, trieye_comma
 def test_a_run_that_is_alive_is_never_deleted(make_run, trieye_command, tmp_path):
     idle, alive = make_run("idle"), make_run("alive", age_s=1e6)
     with RunLock(alive / "run.lock"):
-        code, said = trieye_command("rm", "idle", "alive", "--yes")
-        assert (code, "alive" in said) == (3, True)
+        code, output = trieye_command("rm", "idle", "alive", "--yes")
+        assert (code, "alive" in output) == (3, True)
         assert idle.exists()  # all of what was asked for, or nothing
         assert trieye_command("prune", "agents", "--older-than", "1d", "--yes")[0] == 0
     assert left(tmp_path) == {"idle", "alive"}
@@ -109,13 +109,13 @@ def test_a_mirror_that_does_not_answer_keeps_the_run(make_run, tmp_path, trieye_
     (tmp_path / "mirror" / "agents").mkdir(parents=True)
     (tmp_path / "mirror" / "agents" / "first").write_text("no directory")
     before = contents(run_dir)
-    code, said = trieye_command("rm", "first", "--yes")
-    assert (code, f"file://{tmp_path}/mirror" in said) == (1, True), said
+    code, output = trieye_command("rm", "first", "--yes")
+    assert (code, f"file://{tmp_path}/mirror" in output) == (1, True), output
     assert contents(run_dir) == before
 
 
 @pytest.mark.parametrize(
-    ("words", "kept"),
+    ("words", "remaining"),
     [
         ((), {"fresh"}),
         (("--keep", "newest:2"), {"fresh", "third"}),
@@ -123,11 +123,13 @@ def test_a_mirror_that_does_not_answer_keeps_the_run(make_run, tmp_path, trieye_
         (("--keep", "best:1", "--metric", "loss", "--mode", "max", "--keep", "newest:2"), {"fresh", "third", "first"}),
     ],
 )
-def test_prune_deletes_what_is_old_but_for_the_best_and_the_newest(words, kept, make_run, tmp_path, trieye_command):
+def test_prune_deletes_what_is_old_but_for_the_best_and_the_newest(
+    words, remaining, make_run, tmp_path, trieye_command
+):
     for days, (name, loss) in enumerate([("fresh", 2.0), ("third", 3.0), ("second", 1.0), ("first", 4.0)]):
         make_run(name, loss, age_s=days * 86_400 + 60)
     assert trieye_command("prune", "agents", "--older-than", "1d", "--yes", *words)[0] == 0
-    assert left(tmp_path) == kept
+    assert left(tmp_path) == remaining
 
 
 @pytest.mark.parametrize(
@@ -143,9 +145,9 @@ def test_prune_deletes_what_is_old_but_for_the_best_and_the_newest(words, kept, 
 )
 def test_what_is_mistyped_is_named_with_what_is_allowed(words, named, make_run, trieye_command):
     run_dir = make_run("first", age_s=1e6)
-    code, said = trieye_command(*words)
+    code, output = trieye_command(*words)
     assert code in {1, 2}
-    assert named in said
+    assert named in output
     assert run_dir.exists()
 
 

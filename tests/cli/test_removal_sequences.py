@@ -80,14 +80,16 @@ class World:
 
     def files(self, *, without):
         """Return the contents of all files and links, except below directories, in the mirror and in MLflow."""
-        found = {}
-        for place, directories, names in os.walk(self.path):
-            for path in (Path(place) / name for name in [*directories, *names]):
+        contents = {}
+        for directory, directories, names in os.walk(self.path):
+            for path in (Path(directory) / name for name in [*directories, *names]):
                 if path.is_symlink():
-                    found[path] = path.readlink()
+                    contents[path] = path.readlink()
                 elif path.is_file() and path.parent != self.path and "mlruns" not in path.parts:
-                    found[path] = path.read_bytes()
-        return {path: held for path, held in found.items() if not _is_below(path, [*without, self.path / "mirror"])}
+                    contents[path] = path.read_bytes()
+        return {
+            path: content for path, content in contents.items() if not _is_below(path, [*without, self.path / "mirror"])
+        }
 
     def mirror(self):
         """Return the objects of each run in the mirror, and by run the identity that its states name."""

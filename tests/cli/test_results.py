@@ -100,7 +100,7 @@ def test_a_table_has_the_figures_of_each_group_with_intervals_and_the_best_first
     for group in held["groups"]:
         near(group["mean"], aggregate(SCORES[group["label"]], "mean"))
     assert held["metric"] == "eval/return"  # the loop.objective of the runs
-    fewer = as_json("table", "--by", "algo", "--min", "--confidence", "0.5")
+    fewer = as_json("table", "--by", "algo", "--mode", "min", "--confidence", "0.5")
     assert [group["label"] for group in fewer["groups"]] == ["dqn", "ppo"]
 
 
@@ -151,7 +151,7 @@ def test_a_comparison_says_how_surely_and_by_how_much_and_what_differs(results, 
     (pair,) = as_json("compare", "--by", "algo", "--last", "1")["pairs"]
     near(pair["probability"], probability_of_improvement(SCORES["dqn"], SCORES["ppo"]))
     near(pair["difference"], difference(SCORES["dqn"], SCORES["ppo"]))
-    (less,) = as_json("compare", "--by", "algo", "--last", "1", "--min")["pairs"]
+    (less,) = as_json("compare", "--by", "algo", "--last", "1", "--mode", "min")["pairs"]
     assert less["probability"]["value"] == 1.0
     assert less["difference"]["value"] == pair["difference"]["value"]
 
@@ -208,7 +208,7 @@ def test_what_a_parameter_matters_in_each_group_names_the_best_config_of_that_gr
 def test_the_best_is_chosen_with_those_that_cannot_be_told_from_it(results, as_json):
     held = as_json("select", "--last", "1")["groups"][0]
     assert (held["best"], held["not_worse"]) == ("ppo", ["ppo"])
-    assert as_json("select", "--last", "1", "--min")["groups"][0]["best"] == "dqn"
+    assert as_json("select", "--last", "1", "--mode", "min")["groups"][0]["best"] == "dqn"
     code, out, _ = results("select")
     assert code == 0
     assert "biases its score upwards" in " ".join(out.split())
@@ -348,7 +348,7 @@ def diverged(tmp_path_factory):
 
 
 def test_a_diverged_run_does_not_win_unless_its_finite_points_are_to_count(diverged, as_json):
-    words = ("--min", "--last", "1", "--stat", "mean")
+    words = ("--mode", "min", "--last", "1", "--stat", "mean")
     table = as_json("table", *words, place=diverged)
     assert [(group["label"], group.get("diverged")) for group in table["groups"]] == [("lr=0.1", 0), ("lr=0.9", 1)]
     assert (table["groups"][1]["mean"]["value"], table["groups"][1]["mean"]["n"]) == (4.0, 1)
@@ -356,16 +356,16 @@ def test_a_diverged_run_does_not_win_unless_its_finite_points_are_to_count(diver
     (chosen,) = as_json("select", *words, place=diverged)["groups"]
     assert (chosen["best"], chosen["not_worse"]) == ("lr=0.1", ["lr=0.1"])
     assert {config["label"]: config["p_best"] for config in chosen["configs"]} == {"lr=0.1": 1.0, "lr=0.9": 0.0}
-    finite = as_json("table", *words, "--finite", place=diverged)["groups"]
+    finite = as_json("table", *words, "--include-diverged", place=diverged)["groups"]
     assert [(group["label"], group["mean"]["value"]) for group in finite] == [("lr=0.9", 2.5), ("lr=0.1", 5.25)]
-    assert as_json("select", *words, "--finite", place=diverged)["groups"][0]["best"] == "lr=0.9"
+    assert as_json("select", *words, "--include-diverged", place=diverged)["groups"][0]["best"] == "lr=0.9"
     (line,) = as_json("sensitivity", "--param", "algo", *words, place=diverged)["lines"]
     assert [setting["best"]["value"] for setting in line["settings"]] == [5.25]
 
 
 @pytest.mark.parametrize("action", ["table", "curve", "select", "compare"])
 def test_a_diverged_run_is_marked_wherever_its_group_is_shown(action, diverged, results):
-    code, out, err = results(action, "--min", place=diverged)
+    code, out, err = results(action, "--mode", "min", place=diverged)
     assert code == 0, err
     assert "lr=0.9 (1 of 2 diverged)" in out
     assert "lr=0.1 (" not in out
@@ -373,7 +373,7 @@ def test_a_diverged_run_is_marked_wherever_its_group_is_shown(action, diverged, 
 
 
 def test_a_report_marks_diverged_runs_and_ranks_their_group_last(diverged, results, tmp_path):
-    code, _, err = results("report", "--min", place=diverged)
+    code, _, err = results("report", "--mode", "min", place=diverged)
     assert code == 0, err
     page = (tmp_path / "report.html").read_text()
     assert "lr=0.9 (1 of 2 diverged)" in page
@@ -386,7 +386,7 @@ def test_a_diverged_run_of_another_program_does_not_win_before_or_after_its_impo
         with SummaryWriter(str(tmp_path / "logs" / name)) as writer:
             for step, value in enumerate(values):
                 writer.add_scalar("loss", value, step)
-    words = ("table", "--min", "--metric", "loss", "--last", "1", "--by", "name")
+    words = ("table", "--mode", "min", "--metric", "loss", "--last", "1", "--by", "name")
     before = as_json(*words, place=tmp_path / "logs")
     assert main(["import", "tensorboard", str(tmp_path / "logs"), "--root", str(tmp_path / "root")]) == 0
     capfd.readouterr()
@@ -484,7 +484,7 @@ def test_a_killed_run_whose_points_are_only_in_its_journal_is_named_with_the_com
     assert "1 missing" in out
     assert f"trieye close {killed}" in err
     assert main(["close", str(killed)]) == 0
-    code, _, err = results("table", "--partial", place=root)
+    code, _, err = results("table", "--include-unfinished", place=root)
     assert "trieye close" not in err
 
 

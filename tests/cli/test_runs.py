@@ -46,8 +46,8 @@ def runs(tmp_path, monkeypatch, capsys):
 
     def command(*words):
         code = main(["runs", *map(str, words)])
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        output = capsys.readouterr()
+        return code, output.out, output.err
 
     return command
 
@@ -55,7 +55,7 @@ def runs(tmp_path, monkeypatch, capsys):
 def names(runs, *words):
     code, out, _ = runs(*words, "--json")
     assert code == 0
-    return [found["name"] for found in json.loads(out)["runs"]]
+    return [stored["name"] for stored in json.loads(out)["runs"]]
 
 
 def test_all_runs_of_the_project_are_listed_the_newest_first(runs, make_run, tmp_path, monkeypatch):
@@ -123,8 +123,8 @@ def test_what_has_no_objective_comes_last_either_way(runs, make_run):
 
 def test_an_objective_that_is_to_be_low_has_its_lowest_value(make_run, runs):
     run_dir = make_run("a", loop={"objective": "loss", "mode": "min"})
-    found = StoredRun.read(run_dir)
-    assert (found.metric, found.mode, found.best) == ("loss", "min", -1.0)
+    stored = StoredRun.read(run_dir)
+    assert (stored.metric, stored.mode, stored.best) == ("loss", "min", -1.0)
     make_run("b", age_s=5)
     assert "-1 loss" in runs()[1]  # several objectives: each says which
 
@@ -140,12 +140,12 @@ def test_a_run_is_running_as_long_as_a_process_has_it_and_lost_afterwards(make_r
 
 def test_a_run_that_was_killed_is_shown_as_far_as_it_came(killed_run, runs):
     run_dir = killed_run()
-    found = StoredRun.read(run_dir, metric="loss", mode="min")
-    assert found.status == "LOST"
-    assert found.step is not None
-    assert found.step >= 150
-    assert found.best == pytest.approx(1 / (found.step + 1), rel=0.1)
-    assert found.took_s < 60
+    stored = StoredRun.read(run_dir, metric="loss", mode="min")
+    assert stored.status == "LOST"
+    assert stored.step is not None
+    assert stored.step >= 150
+    assert stored.best == pytest.approx(1 / (stored.step + 1), rel=0.1)
+    assert stored.took_s < 60
 
 
 def test_a_living_run_shows_what_it_has_logged(make_config, runs):
@@ -155,15 +155,15 @@ def test_a_living_run_shows_what_it_has_logged(make_config, runs):
         run.log({"eval/return": 4.0})
         run.flush()
         deadline = time.monotonic() + 30
-        while (found := StoredRun.read(run.dir)).best is None:
+        while (stored := StoredRun.read(run.dir)).best is None:
             assert time.monotonic() < deadline
-        assert (found.status, found.step, found.best) == ("RUNNING", 3, 4.0)
+        assert (stored.status, stored.step, stored.best) == ("RUNNING", 3, 4.0)
 
 
-@pytest.mark.parametrize("held", [b"", b"{", b'{"run_id": 3}', b"\xff\xfe", b"[]", b"[" * 100_000])
-def test_a_truncated_or_foreign_record_is_named_and_left_out(held, runs, make_run):
+@pytest.mark.parametrize("record", [b"", b"{", b'{"run_id": 3}', b"\xff\xfe", b"[]", b"[" * 100_000])
+def test_a_truncated_or_foreign_record_is_named_and_left_out(record, runs, make_run):
     make_run("whole")
-    (make_run("broken") / "run.json").write_bytes(held)
+    (make_run("broken") / "run.json").write_bytes(record)
     code, out, err = runs()
     assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["run", "whole"])
     assert "skipped: " in err
@@ -187,15 +187,15 @@ def test_directories_without_a_record_are_named_on_one_line_with_the_command_tha
 
 def test_damaged_configs_cost_a_run_its_objective_and_nothing_else(runs, make_run):
     (make_run("a") / "configs.json").write_text("{")
-    found = json.loads(runs("--json")[1])["runs"][0]
-    assert (found["name"], found["step"], found["objective"]["best"]) == ("a", 5, None)
+    stored = json.loads(runs("--json")[1])["runs"][0]
+    assert (stored["name"], stored["step"], stored["objective"]["best"]) == ("a", 5, None)
     assert json.loads(runs("--json", "--metric", "loss", "--mode", "min")[1])["runs"][0]["objective"]["best"] == -1.0
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "parts"),
     [
-        (["agent"], ("agent: there is no such run, app", "did you mean 'agents'?", "agents")),
+        (["agent"], ("agent: no such run, app", "did you mean 'agents'?", "agents")),
         (["nowhere/else"], ("nowhere/else", "no such run, app, sweep or directory")),
         (["--status", "runing"], ("runing", "did you mean 'running'?", "lost")),
         (["--where", "sed=0"], ("sed=0", "did you mean 'seed'?")),
@@ -204,11 +204,11 @@ def test_damaged_configs_cost_a_run_its_objective_and_nothing_else(runs, make_ru
         (["--root", "nowhere"], ("--root nowhere", "no such directory")),
     ],
 )
-def test_what_is_mistyped_is_answered_with_what_there_is(words, told, runs, make_run):
+def test_what_is_mistyped_is_answered_with_what_there_is(words, parts, runs, make_run):
     make_run("first")
     code, _, err = runs(*words)
     assert code == 2
-    assert all(part in err for part in told), err
+    assert all(part in err for part in parts), err
 
 
 def test_where_there_are_no_runs_it_says_so(runs, tmp_path):

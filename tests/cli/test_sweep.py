@@ -127,18 +127,18 @@ def test_a_plan_is_never_replaced_by_one_that_numbers_anew(planned, tmp_path):
 
 def test_a_job_is_shown_and_found_by_its_values(planned, tmp_path, monkeypatch):
     assert planned("show", "3", "-d", "first")[:2] == (0, "seed=1 lr=0.5 agent=dqn\n")
-    assert planned("index", "lr=5e-1", "-d", "first")[:2] == (0, "1\n3\n5\n")
-    assert planned("index", "lr=.1", "seed=2", "-d", "first")[:2] == (0, "4\n")
+    assert planned("find", "lr=5e-1", "-d", "first")[:2] == (0, "1\n3\n5\n")
+    assert planned("find", "lr=.1", "seed=2", "-d", "first")[:2] == (0, "4\n")
     monkeypatch.chdir(tmp_path / "first")
     assert planned("show", "0")[:2] == (0, "seed=0 lr=0.1 agent=dqn\n")
 
 
 def test_what_is_zipped_or_left_out_is_planned_so(sweep):
-    words = ["lr=1,2", "agent=a,b", "seed=0,1", "--zip", "lr,agent", "--without", "lr=1,seed=1"]
+    words = ["lr=1,2", "agent=a,b", "seed=0,1", "--zip", "lr,agent", "--exclude", "lr=1,seed=1"]
     assert sweep("plan", *words, "-o", "zipped")[1].startswith("3 jobs, ")
-    assert sweep("index", "agent=b", "-d", "zipped")[1] == "2\n3\n"
+    assert sweep("find", "agent=b", "-d", "zipped")[1] == "2\n3\n"
     assert sweep("show", "1", "-d", "zipped")[1] == "lr=1 agent=a seed=1   (excluded)\n"
-    code, _, err = sweep("index", "agent=a", "seed=1", "-d", "zipped")
+    code, _, err = sweep("find", "agent=a", "seed=1", "-d", "zipped")
     assert (code, "agent=a seed=1: all jobs with these values are excluded" in err) == (2, True)
 
 
@@ -432,19 +432,19 @@ def test_a_sweep_that_runs_is_neither_planned_anew_nor_begun_a_second_time(plann
         (["show", "6", "-d", "first"], "job 6: the sweep has jobs 0 to 5"),
         (["run", "-i", "6", "-d", "first"], "-i 6: out of range; the sweep has the jobs 0 to 5"),
         (["run", "-i", "0", "--stride", "0", "-d", "first"], "--stride 0: must be at least 1"),
-        (["index", "agnet=dqn", "-d", "first"], "agnet: the sweep has no such axis; did you mean 'agent'?"),
-        (["index", "lr=3", "-d", "first"], "lr=3: the sweep has no such value (values of lr: 0.1, 0.5)"),
-        (["index", "lr", "-d", "first"], "lr: expected KEY=VALUE"),
+        (["find", "agnet=dqn", "-d", "first"], "agnet: the sweep has no such axis; did you mean 'agent'?"),
+        (["find", "lr=3", "-d", "first"], "lr=3: the sweep has no such value (values of lr: 0.1, 0.5)"),
+        (["find", "lr", "-d", "first"], "lr: expected KEY=VALUE"),
         (["status", "frist"], "frist does not exist; did you mean 'first'?"),
         (["status", "."], "contains no sweep (no sweep.json); there is one in first"),
         (["relaunch", "first", "--only", "fialed"], "did you mean 'failed'? (choose from: failed, incomplete, missing"),
         (["plan", "tain.py", "lr=1,2"], "tain.py: no such file; did you mean 'train.py'?"),
         (["plan", "my_agent.train", "lr=1,2"], "my_agent.train: no such module in the working directory"),
         (["plan", "train.py"], "train.py: no varying keys; add KEY=VALUES"),
-        (["plan", "train.py", "lr=1,2", "agent"], "agent: this is no override"),
+        (["plan", "train.py", "lr=1,2", "agent"], "agent: not a valid override"),
         (["plan", "lr=1,2", "--seeds", "0"], "--seeds 0: must be at least 1"),
         (["plan", "lr=1,2", "seed=1", "--seeds", "3"], "seed is already an axis of the sweep"),
-        (["plan", "lr=1,2", "--without", "lr"], "lr: expected KEY=VALUE"),
+        (["plan", "lr=1,2", "--exclude", "lr"], "lr: expected KEY=VALUE"),
         (["plan", "lr=1,2", "hydra.sweep.dir=x"], "hydra.sweep.dir=x: a plan does not accept this key"),
         (["plan", "missing.json"], "missing.json does not exist"),
     ],
@@ -463,7 +463,7 @@ def test_without_a_directory_the_newest_sweep_is_meant(sweep, tmp_path):
     for number, name in enumerate(("new", "old")):
         sweep("plan", "lr=1,2", "-o", f"multirun/{name}")
         os.utime(tmp_path / "multirun" / name / SWEEP, (9e8 - number, 9e8 - number))
-    code, out, err = sweep("index", "lr=2")
+    code, out, err = sweep("find", "lr=2")
     assert (code, out, err) == (0, "1\n", "using the newest sweep, multirun/new\n")
 
 
@@ -486,7 +486,7 @@ def test_a_directory_that_is_gone_is_told(planned, tmp_path):
     assert f"its working directory {tmp_path / 'gone'} no longer exists" in planned("relaunch", "first")[2]
 
 
-@pytest.mark.parametrize("action", ["plan", "show", "index", "run", "status", "relaunch"])
+@pytest.mark.parametrize("action", ["plan", "show", "find", "run", "status", "relaunch"])
 def test_the_help_of_an_action_names_its_options(action, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["sweep", action, "--help"])

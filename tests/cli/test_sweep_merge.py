@@ -42,15 +42,15 @@ if __name__ == "__main__":
 @pytest.fixture
 def shared(tmp_path, monkeypatch):
     """Return the directory that all nodes see, with a sweep of two jobs that was planned there."""
-    place = tmp_path / "shared"
-    place.mkdir()
-    monkeypatch.chdir(place)
+    disk = tmp_path / "shared"
+    disk.mkdir()
+    monkeypatch.chdir(disk)
     Path("train.py").write_text(PROGRAM)
-    kept = ["persistence.root_data_dir=${oc.env:DISK}", f"persistence.mirror=file://{place}/mirror"]
-    kept += ["persistence.mirror_interval_s=1", "persistence.checkpoint_save_freq_steps=5"]
-    words = ["runtime=local", "sinks=[]", "app_name=nodes", *kept, "seed=0,1", "+tags.slow=yes"]
+    own = ["persistence.root_data_dir=${oc.env:DISK}", f"persistence.mirror=file://{disk}/mirror"]
+    own += ["persistence.mirror_interval_s=1", "persistence.checkpoint_save_freq_steps=5"]
+    words = ["runtime=local", "sinks=[]", "app_name=nodes", *own, "seed=0,1", "+tags.slow=yes"]
     assert main(["sweep", "plan", "train.py", *words, "-o", "sweep"]) == 0
-    return place
+    return disk
 
 
 def node(disk, job):
@@ -78,7 +78,7 @@ def test_jobs_go_on_at_another_node_and_one_mlflow_store_has_all_runs(shared, tm
         assert main(["sweep", "merge", "sweep"]) == 0
         assert "2 of 2 runs are in .trieye_data" in capfd.readouterr().out
     client = MlflowClient(f"sqlite:///{shared}/.trieye_data/nodes/mlruns/mlflow.db")
-    (experiment,) = [found for found in client.search_experiments() if found.name == "nodes"]
+    (experiment,) = [entry for entry in client.search_experiments() if entry.name == "nodes"]
     runs = [run for run in client.search_runs([experiment.experiment_id]) if "loss" in run.data.metrics]
     assert len(runs) == 2
     for run in runs:
@@ -88,11 +88,11 @@ def test_jobs_go_on_at_another_node_and_one_mlflow_store_has_all_runs(shared, tm
 
     shutil.rmtree(next(saved.glob("*_0")))
     assert main(["sweep", "merge", "sweep"]) == 1
-    said = capfd.readouterr().out
-    assert "job 0: run 'sweep_0' is not in file://" in said
-    assert "1 of 2 runs are in .trieye_data" in said
+    output = capfd.readouterr().out
+    assert "job 0: run 'sweep_0' is not in file://" in output
+    assert "1 of 2 runs are in .trieye_data" in output
     assert main(["sweep", "merge", "sweep", "--mirror", "/mirror"]) == 2
-    assert "a mirror begins with its scheme" in capfd.readouterr().err
+    assert "a mirror URL needs a scheme" in capfd.readouterr().err
 
 
 def test_a_link_that_leads_to_no_run_is_told_with_its_job(shared, capfd):
@@ -101,7 +101,7 @@ def test_a_link_that_leads_to_no_run_is_told_with_its_job(shared, capfd):
     JobRecord(index=0, overrides=["seed=0"], state="completed").write(job)
     (job / "run").symlink_to("short")
     assert main(["sweep", "merge", "sweep"]) == 1
-    said = capfd.readouterr()
-    assert "job 0: " in said.out
-    assert "points to 'short'" in said.out
-    assert "Traceback" not in said.err
+    output = capfd.readouterr()
+    assert "job 0: " in output.out
+    assert "points to 'short'" in output.out
+    assert "Traceback" not in output.err

@@ -79,14 +79,14 @@ def mlflow_run_of(run_dir):
 
 
 def change(path, *, of="persistence", **values):
-    held = json.loads(path.read_text())
-    held[of].update(values)
-    path.write_text(json.dumps(held))
+    record = json.loads(path.read_text())
+    record[of].update(values)
+    path.write_text(json.dumps(record))
 
 
-def pages(place, root, directory, **options):
-    found, notes = pages_of(PageSelection(place, [root]), directory, **options)
-    return {page.title: page for page in found}, notes
+def pages(reference, root, directory, **options):
+    shown_pages, notes = pages_of(PageSelection(reference, [root]), directory, **options)
+    return {page.title: page for page in shown_pages}, notes
 
 
 def runs_linked(directory):
@@ -169,25 +169,25 @@ def test_a_run_is_shown_in_mlflow_and_tensorboard_until_ctrl_c(root, sweep, ui, 
     status, page = get(shown.links["MLflow"], "/")
     assert (status, b"<title>MLflow" in page) == (200, True)
     _, answer = get(shown.links["MLflow"], f"/api/2.0/mlflow/runs/get?run_id={run_id}")
-    told = json.loads(answer)["run"]
-    assert (told["info"]["experiment_id"], told["info"]["run_name"]) == ("1", "first")
-    assert [(one["key"], one["value"]) for one in told["data"]["metrics"]] == [("loss", 0.5)]
+    mlflow_run = json.loads(answer)["run"]
+    assert (mlflow_run["info"]["experiment_id"], mlflow_run["info"]["run_name"]) == ("1", "first")
+    assert [(one["key"], one["value"]) for one in mlflow_run["data"]["metrics"]] == [("loss", 0.5)]
     _, answer = get(shown.links["MLflow"], f"/api/2.0/mlflow/artifacts/list?run_id={run_id}&path=config")
     files = [one["path"] for one in json.loads(answer)["files"]]
     assert "config/configs.json" in files
     status, text = get(shown.links["MLflow"], f"/get-artifact?path=config/configs.json&run_uuid={run_id}")
     assert (status, json.loads(text)["run_name"]) == (200, "first")
     # the filter in the link of a sweep finds its runs, and the run above them
-    found, _ = pages("grid", root, tmp_path, only="mlflow")
-    wanted = unquote(found["MLflow"].fragment.partition("searchFilter=")[2])
+    shown_pages, _ = pages("grid", root, tmp_path, only="mlflow")
+    wanted = unquote(shown_pages["MLflow"].fragment.partition("searchFilter=")[2])
     _, answer = get(shown.links["MLflow"], "/api/2.0/mlflow/runs/search", experiment_ids=["1"], filter=wanted)
     assert {one["info"]["run_name"] for one in json.loads(answer)["runs"]} == {"second", "a sweep/2026-01-01"}
     assert experiments_of(f"http://127.0.0.1:{port}", [run_id]) == ["1"]
     # what somebody logs through this server lies where that of the runs is
     _, answer = get(shown.links["MLflow"], "/api/2.0/mlflow/experiments/create", name="another")
     _, answer = get(shown.links["MLflow"], "/api/2.0/mlflow/experiments/get-by-name?experiment_name=another")
-    place = json.loads(answer)["experiment"]["artifact_location"]
-    assert place.startswith((root / "agents" / "mlruns" / "artifacts").as_uri())
+    artifact_uri = json.loads(answer)["experiment"]["artifact_location"]
+    assert artifact_uri.startswith((root / "agents" / "mlruns" / "artifacts").as_uri())
 
     status, page = get(shown.links["TensorBoard"], "/")
     assert (status, b"<title>TensorBoard" in page) == (200, True)
@@ -239,41 +239,41 @@ def test_ctrl_c_while_the_servers_start_ends_them(root):
 
 
 def test_an_app_is_shown_as_its_experiment(root, tmp_path):
-    found, notes = pages("agents", root, tmp_path)
-    assert (list(found), notes) == (["MLflow", "TensorBoard", "report"], [])
-    assert found["MLflow"].fragment.startswith("/#/experiments/1/runs?")
-    assert "searchFilter" not in found["MLflow"].fragment
+    shown_pages, notes = pages("agents", root, tmp_path)
+    assert (list(shown_pages), notes) == (["MLflow", "TensorBoard", "report"], [])
+    assert shown_pages["MLflow"].fragment.startswith("/#/experiments/1/runs?")
+    assert "searchFilter" not in shown_pages["MLflow"].fragment
     assert runs_linked(tmp_path / "tensorboard") == ["first", "second"]
 
 
 def test_a_sweep_is_shown_by_itself(root, sweep, tmp_path):
-    found, _ = pages(str(sweep), root, tmp_path)
+    shown_pages, _ = pages(str(sweep), root, tmp_path)
     # `tags.`trieye.sweep` = '/of/a sweep/2026-01-01'`
     wanted = "searchFilter=tags.%60trieye.sweep%60%20%3D%20%27%2Fof%2Fa%20sweep%2F2026-01-01%27"
-    assert found["MLflow"].fragment.startswith("/#/experiments/1/runs?")
-    assert found["MLflow"].fragment.endswith(wanted)
+    assert shown_pages["MLflow"].fragment.startswith("/#/experiments/1/runs?")
+    assert shown_pages["MLflow"].fragment.endswith(wanted)
     assert runs_linked(tmp_path / "tensorboard") == ["second"]
 
 
 def test_a_run_that_begins_later_comes_to_tensorboard_and_a_deleted_one_goes(root, sweep, tmp_path):
     logdir = tmp_path / "tensorboard"
-    found, _ = pages("grid", root, tmp_path, only="tensorboard")
-    assert list(found) == ["TensorBoard"]
+    shown_pages, _ = pages("grid", root, tmp_path, only="tensorboard")
+    assert list(shown_pages) == ["TensorBoard"]
     (sweep / "1").mkdir()
     (sweep / "1" / "run").symlink_to(root / "agents" / "runs" / "first")
-    found["TensorBoard"].refresh()
+    shown_pages["TensorBoard"].refresh()
     assert runs_linked(logdir) == ["first", "second"]
     shutil.rmtree(root / "agents" / "runs" / "second")
-    found["TensorBoard"].refresh()
+    shown_pages["TensorBoard"].refresh()
     assert runs_linked(logdir) == ["first"]
     assert (logdir / "first").samefile(root / "agents" / "runs" / "first")
 
 
 def test_without_a_name_all_apps_are_shown_and_each_store_has_a_server(root, tmp_path):
     shutil.copytree(root / "agents", root / "moved")  # its store goes with it
-    found, notes = pages(None, root, tmp_path)
-    assert (list(found), notes) == (["MLflow (agents)", "MLflow (moved)", "TensorBoard"], [NO_REPORT])
-    stores = {found[title].environment["MLFLOW_BACKEND_STORE_URI"] for title in list(found)[:2]}
+    shown_pages, notes = pages(None, root, tmp_path)
+    assert (list(shown_pages), notes) == (["MLflow (agents)", "MLflow (moved)", "TensorBoard"], [NO_REPORT])
+    stores = {shown_pages[title].environment["MLFLOW_BACKEND_STORE_URI"] for title in list(shown_pages)[:2]}
     assert stores == {f"sqlite:///{root / app / 'mlruns' / 'mlflow.db'}" for app in ("agents", "moved")}
     apps = ["agents/first", "agents/second", "moved/first", "moved/second", "others/events"]
     assert runs_linked(tmp_path / "tensorboard") == apps
@@ -287,8 +287,8 @@ def test_too_many_stores_are_refused(root, capsys):
 
 
 def test_a_run_without_sinks_has_the_report_only(root, tmp_path, capsys):
-    found, notes = pages("bare", root, tmp_path)
-    assert list(found) == ["report"]
+    shown_pages, notes = pages("bare", root, tmp_path)
+    assert list(shown_pages) == ["report"]
     assert [note.partition(":")[0] for note in notes] == ["no MLflow page", "no TensorBoard page"]
     assert main(["ui", "bare", "--root", str(root), "--only", "mlflow"]) == 2
     assert "no page to show: no MLflow page: the MLflow sink was disabled" in capsys.readouterr().err
@@ -346,8 +346,8 @@ def test_the_report_server_answers_its_own_names_with_and_without_a_port(tmp_pat
 def test_a_run_with_a_damaged_config_is_named_and_left_out(root, tmp_path, capsys):
     runs = root / "agents" / "runs"
     (runs / "first" / "configs.json").write_text('{"persistence": {}}')
-    found, notes = pages("agents", root, tmp_path)
-    assert (len(found), runs_linked(tmp_path / "tensorboard")) == (3, ["second"])
+    shown_pages, notes = pages("agents", root, tmp_path)
+    assert (len(shown_pages), runs_linked(tmp_path / "tensorboard")) == (3, ["second"])
     assert notes == [f"{runs / 'first'} is skipped: configs.json has no 'sinks'"]
     (runs / "first" / "configs.json").write_text("{")
     assert main(["ui", "first", "--root", str(root)]) == 2
@@ -394,8 +394,8 @@ def test_a_store_for_which_no_server_is_started_is_named_without_its_password(ro
 
 def test_a_database_that_is_gone_leaves_the_event_files(root, tmp_path):
     (root / "agents" / "mlruns" / "mlflow.db").unlink()
-    found, (note,) = pages("agents", root, tmp_path)
-    assert list(found) == ["TensorBoard", "report"]
+    shown_pages, (note,) = pages("agents", root, tmp_path)
+    assert list(shown_pages) == ["TensorBoard", "report"]
     assert "mlflow.db no longer exists" in note
 
 
@@ -404,22 +404,22 @@ def test_a_database_that_is_gone_leaves_the_event_files(root, tmp_path):
 )
 def test_a_database_of_another_mlflow_is_left_alone(root, capsys, version, says):
     database = root / "agents" / "mlruns" / "mlflow.db"
-    held = {"older": "451aebb31d03", "newer": "ffffffffffff"}[version]  # the first one that MLflow had; none
+    revision = {"older": "451aebb31d03", "newer": "ffffffffffff"}[version]  # the first one that MLflow had; none
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("DROP TABLE model_versions")  # MLflow would make it, without a word
-        connection.execute("UPDATE alembic_version SET version_num = ?", [held])
+        connection.execute("UPDATE alembic_version SET version_num = ?", [revision])
     assert main(["ui", "agents", "--root", str(root), "--only", "mlflow"]) == 2
     text = capsys.readouterr().err
     assert f"has {'an older' if version == 'older' else 'a newer'} schema than the installed MLflow" in text
     assert says in text
     with contextlib.closing(sqlite3.connect(database)) as connection:
-        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [(held,)]
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [(revision,)]
 
 
 def test_a_port_that_is_taken_is_said_with_who_has_it(root, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         assert main(["ui", "events", "--root", str(root), "--port", str(port)]) == 2
     text = capsys.readouterr().err
     assert f"port {port}: in use by process {os.getpid()} (" in text
@@ -435,13 +435,13 @@ def test_what_is_no_port_is_refused(port, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("name", "meant"),
     [("frist", "first"), ("agents/secnd", "agents/second"), ("agnets", "agents"), ("multirun/gird", None)],
 )
-def test_a_wrong_name_is_an_error_with_the_nearest_one(root, sweep, capsys, given, meant):
-    assert main(["ui", given, "--root", str(root)]) == 2
+def test_a_wrong_name_is_an_error_with_the_nearest_one(root, sweep, capsys, name, meant):
+    assert main(["ui", name, "--root", str(root)]) == 2
     text = capsys.readouterr().err
-    assert f"{given}: there is no such run, app, sweep or directory" in text
+    assert f"{name}: no such run, app, sweep or directory" in text
     assert meant is None or f"did you mean {meant!r}?" in text
 
 
@@ -454,5 +454,7 @@ def test_a_name_is_that_of_an_app_then_of_a_run_then_of_what_lies_here(root, swe
     assert resolve(str(runs / "first"), []) == runs / "first"
     assert resolve("grid", [root]) == resolve("multirun/grid", [root]) == sweep
     shutil.copytree(runs / "first", root / "others" / "runs" / "first")
-    with pytest.raises(ConfigurationError, match=r"several runs of that name; say which: agents/first, others/first"):
+    with pytest.raises(
+        ConfigurationError, match=r"several runs have this name; choose one: agents/first, others/first"
+    ):
         resolve("first", [root])

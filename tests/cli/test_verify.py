@@ -35,8 +35,8 @@ with trieye.Run(config) as run:
 
 def flip_often(path):
     """Flip bits all over a file, since any one of them may lie in a page that holds nothing any more."""
-    for place in range(4096, path.stat().st_size, 997):
-        flip(path, place)
+    for position in range(4096, path.stat().st_size, 997):
+        flip(path, position)
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def test_a_run_that_is_being_written_is_whole_whenever_one_looks(tmp_path):
     try:
         assert process.stdout.readline() == "logging\n"
         for _ in range(10):
-            found = verify(tmp_path / "agents" / "runs" / "first")
-            assert (found.damage, found.is_alive, found.status) == ([], True, "RUNNING")
+            check = verify(tmp_path / "agents" / "runs" / "first")
+            assert (check.damage, check.is_alive, check.status) == ([], True, "RUNNING")
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -79,7 +79,7 @@ def test_a_run_that_is_being_written_is_whole_whenever_one_looks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "harm", "what", "advice"),
+    ("pattern", "harm", "damage", "advice"),
     [
         ("run.json", cut, "cannot be read", "restore it from a backup"),
         ("configs.json", cut, "cannot be read", "restore it from a backup"),
@@ -92,7 +92,7 @@ def test_a_run_that_is_being_written_is_whole_whenever_one_looks(tmp_path):
         ("checkpoints/checkpoint_step_200/MANIFEST.json", cut, "MANIFEST.json is damaged", "choose another run_name"),
     ],
 )
-def test_damage_is_found_and_explained_and_nothing_is_changed(damaged_run, capsys, pattern, harm, what, advice):
+def test_damage_is_found_and_explained_and_nothing_is_changed(damaged_run, capsys, pattern, harm, damage, advice):
     (path, *_) = sorted(damaged_run.glob(pattern))
     harm(path)
     before = contents(damaged_run)
@@ -100,7 +100,7 @@ def test_damage_is_found_and_explained_and_nothing_is_changed(damaged_run, capsy
     assert contents(damaged_run) == before
     shown = " ".join(capsys.readouterr().out.split())
     assert path.name.removesuffix(".db") in shown
-    assert what in shown
+    assert damage in shown
     assert advice in shown
     assert "everything is intact" not in shown
 
@@ -136,12 +136,12 @@ def test_what_was_set_aside_is_mentioned_and_is_no_damage(damaged_run, capsys):
 def test_scripts_get_json(damaged_run, capsys):
     flip(next(damaged_run.glob("history/*.parquet")))
     assert main(["verify", str(damaged_run), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["is_whole"] is False
-    assert found["run_dir"] == str(damaged_run)
-    parts = {part["name"]: part for part in found["parts"]}
+    document = json.loads(capsys.readouterr().out)
+    assert document["is_whole"] is False
+    assert document["run_dir"] == str(damaged_run)
+    parts = {part["name"]: part for part in document["parts"]}
     assert {"what", "meaning", "advice"} == set(parts["history"]["damage"][0])
-    assert [(sink["name"], sink["behind"]) for sink in found["sinks"]] == [("tensorboard", 0)]
+    assert [(sink["name"], sink["behind"]) for sink in document["sinks"]] == [("tensorboard", 0)]
 
 
 def test_a_run_that_has_only_just_begun_is_whole(tmp_path, capsys):

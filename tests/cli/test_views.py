@@ -62,8 +62,8 @@ def test_the_last_checkpoint_what_was_dropped_and_what_came_late_are_shown(run):
     run.log({"loss/00": float("nan")}, step=20)
     run.log({"loss/00": 1.0}, step=1)
     run.flush()
-    for what in ("checkpoint step 7, ", "late 1 ", "(non_finite) 1"):
-        wait_until(lambda what=what: what in shown_now(run))
+    for text in ("checkpoint step 7, ", "late 1 ", "(non_finite) 1"):
+        wait_until(lambda text=text: text in shown_now(run))
 
 
 def test_a_sink_that_does_not_work_is_shown_with_the_beginning_of_the_reason(make_config):

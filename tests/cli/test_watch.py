@@ -32,8 +32,19 @@ def test_one_look_at_a_run_that_is_alive_shows_how_it_is(run, capsys):
 
 
 def test_explorers_have_lines_of_their_own(run, capsys):
-    seen = {"explorer/alive": 3, "explorer/restarts": 2, "explorer/lost": 0, "sync/version": 41, "sync/publish_ms": 1.5}
-    seen |= {"explorer/10/lag": 2, "explorer/0/lag": 1, "replay/staleness_mean": 0.25, "replay/staleness_max": 2}
+    seen = {
+        "explorer/alive": 3,
+        "explorer/restarts": 2,
+        "explorer/lost_fragments": 0,
+        "sync/version": 41,
+        "sync/publish_ms": 1.5,
+    }
+    seen |= {
+        "explorer/10/staleness": 2,
+        "explorer/0/staleness": 1,
+        "replay/staleness_mean": 0.25,
+        "replay/staleness_max": 2,
+    }
     for step in range(3):
         run.log(seen | {"loss": 1.0}, step=step)
     run.flush()

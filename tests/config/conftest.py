@@ -61,7 +61,7 @@ if __name__ == "__main__":
 
 @dataclass
 class Ended:
-    """How a command line ended."""
+    """Exit code and output of a command line."""
 
     code: int
     out: str
@@ -84,18 +84,18 @@ class Project:
         path.write_text(text, encoding="utf-8")
 
     def run(self, *arguments: str, program: str = "train.py") -> Ended:
-        """Run the program in a process of its own, a fork of one that has imported Hydra."""
+        """Run the program in a fork of a process that has already imported Hydra."""
         done = warm.run([program, *arguments], self.directory, modules=warm.LIGHT)
         return Ended(done.returncode, done.stdout, done.stderr)
 
     def ran(self, *arguments: str, program: str = "train.py") -> Ended:
-        """Run the program, which ends well and says nothing on stderr."""
+        """Run the program; it must succeed and print nothing to stderr."""
         ended = self.run(*arguments, program=program)
         assert (ended.code, ended.err) == (0, "")
         return ended
 
     def left_behind(self) -> list[str]:
-        """Return what lies in the project beside what it was made of."""
+        """Return the names of files and directories that a command created in the project."""
         return sorted(
             path.name for path in self.directory.iterdir() if path.name not in {"conf", "train.py", "__pycache__"}
         )
@@ -110,7 +110,7 @@ def project(tmp_path, monkeypatch):
 
 @pytest.fixture
 def mistaken(project, monkeypatch, capsys):
-    """Type something wrong: gives the message, after checks that hold for every mistake."""
+    """Return a function that runs an invalid command line, checks exit code and output, and returns the message."""
 
     def type_it(*arguments: str, config_type: type[TrieyeConfig] = TrieyeConfig) -> str:
         ran = []

@@ -39,7 +39,7 @@ def _override(option: Path) -> list[str]:
 
 
 def _together() -> list[list[Path]]:
-    """Return all options in the fewest configs: each has one of every group, and the first one all metrics."""
+    """Return all options, combined to the fewest configs: each has an option of every group, the first all metrics."""
     names = sorted({path.parts[0] for path in OPTIONS} - OF_TRAININGS)
     groups = [[path for path in OPTIONS if path.parts[0] == group] for group in names]
     rows = itertools.zip_longest(*(group for group in groups if group[0].parts[0] != "metric"))
@@ -82,7 +82,7 @@ def test_sinks_may_be_called_loggers(chosen):
 
 
 def test_metric_sets_merge_and_can_be_left_out():
-    names = lambda *overrides: [metric.name for metric in compose(overrides).stats.metrics]  # noqa: E731 - it is short
+    names = lambda *overrides: [metric.name for metric in compose(overrides).stats.metrics]  # noqa: E731 - short
     core, replay = names("metrics=core"), names("metrics=replay")
     assert {"episode/return", "rate/env_steps_per_sec"} < set(core)
     assert "replay/size" in replay

@@ -1,4 +1,4 @@
-"""Directories with environment variables, and addresses of MLflow stores."""
+"""Directories with environment variables, and MLflow tracking URIs."""
 
 from pathlib import Path
 

@@ -21,14 +21,14 @@ def test_an_address_is_taken_without_its_last_slash(url, found):
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [
-        ("/backup", "begins with its scheme, as in s3://bucket/prefix"),
-        ("gcss://bucket", "'gcss' is no scheme of a mirror; did you mean 'gcs'"),
-        ("s3://key:secret@bucket/x", "credentials do not belong here"),
-        ("file://backup/runs", "has to be absolute"),
-        ("s3://", "names no place"),
-        ("file:///", "names no place"),
-        ("s3://bucket/../other", "names no place"),
-        ("s3://bucket/a::file:///b", "names no place"),
+        ("/backup", "a mirror URL needs a scheme, as in s3://bucket/prefix"),
+        ("gcss://bucket", "unknown scheme 'gcss' of a mirror; did you mean 'gcs'"),
+        ("s3://key:secret@bucket/x", "must not contain credentials"),
+        ("file://backup/runs", "must be absolute"),
+        ("s3://", "invalid path"),
+        ("file:///", "invalid path"),
+        ("s3://bucket/../other", "invalid path"),
+        ("s3://bucket/a::file:///b", "invalid path"),
     ],
 )
 def test_what_cannot_be_a_mirror_is_refused_by_the_config(url, complaint):

@@ -1,4 +1,4 @@
-"""The models of trieye 0.1.5: fields, defaults and habits that clients rely on."""
+"""The models of trieye 0.1.5: fields, defaults and behavior that clients rely on."""
 
 import json
 import pickle
@@ -158,7 +158,7 @@ def test_an_unsafe_name_is_refused(name):
     for field in ("run_name", "app_name"):
         with pytest.raises(ValidationError, match=field):
             TrieyeConfig(**{field: name})
-    copied = PersistenceConfig().model_copy(update={"run_name": name})  # which checks nothing
+    copied = PersistenceConfig().model_copy(update={"run_name": name})  # does not validate
     with pytest.raises(ValueError, match="run_name"):
         copied.get_run_base_dir()
 

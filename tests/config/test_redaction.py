@@ -1,4 +1,4 @@
-"""What is a secret, what is written in its place, and how it comes back."""
+"""Secrets are recognized, redacted and restored from the environment."""
 
 import json
 from typing import Any

@@ -3,6 +3,8 @@
 `python tests/config/test_renames.py` writes docs/renames.md.
 """
 
+import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -12,14 +14,16 @@ import trieye
 from trieye.config import TrieyeConfig
 from trieye.config.hydra.keys import field_at
 from trieye.config.launcher import LauncherConfig
-from trieye.renames import KEYS, TABLES, current_config, current_override, current_overrides
+from trieye.config.sweeper import SweeperConfig
+from trieye.renames import KEYS, NAMES, TABLES, current_config, current_override, current_overrides
 from trieye.training.config import TrainingConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "renames.md"
 INTRODUCTION = """# Renamed in 0.2.0
 
 Runs and sweeps that earlier commits of 0.2.0 stored are read with their old names. A config file, an override, an
-option or an import with an old name is an error that states the new one. The names of trieye 0.1.5 are not affected.
+option or an attribute with an old name is an error that states the new one; for `from module import Old`, Python prints
+its own ImportError. The names of trieye 0.1.5 are not affected.
 `python tests/config/test_renames.py` writes this page from `trieye/renames.py`.
 """
 OF_CONFIG = [rename for rename in KEYS.values() if not rename.old.startswith("hydra.")]
@@ -39,7 +43,9 @@ def page():
 
 
 def field_of(key):
-    root, path = (LauncherConfig, key.split(".")[2:]) if key.startswith("hydra.") else (TrainingConfig, key.split("."))
+    options = {"hydra.launcher": LauncherConfig, "hydra.sweeper": SweeperConfig}
+    place, _, name = key.rpartition(".")
+    root, path = (options[place], [name]) if place in options else (TrainingConfig, key.split("."))
     return field_at(root, path)
 
 
@@ -132,6 +138,19 @@ def test_a_stored_override_gets_its_new_key(stored, current):
     config = {"explorer": {"fragment_steps": 8}, "tune": {"grace_period": 1}}
     assert current_overrides([stored], config) == [current]
     assert current_override(stored.partition("=")[0], [item.new for item in KEYS.values()]) == current.partition("=")[0]
+
+
+@pytest.mark.parametrize("rename", NAMES.values(), ids=lambda rename: rename.old)
+def test_an_old_class_or_function_is_an_attribute_error_with_the_new_name(rename):
+    module, _, name = rename.old.rpartition(".")
+    home = importlib.import_module(module)
+    with pytest.raises(AttributeError, match=f"^{re.escape(rename.old)} was renamed to {re.escape(rename.new)}$"):
+        getattr(home, name)
+    new = rename.new.rpartition(".")[2]
+    assert getattr(home, new).__doc__
+    assert new in home.__all__
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        home.nonsense  # noqa: B018
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from trieye.replay.fragments import FragmentRules
     [
         ({"prioritized": {"alpha": 1.0}}, "prioritized.* is only for kind=prioritized, and kind is uniform"),
         ({"kind": "prioritized", "sequence": {"length": 3}}, "sequence.* is only for kind=sequence"),
-        ({"storage": "mmap"}, "storage_dir is needed for storage=mmap"),
-        ({"storage_dir": "rows"}, "storage_dir is needed for storage=mmap and for no other"),
+        ({"storage": "mmap"}, "storage_dir is required for storage=mmap"),
+        ({"storage_dir": "rows"}, "storage_dir is required for storage=mmap and only allowed there"),
         ({"kind": "sequence", "max_reuse": 2}, "kind=sequence has neither"),
         ({"kind": "unifrom"}, "Input should be 'uniform', 'prioritized', 'sequence' or 'fragment'"),
         ({"gamma": 2}, "less than or equal to 1"),

@@ -1,4 +1,4 @@
-"""The runtime: where a hub lives, and what workers get."""
+"""RuntimeConfig: the place of the hub, and the working directory and environment of workers."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""The closed table of trieye 0.1.5: its config models as it spelled their fields."""
+"""Config models accept the upper-case spellings of trieye 0.1.5."""
 
 import subprocess
 import sys

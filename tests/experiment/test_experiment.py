@@ -22,7 +22,7 @@ from trieye.stats.operations import LogImage, LogTable
 
 
 class Walk(trieye.Experiment):
-    """A random walk; the objective falls off after step 30, so that the best state is not the last."""
+    """A random walk; the objective declines after step 30, so that the best state is not the last."""
 
     made = []
 
@@ -53,7 +53,7 @@ class Walk(trieye.Experiment):
 
 
 class Showing(Walk):
-    """The same, with pictures and notes in its run."""
+    """A walk that logs images and texts to its run."""
 
     def setup(self, config):
         super().setup(config)
@@ -71,7 +71,7 @@ class Showing(Walk):
 
 
 class InFiles(Walk):
-    """The same, with its state in files of its own."""
+    """A walk that writes its state to files."""
 
     def save_checkpoint(self, checkpoint_dir):
         (checkpoint_dir / "sub").mkdir()
@@ -191,7 +191,7 @@ def test_a_finished_experiment_is_started_while_something_is_left_to_do(loop_con
         return trieye.run_experiment(Walk, make_config(loop={"steps": 20}, persistence=persistence, **changes))
 
     assert attempts(again()) == 1
-    assert attempts(again(sinks={"tensorboard": {"enabled": True}})) == 2  # which has nothing of it yet
+    assert attempts(again(sinks={"tensorboard": {"enabled": True}})) == 2  # the run has no checkpoint yet
     assert attempts(again(sinks={"tensorboard": {"enabled": True}})) == 2
     assert attempts(again(persistence={"load_checkpoint_path": "step:10"})) == 3
     shutil.rmtree(again().run_dir / "checkpoints")
@@ -231,7 +231,7 @@ def test_an_objective_may_be_told_after_the_checkpoint_was_saved(make_config):
         run.save(step=3, x=3)
         run.rate(1, 5.0).result()
         with pytest.raises(CheckpointError, match="checkpoint_step_2"):
-            run.rate(2, 5.0).result()  # it was deleted, being neither the newest nor the best
+            run.rate(2, 5.0).result()  # deleted: neither the newest nor the best checkpoint
     best = trieye.load_checkpoint(run.dir, "best")
     assert (best.step, best.objective) == (1, 5.0)
 
@@ -300,7 +300,7 @@ def test_a_signal_in_the_last_step_ends_the_run_as_finished_and_stops_what_follo
 
 
 class Episodes(Walk):
-    """A walk in episodes of 14 steps that can be saved exactly at their ends only."""
+    """A walk in episodes of 14 steps; only the ends of episodes resume bit-exactly."""
 
     length = 14
 
@@ -363,7 +363,7 @@ def test_the_best_of_the_run_from_which_it_started_is_not_its_own(loop_config, m
 
 @pytest.fixture
 def forked(loop_config, make_config):
-    """Return a function that begins a run from step 10 of another one of twenty steps, and returns its result."""
+    """Return a function that forks a run at step 10 from a run of twenty steps, and returns its result."""
     trieye.run_experiment(Walk, loop_config(steps=20, evaluate_every_steps=10))
 
     def make(name, **settings):
@@ -381,7 +381,7 @@ def position_at(run_dir, step):
 def test_a_run_that_begins_from_another_one_keeps_what_it_took_over_as_its_own_first_checkpoint(forked):
     result = forked("second")
     assert saved_steps(result) == [10, 20]
-    assert trieye.load_checkpoint(result.run_dir, 10).objective is None  # the parent's is not its own
+    assert trieye.load_checkpoint(result.run_dir, 10).objective is None  # excludes the parent's objective
     assert np.array_equal(position_at(result.run_dir, 10), position_at(result.run_dir.with_name("run"), 10))
 
 
@@ -403,7 +403,7 @@ def test_mlflow_and_the_record_say_where_a_fork_began_and_a_later_attempt_does_n
     assert shown.data.tags["trieye.forked_from_run_id"] == parent.run_id
     shutil.rmtree(result.run_dir.with_name("run"))
     shutil.rmtree(result.run_dir / "checkpoints" / "checkpoint_step_20")
-    again = forked("second", sinks=enabled)  # the same config, from its own first checkpoint
+    again = forked("second", sinks=enabled)  # the same config resumes from the first checkpoint of the fork
     record = RunRecord.read(again.run_dir / "run.json")
     assert (record.attempt, record.forked_from.run_id) == (2, parent.run_id)
     assert record.resumed_from == str(again.run_dir / "checkpoints" / "checkpoint_step_10")
@@ -427,9 +427,9 @@ def test_a_cleanup_that_fails_hides_no_error_and_is_one_where_there_is_none(loop
             raise OSError("the window is gone")
 
     loop_config.name = "bad"
-    with pytest.raises(RuntimeError, match="power cut") as held:
+    with pytest.raises(RuntimeError, match="power cut") as failure:
         trieye.run_experiment(Untidy, loop_config(steps=5))
-    assert any("the window is gone" in note for note in held.value.__notes__)
+    assert any("the window is gone" in note for note in failure.value.__notes__)
     loop_config.name = "good"
     with pytest.raises(OSError, match="the window is gone"):
         trieye.run_experiment(Untidy, loop_config(steps=5))
@@ -445,13 +445,13 @@ def test_a_planted_checkpoint_writes_no_file_elsewhere(loop_config, tmp_path, mo
         run.step = 1
         loop = {"env_steps": 4, "best": None, "time_s": 0.0, "evaluated_step": -1}
         run.save(experiment={"files": {name: np.zeros(3, np.uint8)}}, loop=loop)
-    with pytest.raises(CheckpointError, match="is no name of a file inside its directory"):
+    with pytest.raises(CheckpointError, match="is not a file name inside the directory"):
         trieye.run_experiment(InFiles, config)
     assert not list(tmp_path.rglob("planted*"))
 
 
 class Counting(Walk):
-    """The same, with updates from its third step on."""
+    """A walk with updates from its third step on."""
 
     def step(self):
         values = super().step()
@@ -467,8 +467,8 @@ def test_everything_that_counts_steps_counts_the_axis(loop_config, axis, saved, 
     assert result.step == total
     assert result.stop_reason == f"loop.steps={total} done"
     store = CheckpointStore(result.run_dir / "checkpoints", read_only=True)
-    kept = [entry.step for entry in store.entries()]
-    assert set(saved) <= set(kept)
+    steps = [entry.step for entry in store.entries()]
+    assert set(saved) <= set(steps)
     table = read_history(result.run_dir, ["position", "progress/env_steps", "progress/updates"]).to_pylist()
     if axis != "step":
         counted = [row for row in table if row["metric"] == f"progress/{axis}"]

@@ -12,7 +12,7 @@ def names(directory):
 
 
 def left_by_a_dead_process(path, kind):
-    """Rename `path` to what a process that is gone would have called it."""
+    """Rename `path` to a temporary name of a dead process."""
     dead = subprocess.Popen(["true"])
     dead.wait()
     with new_directory(path.parent / "probe") as scratch:

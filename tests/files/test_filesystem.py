@@ -41,7 +41,7 @@ def test_network_types_are_told_from_local_ones():
     shared = "nfs nfs4 cifs smb3 9p lustre fuse.sshfs fuse.glusterfs"
     local = "ext4 xfs btrfs zfs tmpfs overlay apfs fuse.ntfs-3g fuseblk"
     assert [kind for kind in f"{shared} {local}".split() if is_network_type(kind)] == shared.split()
-    assert type_of(Path("/runs"), "") is None, "without mounts nobody knows"
+    assert type_of(Path("/runs"), "") is None, "unknown without mount points"
 
 
 def test_the_type_of_a_real_path_is_found_through_links(tmp_path, monkeypatch):
@@ -50,7 +50,7 @@ def test_the_type_of_a_real_path_is_found_through_links(tmp_path, monkeypatch):
     link.symlink_to(real)
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"1 0 0:1 / / rw - ext4 d rw\n2 1 0:2 / {real} rw - nfs4 server:/ rw\n")
-    assert network_type(link / "journal.db") is None, "this machine's own disk"
+    assert network_type(link / "journal.db") is None, "a local disk"
     monkeypatch.setattr(filesystem, "MOUNTINFO", mounts)
     assert network_type(link / "journal.db") == "nfs4"
     assert network_type(tmp_path / "journal.db") is None

@@ -19,7 +19,7 @@ from trieye.journal.wal import FRAME_BYTES, HEADER_BYTES
 PAGE = 4096
 NAME = "journal.db"
 WAL = NAME + "-wal"
-WATERMARK = "journal-witness.jsonl"
+WATERMARK = "journal-watermark.jsonl"
 KINDS = ("file", "log", "both", "copied")
 MAX_LOST_WITH_A_PAGE = 100
 """Maximum number of entries on one page."""

@@ -58,7 +58,7 @@ def test_a_whole_journal_is_left_alone(path):
         assert (journal.damage, journal.num_lost) == ([], 0)
         journal.close()
     assert path.read_bytes() == before
-    assert {entry.name for entry in path.parent.iterdir()} == {path.name, "journal-witness.jsonl"}
+    assert {entry.name for entry in path.parent.iterdir()} == {path.name, "journal-watermark.jsonl"}
 
 
 def test_the_records_behind_a_damaged_one_are_lost_and_counted(path):

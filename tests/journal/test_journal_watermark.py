@@ -69,6 +69,41 @@ def test_a_journal_that_lost_its_log_names_the_records_and_continues_behind_them
         assert journal.append("events", b"new", at=2.0) == 31
 
 
+def renamed_back(path):
+    """Give a watermark the name that it had in earlier versions, and return its path."""
+    return watermark_path(path).rename(path.with_name("journal-witness.jsonl"))
+
+
+def test_a_journal_that_lost_its_log_is_detected_by_a_watermark_with_its_earlier_name(killed):
+    path = killed("mine")
+    earlier = renamed_back(path)
+    wal_path(path).unlink()
+    assert inspect(path).damage
+    assert earlier.exists(), "a check changes nothing"
+    with contextlib.closing(opened(path)) as journal:
+        assert journal.num_lost == 30
+    assert {file.name for file in path.parent.glob("*.jsonl")} == {watermark_path(path).name}
+
+
+def test_a_watermark_with_its_earlier_name_is_renamed_when_the_journal_is_opened(killed):
+    path = killed("mine")
+    renamed_back(path)
+    before = read_watermark(path)
+    assert before.pos == 30
+    assert read_history(path.parent).num_rows == 0, "a reader uses it, too"
+    Journal(path).close()
+    assert not path.with_name("journal-witness.jsonl").exists()
+    assert read_watermark(path) == before
+
+
+def test_a_watermark_with_its_current_name_wins_over_one_of_an_earlier_version(killed):
+    path = killed("mine")
+    shutil.copyfile(watermark_path(killed("other", 40)), path.with_name("journal-witness.jsonl"))
+    assert inspect(path).damage == []
+    Journal(path).close()
+    assert not path.with_name("journal-witness.jsonl").exists()
+
+
 @pytest.mark.parametrize("names", [("journal.db",), ("journal.db-wal",), ("journal.db", "journal.db-wal")])
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_nothing_of_another_runs_journal_is_taken_for_ones_own(killed, names, attempts):

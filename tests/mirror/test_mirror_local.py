@@ -75,7 +75,7 @@ def test_a_journal_that_names_a_file_elsewhere_brings_nothing_of_it_to_the_mirro
     (tmp_path / "secret").write_text("secret")
     run.journal.replace_chunks(Segment(0, 1, "../../../../../secret", 6, 0))
     for look in (run.journal.segments, lambda: inspect(run.paths.journal_path)):
-        with pytest.raises(JournalError, match="is no name of a file inside its directory"):
+        with pytest.raises(JournalError, match="is not a file name inside the directory"):
             look()
-    with pytest.raises(JournalError, match="is no name of a file inside its directory"):
+    with pytest.raises(JournalError, match="is not a file name inside the directory"):
         LocalRun(run.paths).copy_journal(tmp_path / "copy")

@@ -57,5 +57,5 @@ def test_a_failure_says_where_it_was_and_a_directory_that_cannot_be_read_is_not_
 
 def test_a_package_that_is_missing_is_named_with_what_to_type(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ConfigurationError, match=r"the package adlfs is missing; pip install adlfs"):
+    with pytest.raises(ConfigurationError, match=r"the package adlfs is not installed; pip install adlfs"):
         MirrorStore("az://container")

@@ -26,5 +26,5 @@ print(json.dumps([before, sorted(found), is_allowed]))
 @pytest.mark.parametrize("nicer_by", [2, 15])
 def test_every_thread_gets_the_share_that_the_user_may_give_it(nicer_by):
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(nicer_by)], capture_output=True, text=True, check=True)
-    before, found, is_allowed = json.loads(done.stdout)
-    assert found == [min(before, ACTOR_NICENESS) if is_allowed else before]
+    before, nices, is_allowed = json.loads(done.stdout)
+    assert nices == [min(before, ACTOR_NICENESS) if is_allowed else before]

@@ -57,7 +57,7 @@ def start(tmp_path):
 
 
 @pytest.fixture
-def said(tmp_path):
+def content(tmp_path):
     return (tmp_path / "output.log").read_text
 
 
@@ -135,7 +135,7 @@ with trieye.Run(config()) as run:
     assert last == "100 %"
 
 
-def test_of_a_line_that_is_written_over_only_the_last_version_is_kept(start, said):
+def test_of_a_line_that_is_written_over_only_the_last_version_is_kept(start, content):
     start()
     for text in (
         "a ",
@@ -151,10 +151,10 @@ def test_of_a_line_that_is_written_over_only_the_last_version_is_kept(start, sai
     ):
         sys.stdout.write(text)
         sys.stdout.flush()
-    assert said() == "a b\n20 %\n40 %\nc\nz\nd\n"
+    assert content() == "a b\n20 %\n40 %\nc\nz\nd\n"
 
 
-def test_what_is_printed_above_a_bar_has_a_line_of_its_own(start, said):
+def test_what_is_printed_above_a_bar_has_a_line_of_its_own(start, content):
     log = start()
     for text in (
         "\x1b[?25l\x1b[32mbar 1\x1b[0m",  # as rich draws and flushes it: what it prints above goes over the bar
@@ -169,7 +169,7 @@ def test_what_is_printed_above_a_bar_has_a_line_of_its_own(start, said):
         sys.stdout.write(text)
         sys.stdout.flush()
     log.close()
-    assert said() == "hello\nworld\nbar 4\nend\nno newline yet\n"
+    assert content() == "hello\nworld\nbar 4\nend\nno newline yet\n"
 
 
 def test_runs_that_are_nested_or_end_out_of_order_leave_the_streams_as_they_were(tmp_path, capsys):
@@ -199,7 +199,7 @@ def test_runs_that_are_nested_or_end_out_of_order_leave_the_streams_as_they_were
     assert capsys.readouterr() == ("both\nthird\nnobody\n", "second\n")
 
 
-def test_who_stands_in_for_a_stream_later_stays_there(start, said, capsys):
+def test_who_stands_in_for_a_stream_later_stays_there(start, content, capsys):
     log = start()
     loud, before = [], sys.stdout.write
     sys.stdout.write = lambda text: (loud.append(text), before(text))[1]
@@ -208,10 +208,10 @@ def test_who_stands_in_for_a_stream_later_stays_there(start, said, capsys):
     print("two")
     del sys.stdout.write
     print("three")
-    assert (said(), "".join(loud), capsys.readouterr().out) == ("one\n", "one\ntwo\n", "one\ntwo\nthree\n")
+    assert (content(), "".join(loud), capsys.readouterr().out) == ("one\n", "one\ntwo\n", "one\ntwo\nthree\n")
 
 
-def test_a_forked_child_prints_into_the_same_file_also_if_a_thread_was_printing(start, said):
+def test_a_forked_child_prints_into_the_same_file_also_if_a_thread_was_printing(start, content):
     start()
     stop = threading.Event()
 
@@ -227,10 +227,10 @@ def test_a_forked_child_prints_into_the_same_file_also_if_a_thread_was_printing(
     finally:
         stop.set()
         thread.join()
-    assert said().count("child\n") == 10
+    assert content().count("child\n") == 10
 
 
-def test_threads_never_tear_a_line(start, said):
+def test_threads_never_tear_a_line(start, content):
     start()
 
     def work(letter):
@@ -242,17 +242,17 @@ def test_threads_never_tear_a_line(start, said):
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(said().split()) == sorted(letter * 20 for letter in "abcd" for _ in range(500))
+    assert sorted(content().split()) == sorted(letter * 20 for letter in "abcd" for _ in range(500))
 
 
-def test_a_full_file_is_said_once_and_tracebacks_come_all_the_same(start, said, monkeypatch, capsys):
+def test_a_full_file_is_said_once_and_tracebacks_come_all_the_same(start, content, monkeypatch, capsys):
     log = start()
     monkeypatch.setattr(output, "MAX_OUTPUT_BYTES", 3 << 20)
     for _ in range(40):
         print("x" * 100_000)
     log.keep("a traceback")
-    assert 2.8 * 2**20 < len(said()) < (3 << 20) + 200
-    assert said().endswith("xx\ntrieye: this file is full (3 MiB)\na traceback\n")
+    assert 2.8 * 2**20 < len(content()) < (3 << 20) + 200
+    assert content().endswith("xx\ntrieye: this file is full (3 MiB)\na traceback\n")
     shown = capsys.readouterr()
     assert len(shown.out) == 40 * 100_001
     assert shown.err.count("is full (3 MiB)") == 1
@@ -298,17 +298,17 @@ def test_streams_of_other_kinds_are_heard_or_left_alone(tmp_path, monkeypatch):
 def test_a_link_in_its_place_is_not_written_through(tmp_path, make_config, capfd):
     config = make_config()
     with trieye.Run(config) as run:
-        place = run.dir / "logs" / "output.log"
-    place.unlink()
+        log_path = run.dir / "logs" / "output.log"
+    log_path.unlink()
     (run.dir.parents[2] / "elsewhere").write_text("mine")
-    place.symlink_to(run.dir.parents[2] / "elsewhere")
+    log_path.symlink_to(run.dir.parents[2] / "elsewhere")
     with trieye.Run(config):
         print("hello")
     assert (run.dir.parents[2] / "elsewhere").read_text() == "mine"
     assert "output.log cannot be written" in capfd.readouterr().err
 
 
-def test_a_signal_handler_that_prints_in_the_midst_of_a_print_holds_nobody_up(start, said):
+def test_a_signal_handler_that_prints_in_the_midst_of_a_print_holds_nobody_up(start, content):
     start()
 
     def handler(*_):
@@ -322,4 +322,4 @@ def test_a_signal_handler_that_prints_in_the_midst_of_a_print_holds_nobody_up(st
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert said().count("line") > 1900
+    assert content().count("line") > 1900

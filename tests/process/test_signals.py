@@ -31,8 +31,8 @@ def _handlers_as_a_program_has_them():
 
 
 def stopping(**settings):
-    asked = []
-    return StopSignals(asked.append, "stopping", **settings), asked
+    exit_codes = []
+    return StopSignals(exit_codes.append, "stopping", **settings), exit_codes
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def stopping(**settings):
     ],
 )
 def test_the_first_signal_is_a_request_with_the_exit_code_that_the_user_wants(number, requeue, code, capsys):
-    stops, asked = stopping(requeue_exit_code=requeue)
+    stops, exit_codes = stopping(requeue_exit_code=requeue)
     before = signal.getsignal(number)
     with stops:
         signal.raise_signal(number)
-    assert asked == [code] == [stops.exit_code] == [exit_code_of(number, requeue)]
+    assert exit_codes == [code] == [stops.exit_code] == [exit_code_of(number, requeue)]
     assert f"{signal.Signals(number).name}: stopping" in capsys.readouterr().err
     assert signal.getsignal(number) is before or number == signal.SIGXCPU
 
@@ -60,74 +60,74 @@ def test_the_first_signal_is_a_request_with_the_exit_code_that_the_user_wants(nu
 def test_a_request_counts_although_nobody_reads_what_is_said(monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)
-    stops, asked = stopping()
+    stops, exit_codes = stopping()
     with open(writer, "w", buffering=1) as unread, monkeypatch.context() as patch, stops:  # noqa: PTH123 - a descriptor
         patch.setattr(sys, "stderr", unread)
         signal.raise_signal(signal.SIGTERM)
         with contextlib.suppress(BrokenPipeError):
             unread.close()
-    assert asked == [143]
+    assert exit_codes == [143]
 
 
 def test_a_signal_that_comes_twice_at_once_is_one_request():
-    stops, asked = stopping()
+    stops, exit_codes = stopping()
     with stops:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGUSR1)
-    assert asked == [143]
+    assert exit_codes == [143]
 
 
 def test_the_same_signal_again_does_what_it_did_before(monkeypatch):
     seen = []
     signal.signal(signal.SIGTERM, lambda *_: seen.append("before"))
     monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
-    stops, asked = stopping()
+    stops, exit_codes = stopping()
     with stops:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
-    assert (seen, asked) == (["before"], [143])
+    assert (seen, exit_codes) == (["before"], [143])
 
 
 def test_another_signal_of_a_scheduler_does_not_interrupt_what_is_being_saved(monkeypatch):
     seen = []
     signal.signal(signal.SIGTERM, lambda *_: seen.append("before"))
     monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
-    stops, asked = stopping()
+    stops, exit_codes = stopping()
     with stops:
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGTERM)
-    assert (seen, asked) == ([], [128 + signal.SIGUSR1])
+    assert (seen, exit_codes) == ([], [128 + signal.SIGUSR1])
 
 
 def test_sigterm_after_ctrl_c_is_a_request_and_kills_nothing(monkeypatch):
     seen = []
     signal.signal(signal.SIGTERM, lambda *_: seen.append("before"))
     monkeypatch.setattr("trieye.process.signals.SAME_WITHIN_S", -1.0)
-    stops, asked = stopping()
+    stops, exit_codes = stopping()
     with stops:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
-        assert (seen, asked) == ([], [130, 143])
+        assert (seen, exit_codes) == ([], [130, 143])
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
 
 def test_sigterm_at_once_after_ctrl_c_counts():
-    stops, asked = stopping()
+    stops, exit_codes = stopping()
     with stops:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
-    assert asked == [130, 143]
+    assert exit_codes == [130, 143]
 
 
 def test_the_second_ctrl_c_also_works_where_the_first_was_ignored_by_inheritance():
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts `program &`
-    stops, asked = stopping()
+    stops, exit_codes = stopping()
     with pytest.raises(KeyboardInterrupt), stops:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-    assert asked == [130]
+    assert exit_codes == [130]
 
 
 def test_ctrl_c_after_another_signal_stops_at_once():
@@ -138,12 +138,12 @@ def test_ctrl_c_after_another_signal_stops_at_once():
 
 
 def test_the_cpu_limit_which_the_kernel_repeats_is_never_a_second_request():
-    stops, asked = stopping()
+    stops, exit_codes = stopping()
     with stops:
         for _ in range(3):
             signal.raise_signal(signal.SIGXCPU)
     signal.raise_signal(signal.SIGXCPU)
-    assert asked == [128 + signal.SIGXCPU]
+    assert exit_codes == [128 + signal.SIGXCPU]
 
 
 def test_a_loop_that_another_thread_leaves_passes_on_what_comes():
@@ -151,7 +151,7 @@ def test_a_loop_that_another_thread_leaves_passes_on_what_comes():
         with stops:
             yield
 
-    (stops, asked), (later, asked_later), seen = stopping(), stopping(), []
+    (stops, exit_codes), (later, later_exit_codes), seen = stopping(), stopping(), []
     signal.signal(signal.SIGTERM, lambda *_: seen.append("before"))
     steps = loop()
     next(steps)
@@ -163,20 +163,20 @@ def test_a_loop_that_another_thread_leaves_passes_on_what_comes():
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    assert (asked, asked_later, seen) == ([], [143], ["before"])
+    assert (exit_codes, later_exit_codes, seen) == ([], [143], ["before"])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_programs_own_handler_of_sigusr1_is_left_alone():
     seen = []
     signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))
-    stops, asked = stopping()
+    stops, exit_codes = stopping()
     leave = LeaveOnSignal("leaving")
     leave.take()
     with stops:
         signal.raise_signal(signal.SIGUSR1)
     leave.give_back()
-    assert (seen, asked) == ([signal.SIGUSR1], [])
+    assert (seen, exit_codes) == ([signal.SIGUSR1], [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU])
@@ -215,7 +215,7 @@ def test_a_program_that_is_on_its_way_out_ends_as_it_chose_though_it_is_asked_ag
 
 
 def test_a_request_that_ends_the_loop_and_comes_again_is_one():
-    leave, (stops, asked) = LeaveOnSignal("leaving"), stopping()
+    leave, (stops, exit_codes) = LeaveOnSignal("leaving"), stopping()
     leave.take()
     with stops:
         signal.raise_signal(signal.SIGTERM)
@@ -225,7 +225,7 @@ def test_a_request_that_ends_the_loop_and_comes_again_is_one():
         signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGTERM)  # the program is on its way out
     leave.give_back()
-    assert asked == [143]
+    assert exit_codes == [143]
 
 
 def test_the_handler_of_ray_gives_way_and_comes_back():
@@ -313,11 +313,11 @@ def test_a_forked_child_has_the_handlers_and_the_mask_that_there_were_before_our
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     signal.signal(signal.SIGUSR1, user_handler)
-    leave, (stops, asked) = LeaveOnSignal("leaving"), stopping()
+    leave, (stops, exit_codes) = LeaveOnSignal("leaving"), stopping()
     leave.take()
     try:
         with stops:
-            found = in_a_child(
+            pids = in_a_child(
                 lambda: sum(
                     bit
                     for bit, is_so in {
@@ -329,9 +329,9 @@ def test_a_forked_child_has_the_handlers_and_the_mask_that_there_were_before_our
                     if is_so
                 )
             )
-            assert found == 15
+            assert pids == 15
             signal.raise_signal(signal.SIGTERM)
-            assert asked == [143]
+            assert exit_codes == [143]
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before | {signal.SIGUSR2}
     finally:
         leave.give_back()

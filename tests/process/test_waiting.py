@@ -31,7 +31,7 @@ def test_work_that_goes_on_is_waited_for_and_work_that_stands_still_is_given_up(
 
 
 def test_the_end_of_the_work_ends_the_waiting(monkeypatch):
-    looks, done, told = [], threading.Event(), []
+    looks, done, reports = [], threading.Event(), []
     monkeypatch.setattr(waiting, "TELL_EVERY_S", 0.0)
 
     def progress():
@@ -40,8 +40,8 @@ def test_the_end_of_the_work_ends_the_waiting(monkeypatch):
             done.set()
         return len(looks)
 
-    assert wait_while_moving(done.wait, progress, 0.05, poll_s=0.01, tell=told.append)
-    assert told == [1, 2, 3, 4, 5]
+    assert wait_while_moving(done.wait, progress, 0.05, poll_s=0.01, tell=reports.append)
+    assert reports == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a process reads and writes")
@@ -102,18 +102,18 @@ def test_a_hub_that_stands_still_at_the_end_is_ended_and_the_message_says_what_d
 
 def test_the_user_is_told_what_a_long_end_waits_for(make_config, monkeypatch):
     monkeypatch.setattr(attempt, "TELL_EVERY_S", 0.05)
-    monkeypatch.setattr(sys, "stderr", said := io.StringIO())
+    monkeypatch.setattr(sys, "stderr", messages := io.StringIO())
     with trieye.Run(make_config()) as run:
         close = run._attempt.hub.close
 
         def close_late(status):
             with run_status.doing("saving step 7"):
-                wait_until(lambda: "saving step 7" in said.getvalue())
+                wait_until(lambda: "saving step 7" in messages.getvalue())
             close(status)
 
         run_status = run._attempt.hub._logic.status
         run._attempt.hub.close = close_late
-    assert "closing run 'run': saving step 7; " in said.getvalue()
+    assert "closing run 'run': saving step 7; " in messages.getvalue()
 
 
 def test_pauses_double_up_to_the_longest_and_begin_anew_when_it_worked():

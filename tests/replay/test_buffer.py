@@ -18,9 +18,9 @@ from tests.replay.plain_replay import (
 )
 from trieye.config import ReplayConfig
 from trieye.exceptions import CheckpointError, ConfigurationError, ReplayTimeoutError, TrieyeError
-from trieye.replay import Draw, ReplayBuffer
-from trieye.replay.hindsight import Hindsight
-from trieye.replay.limiter import Limiter
+from trieye.replay import ReplayBuffer, SampledIds
+from trieye.replay.hindsight import HindsightRelabeler
+from trieye.replay.limiter import RateLimiter
 from trieye.replay.rows.ring import Ring
 
 SCHEMA = {"obs": (np.float32, (4,)), "action": np.int64, "reward": np.float32, "done": np.bool_}
@@ -243,11 +243,11 @@ def extended(**arguments):
         (lambda: with_obs(padding="zeros"), r"padding 'zeros' is unknown; did you mean 'zero'\?"),
         (lambda: ReplayBuffer(9).add(env_id=3, obs=1.0), r"'env_id' is reserved.*add\(env_id, obs"),
         (lambda: ReplayBuffer(9).extend({"env_id": np.zeros(3), "obs": np.zeros(3)}), "'env_id' is reserved"),
-        (lambda: Hindsight(abs, k=float("inf")), "k is inf"),
+        (lambda: HindsightRelabeler(abs, k=float("inf")), "k is inf"),
         (lambda: with_obs(n_step=0), "n_step is 0"),
         (lambda: with_obs(gamma=1.5), "gamma is 1.5"),
         (lambda: ReplayBuffer(9, max_reuse=0), "max_reuse is 0"),
-        (lambda: ReplayBuffer(9, n_step=2, her=Hindsight(abs)), "her relabels single rows"),
+        (lambda: ReplayBuffer(9, n_step=2, her=HindsightRelabeler(abs)), "her relabels single rows"),
         (lambda: ReplayBuffer.from_config(ReplayConfig(kind="fragment")), "use trieye.replay.fragments.FragmentBuf"),
         (lambda: extended(versions=[0, 1]), r"versions are .* expected an integer for each of 3 rows"),
         (lambda: extended(versions=[0.0, 1.0, 2.0]), r"versions are .* expected an integer for each of 3 rows"),
@@ -494,7 +494,7 @@ def no_reward(achieved, desired, info):
         {"dedup_next": True},
         {"sampler": "prioritized", "max_reuse": 100},
         {"sampler": "sequence", "sampler_options": {"length": 4, "pad": True}},
-        {"her": Hindsight(no_reward, achieved_key="next_obs", goal_keys=["goal"])},
+        {"her": HindsightRelabeler(no_reward, achieved_key="next_obs", goal_keys=["goal"])},
     ],
     ids=lambda options: " ".join(options) or "plain",
 )
@@ -555,7 +555,7 @@ def test_an_interrupted_episode_is_not_continued():
     assert by_id(batch, "next_obs")[3] == [3, 4]
     buffer.interrupt()
     buffer.add(6, obs=14.0, next_obs=15.0, reward=1.0, done=False)
-    rows = buffer.rows(Draw(np.array([16, 15]), np.ones(2, np.float32)))
+    rows = buffer.rows(SampledIds(np.array([16, 15]), np.ones(2, np.float32)))
     assert rows["obs"].tolist() == [[14, 14], [12, 13]]
     assert rows["next_obs"].tolist() == [[14, 15], [13, 14]]
 
@@ -629,7 +629,7 @@ def test_rows_that_are_drawn_and_not_handed_out_are_not_used_up():
 
 
 def test_the_oldest_rows_are_spared_where_others_are_left_and_then_still_there():
-    buffer = filled(50, max_reuse=1, limiter=Limiter(1.0, min_size_to_sample=50, error_buffer=50))
+    buffer = filled(50, max_reuse=1, limiter=RateLimiter(1.0, min_size_to_sample=50, error_buffer=50))
     spared = [buffer.draw(5, above=10).ids for _ in range(6)]
     assert np.concatenate(spared).min() >= 10
     left = [buffer.draw(1, above=40).ids for _ in range(20)]
@@ -660,7 +660,7 @@ def test_a_version_that_is_set_before_the_first_row_counts():
 
 def test_the_limiter_lets_the_one_that_is_ahead_wait():
     def limited():
-        return ReplayBuffer(100, SCHEMA, limiter=Limiter(1.0, min_size_to_sample=10, error_buffer=5))
+        return ReplayBuffer(100, SCHEMA, limiter=RateLimiter(1.0, min_size_to_sample=10, error_buffer=5))
 
     buffer, other = limited(), limited()
     buffer.extend(numbered(0, 9))
@@ -678,7 +678,7 @@ def test_the_limiter_lets_the_one_that_is_ahead_wait():
 
 
 def test_rows_that_were_cleared_do_not_count_as_there_for_the_limiter():
-    buffer = ReplayBuffer(100, limiter=Limiter(1.0, min_size_to_sample=10, error_buffer=50))
+    buffer = ReplayBuffer(100, limiter=RateLimiter(1.0, min_size_to_sample=10, error_buffer=50))
     buffer.extend(numbered(0, 10))
     buffer.clear()
     buffer.extend(numbered(10, 5))
@@ -701,7 +701,7 @@ def test_a_limiter_of_the_config_has_room_for_whole_batches():
 
 
 def test_hindsight_goals_come_from_the_same_episode():
-    her = Hindsight(lambda achieved, desired, _info: -np.abs(achieved - desired)[:, 0], k=1)
+    her = HindsightRelabeler(lambda achieved, desired, _info: -np.abs(achieved - desired)[:, 0], k=1)
     buffer, numbers = ReplayBuffer(100, seed=3, her=her), np.arange(60, dtype=np.float32)
     goals = {"next_achieved_goal": numbers[:, None], "desired_goal": np.full((60, 1), 500, np.float32)}
     buffer.extend({**goals, "reward": np.full(60, -9, np.float32), "done": numbers % 20 == 19})
@@ -758,7 +758,7 @@ def test_every_setting_reaches_the_buffer(settings, options):
 
 @pytest.mark.parametrize("storage", ["ram", "shm"])
 def test_a_pickled_buffer_is_a_copy_that_goes_on_alike(storage):
-    limiter = Limiter(100.0, error_buffer=1e5)
+    limiter = RateLimiter(100.0, error_buffer=1e5)
     buffer = ReplayBuffer(50, sampler="prioritized", n_step=2, storage=storage, limiter=limiter, seed=3)
     for number in range(70):
         buffer.add(number=number, obs=np.full(3, number), reward=1.0, terminated=number % 7 == 6)

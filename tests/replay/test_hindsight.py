@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tests.replay.plain_replay import PlainLinks, assert_drawn_by, links_of
 from trieye.exceptions import ConfigurationError
-from trieye.replay.hindsight import STRATEGIES, Hindsight
+from trieye.replay.hindsight import STRATEGIES, HindsightRelabeler
 
 STREAMS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 4).map(lambda number: not number)), min_size=1, max_size=50
@@ -33,7 +33,7 @@ def rows(stream):
 def relabelled(stream, ids, strategy="future", k=4.0, low=0, seed=0):
     data, links = rows(stream)
     drawn = {key: array[ids] for key, array in data.items()}
-    hindsight = Hindsight(reward_of, k=k, strategy=strategy)
+    hindsight = HindsightRelabeler(reward_of, k=k, strategy=strategy)
     is_new = hindsight.relabel(
         drawn, ids, links, data["next_achieved_goal"].__getitem__, low, np.random.default_rng(seed)
     )
@@ -80,19 +80,19 @@ def test_k_rows_are_relabelled_for_each_one_that_is_not():
 def test_several_goals_of_a_row_are_replaced_together():
     data, links = rows([(0, False)] * 4)
     data["next_desired_goal"] = data["desired_goal"].copy()
-    hindsight = Hindsight(reward_of, k=1e9, strategy="final")
+    hindsight = HindsightRelabeler(reward_of, k=1e9, strategy="final")
     hindsight.relabel(data, np.arange(4), links, data["next_achieved_goal"].__getitem__, 0, np.random.default_rng(0))
     assert data["desired_goal"][:, 0].tolist() == data["next_desired_goal"][:, 0].tolist() == [3, 3, 3, 3]
 
 
 def test_mistakes_are_named():
     with pytest.raises(ConfigurationError, match=r"'futur' is unknown; did you mean 'future'\?"):
-        Hindsight(reward_of, strategy="futur")
+        HindsightRelabeler(reward_of, strategy="futur")
     with pytest.raises(ConfigurationError, match="HER k is -1"):
-        Hindsight(reward_of, k=-1)
+        HindsightRelabeler(reward_of, k=-1)
     data, links = rows([(0, False)] * 4)
     achieved, rng = data["next_achieved_goal"].__getitem__, np.random.default_rng(0)
     with pytest.raises(ConfigurationError, match=r"needs the row key 'achieved_goal'; did you mean"):
-        Hindsight(reward_of, achieved_key="achieved_goal").relabel(data, np.arange(4), links, achieved, 0, rng)
+        HindsightRelabeler(reward_of, achieved_key="achieved_goal").relabel(data, np.arange(4), links, achieved, 0, rng)
     with pytest.raises(ConfigurationError, match=r"returned rewards of shape \(3, 2\) for 3 rows; expected \(3,\)"):
-        Hindsight(lambda achieved, *_: achieved).relabel(data, np.arange(4), links, achieved, 0, rng)
+        HindsightRelabeler(lambda achieved, *_: achieved).relabel(data, np.arange(4), links, achieved, 0, rng)

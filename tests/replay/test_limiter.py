@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trieye.exceptions import ConfigurationError
-from trieye.replay.limiter import Limiter
+from trieye.replay.limiter import RateLimiter
 
 
 @settings(deadline=None)
@@ -15,7 +15,7 @@ from trieye.replay.limiter import Limiter
 )
 def test_the_ratio_is_kept_within_the_error_buffer(ratio, min_size, slack, calls):
     error_buffer = slack * max(1.0, ratio) * 4
-    limiter = Limiter(ratio, min_size_to_sample=min_size, error_buffer=error_buffer)
+    limiter = RateLimiter(ratio, min_size_to_sample=min_size, error_buffer=error_buffer)
     inserts = samples = 0
     for is_insert, n in calls:
         allowed = limiter.can_insert(n) if is_insert else limiter.can_sample(n)
@@ -32,7 +32,7 @@ def test_the_ratio_is_kept_within_the_error_buffer(ratio, min_size, slack, calls
 
 
 def test_one_thread_that_does_what_is_allowed_reaches_the_ratio():
-    limiter = Limiter(4.0, min_size_to_sample=100)
+    limiter = RateLimiter(4.0, min_size_to_sample=100)
     inserts = samples = 0
     while inserts < 2000:
         if limiter.can_insert():
@@ -45,19 +45,19 @@ def test_one_thread_that_does_what_is_allowed_reaches_the_ratio():
 
 
 def test_the_first_rows_are_taken_without_samples_and_drawn_only_when_there_are_enough():
-    limiter = Limiter(8.0, min_size_to_sample=50, error_buffer=16)
+    limiter = RateLimiter(8.0, min_size_to_sample=50, error_buffer=16)
     for _ in range(50):
         assert not limiter.can_sample()
         assert limiter.insert()
     assert limiter.can_sample(16)
     assert not limiter.can_sample(17)
-    assert Limiter(8.0, min_size_to_sample=50, error_buffer=16).insert(50)
+    assert RateLimiter(8.0, min_size_to_sample=50, error_buffer=16).insert(50)
     assert limiter.insert(2)
     assert not limiter.can_insert()
 
 
 def test_rows_that_were_removed_must_come_again():
-    limiter = Limiter(1.0, min_size_to_sample=3, error_buffer=100)
+    limiter = RateLimiter(1.0, min_size_to_sample=3, error_buffer=100)
     limiter.insert(3)
     assert limiter.can_sample()
     limiter.removed(3)
@@ -67,7 +67,7 @@ def test_rows_that_were_removed_must_come_again():
 
 
 def test_a_restored_limiter_goes_on_with_the_same_balance():
-    original, restored = (Limiter(2.0, min_size_to_sample=5, error_buffer=30) for _ in range(2))
+    original, restored = (RateLimiter(2.0, min_size_to_sample=5, error_buffer=30) for _ in range(2))
     original.insert(8)
     original.sample(4)
     restored.load_state_dict(original.state_dict())
@@ -79,15 +79,15 @@ def test_a_restored_limiter_goes_on_with_the_same_balance():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Limiter(0), "samples_per_insert is 0"),
-        (lambda: Limiter(1, min_size_to_sample=0), "min_size_to_sample is 0"),
-        (lambda: Limiter(4, error_buffer=3), "error_buffer is 3; below 4 for 4 samples per insert"),
+        (lambda: RateLimiter(0), "samples_per_insert is 0"),
+        (lambda: RateLimiter(1, min_size_to_sample=0), "min_size_to_sample is 0"),
+        (lambda: RateLimiter(4, error_buffer=3), "error_buffer is 3; below 4 for 4 samples per insert"),
         (
-            lambda: Limiter(4, error_buffer=10).sample(32),
+            lambda: RateLimiter(4, error_buffer=10).sample(32),
             r"sample\(32\) can never succeed: .* error_buffer of at least 18, got 10",
         ),
         (
-            lambda: Limiter(4, error_buffer=10).can_insert(5),
+            lambda: RateLimiter(4, error_buffer=10).can_insert(5),
             r"insert\(5\) can never succeed: .* at least 10.5, got 10",
         ),
     ],

@@ -11,7 +11,7 @@ from trieye.exceptions import ConfigurationError, ReplayClosedError
 from trieye.replay import ReplayBuffer
 from trieye.replay.batch import Batch
 from trieye.replay.prefetch import DeviceBatches, Prefetcher, TorchBatches, unpacked
-from trieye.replay.samplers.base import Draw, ones
+from trieye.replay.samplers.base import SampledIds, ones
 
 RECORD = np.dtype([("obs", np.float32, (2, 2)), ("n", np.int64), ("done", np.bool_), ("small", np.int16)], align=True)
 
@@ -33,7 +33,7 @@ class Rows:
         self.memory = set()
 
     def draw(self):
-        draw = Draw(self.rng.integers(0, len(self.records), 8), ones(8), {"size": 100})
+        draw = SampledIds(self.rng.integers(0, len(self.records), 8), ones(8), {"size": 100})
         self.draws.append(draw.ids)
         return draw
 

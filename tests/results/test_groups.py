@@ -9,13 +9,13 @@ from runs_of import make_run
 import trieye
 from trieye.exceptions import ConfigurationError
 from trieye.results import load
-from trieye.results.groups import Groups, Scoring
+from trieye.results.groups import RunGroups, ScoreDefinition
 from trieye.sinks.tensorboard.summaries import params_in
 from trieye.sweeps.grid import Axis, Grid
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord
 
-RETURN = Scoring("eval/return", steps=1)
+RETURN = ScoreDefinition("eval/return", steps=1)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def shown(groups, scoring=RETURN):
 
 
 def test_without_a_word_all_that_differs_is_compared(results):
-    groups = Groups.of(results)
+    groups = RunGroups.of(results)
     assert groups.labels == ["algo=dqn lr=0.001", "algo=ppo lr=0.0001", "algo=ppo lr=0.001"]
     (lonely, *others) = shown(groups).values()
     assert others == [[4.0, 5.0], [14.0, 18.0]]
@@ -52,35 +52,35 @@ def test_without_a_word_all_that_differs_is_compared(results):
 
 def test_a_group_of_several_configs_is_an_error_that_says_in_what_they_differ(results):
     with pytest.raises(ConfigurationError, match=r"^ppo is 2 configs, which differ in agent\.lr; .*--by.*--best"):
-        Groups.of(results, ["algo"]).scores(RETURN)
-    assert shown(Groups.of(results.where(lr=1e-3), ["algo"])).keys() == {"dqn", "ppo"}
+        RunGroups.of(results, ["algo"]).scores(RETURN)
+    assert shown(RunGroups.of(results.where(lr=1e-3), ["algo"])).keys() == {"dqn", "ppo"}
 
 
 @pytest.mark.parametrize(("mode", "best"), [("max", [14.0, 18.0]), ("min", [4.0, 5.0])])
 def test_of_several_configs_the_best_one_can_be_taken(results, mode, best):
-    groups = Groups.of(results, ["algo"]).best(RETURN, mode)
+    groups = RunGroups.of(results, ["algo"]).best(RETURN, mode)
     assert shown(groups)["ppo"] == best
 
 
 def test_tasks_are_columns_and_can_be_brought_to_one_range(results):
-    groups = Groups.of(results, ["algo"], task="lr")
-    scoring = Scoring("eval/return", steps=1, ranges={"0.0001": (0.0, 10.0), "0.001": (4.0, 14.0)})
+    groups = RunGroups.of(results, ["algo"], task="lr")
+    scoring = ScoreDefinition("eval/return", steps=1, ranges={"0.0001": (0.0, 10.0), "0.001": (4.0, 14.0)})
     assert groups.tasks == ["0.001", "0.0001"]
     dqn, ppo = groups.scores(scoring)
     np.testing.assert_allclose(ppo, [[1.0, 0.4], [1.4, 0.5]])
     np.testing.assert_allclose(dqn, [[0.5, np.nan], [np.nan, np.nan]])
     for ranges, message in (({"0.01": (0, 1)}, r"0\.01: unknown task"), ({"0.001": (1, 1)}, "1 is not below 1")):
         with pytest.raises(ConfigurationError, match=message):
-            groups.scores(Scoring("eval/return", ranges=ranges))
+            groups.scores(ScoreDefinition("eval/return", ranges=ranges))
 
 
 def test_curves_of_groups_lie_on_one_grid(results):
-    grid, curves = Groups.of(results.where(lr=1e-3), ["algo"]).curves(RETURN, grid=5)
+    grid, curves = RunGroups.of(results.where(lr=1e-3), ["algo"]).curves(RETURN, grid=5)
     assert grid.tolist() == [0, 1, 2, 3, 4]
     assert [curve.shape for curve in curves] == [(2, 1, 5), (2, 1, 5)]
     np.testing.assert_array_equal(curves[1][:, 0], [[10, 11, 12, 13, 14], [14, 15, 16, 17, 18]])
-    with pytest.raises(ConfigurationError, match="no run has it on the axis updates"):
-        Groups.of(results).curves(RETURN, x="updates")
+    with pytest.raises(ConfigurationError, match="no run has points on the axis updates"):
+        RunGroups.of(results).curves(RETURN, x="updates")
 
 
 def test_runs_that_did_not_end_have_no_value_unless_they_are_to_count(tmp_path):
@@ -88,11 +88,11 @@ def test_runs_that_did_not_end_have_no_value_unless_they_are_to_count(tmp_path):
         path = make_run(tmp_path, f"r{seed}", [1.0, 2.0 + seed], seed=seed) / "run.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "status": status}))
     results = load(tmp_path)
-    np.testing.assert_array_equal(shown(Groups.of(results))["all runs"], [2, np.nan, np.nan])
+    np.testing.assert_array_equal(shown(RunGroups.of(results))["all runs"], [2, np.nan, np.nan])
     assert [text.split(": ")[1] for text in results.problems] == ["FAILED at step 1", "KILLED at step 1"]
-    counting = Scoring("eval/return", steps=1, partial=True)
-    assert shown(Groups.of(load(tmp_path)), counting)["all runs"] == [2, 3, 4]
-    assert results.values("eval/return", partial=True).shape == (1, 3)
+    counting = ScoreDefinition("eval/return", steps=1, include_unfinished=True)
+    assert shown(RunGroups.of(load(tmp_path)), counting)["all runs"] == [2, 3, 4]
+    assert results.values("eval/return", include_unfinished=True).shape == (1, 3)
 
 
 def test_a_run_that_diverged_is_missing_where_its_values_are_infinite_and_is_named(tmp_path):
@@ -103,9 +103,9 @@ def test_a_run_that_diverged_is_missing_where_its_values_are_infinite_and_is_nam
             for step, value in enumerate((1.0, end, end)):
                 writer.add_scalar("eval/return", value, step)
     results = load(tmp_path)
-    (scores,) = Groups.of(results).scores(RETURN)
+    (scores,) = RunGroups.of(results).scores(RETURN)
     np.testing.assert_array_equal(scores, [[2], [np.nan]])
-    _, (curves,) = Groups.of(results).curves(RETURN, grid=3)
+    _, (curves,) = RunGroups.of(results).curves(RETURN, grid=3)
     np.testing.assert_array_equal(curves[:, 0], [[1, 2, 2], [1, np.nan, np.nan]])
     diverged, infinite = results.problems
     assert "SAC_2: diverged: eval/return is NaN or infinite from step 1 on" in diverged
@@ -116,11 +116,11 @@ def test_the_same_config_at_two_places_can_be_compared(tmp_path):
     for folder, level in (("before", 1.0), ("after", 2.0)):
         make_run(tmp_path / folder, "run", [level], seed=0)
     results = load([tmp_path / "before", tmp_path / "after"])
-    assert shown(Groups.of(results, ["place"])) == {str(tmp_path / "before"): [1.0], str(tmp_path / "after"): [2.0]}
+    assert shown(RunGroups.of(results, ["place"])) == {str(tmp_path / "before"): [1.0], str(tmp_path / "after"): [2.0]}
 
 
 def test_figures_come_in_one_call(results):
-    figures = Groups.of(results, ["lr", "algo"]).aggregate(RETURN, "mean")
+    figures = RunGroups.of(results, ["lr", "algo"]).aggregate(RETURN, "mean")
     ppo = figures["lr=0.001 algo=ppo"]
     assert (ppo.value, ppo.n, ppo.n_missing) == (16.0, 2, 0)
     lonely = figures["lr=0.001 algo=dqn"]
@@ -132,7 +132,7 @@ def test_a_metric_may_have_another_name_in_other_runs(results):
     assert [series.values.tolist() for series in either] == [
         series.values.tolist() for series in results.series("eval/return")
     ]
-    with pytest.raises(ConfigurationError, match=r"^los or return: no run has it; did you mean 'loss'"):
+    with pytest.raises(ConfigurationError, match=r"^los or return: no run logged it; did you mean 'loss'"):
         results.series(["los", "return"])
 
 
@@ -153,7 +153,7 @@ def sweep(root, tmp_path):
 
 
 def test_what_varies_in_a_sweep_is_compared_and_jobs_that_never_began_are_missing(sweep):
-    groups = Groups.of(load(sweep))
+    groups = RunGroups.of(load(sweep))
     assert groups.labels == ["a", "b"]
     np.testing.assert_array_equal(list(shown(groups).values()), [[4, 5, np.nan], [14, 18, np.nan]])
     assert groups.differences()["choice"] == ["a", "b"]
@@ -163,7 +163,7 @@ def test_what_varies_in_a_sweep_is_compared_and_jobs_that_never_began_are_missin
 def test_what_varies_in_a_search_is_known_from_its_jobs(sweep):
     record = json.loads((sweep / "sweep.json").read_text())
     (sweep / "sweep.json").write_text(json.dumps({**record, "grid": None}))
-    assert Groups.of(load(sweep), ["choice"]).labels == ["a", "b"]
+    assert RunGroups.of(load(sweep), ["choice"]).labels == ["a", "b"]
 
 
 def test_runs_of_another_program_have_a_name_and_nothing_is_missing_of_them(sweep, tmp_path_factory):
@@ -173,8 +173,8 @@ def test_runs_of_another_program_have_a_name_and_nothing_is_missing_of_them(swee
     for number in (1, 2):
         with SummaryWriter(logs / f"PPO_{number}") as writer:
             writer.add_scalar("eval/mean_reward", 7.0 + number, 4)
-    groups = Groups.of(load([sweep, logs]), ["choice"])
-    scores = shown(groups, Scoring(["eval/return", "eval/mean_reward"], steps=1))
+    groups = RunGroups.of(load([sweep, logs]), ["choice"])
+    scores = shown(groups, ScoreDefinition(["eval/return", "eval/mean_reward"], steps=1))
     assert list(scores) == ["a", "b", "logs PPO"]
     assert scores["logs PPO"] == [8, 9]
     assert len(scores["a"]) == 3
@@ -198,7 +198,7 @@ def test_params_and_labels_of_a_supervised_run_have_no_keys_of_unused_sections(t
     shown = {"tensorboard": {"enabled": True}}
     runs = [fit(tmp_path, "slow", lr=0.1, sinks=shown), fit(tmp_path, "fast", lr=0.2, seed=1)]
     foreign = fit(tmp_path, "script", app="script", sinks={"log_config": False})
-    groups = Groups.of(load([*runs, foreign]))
+    groups = RunGroups.of(load([*runs, foreign]))
     assert groups.labels == ["lr=0.1", "lr=0.2", "script"]
     assert list(groups.differences()) == ["lr"]
     slow, *_ = groups.results.runs
@@ -210,7 +210,7 @@ def test_params_and_labels_of_a_supervised_run_have_no_keys_of_unused_sections(t
 def test_a_section_that_a_run_changes_is_compared_with_the_defaults_of_others(tmp_path):
     runs = [fit(tmp_path, "default"), fit(tmp_path, "small", replay={"capacity": 10})]
     results = load(runs)
-    assert Groups.of(results).labels == ["capacity=100000", "capacity=10"]
+    assert RunGroups.of(results).labels == ["capacity=100000", "capacity=10"]
     assert [len(results.where({"replay.capacity": capacity})) for capacity in (10, 100_000)] == [1, 1]
     assert [run.params.get("replay.capacity") for run in results] == [None, 10]
     assert set(results.slice("replay.capacity", at=results.runs[0])) == {10, 100_000}
@@ -220,6 +220,6 @@ def test_groups_that_differ_in_a_later_key_have_labels_of_their_own(tmp_path):
     same = {f"layer{number}": number for number in range(8)}
     runs = [fit(tmp_path, str(width), layers={**same, "layer7": width}) for width in (5, 6)]
     other = fit(tmp_path, "other", layers={key: value + 1 for key, value in same.items()})
-    labels = Groups.of(load([*runs, other])).labels
+    labels = RunGroups.of(load([*runs, other])).labels
     assert len(set(labels)) == 3
     assert [label.rpartition(" ")[2] for label in labels[:2]] == ["layer7=5", "layer7=6"]

@@ -17,7 +17,7 @@ from runs_of import make_run
 from tensorboardX import SummaryWriter
 
 from trieye.cli import main
-from trieye.results import Groups, Scoring, load
+from trieye.results import RunGroups, ScoreDefinition, load
 from trieye.results.report import MAX_BYTES, Comparison, Report
 from trieye.results.statistics import aggregate, difference, probability_of_improvement
 from trieye.sweeps.grid import Axis, Grid
@@ -26,7 +26,7 @@ from trieye.sweeps.record import SweepRecord
 
 SCORES = {"dqn": [5.0, 9.0], "ppo": [10.0, 14.0, 11.0, 8.0]}
 NASTY = '<script>alert(1)</script> "q" \'&amp; $a_$b_'
-LAST = Scoring("eval/return", steps=1)
+LAST = ScoreDefinition("eval/return", steps=1)
 VOID = {"meta", "br", "img", "link", "input", "hr", "base"}
 
 
@@ -87,7 +87,7 @@ def page_of(results, by=(), *, scoring=LAST, directory=Path("/"), **options):
     made = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
     about = {"title": "a title", "sources": ["here"], "command": "trieye results report here"}
     comparison = Comparison(**about, created=made, working_dir=directory, directory=directory, by=by, **options)
-    return Report(Groups.of(results, by, options.get("task")), scoring, comparison).html()
+    return Report(RunGroups.of(results, by, options.get("task")), scoring, comparison).html()
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +271,7 @@ def test_runs_of_another_program_with_any_name_are_shown_as_they_are(tmp_path):
         for step in range(4):
             writer.add_scalar("reward", score * step, step, walltime=1e9 + step)
         writer.close()
-    text = page_of(load(tmp_path), scoring=Scoring("reward")).encode("utf-8", "backslashreplace").decode()
+    text = page_of(load(tmp_path), scoring=ScoreDefinition("reward")).encode("utf-8", "backslashreplace").decode()
     page = Page(text)
     assert [tag for tag, _ in page.tags].count("script") == 1
     assert "alert(1)" in page.text
@@ -398,7 +398,7 @@ def test_a_page_that_would_be_larger_has_fewer_lines_and_says_so(root, monkeypat
 def test_a_report_that_cannot_be_written_is_an_error_and_leaves_the_old_one(root, tmp_path, monkeypatch, capfd):
     (tmp_path / "file").write_text("old")
     assert main(["results", "report", str(root / "sweep"), "-o", str(tmp_path / "file/report.html")]) == 2
-    assert "file/report.html cannot be written" in capfd.readouterr().err
+    assert "cannot write " in capfd.readouterr().err
     assert (tmp_path / "file").read_text() == "old"
 
 

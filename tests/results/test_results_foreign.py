@@ -60,11 +60,11 @@ def test_what_mlflow_stores_for_infinity_and_nan_comes_back(store):
 
 def test_a_metric_of_mlflow_that_ends_with_nan_has_no_value_and_one_that_recovers_counts_its_finite_points(store):
     results = load(store).where(algo="odd", strict=True)
-    assert results.values("loss", last=1.0, partial=True).tolist() == [[1.0]]
-    assert np.isnan(results.values("gone", partial=True)).all()
+    assert results.values("loss", last=1.0, include_unfinished=True).tolist() == [[1.0]]
+    assert np.isnan(results.values("gone", include_unfinished=True)).all()
     assert any("#" in text and "gone is NaN or infinite from step 2 on" in text for text in results.problems)
     assert list(results.diverged("gone").values()) == [2]
-    assert results.values("gone", last=1.0, partial=True, finite=True).tolist() == [[1.0]]
+    assert results.values("gone", last=1.0, include_unfinished=True, include_diverged=True).tolist() == [[1.0]]
 
 
 def test_few_runs_and_many_are_read_alike(store, monkeypatch):

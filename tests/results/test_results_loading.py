@@ -83,7 +83,7 @@ def test_a_directory_without_runs_is_an_error_that_names_an_mlflow_database_in_i
     import sqlite3
 
     sqlite3.connect(tmp_path / "empty.db").close()
-    with pytest.raises(ConfigurationError, match=r"no runs in it.*run\.json") as caught:
+    with pytest.raises(ConfigurationError, match=r"no runs found.*run\.json") as caught:
         load(tmp_path)
     assert "sqlite" not in str(caught.value)
     with sqlite3.connect(tmp_path / "mlflow.db") as connection:
@@ -110,7 +110,7 @@ def test_damaged_and_foreign_directories_are_named_and_left_out(root):
     assert sorted(run.name for run in results.runs) == ["dqn0", "dqn1"]
     assert len(results.problems) == 4
     for name in ("empty", "foreign", "ppo0", "ppo1"):
-        assert any(f"runs/{name}: left out" in text for text in results.problems), name
+        assert any(f"runs/{name}: skipped" in text for text in results.problems), name
     np.testing.assert_array_equal(results.values("eval/return", steps=1), [[119, 120]])
 
 
@@ -146,7 +146,7 @@ def test_a_history_that_is_gone_is_named(root):
     results = load(root)
     np.testing.assert_array_equal(results.values("eval/return", steps=1), [[119, np.nan], [19, 20]])
     (problem,) = results.problems
-    assert "dqn1: it has no points that can be read" in problem
+    assert "dqn1: cannot read its points" in problem
 
 
 @pytest.mark.parametrize("part", [0, 0.3, 0.99])

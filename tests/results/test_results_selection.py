@@ -10,7 +10,7 @@ from runs_of import config, make_run
 
 import trieye
 from trieye.exceptions import ConfigurationError
-from trieye.results import Groups, Scoring, load
+from trieye.results import RunGroups, ScoreDefinition, load
 from trieye.sweeps.grid import Axis, Grid
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord
@@ -203,7 +203,7 @@ def test_of_two_runs_of_one_config_and_seed_the_newer_counts_and_the_other_is_na
 
 
 def test_a_metric_that_nobody_has_is_an_error_with_the_nearest(results):
-    with pytest.raises(ConfigurationError, match=r"eval/retrun: no run has it.*did you mean 'eval/return'"):
+    with pytest.raises(ConfigurationError, match=r"eval/retrun: no run logged it.*did you mean 'eval/return'"):
         results.values("eval/retrun")
 
 
@@ -249,7 +249,7 @@ def test_scores_for_rliable_are_runs_by_tasks(results):
         results.to_rliable("eval/return", "algo")
     by_task = results.where(algo="ppo").to_rliable("eval/return", "algo", task="lr", steps=1)
     assert by_task["ppo"].tolist() == [[10.0, 20.0]]
-    assert any("seed 1 is left out" in text for text in results.problems)
+    assert any("seed 1 is skipped" in text for text in results.problems)
 
 
 @pytest.mark.parametrize(("name", "call"), [("polars", "to_polars"), ("xarray", "to_xarray"), ("pandas", "to_pandas")])
@@ -301,7 +301,7 @@ def test_two_apps_with_equal_parameters_are_two_configs(tmp_path):
     results = load(tmp_path)
     assert results.values("eval/return").tolist() == [[96.6], [29.7]]
     assert results.problems == []
-    figures = Groups.of(results).aggregate(Scoring("eval/return"))
+    figures = RunGroups.of(results).aggregate(ScoreDefinition("eval/return"))
     assert {label: figure.value for label, figure in figures.items()} == {"strong": 96.6, "weak": 29.7}
 
 
@@ -322,7 +322,7 @@ def test_sweeps_that_repeat_a_seed_are_two_configs_and_sweeps_that_share_seeds_o
     nan = np.nan
     expected = [[nan, 9, 2, 3], [0, 1, nan, nan]]
     np.testing.assert_array_equal(results.values("eval/return"), expected)
-    assert Groups.of(results).labels == ["/sweeps/second", "/sweeps/first"]
+    assert RunGroups.of(results).labels == ["/sweeps/second", "/sweeps/first"]
     assert results.problems == []
 
 
@@ -335,7 +335,7 @@ def test_trials_of_a_study_that_end_with_equal_values_stay_apart(tmp_path):
         (study / str(index) / "run").symlink_to(edit(run_dir, group=str(study)))
     for directory in (study, tmp_path / "app"):
         results = load(directory)
-        values = Groups.of(results).aggregate(Scoring("eval/return"))
+        values = RunGroups.of(results).aggregate(ScoreDefinition("eval/return"))
         assert sorted(figure.value for figure in values.values()) == [0.0, 1.0, 2.0]
         assert {"lr=0.2 name=pbt_1", "lr=0.2 name=pbt_2"} < values.keys()
         assert results.problems == []
@@ -346,16 +346,16 @@ def test_runs_that_are_named_themselves_are_never_dropped(tmp_path):
     fork = edit(make_run(tmp_path, "fork", [2.0]), created=2.0)
     failed = edit(make_run(tmp_path, "failed", [3.0]), created=3.0, status="FAILED")
     other_seed = make_run(tmp_path, "other", [4.0], seed=1)
-    assert Groups.of(load([original, fork])).labels == ["fork", "original"]
-    groups = Groups.of(load([original, fork, failed, other_seed]))
+    assert RunGroups.of(load([original, fork])).labels == ["fork", "original"]
+    groups = RunGroups.of(load([original, fork, failed, other_seed]))
     assert groups.labels == ["other runs", "original", "failed"]
-    assert groups.scores(Scoring("eval/return", partial=True))[0].ravel().tolist() == [2.0, 4.0]
+    assert groups.scores(ScoreDefinition("eval/return", include_unfinished=True))[0].ravel().tolist() == [2.0, 4.0]
     one_named = load([tmp_path / "app", original])
-    assert Groups.of(one_named).labels == ["other runs", "original"]
+    assert RunGroups.of(one_named).labels == ["other runs", "original"]
     assert [text.partition(": ")[0] for text in one_named.problems] == [str(failed)]
     copy = shutil.copytree(original, tmp_path / "backup/app/runs/original")
     edit(copy, run_id="copy")
-    assert Groups.of(load([original, copy])).labels == [str(copy), str(original)]
+    assert RunGroups.of(load([original, copy])).labels == [str(copy), str(original)]
 
 
 def test_numbered_logs_that_are_named_themselves_are_seeds_of_one_config(tmp_path):
@@ -376,5 +376,5 @@ def test_a_sweep_given_by_a_relative_path_misses_the_seeds_of_jobs_that_never_be
     record.write(sweep)
     JobRecord(index=0, overrides=["seed=0"], state="completed").write(sweep / "0")
     (sweep / "0/run").symlink_to(make_run(tmp_path, "run", [1.0], seed=0))
-    (figure,) = Groups.of(load("sweep")).aggregate(Scoring("eval/return")).values()
+    (figure,) = RunGroups.of(load("sweep")).aggregate(ScoreDefinition("eval/return")).values()
     assert (figure.n, figure.n_missing) == (1, 2)

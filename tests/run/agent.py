@@ -1,4 +1,4 @@
-"""What the trainings of these tests train, in this process and in programs of their own."""
+"""Agents and sinks for trainings in these tests, in this process and in separate programs."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ class Agent:
 
 
 class Lines:
-    """A sink of one's own: a line for each point."""
+    """A user-defined sink that writes a line for each point."""
 
     name = "lines"
 

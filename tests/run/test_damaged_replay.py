@@ -1,4 +1,4 @@
-"""One flipped bit in a part of a replay buffer: the model comes back, and all rows but those of that part."""
+"""A flipped bit in a part of a replay buffer: the model and all rows of other parts are restored."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def save(run, step, count=ROWS):
 
 
 def flip_a_bit(part):
-    """Damage a file in place, so that all its names are damaged and its size is as it was."""
+    """Damage a file in place, so that all its hard links are damaged and its size is unchanged."""
     with part.open("r+b") as file:
         file.seek(-5, 2)
         (byte,) = file.read(1)
@@ -43,7 +43,7 @@ def part_of(checkpoint, first_row):
 
 @pytest.fixture
 def damaged(make_config):
-    """A run of three saves that share parts, of which the second one has a bit that flipped."""
+    """A run of three saves that share parts; a bit in the second part is flipped."""
     config = make_config(replay={"capacity": 10_000})
     with trieye.Run(config) as run:
         for step in (1, 2, 3):
@@ -59,12 +59,12 @@ def test_the_model_comes_back_with_the_rows_that_are_whole(damaged, caplog, make
         assert run.restored["weights"].tolist() == [3.0] * 3
         assert run.replay.stats()["size"] == 2 * ROWS
         assert run.replay.stats()["lost"] == ROWS
-        found = np.unique(run.replay.sample(5000)["obs"][:, 0])
-        assert found.tolist() == [*range(ROWS), *range(2 * ROWS, 3 * ROWS)]
+        rows = np.unique(run.replay.sample(5000)["obs"][:, 0])
+        assert rows.tolist() == [*range(ROWS), *range(2 * ROWS, 3 * ROWS)]
         newest = save(run, 4)
     assert "rows 100-199 of the replay are lost" in caplog.text
     assert "parts/seg-100-200-" in caplog.text
-    verify(newest)  # the rows that are left are written anew
+    verify(newest)  # the remaining rows are written again
     with trieye.Run(make_config(replay={"capacity": 10_000})) as run:
         run.restore()
         assert (run.step, run.replay.stats()["size"], run.replay.stats()["lost"]) == (4, 3 * ROWS, ROWS)
@@ -77,7 +77,7 @@ def test_a_run_can_refuse_a_damaged_replay_and_says_what_to_do(damaged, make_con
         trieye.Run(config) as run,
     ):
         run.restore()
-    with trieye.Run(damaged) as run:  # nothing was set aside meanwhile
+    with trieye.Run(damaged) as run:  # no checkpoint was quarantined
         assert run.restore()
         assert run.replay.stats()["size"] == 2 * ROWS
 
@@ -100,10 +100,10 @@ def test_saves_that_go_on_find_the_damage_and_write_the_rows_anew(make_config, c
 
 
 def test_a_checkpoint_with_a_damaged_replay_is_loaded_without_a_run(damaged):
-    held = load_checkpoint(damaged.persistence.get_run_base_dir())
-    assert (held.step, held.objects["weights"].tolist()) == (3, [3.0] * 3)
+    checkpoint = load_checkpoint(damaged.persistence.get_run_base_dir())
+    assert (checkpoint.step, checkpoint.objects["weights"].tolist()) == (3, [3.0] * 3)
     buffer = ReplayBuffer(10_000)
-    buffer.load_state_dict(held.objects["replay"])
+    buffer.load_state_dict(checkpoint.objects["replay"])
     assert len(buffer) == 2 * ROWS
 
 

@@ -9,32 +9,32 @@ from trieye.stats.operations import LogText
 
 
 class Journal:
-    """A channel that takes each number once, as a hub does; `answers` are raised first, after or before it took it."""
+    """A channel that accepts each number once, as a hub; it raises `answers` first, before or after accepting."""
 
     key, run_name = "hub", "run"
 
     def __init__(self, *answers):
-        self.answers, self.calls, self.taken, self.last_seq, self.keys = list(answers), [], [], {}, set()
+        self.answers, self.calls, self.accepted, self.last_seq, self.keys = list(answers), [], [], {}, set()
         self.failed = threading.Event()
 
     def log(self, batch, *, client, seq):
         self.calls.append((batch, seq))
         answer = self.answers.pop(0) if self.answers else None
-        if isinstance(answer, TimeoutError):  # it arrives, and nobody hears of it
-            self._take(batch, client, seq)
+        if isinstance(answer, TimeoutError):  # accepted, but the acknowledgement is lost
+            self._accept(batch, client, seq)
             raise ConnectionError("no answer") from answer
         if answer is not None:
             self.failed.set()
             raise answer
-        self._take(batch, client, seq)
+        self._accept(batch, client, seq)
 
-    def _take(self, batch, client, seq):
+    def _accept(self, batch, client, seq):
         expected = self.last_seq.get(client, 0) + 1
         if seq > expected:
             raise SequenceGapError(f"batch {expected} is missing", expected)
         if seq == expected:
             self.last_seq[client] = seq
-            self.taken += batch.values.tolist()
+            self.accepted += batch.values.tolist()
 
     def count_dropped(self, reason, count, *, key):
         self._once(key, (reason, count))
@@ -42,11 +42,11 @@ class Journal:
     def log_operation(self, operation, *, key):
         self._once(key, operation)
 
-    def _once(self, key, what):
+    def _once(self, key, content):
         answer = self.answers.pop(0) if self.answers else None
         if key not in self.keys:
             self.keys.add(key)
-            self.taken.append(what)
+            self.accepted.append(content)
         if answer is not None:
             raise answer
 
@@ -57,48 +57,48 @@ def batch(*values):
 
 def test_batches_are_numbered_from_one_and_each_sender_has_its_own_name():
     journal = Journal()
-    one, other = EventSender(journal), EventSender(journal)
-    for delivery in (one, one, other):
-        delivery.log(batch(1.0))
+    first, second = EventSender(journal), EventSender(journal)
+    for sender in (first, first, second):
+        sender.log(batch(1.0))
     assert [seq for _, seq in journal.calls] == [1, 2, 1]
-    assert one.client != other.client
+    assert first.client != second.client
 
 
 @pytest.mark.parametrize("reason", [ConnectionError("gone for now"), JournalFullError("the disk is full")])
 def test_a_batch_is_repeated_as_it_is_until_it_is_taken_and_the_user_is_told_once(reason, capfd):
     journal = Journal(reason, reason)
-    delivery = EventSender(journal)
-    delivery.log(batch(1.0, 2.0))
-    delivery.log(batch(3.0))
+    sender = EventSender(journal)
+    sender.log(batch(1.0, 2.0))
+    sender.log(batch(3.0))
     assert [seq for _, seq in journal.calls] == [1, 1, 1, 2]
     assert journal.calls[0][0] is journal.calls[2][0]
-    assert journal.taken == [1.0, 2.0, 3.0]
-    told = capfd.readouterr().err.splitlines()
-    assert len(told) == 2
-    assert f"the hub does not accept values ({reason})" in told[0]
-    assert "accepts values again, after 0." in told[1]
-    assert delivery.trouble is None
+    assert journal.accepted == [1.0, 2.0, 3.0]
+    messages = capfd.readouterr().err.splitlines()
+    assert len(messages) == 2
+    assert f"the hub does not accept values ({reason})" in messages[0]
+    assert "accepts values again, after 0." in messages[1]
+    assert sender.trouble is None
 
 
 def test_what_was_taken_but_not_confirmed_counts_once():
     journal = Journal(TimeoutError())
-    delivery = EventSender(journal)
-    delivery.log(batch(1.0))
+    sender = EventSender(journal)
+    sender.log(batch(1.0))
     journal.answers = [ConnectionError("no answer"), None, ConnectionError("no answer")]
-    delivery.count_dropped("overflow", 5)
-    delivery.log_operation(LogText("note", 1, 0.0, "hello"))
-    assert journal.taken == [1.0, ("overflow", 5), LogText("note", 1, 0.0, "hello")]
+    sender.count_dropped("overflow", 5)
+    sender.log_operation(LogText("note", 1, 0.0, "hello"))
+    assert journal.accepted == [1.0, ("overflow", 5), LogText("note", 1, 0.0, "hello")]
 
 
 def test_a_hub_that_forgot_is_asked_for_the_number_that_it_expects(capfd):
     journal = Journal()
-    delivery = EventSender(journal)
+    sender = EventSender(journal)
     for value in (1.0, 2.0, 3.0):
-        delivery.log(batch(value))
-    journal.last_seq[delivery.client] = 1
+        sender.log(batch(value))
+    journal.last_seq[sender.client] = 1
     for value in (4.0, 5.0):
-        delivery.log(batch(value))
-    assert journal.taken == [1.0, 2.0, 3.0, 4.0, 5.0]
+        sender.log(batch(value))
+    assert journal.accepted == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert [seq for _, seq in journal.calls] == [1, 2, 3, 4, 2, 3]
     assert "batches 2 to 3 of this process" in capfd.readouterr().err
 
@@ -111,22 +111,22 @@ def test_a_hub_that_contradicts_itself_is_an_error():
 
 def test_a_sender_that_gave_up_stops_repeating():
     journal = Journal(*[ConnectionError("gone for now")] * 1000)
-    delivery, ends = EventSender(journal), []
+    sender, ends = EventSender(journal), []
 
     def send():
         try:
-            delivery.log(batch(1.0))
+            sender.log(batch(1.0))
         except RunClosedError as error:
             ends.append(error)
 
     thread = threading.Thread(target=send)
     thread.start()
     assert journal.failed.wait(10)
-    delivery.abandon()
+    sender.abandon()
     thread.join(10)
     assert len(ends) == 1
     with pytest.raises(RunClosedError):
-        delivery.log(batch(2.0))
+        sender.log(batch(2.0))
 
 
 def test_a_hub_that_is_closed_is_not_asked_again():

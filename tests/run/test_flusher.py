@@ -19,7 +19,7 @@ from trieye.stats.operations import LogHistogram, LogImage, LogText
 
 
 class Hub:
-    """A hub that keeps what it gets; it can be away for a while, or for good."""
+    """A hub that stores its input; it can be unreachable temporarily or permanently."""
 
     run_name, works_at_exit = "run", True
 
@@ -56,7 +56,7 @@ class Hub:
 
 
 class Owner:
-    """Something that logs through a flusher."""
+    """An object that logs through a flusher."""
 
     def __init__(self):
         self.num_ends = 0
@@ -80,7 +80,7 @@ def hub():
 
 @pytest.fixture
 def start(hub):
-    """Return a function that makes a flusher, which sends only when asked unless told otherwise."""
+    """Return a function that creates a flusher, which by default sends on request only."""
     started = []
 
     def make(**settings):
@@ -191,9 +191,9 @@ def test_a_full_queue_stops_those_that_log_until_the_hub_is_back(hub, start, cap
     flusher = start(max_pending_events=1000)
     hub.is_there.clear()
     flusher.pending.extend(rows(*range(1000)))
-    asked = threading.Thread(target=flusher.flush)
-    asked.start()
-    for _ in range(2):  # after the second, the flusher has noticed the first
+    flushing = threading.Thread(target=flusher.flush)
+    flushing.start()
+    for _ in range(2):  # at the second failure, the flusher has handled the first
         assert hub.missed.wait(20)
         hub.missed.clear()
     flusher.pending.extend(rows(*range(1000, 2000)))
@@ -203,7 +203,7 @@ def test_a_full_queue_stops_those_that_log_until_the_hub_is_back(hub, start, cap
         thread.start()
     assert not rooms
     hub.is_there.set()
-    for thread in [*threads, asked]:
+    for thread in [*threads, flushing]:
         thread.join(20)
     assert rooms == [True, True, True]
     flusher.flush()

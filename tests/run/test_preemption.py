@@ -1,4 +1,4 @@
-"""A training that is asked to stop by a scheduler: finished step, saved, delivered, gone in time, and going on."""
+"""Preemption by a scheduler: the step is finished, the state saved and delivered in time, and the run resumes."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ REQUEUE = 75
 
 
 class Walk(trieye.Experiment):
-    """A random walk of which one method sends this process a signal, once."""
+    """A random walk; one of its methods sends this process a signal once."""
 
     send, at_step, number = "", 0, signal.SIGTERM
 
@@ -105,7 +105,7 @@ def test_wherever_the_signal_comes_the_next_start_ends_as_if_it_had_not(walk_con
     assert stopped.value.exit_code == REQUEUE
     assert record_of(walk_config()).status == "KILLED"
     assert saved == -1 or f"state at step {saved} is saved" in str(stopped.value)
-    # their window is open, and for the next attempt
+    # their window is still open, and the next attempt closes it
     assert points_of(walk_config(), "one") == []
     for name in ("run", "unbroken"):
         assert trieye.run_experiment(Walk, walk_config(name)).step == 20
@@ -223,7 +223,7 @@ def settings(root, kind, **more):
 
 @pytest.fixture
 def start():
-    """Return a function that starts the program in a session of its own, as the step of a job has it."""
+    """Return a function that starts the program in a new session, as in a step of a batch job."""
     started = []
 
     def start_program(chosen, steps=0, *words):
@@ -244,7 +244,7 @@ def wait_for_step(process):
 
 
 def go_on(start, chosen, farewell):
-    """Start the program again for one more step, check that it begins where it said it would, and return that."""
+    """Restart the program for one more step, check that it resumes at the announced step, and return that step."""
     saved = int(re.search(r"state at step (\d+) is saved", farewell)[1])
     process = start({**chosen, "runtime": {"kind": "local"}}, saved + 1)
     output, errors = process.communicate(timeout=60)
@@ -255,7 +255,7 @@ def go_on(start, chosen, farewell):
 
 @pytest.mark.slow
 def test_a_training_is_saved_delivered_and_gone_in_15_s_and_goes_on(tmp_path, start):
-    chosen = settings(tmp_path, "local")  # with the sinks that everybody has: MLflow, TensorBoard, the console
+    chosen = settings(tmp_path, "local")  # with the default sinks: MLflow, TensorBoard, the console
     chosen["stats"]["metrics"].append({"name": "seen", "raw_event_name": "one", "aggregation": "count"})
     process = start(chosen)
     wait_for_step(process)
@@ -277,7 +277,7 @@ def test_a_training_is_saved_delivered_and_gone_in_15_s_and_goes_on(tmp_path, st
 
 
 def signal_everything(process, number):
-    """Signal the group of a program, as `timeout` does, and every process that it started, as Slurm and systemd do."""
+    """Signal the process group of a program, as `timeout` does, and all its children, as Slurm and systemd do."""
     program = psutil.Process(process.pid)
     everything = [*program.children(recursive=True), program]
     os.killpg(process.pid, number)
@@ -299,7 +299,7 @@ def test_with_ray_a_signal_to_every_process_of_a_job_costs_nothing(tmp_path, sta
     signal_everything(process, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == REQUEUE, errors
-    assert "does not accept values" not in errors, "the hub did not live on"
+    assert "does not accept values" not in errors, "the hub did not survive"
     record = record_of(trieye.TrieyeConfig.model_validate(chosen))
     assert record.status == "KILLED"
     saved = go_on(start, chosen, errors)
@@ -343,11 +343,11 @@ def test_a_second_signal_ends_the_program_at_once_whatever_is_being_written(tmp_
         assert process.stdout.readline() == "running\n"
         process.send_signal(number)
         assert any(line == "saving\n" for line in process.stdout)
-        time.sleep(0.5)  # until then it is the first one
-        asked = time.monotonic()
+        time.sleep(0.5)  # before that, it counts as the first signal
+        signaled_at = time.monotonic()
         process.send_signal(number)
         code = process.wait(30)
-    assert time.monotonic() - asked < 10
+    assert time.monotonic() - signaled_at < 10
     assert code in {128 + number, -number}
     assert RunRecord.read(tmp_path / "a" / "runs" / "r" / "run.json").status == "KILLED"
     assert not list((tmp_path / "a" / "runs" / "r" / "checkpoints").glob("checkpoint_step_*"))

@@ -36,7 +36,7 @@ def git(directory, *words):
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository with a program and a file beside it that is not as it was committed."""
+    """A repository with a program and another file with an uncommitted change."""
     path = tmp_path / "project"
     path.mkdir()
     (path / "train.py").write_text(PROGRAM)
@@ -75,8 +75,8 @@ def test_a_resume_names_another_commit(repository, tmp_path):
     shas = [git(repository, "rev-parse", "HEAD")]
     git(repository, "commit", "-qam", "second")
     shas.append(git(repository, "rev-parse", "HEAD"))
-    told = run()
-    assert f"changed since its last attempt: commit {shas[0][:10]} -> {shas[1][:10]}\n" in told
+    output = run()
+    assert f"changed since its last attempt: commit {shas[0][:10]} -> {shas[1][:10]}\n" in output
 
 
 def test_a_run_keeps_the_commit_the_changes_the_command_the_packages_and_the_machine(repository, tmp_path):
@@ -87,16 +87,16 @@ def test_a_run_keeps_the_commit_the_changes_the_command_the_packages_and_the_mac
     run_dir = tmp_path / "root" / "agents" / "runs" / "first"
     assert json.loads((run_dir / "run.json").read_text())["git_sha"] == sha
 
-    held = json.loads((run_dir / "provenance" / "attempt-1.json").read_text())
-    assert held["commit"]["sha"] == sha
-    assert (held["commit"]["branch"], held["commit"]["is_dirty"]) == ("main", True)
-    assert held["commit"]["untracked"] == ["notes.txt"]
-    assert held["packages"]["numpy"] == np.__version__
-    places = [place for place in sys.path if "thirdparty_files" not in place]  # those of Ray are its own
-    installed = {one.metadata["Name"]: one.version for one in distributions(path=places)}
-    assert held["packages"].items() >= installed.items()
-    assert held["command"][1:3] == [str(program[1]), str(program[2])]
-    assert held["machine"]["memory_bytes"] > 1 << 28
+    provenance = json.loads((run_dir / "provenance" / "attempt-1.json").read_text())
+    assert provenance["commit"]["sha"] == sha
+    assert (provenance["commit"]["branch"], provenance["commit"]["is_dirty"]) == ("main", True)
+    assert provenance["commit"]["untracked"] == ["notes.txt"]
+    assert provenance["packages"]["numpy"] == np.__version__
+    paths = [path for path in sys.path if "thirdparty_files" not in path]  # packages that Ray vendors
+    installed = {package.metadata["Name"]: package.version for package in distributions(path=paths)}
+    assert provenance["packages"].items() >= installed.items()
+    assert provenance["command"][1:3] == [str(program[1]), str(program[2])]
+    assert provenance["machine"]["memory_bytes"] > 1 << 28
     assert "hunter2" not in "".join(path.read_text() for path in (run_dir / "provenance").iterdir())
 
     clone = tmp_path / "clone"
@@ -108,7 +108,7 @@ def test_a_run_keeps_the_commit_the_changes_the_command_the_packages_and_the_mac
     assert tags["mlflow.source.git.commit"] == sha
     assert tags["mlflow.source.name"] == "train.py"
     assert tags["trieye.uncommitted"] == "true"
-    assert tags["trieye.host"] == "mine"  # what the user says counts
+    assert tags["trieye.host"] == "mine"  # a description from the user takes precedence
     assert "hunter2" not in str(tags)
 
 
@@ -122,14 +122,14 @@ def test_without_git_or_a_commit_there_is_none(monkeypatch, tmp_path, make_confi
     assert commit_of_program() is None
     with trieye.Run(make_config()) as run:
         run.log("loss", 1.0)
-    held = json.loads((run.dir / "provenance" / "attempt-1.json").read_text())
-    assert held["commit"] is None
-    assert Path(held["directory"]) == tmp_path
+    recorded = json.loads((run.dir / "provenance" / "attempt-1.json").read_text())
+    assert recorded["commit"] is None
+    assert Path(recorded["directory"]) == tmp_path
 
 
 def test_the_repository_of_the_working_directory_counts_where_the_program_has_none(monkeypatch, repository, tmp_path):
     monkeypatch.chdir(repository)
     monkeypatch.setattr("trieye.run.provenance._program", lambda: tmp_path / "bin" / "train")
-    found = commit_of_program()
-    assert isinstance(found, Commit)
-    assert (found.sha, Path(found.directory)) == (git(repository, "rev-parse", "HEAD"), repository)
+    commit = commit_of_program()
+    assert isinstance(commit, Commit)
+    assert (commit.sha, Path(commit.directory)) == (git(repository, "rev-parse", "HEAD"), repository)

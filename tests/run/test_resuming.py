@@ -1,4 +1,4 @@
-"""From which state a run goes on, from the config to the first step, and what run.json and the log say of it."""
+"""Selection of the checkpoint that a run resumes from, by the config, and its record in run.json and the log."""
 
 import json
 import shutil
@@ -29,17 +29,17 @@ from trieye.snapshot import signing
 
 
 def train(config, steps, *, group=None, objective=None, first=None):
-    """Train up to a step, save it, and return the step at which it began and the weights it found."""
+    """Train up to a step, save, and return the first step and the restored weights."""
     with trieye.Run(config, group=group) as run:
         run.restore()
-        began, found = run.step, run.restored.get("weights")
+        began, weights = run.step, run.restored.get("weights")
         if first is not None:
             assert began == first
         for step in range(began + 1, steps + 1):
             run.step = step
             run.log("loss", 1.0 / step)
         run.save(weights=np.full(3, float(steps)), objective=objective)
-    return began, None if found is None else float(found[0])
+    return began, None if weights is None else float(weights[0])
 
 
 def run_dir_of(config):
@@ -52,13 +52,13 @@ def test_a_run_goes_back_to_its_best_state_once_and_then_goes_on(make_config, ca
         train(config, steps, objective=objective)
     back = make_config(persistence={"load_checkpoint_path": "best"})
     assert train(back, 22, objective=0.0) == (20, 20.0)
-    told = capsys.readouterr()
-    assert "goes back to its own checkpoint checkpoint_step_20 (load_checkpoint_path=best)" in told.out + told.err
+    output = capsys.readouterr()
+    assert "goes back to its own checkpoint checkpoint_step_20 (load_checkpoint_path=best)" in output.out + output.err
     assert (record_of(run_dir_of(config)).went_back_to, record_of(run_dir_of(config)).went_back_in) == ("best", 4)
-    # the same command again, as a scheduler repeats it
+    # a scheduler repeats the same command
     assert train(back, 25, objective=0.0) == (22, 22.0)
     assert "attempt 4 already went back" in "".join(capsys.readouterr())
-    # started once without, the words mean what they say again
+    # after a start without the setting, it takes effect again
     assert train(config, 26, objective=0.0) == (25, 25.0)
     assert record_of(run_dir_of(config)).went_back_to is None
     assert train(back, 21, objective=0.0) == (20, 20.0)
@@ -134,8 +134,8 @@ def test_members_of_a_sweep_never_start_from_each_other_and_each_goes_on_by_itse
 def test_the_best_of_an_earlier_run_in_another_root_is_where_a_new_one_starts(make_config, tmp_path, capsys):
     for steps, objective in ((10, 5.0), (20, 1.0)):
         train(make_config(run_name="teacher"), steps, objective=objective)
-    places = {"root_data_dir": str(tmp_path / "new_root"), "resume_dirs": [str(tmp_path / "root")]}
-    student = make_config(run_name="student", persistence={**places, "load_checkpoint_path": "teacher:best"})
+    roots = {"root_data_dir": str(tmp_path / "new_root"), "resume_dirs": [str(tmp_path / "root")]}
+    student = make_config(run_name="student", persistence={**roots, "load_checkpoint_path": "teacher:best"})
     assert train(student, 12) == (10, 10.0)
     assert "starts from checkpoint_step_10 of 'teacher'" in "".join(capsys.readouterr())
     record = record_of(run_dir_of(student))
@@ -144,7 +144,7 @@ def test_the_best_of_an_earlier_run_in_another_root_is_where_a_new_one_starts(ma
 
 
 def saved_amid_a_window(make_config, *, steps=(15,), **settings):
-    """Save at steps while a window of ten is open, log beyond, and return the config."""
+    """Save at steps while a window of ten steps is open, log further values, and return the config."""
     mean = {"name": "mean", "raw_event_name": "loss", "aggregation": "mean", "log_frequency_steps": 10}
     config = make_config(stats={"metrics": [mean]}, **settings)
     with trieye.Run(config) as run:
@@ -157,7 +157,7 @@ def saved_amid_a_window(make_config, *, steps=(15,), **settings):
 
 
 def windows_when_resumed(config, *, to):
-    """Go on up to a step, and return step, mean and number of events of each point."""
+    """Resume up to a step, and return step, mean and number of events of each point."""
     with trieye.Run(config) as run:
         assert run.restore()
         for step in range(run.step + 1, to + 1):
@@ -179,7 +179,7 @@ def test_the_state_of_the_hub_is_a_small_file_that_only_a_run_that_goes_on_reads
         path = run.save(weights=np.ones(3)).wait()
     assert (path / MANIFEST_NAME).stat().st_size < 2000
     assert (path / HUB_NAME).stat().st_size < 100 * 1000
-    # another content, which the manifest vouches for
+    # other content, with a matching manifest
     manifest = read_manifest(path)
     (path / HUB_NAME).write_bytes(b"no state of a hub")
     size_bytes, crc32, _ = sums_of(path / HUB_NAME)
@@ -260,9 +260,9 @@ with trieye.Run(config) as run:
     command = [sys.executable, "-c", program, str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)
     (tmp_path / "app" / "runs" / "run" / "checkpoints" / "checkpoint_step_2" / "state.json").write_text("{}")
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    assert told.count("trieye: WARNING: ") == 1
-    assert "checkpoint_step_2 is damaged and was renamed to checkpoint_step_2.damaged" in told
+    errors = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    assert errors.count("trieye: WARNING: ") == 1
+    assert "checkpoint_step_2 is damaged and was renamed to checkpoint_step_2.damaged" in errors
 
 
 @pytest.mark.parametrize("depth", [150, 5000])
@@ -319,7 +319,7 @@ def test_a_user_without_any_place_for_a_key_trains_what_needs_none_and_is_told_w
 
 
 def bytes_read():
-    """Return how many bytes this process has read from files."""
+    """Return the number of bytes that this process has read from files."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
@@ -346,12 +346,12 @@ def test_a_restore_reads_each_byte_of_a_checkpoint_once_and_closing_reads_none(m
         saved = run.save(objective=1.0, weights=np.random.default_rng(0).random(500_000)).wait()
     run = trieye.Run(config).open()
     run.log("opened", 1.0)  # starts the hub
-    wait_until((run.dir / "provenance" / "attempt-2.json").exists)  # whose thread reads, too
+    wait_until((run.dir / "provenance" / "attempt-2.json").exists)  # the hub's thread also reads
     assert 1.0 <= share_read(restore, size_of(saved)) < 1.05
     assert with_rows == [4000]
     run.log("loss", 1.0)
     assert share_read(run.close, size_of(saved)) < 0.05
-    # the rows stay where they are until somebody asks for them
+    # the rows stay on disk until they are used
     assert 0.4 < share_read(lambda: load_checkpoint(run.dir).objects["weights"], size_of(saved)) < 0.55
 
 

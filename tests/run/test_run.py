@@ -86,7 +86,7 @@ def test_a_sink_of_ones_own_needs_no_package(make_config, tmp_path, request, kin
 
 
 class Broken(Lines):
-    """A sink with a mistake."""
+    """A sink with a bug."""
 
     def write(self, points):
         if any(point.step >= 2 for point in points):
@@ -110,7 +110,7 @@ def test_a_run_fails_with_a_sink_that_it_cannot_do_without(make_config, tmp_path
                 run.save(agent=Agent())
             elif step == 2:
                 run._begun_attempt().flusher.flush()
-                run._begun_attempt().hub.ask(HubLogic.flush, 2)  # as `flush`, which would raise
+                run._begun_attempt().hub.ask(HubLogic.flush, 2)  # as `flush`, but without its exception
                 wait_until(lambda: run.health()["sinks"][0]["error"])
                 break
             time.sleep(0.02)
@@ -118,7 +118,7 @@ def test_a_run_fails_with_a_sink_that_it_cannot_do_without(make_config, tmp_path
     assert seen[0] == 1
     assert record_of(run.dir).status == "FAILED"
     with trieye.Run(config, sinks=[Lines(tmp_path / "lines.txt")]):
-        pass  # what the sink lacked comes now
+        pass  # the sink receives the missing points now
     assert "loss 2 1.0\n" in (tmp_path / "lines.txt").read_text()
 
 
@@ -134,21 +134,21 @@ def test_a_sink_that_is_required_and_not_there_is_said_at_once(make_config, tmp_
 def test_tensorboard_shows_a_run_under_its_own_name_and_one_of_an_earlier_version_where_it_was(
     make_config, tmp_path, is_typed
 ):
-    for name, place in (("new", ""), ("old", "tensorboard")):
+    for name, subdirectory in (("new", ""), ("old", "tensorboard")):
         settings = [f"persistence.root_data_dir={tmp_path}", "app_name=app", f"run_name={name}", "runtime=local"]
         in_code = {"run_name": name, "sinks": {"tensorboard": {"enabled": True}}}
         config = trieye.compose([*settings, "sinks=[tensorboard]"]) if is_typed else make_config(**in_code)
         directory = config.persistence.get_run_base_dir()
-        (directory / place).mkdir(parents=True)
+        (directory / subdirectory).mkdir(parents=True)
         with trieye.Run(config) as run:
             run.log("loss", 0.5, step=1)
-        found = list(run.dir.rglob("events.out.tfevents.*"))
-        assert {path.parent for path in found} == {directory / place}
+        event_files = list(run.dir.rglob("events.out.tfevents.*"))
+        assert {path.parent for path in event_files} == {directory / subdirectory}
 
 
 def test_what_is_no_sink_is_refused_at_once(make_config, tmp_path):
     sink = Lines(tmp_path / "lines.txt")
-    for given, message in [
+    for sinks, message in [
         ([Lines], "expected an instance, not a class; pass Lines()"),
         ([object()], "it has no open and no write and no close; a sink has a name and the methods open(run)"),
         ([sink, sink], "the name 'lines' is already used"),
@@ -156,7 +156,7 @@ def test_what_is_no_sink_is_refused_at_once(make_config, tmp_path):
         (Lines, "expected a list of sinks, such as sinks=[Lines()]"),
     ]:
         with pytest.raises(ConfigurationError, match=re.escape(message)):
-            trieye.Run(make_config(), sinks=given)
+            trieye.Run(make_config(), sinks=sinks)
 
 
 def test_a_sink_that_cannot_be_sent_to_the_hub_is_said(make_config, tmp_path, ray_cluster):
@@ -204,16 +204,16 @@ def test_everything_reaches_mlflow_in_one_run_across_attempts(make_config, kind,
     assert agent.weights.tolist() == [40.0] * 3
     client = MlflowClient(run.config.persistence.MLFLOW_TRACKING_URI)
     (run_id,) = ids
-    held = client.get_run(run_id)
-    assert (held.info.status, held.info.run_name) == ("FINISHED", "run")
+    mlflow_run = client.get_run(run_id)
+    assert (mlflow_run.info.status, mlflow_run.info.run_name) == ("FINISHED", "run")
     assert [point.step for point in client.get_metric_history(run_id, "loss")] == [10, 20, 30, 40]
     assert [point.step for point in client.get_metric_history(run_id, "new")] == list(range(1, 41))
-    assert (held.data.params["lr"], held.data.params["net.layers"]) == ("0.1", "2")
-    assert (held.data.params["seed"], "run_name" in held.data.params) == ("0", False)
-    assert not [name for name, value in held.data.params.items() if value.startswith("/") or "_dir" in name]
-    assert "python" in held.data.tags["mlflow.note.content"]
+    assert (mlflow_run.data.params["lr"], mlflow_run.data.params["net.layers"]) == ("0.1", "2")
+    assert (mlflow_run.data.params["seed"], "run_name" in mlflow_run.data.params) == ("0", False)
+    assert not [name for name, value in mlflow_run.data.params.items() if value.startswith("/") or "_dir" in name]
+    assert "python" in mlflow_run.data.tags["mlflow.note.content"]
     assert list(run.dir.glob("events.out.tfevents.*")), "TensorBoard shows the run under its own name"
-    assert (held.data.tags["team"], held.data.tags["stage"]) == ("red", "test")
+    assert (mlflow_run.data.tags["team"], mlflow_run.data.tags["stage"]) == ("red", "test")
     assert [item.path for item in client.list_artifacts(run_id, "docs")] == ["docs/notes.txt"]
     assert record_of(run.dir).attempt == 2
     assert record_of(run.dir).mlflow_run_id == run_id
@@ -293,16 +293,16 @@ def test_a_second_writer_is_refused_and_the_first_goes_on(make_config):
         run.flush()
 
 
-@pytest.mark.parametrize(("overflow", "kept", "dropped"), [("drop", 1000, {"overflow": 500}), ("block", 1500, {})])
+@pytest.mark.parametrize(("overflow", "best", "dropped"), [("drop", 1000, {"overflow": 500}), ("block", 1500, {})])
 def test_values_beyond_the_bound_wait_or_are_dropped_and_counted_as_the_config_says(
-    make_config, overflow, kept, dropped
+    make_config, overflow, best, dropped
 ):
     runtime = {"kind": "local", "max_pending_events": 1000, "overflow": overflow, "flush_interval_s": 60}
     with trieye.Run(make_config(runtime=runtime, stats={"metrics": [{"name": "a", "aggregation": "count"}]})) as run:
         for _ in range(1500):
             run.log("a", 1.0, step=1)
         run.step = 1
-        assert run.best("a", "max") == kept
+        assert run.best("a", "max") == best
         assert run.health()["dropped"] == dropped
 
 
@@ -349,7 +349,7 @@ def test_a_save_stays_due_until_it_is_made(make_config):
         due = []
         for step in run.steps(20):
             due += [step] * run.save_due
-            if run.save_due and step in {7, 12, 13, 20}:  # as where only the ends of episodes can be saved
+            if run.save_due and step in {7, 12, 13, 20}:  # as if only the ends of episodes could be saved
                 run.save()
     assert due == [5, 6, 7, 10, 11, 12, 15, 16, 17, 18, 19, 20]
 
@@ -375,10 +375,10 @@ def test_another_config_of_what_is_trained_is_pointed_out(make_config, capfd):
 
 def test_a_loop_that_was_left_by_an_error_leaves_no_signal_handler_behind(make_config):
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(RuntimeError) as held:  # the traceback holds the frame, which holds the loop
+    with pytest.raises(RuntimeError) as failure:  # the traceback refers to the frame, and the frame to the loop
         train(make_config(), 5, stop_at=2)
     assert signal.getsignal(signal.SIGINT) is before
-    assert "power cut" in str(held.value)
+    assert "power cut" in str(failure.value)
 
 
 @pytest.mark.parametrize(
@@ -453,12 +453,12 @@ def test_opening_twice_is_one_attempt_and_sys_exit_0_is_no_failure(make_config):
 
 def test_an_error_that_cannot_be_written_down_comes_out_as_it_is_and_the_run_is_closed(make_config):
     config = make_config()
-    with pytest.raises(RuntimeError, match="power cut") as held, trieye.Run(config) as run:
+    with pytest.raises(RuntimeError, match="power cut") as failure, trieye.Run(config) as run:
         (run.dir / "logs" / "failure_of_attempt_1.txt").mkdir()
         raise RuntimeError("power cut")
-    assert any("failure_of_attempt_1.txt" in note for note in held.value.__notes__)
+    assert any("failure_of_attempt_1.txt" in note for note in failure.value.__notes__)
     assert record_of(run.dir).status == "FAILED"
-    with pytest.raises(RuntimeError), trieye.Run(config) as run:  # nobody holds it any more
+    with pytest.raises(RuntimeError), trieye.Run(config) as run:  # no reference is left
         raise RuntimeError("a file name that is no UTF-8: \udcff")
     assert "\\udcff" in (run.dir / "logs" / "failure_of_attempt_2.txt").read_text()
 
@@ -486,9 +486,9 @@ def test_values_that_are_lost_make_the_run_a_failed_one_and_do_not_hide_a_save_t
 
     run._attempt.hub.log = gone
     run.log("a", 1.0)
-    with pytest.raises(trieye.ProcessingError, match="1 values are queued: the hub is gone") as held:
+    with pytest.raises(trieye.ProcessingError, match="1 values are queued: the hub is gone") as failure:
         run.close()
-    assert any("step 1" in note for note in held.value.__notes__)
+    assert any("step 1" in note for note in failure.value.__notes__)
     assert record_of(run.dir).status == "FAILED"
 
 
@@ -519,9 +519,7 @@ def test_the_best_value_is_that_of_the_branch_that_goes_on(make_config):
         raise RuntimeError("power cut")
     with trieye.Run(make_config()) as run:
         run.restore()
-        assert (
-            run.best("x", "max") == 1.0
-        )  # as if the first attempt had ended at the save; no curve shows the 9 any more
+        assert run.best("x", "max") == 1.0  # as if the first attempt had ended at the save: the 9 is superseded
 
 
 def test_a_killed_hub_is_an_error_and_the_run_is_not_left_running(make_config, ray_cluster):
@@ -592,13 +590,13 @@ def test_sigterm_has_a_handler_as_long_as_the_run_is_open(make_config, set_handl
 
 def test_ctrl_c_leaves_a_run_that_waits_for_its_sinks_at_once_and_says_what_delivers(make_config, monkeypatch):
     monkeypatch.setattr(attempt_module, "_FIRST_PROGRESS_S", 0.2)
-    monkeypatch.setattr(sys, "stderr", said := io.StringIO())
+    monkeypatch.setattr(sys, "stderr", errors := io.StringIO())
     run = trieye.Run(make_config(sinks={"mlflow": {"enabled": True}}))
     database = run.dir.parents[1] / "mlruns" / "mlflow.db"
     database.parent.mkdir(parents=True)
 
     def press_ctrl_c():
-        wait_until(lambda: "Ctrl-C leaves" in said.getvalue())
+        wait_until(lambda: "Ctrl-C leaves" in errors.getvalue())
         os.kill(os.getpid(), signal.SIGINT)
 
     with FileLock(f"{database}.lock"):
@@ -608,9 +606,9 @@ def test_ctrl_c_leaves_a_run_that_waits_for_its_sinks_at_once_and_says_what_deli
             user.start()
         user.join()
         assert left.value.exit_code == 130
-        assert re.search(r"closing run 'run': .*mlflow: \d+ items to go.*Ctrl-C leaves the rest", said.getvalue())
-        assert f"the next start or `trieye close {run.dir}` delivers them" in said.getvalue()
-        assert "second signal" not in said.getvalue()
+        assert re.search(r"closing run 'run': .*mlflow: \d+ items to go.*Ctrl-C leaves the rest", errors.getvalue())
+        assert f"the next start or `trieye close {run.dir}` delivers them" in errors.getvalue()
+        assert "second signal" not in errors.getvalue()
         assert record_of(run.dir).status == "KILLED"
         assert read_history(run.dir, metrics=["loss"]).column("value").to_pylist() == [0.5]
     wait_until(lambda: not any(thread.name.startswith("trieye-") for thread in threading.enumerate()))
@@ -640,8 +638,8 @@ def test_histograms_pictures_and_texts_are_part_of_the_run_and_mistakes_show_at_
                 call()
         run.flush()
         items, _ = run._attempt.hub._logic.files.history.read(0, 100)
-        held = [(type(item).__name__, item.name, item.step) for item in items if isinstance(item, Medium)]
-    assert held == [("LogHistogram", "weights", 3), ("LogImage", "frame", 5), ("LogText", "note", 3)]
+        media = [(type(item).__name__, item.name, item.step) for item in items if isinstance(item, Medium)]
+    assert media == [("LogHistogram", "weights", 3), ("LogImage", "frame", 5), ("LogText", "note", 3)]
     with pytest.raises(RunClosedError):
         run.log_text("note", "too late")
 
@@ -677,7 +675,7 @@ def test_step_and_objective_may_be_numbers_of_numpy(make_config):
 
 def test_a_loop_that_is_not_ours_names_its_step_when_it_saves_and_goes_on_there(make_config):
     def learn(run, first, last):
-        """A loop of another library: it counts by itself, and nobody calls run.steps()."""
+        """A loop of another library, which counts its steps itself and does not call run.steps()."""
         for timesteps in range(first, last + 1, 400):
             run.log("reward", timesteps / 2, step=timesteps)
             run.save(step=np.int64(timesteps), weights=np.full(2, timesteps))
@@ -690,7 +688,7 @@ def test_a_loop_that_is_not_ours_names_its_step_when_it_saves_and_goes_on_there(
         assert (run.step, run.saved_step) == (1200, 1200)
         assert run.restored["weights"].tolist() == [1200, 1200]
         learn(run, 1600, 2000)
-        assert run.save(x=1).wait().name == "checkpoint_step_1200"  # without it, the run's own
+        assert run.save(x=1).wait().name == "checkpoint_step_1200"  # by default, the step of the run
     names = {path.name for path in (run.dir / "checkpoints").glob("checkpoint_step_*")}
     assert names == {f"checkpoint_step_{step}" for step in (400, 800, 1200, 1600, 2000)}
     assert read_history(run.dir)["step"].to_pylist() == [400, 800, 1200, 1600, 2000]
@@ -699,7 +697,7 @@ def test_a_loop_that_is_not_ours_names_its_step_when_it_saves_and_goes_on_there(
 def test_a_save_may_go_back_but_not_below_zero_or_between_two_steps(make_config):
     with trieye.Run(make_config()) as run:
         run.save(step=20, x=20)
-        run.save(step=10, x=10)  # as `log` takes a value of an earlier step: what was saved last is the newest
+        run.save(step=10, x=10)  # earlier steps are allowed, as in `log`: the last save is the newest
         with pytest.raises(ConfigurationError, match=r"save\(step=-1\): step must be at least 0"):
             run.save(step=-1, x=0)
         with pytest.raises(TypeError, match=r"save\(step=1.5\): step must be an integer"):

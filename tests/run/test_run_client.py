@@ -1,4 +1,4 @@
-"""What workers hold: threads of this process, and tasks and actors of Ray."""
+"""RunClient in threads of this process, and in Ray tasks and actors."""
 
 import itertools
 import json
@@ -134,7 +134,7 @@ def open_run(make_config, ray):
 
 
 class Worker:
-    """An actor that logs, and counts what it logged."""
+    """An actor that logs values and counts them."""
 
     def __init__(self, client, *copies):
         self.client, self.copies, self.num_logged, self.is_told = client, copies, 0, False
@@ -171,7 +171,7 @@ class Worker:
 
 @pytest.fixture
 def start_worker(ray):
-    """Return a function that starts a worker, which is ended after the test."""
+    """Return a function that starts a worker, which is killed after the test."""
     started = []
 
     def start(*clients):

@@ -11,7 +11,7 @@ from trieye.run.saves import PendingSaves
 
 
 class Writer:
-    """Hands out futures that the test ends when it likes."""
+    """Returns futures that the test completes."""
 
     def __init__(self):
         self.begun = []
@@ -67,7 +67,7 @@ def test_a_failed_save_is_raised_by_its_handle_and_by_the_next_one(writer):
     assert handle.path is None
     with pytest.raises(CheckpointError, match="disk full"):
         add(saves, writer, 6)
-    assert add(saves, writer, 6).step == 6  # said once
+    assert add(saves, writer, 6).step == 6  # reported once
 
 
 def test_a_save_that_cannot_even_begin_raises_at_once_and_only_once():
@@ -125,7 +125,7 @@ def test_a_save_that_comes_between_the_end_of_one_and_the_begin_of_the_next_repl
     saves = PendingSaves("run", "coalesce")
     first = add(saves, writer, 1)
     rated = add(saves, writer, 2, rated=True)
-    first._outcome.add_done_callback(lambda _: add(saves, writer, 3))  # it is done, and `rated` is not begun yet
+    first._outcome.add_done_callback(lambda _: add(saves, writer, 3))  # done before `rated` is started
     writer.end(0)
     writer.end(1)
     assert rated.wait(10).name == "checkpoint_step_2"
@@ -190,7 +190,7 @@ def test_waiting_that_is_interrupted_forgets_no_save(writer):
 def test_a_save_that_comes_as_another_one_ends_never_overtakes_it(writer):
     saves = PendingSaves("run", "coalesce")
     first, second = add(saves, writer, 1), add(saves, writer, 2)
-    with saves._lock:  # the end of the first one comes just before the next save looks
+    with saves._lock:  # the first save ends just before the next save checks
         ending = threading.Thread(target=writer.end, args=(0,))
         ending.start()
         first.wait(10)
@@ -217,10 +217,10 @@ def test_whoever_waits_for_a_save_that_is_replaced_gets_its_successor(writer):
 
 
 def test_a_waiting_save_that_cannot_begin_lets_the_next_one_begin(writer):
-    held = threading.Event()
+    released = threading.Event()
 
     def begin():
-        held.wait(10)
+        released.wait(10)
         raise ConnectionError("the hub is gone")
 
     saves = PendingSaves("run", "coalesce")
@@ -229,7 +229,7 @@ def test_a_waiting_save_that_cannot_begin_lets_the_next_one_begin(writer):
     ending = threading.Thread(target=writer.end)
     ending.start()
     third = saves.add(3, writer.begin(3), parts=(), rated=False)
-    held.set()
+    released.set()
     ending.join()
     writer.end()
     assert third.wait(10).name == "checkpoint_step_3"

@@ -1,4 +1,4 @@
-"""Figures, videos and tables on their whole way: from threads and clients through the journal to real stores."""
+"""Figures, videos and tables end to end: from threads and clients through the journal to real stores."""
 
 import io
 import json
@@ -36,7 +36,7 @@ def figure():
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """Log in two attempts, the first of which ends without a word, and return the run and what MLflow calls it."""
+    """Log in two attempts, where the first one is killed, and return the run and its MLflow run id."""
     root = {"root_data_dir": str(tmp_path_factory.mktemp("root"))}
 
     def make_config(**settings):
@@ -73,7 +73,7 @@ def log_all(make_config):
 def test_tensorboard_plays_gifs_and_shows_tables_as_markdown(shown):
     run, _ = shown
     events = EventAccumulator(str(run.dir), size_guidance={"images": 0, "tensors": 0}).Reload()
-    # the first attempt left no checkpoint and the second did not restore: both are parts of one curve
+    # without a checkpoint and a restore, both attempts belong to one curve
     videos = {event.step: event.encoded_image_string for event in events.Images("episode")}
     assert videos.keys() == {1, 2}
     assert all((decoded(videos[step]) == frames_of(step)).all() for step in videos)
@@ -96,19 +96,19 @@ def test_mlflow_keeps_gifs_and_reads_tables_as_its_own(shown, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", run.config.persistence.MLFLOW_TRACKING_URI)  # for `load_table`
     client = MlflowClient(run.config.persistence.MLFLOW_TRACKING_URI)
     root = run.dir.parents[1] / "mlruns" / "artifacts" / run_id / "artifacts"
-    kept = {
+    artifacts = {
         str(path.relative_to(root)): path
         for path in root.rglob("*")
         if path.is_file() and "provenance" not in str(path)
     }
     pictures = {"videos/episode/step_1.gif", "videos/episode/step_2.gif", "images/curve/step_2.png"}
     tables = {"tables/games/step_2.json", "tables/games/step_3.json"}
-    assert {name for name in kept if name.split("/")[0] in {"videos", "images", "tables"}} == pictures | tables
-    assert (decoded(kept["videos/episode/step_2.gif"].read_bytes()) == frames_of(2)).all()
-    held = client.get_run(run_id)
-    known = json.loads(held.data.tags["mlflow.loggedArtifacts"])  # by which MLflow's pages find tables
-    assert sorted(known, key=str) == [{"path": name, "type": "table"} for name in sorted(tables)]
-    frame = client.load_table(held.info.experiment_id, "tables/games/step_2.json", [run_id])
+    assert {name for name in artifacts if name.split("/")[0] in {"videos", "images", "tables"}} == pictures | tables
+    assert (decoded(artifacts["videos/episode/step_2.gif"].read_bytes()) == frames_of(2)).all()
+    mlflow_run = client.get_run(run_id)
+    tagged = json.loads(mlflow_run.data.tags["mlflow.loggedArtifacts"])  # the MLflow UI finds tables by this tag
+    assert sorted(tagged, key=str) == [{"path": name, "type": "table"} for name in sorted(tables)]
+    frame = client.load_table(mlflow_run.info.experiment_id, "tables/games/step_2.json", [run_id])
     assert frame.astype(object).where(frame.notna(), None).to_dict("list") == TABLE
 
 
@@ -117,7 +117,7 @@ def test_each_is_in_the_history_once(shown):
     with trieye.Run(run.config) as again:
         history = again._attempt.hub._logic.files.history
         items, at = history.read(0, 1000)
-        while (more := history.read(at, 1000))[1] > at:  # a file of it at a time
+        while (more := history.read(at, 1000))[1] > at:  # one file at a time
             items, at = items + more[0], more[1]
     assert [(item.step, item.fps, item.num_frames) for item in items if isinstance(item, LogVideo)] == [
         (1, 10, 5),
@@ -127,6 +127,6 @@ def test_each_is_in_the_history_once(shown):
 
 
 def test_what_cannot_draw_itself_is_no_figure():
-    for thing, said in ((5, "int has no savefig"), (figure().axes[0], "pass its .figure")):
-        with pytest.raises(TypeError, match=f"figure 'f': .*{said}"):
+    for thing, message in ((5, "int has no savefig"), (figure().axes[0], "pass its .figure")):
+        with pytest.raises(TypeError, match=f"figure 'f': .*{message}"):
             media.figure("f", thing, step=1, time=1.7e9)

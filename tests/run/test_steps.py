@@ -3,7 +3,7 @@ from trieye.run.steps import key_metrics, steps
 
 
 class Run:
-    """The part of a run that the loop uses."""
+    """A run as the step loop uses it."""
 
     config = TrieyeConfig()
     name, step, saved_step, stop_requested, exit_code = "run", 0, -1, False, 130

@@ -14,7 +14,7 @@ def make(content, **changes):
 
 
 class PolarsLike:
-    """What polars offers that we use: `columns`, a list of names, and columns that yield plain values."""
+    """The part of the polars API in use: `columns`, a list of names, and columns that yield plain values."""
 
     columns = ("name", "score", "won")
 

@@ -17,7 +17,7 @@ def make(frames, **changes):
 
 
 def moving_dot(num_frames=6, size=(12, 16)):
-    """Return frames `[time, height, width, 3]` of a few colors, each different."""
+    """Return frames `[time, height, width, 3]` with few colors; all frames differ."""
     frames = np.full((num_frames, *size, 3), (10, 20, 30), np.uint8)
     for number in range(num_frames):
         frames[number, number, number] = (250, 5 * number, 128)
@@ -25,7 +25,7 @@ def moving_dot(num_frames=6, size=(12, 16)):
 
 
 def decoded(shown):
-    """Return the frames as a browser shows them, and how long each of them stays in milliseconds."""
+    """Return the frames as a browser shows them, and their durations in milliseconds."""
     opened = Image.open(io.BytesIO(shown.content))
     shown_frames = [
         (np.asarray(frame.convert("RGB")), frame.info["duration"]) for frame in ImageSequence.Iterator(opened)
@@ -34,7 +34,7 @@ def decoded(shown):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "content",
     [
         moving_dot(),
         moving_dot().transpose(0, 3, 1, 2),
@@ -45,8 +45,8 @@ def decoded(shown):
     ],
     ids=["channels last", "channels first", "tensor", "floats", "list", "Pillow"],
 )
-def test_a_gif_shows_every_frame_as_it_was_and_begins_again(given):
-    shown = make(given)
+def test_a_gif_shows_every_frame_as_it_was_and_begins_again(content):
+    shown = make(content)
     frames, durations, info = decoded(shown)
     assert (frames == moving_dot()).all()
     assert (durations, info["loop"]) == ([100] * 6, 0)
@@ -60,7 +60,7 @@ def test_a_gif_takes_as_long_as_the_video_whatever_its_rate(fps, shown_fps, ever
     frames, durations, _ = decoded(shown)
     assert (frames == moving_dot(12)[::every]).all()
     assert shown.fps == shown_fps
-    assert min(durations) >= 20  # or browsers slow it down
+    assert min(durations) >= 20  # browsers slow down shorter durations
     assert sum(durations) == pytest.approx(1000 * 12 / fps, abs=10)
 
 
@@ -99,7 +99,7 @@ def test_a_video_of_too_many_bytes_says_how_many_are_possible(monkeypatch):
 def test_an_unknown_format_and_a_library_that_is_missing_are_named(monkeypatch):
     with pytest.raises(ConfigurationError, match="'gif' or 'mp4'"):
         make(moving_dot(), format="avi")
-    monkeypatch.setitem(sys.modules, "av", None)  # what an import of it finds
+    monkeypatch.setitem(sys.modules, "av", None)  # makes the import fail
     with pytest.raises(ConfigurationError, match=r"trieye\[video\]"):
         make(moving_dot(), format="mp4")
 

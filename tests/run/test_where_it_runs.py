@@ -1,4 +1,4 @@
-"""A notebook, processes that are spawned, a system that is no Linux: what works there, and what is refused."""
+"""Supported environments: notebooks, spawned processes, systems other than Linux, and refused ones."""
 
 import json
 import subprocess
@@ -70,7 +70,7 @@ def test_a_run_is_not_begun_again_in_a_subdirectory(tmp_path):
 
 @pytest.fixture
 def notebook(tmp_path):
-    """Return a function that runs a cell in a real kernel, and returns what stands below it."""
+    """Return a function that runs a cell in a real kernel, and returns its output."""
     book = nbformat.v4.new_notebook()
     client = NotebookClient(book, timeout=120, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}})
 
@@ -191,7 +191,7 @@ def test_what_only_linux_has_is_not_needed(tmp_path, durability):
     settings = CONFIG.replace('"data"}', f'"data", "durability": "{durability}"}}')
     done = program(tmp_path, NO_LINUX, settings, EVERYTHING)
     assert done.returncode == 0, done.stderr
-    assert "everything is whole" in done.stdout
+    assert "everything is intact" in done.stdout
     assert "replay storage 'shm' needs Linux; use storage='mmap'" in done.stdout
 
 

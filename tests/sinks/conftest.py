@@ -3,7 +3,7 @@
 import pytest
 
 from trieye.sinks.mlflow.store import prepare_database
-from trieye.testing import make_run
+from trieye.testing import make_run_info
 
 
 @pytest.fixture
@@ -15,4 +15,4 @@ def run_with_store(run):
 
 @pytest.fixture
 def run(tmp_path):
-    return make_run(tmp_path)
+    return make_run_info(tmp_path)

@@ -2,7 +2,7 @@
 
 from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point
-from trieye.testing import MemorySink, MemorySource
+from trieye.testing import MemoryHistory, MemorySink
 
 SOON_S = 20.0
 
@@ -15,6 +15,6 @@ def steps_of(sink: MemorySink) -> list[int]:
     return [point.step for point in sink.points]
 
 
-def add(thread: SinkThread, source: MemorySource, items: list[Point]) -> None:
+def add(thread: SinkThread, source: MemoryHistory, items: list[Point]) -> None:
     source.append(items)
     thread.wake()

@@ -6,7 +6,7 @@ from tests import warm
 from trieye.sinks.console import LOGGER, ConsoleSink, LastResort
 from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point
-from trieye.testing import MemorySource, make_run
+from trieye.testing import MemoryHistory, make_run_info
 
 PROGRAM = """
 import logging, sys
@@ -14,9 +14,9 @@ from pathlib import Path
 {before}
 from trieye.sinks.console import ConsoleSink
 from trieye.stats.point import Point
-from trieye.testing import make_run
+from trieye.testing import make_run_info
 sink = ConsoleSink()
-sink.open(make_run(Path(".")))
+sink.open(make_run_info(Path(".")))
 {after}
 sink.write([Point("Rate/Steps", 12.34567, 10, 1.7e9), Point("loss", -1.0, 11, 1.7e9)])
 sink.close("FINISHED")
@@ -70,7 +70,7 @@ def test_an_application_can_silence_the_lines(printed, name):
 
 
 def test_several_sinks_in_one_process_print_a_line_once(printed):
-    assert printed(after="ConsoleSink().open(make_run(Path('.')))")[1].count("STATS") == 2
+    assert printed(after="ConsoleSink().open(make_run_info(Path('.')))")[1].count("STATS") == 2
 
 
 def test_lines_go_above_a_progress_bar(printed):
@@ -103,7 +103,7 @@ def _logger_as_it_was():
 @pytest.mark.usefixtures("_logger_as_it_was")
 def test_records_can_be_read_by_tests(tmp_path, caplog):
     sink = ConsoleSink()
-    sink.open(make_run(tmp_path))
+    sink.open(make_run_info(tmp_path))
     sink.write([Point("loss", 0.5, 3, 1.7e9)])
     assert [(record.name, record.levelno, record.getMessage()) for record in caplog.records] == [
         ("trieye.stats_processor", logging.INFO, "STATS [3]: loss = 0.5000")
@@ -112,8 +112,8 @@ def test_records_can_be_read_by_tests(tmp_path, caplog):
 
 @pytest.mark.usefixtures("_logger_as_it_was")
 def test_what_was_logged_before_is_not_shown_again(tmp_path, caplog):
-    source = MemorySource([Point("loss", 0.5, 3, 1.7e9, ("console",))])
-    thread = SinkThread(ConsoleSink(), make_run(tmp_path), source)
+    source = MemoryHistory([Point("loss", 0.5, 3, 1.7e9, ("console",))])
+    thread = SinkThread(ConsoleSink(), make_run_info(tmp_path), source)
     source.append([Point("loss", 0.5, 4, 1.7e9, ("console",)), Point("other", 0.5, 4, 1.7e9, ("mlflow",))])
     assert thread.close("FINISHED", 20)
     assert [record.getMessage() for record in caplog.records] == ["STATS [4]: loss = 0.5000"]

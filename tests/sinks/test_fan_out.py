@@ -4,7 +4,7 @@ import time
 from trieye.sinks import FanOut
 from trieye.stats.operations import LogParams, SetTags
 from trieye.stats.point import Point
-from trieye.testing import FlakySink, MemorySink, MemorySource
+from trieye.testing import FlakySink, MemoryHistory, MemorySink
 
 SOON_S = 20.0
 
@@ -18,7 +18,7 @@ class NumberedSink(MemorySink):
 
 def test_every_sink_gets_what_is_meant_for_it(run):
     sinks = [MemorySink("mlflow"), MemorySink("tensorboard"), MemorySink("console"), MemorySink("mine")]
-    source = MemorySource()
+    source = MemoryHistory()
     fan_out = FanOut(sinks, run, source)
     targets = [("mlflow",), ("tensorboard", "console"), (), ("mine",)]
     source.append([Point("m", 0.5, step, 1.7e9, log_to) for step, log_to in enumerate(targets)])
@@ -32,7 +32,7 @@ def test_every_sink_gets_what_is_meant_for_it(run):
 
 def test_a_broken_sink_does_not_hold_up_the_others(run):
     good, broken = MemorySink("good"), FlakySink()
-    fan_out = FanOut([broken, good], run, MemorySource([Point("m", 0.5, 1, 1.7e9)]))
+    fan_out = FanOut([broken, good], run, MemoryHistory([Point("m", 0.5, 1, 1.7e9)]))
     assert not fan_out.flush(0.3)
     assert fan_out.flush(SOON_S, working_only=True)
     assert len(good.points) == 1
@@ -42,7 +42,7 @@ def test_a_broken_sink_does_not_hold_up_the_others(run):
 
 
 def test_all_broken_sinks_share_one_deadline(run):
-    fan_out = FanOut([FlakySink(name=f"broken_{n}") for n in range(5)], run, MemorySource([Point("m", 0.5, 1, 1.7e9)]))
+    fan_out = FanOut([FlakySink(name=f"broken_{n}") for n in range(5)], run, MemoryHistory([Point("m", 0.5, 1, 1.7e9)]))
     start = time.monotonic()
     assert not fan_out.flush(0.3)
     assert time.monotonic() - start < 1.4
@@ -57,8 +57,8 @@ def test_a_patient_end_lasts_as_long_as_a_sink_takes_something(run):
 
     tags = [SetTags({"a": str(number)}) for number in range(40)]
     hurried, slow = Slow(), Slow()
-    assert not FanOut([hurried], run, MemorySource(tags)).close("FINISHED", 1)
-    assert FanOut([slow], run, MemorySource(tags)).close("FINISHED", 1, patient=True)
+    assert not FanOut([hurried], run, MemoryHistory(tags)).close("FINISHED", 1)
+    assert FanOut([slow], run, MemoryHistory(tags)).close("FINISHED", 1, patient=True)
     assert (slow.tags, slow.statuses) == ({"a": "39"}, ["FINISHED"])
 
 
@@ -83,7 +83,7 @@ def test_a_patient_end_lasts_as_long_as_a_sink_computes_or_others_write_to_its_s
             super().write(points)
 
     for sink in Importing(), Blocked():
-        fan_out = FanOut([sink], run, MemorySource([Point("m", 0.5, 1, 1.7e9)]))
+        fan_out = FanOut([sink], run, MemoryHistory([Point("m", 0.5, 1, 1.7e9)]))
         assert fan_out.close("FINISHED", 0.5, patient=True), sink
         assert (len(sink.points), sink.statuses) == (1, ["FINISHED"])
 
@@ -95,12 +95,12 @@ def test_a_patient_end_leaves_a_sink_that_hangs(run):
         def write(self, points):
             go_on.wait(SOON_S)
 
-    assert not FanOut([Hanging()], run, MemorySource([Point("m", 0.5, 1, 1.7e9)])).close("FINISHED", 0.2, patient=True)
+    assert not FanOut([Hanging()], run, MemoryHistory([Point("m", 0.5, 1, 1.7e9)])).close("FINISHED", 0.2, patient=True)
     go_on.set()
 
 
 def test_one_sink_can_be_closed_while_the_others_go_on(run):
-    first, second, source = MemorySink("first"), MemorySink("second"), MemorySource([Point("m", 0.5, 1, 1.7e9)])
+    first, second, source = MemorySink("first"), MemorySink("second"), MemoryHistory([Point("m", 0.5, 1, 1.7e9)])
     fan_out = FanOut([first, second], run, source)
     assert fan_out.close_sink("first", SOON_S)
     source.append([Point("m", 0.5, 2, 1.7e9)])
@@ -121,7 +121,7 @@ def test_a_rewind_reaches_every_sink(run):
         def clear(self):
             self.points.clear()
 
-    sinks, source = [Forgetful("first"), Forgetful("second")], MemorySource()
+    sinks, source = [Forgetful("first"), Forgetful("second")], MemoryHistory()
     fan_out = FanOut(sinks, run, source)
     source.append([Point("m", 0.5, step, 1.7e9) for step in range(5)])
     assert fan_out.flush(SOON_S)
@@ -133,21 +133,21 @@ def test_a_rewind_reaches_every_sink(run):
 
 
 def test_the_id_of_the_mlflow_run_is_waited_for(run):
-    fan_out = FanOut([MemorySink(), NumberedSink("mlflow")], run, MemorySource())
+    fan_out = FanOut([MemorySink(), NumberedSink("mlflow")], run, MemoryHistory())
     assert fan_out.mlflow_run_id(SOON_S) == "abc"
     fan_out.close("FINISHED", SOON_S)
 
 
 def test_without_mlflow_there_is_no_id_and_no_waiting(run):
     start = time.monotonic()
-    fan_out = FanOut([MemorySink()], run, MemorySource())
+    fan_out = FanOut([MemorySink()], run, MemoryHistory())
     assert fan_out.mlflow_run_id(SOON_S) is None
     assert time.monotonic() - start < SOON_S / 2
     fan_out.close("FINISHED", SOON_S)
 
 
 def test_a_run_without_sinks_is_fine(run):
-    fan_out = FanOut([], run, MemorySource([Point("m", 0.5, 1, 1.7e9)]))
+    fan_out = FanOut([], run, MemoryHistory([Point("m", 0.5, 1, 1.7e9)]))
     fan_out.wake()
     fan_out.rewind(0)
     assert fan_out.flush(0)

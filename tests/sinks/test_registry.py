@@ -8,7 +8,7 @@ from trieye.config.sinks import SinksConfig
 from trieye.exceptions import ConfigurationError
 from trieye.sinks import FanOut, make_sinks
 from trieye.stats.point import Point
-from trieye.testing import MemorySource, make_run
+from trieye.testing import MemoryHistory, make_run_info
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ class Mine:
 """,
         "mine = their_sinks:Mine",
     )
-    run = make_run(tmp_path)
-    history = MemorySource([Point("a", 1.0, 1, 1.7e9, ()), Point("b", 1.0, 2, 1.7e9, ("mlflow",))])
+    run = make_run_info(tmp_path)
+    history = MemoryHistory([Point("a", 1.0, 1, 1.7e9, ()), Point("b", 1.0, 2, 1.7e9, ("mlflow",))])
     fan_out = FanOut(make_sinks(SinksConfig()), run, history)
     assert fan_out.close("FINISHED", 20)
     assert (run.run_dir / "mine.txt").read_text() == "a 1\nb 2\nFINISHED"
@@ -126,7 +126,7 @@ def test_a_sink_of_a_package_is_left_out_by_the_name_of_its_entry_or_its_own(ins
 
 
 def test_a_sink_of_ours_is_not_left_out_but_switched_off():
-    with pytest.raises(ValueError, match=r"mlflow comes with trieye; type sinks\.mlflow\.enabled=false"):
+    with pytest.raises(ValueError, match=r"mlflow is a sink of trieye; type sinks\.mlflow\.enabled=false"):
         SinksConfig(exclude=["mlflow"])
 
 

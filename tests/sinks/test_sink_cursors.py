@@ -10,7 +10,7 @@ from trieye.exceptions import JournalError, JournalFullError
 from trieye.sinks.base import Cursor
 from trieye.sinks.thread import SinkThread
 from trieye.stats.operations import SetTags
-from trieye.testing import FlakySink, MemorySink, MemorySource
+from trieye.testing import FlakySink, MemoryHistory, MemorySink
 
 
 class Flaky:
@@ -95,7 +95,7 @@ class StoreSink(Flaky):
         return point.metric, point.step, point.value
 
 
-class LossySource(MemorySource):
+class LossySource(MemoryHistory):
     """A history that has lost everything before an index."""
 
     lost_to = 50
@@ -131,7 +131,7 @@ def test_a_sink_that_shows_nothing_gets_what_is_left_of_the_history(run):
 
 
 def test_the_next_attempt_sends_first_what_the_last_one_could_not(run):
-    source = MemorySource([*points(0, 1500), SetTags({"a": "old"})])
+    source = MemoryHistory([*points(0, 1500), SetTags({"a": "old"})])
     assert not SinkThread(FlakySink(), run, source).close("KILLED", 1)
     source.append([*points(1500, 10), SetTags({"a": "new"})])
     sink = MemorySink("flaky")
@@ -144,7 +144,7 @@ def test_a_live_sink_shows_what_comes_and_what_a_kill_may_have_kept_from_it(run)
     class LiveSink(MemorySink):
         live_only = True
 
-    first, second, source = LiveSink(), LiveSink(), MemorySource(points(0, 5))
+    first, second, source = LiveSink(), LiveSink(), MemoryHistory(points(0, 5))
     thread = SinkThread(first, run, source)
     add(thread, source, points(5, 5))
     wait_until(lambda: source.cursors["memory"].index >= 5)
@@ -156,7 +156,7 @@ def test_a_live_sink_shows_what_comes_and_what_a_kill_may_have_kept_from_it(run)
 
 
 def test_a_cursor_is_stored_about_once_a_second_and_when_a_flush_is_asked_for(run):
-    class Watched(MemorySource):
+    class Watched(MemoryHistory):
         def __init__(self):
             super().__init__()
             self.stored = []
@@ -180,7 +180,7 @@ def test_a_cursor_is_stored_about_once_a_second_and_when_a_flush_is_asked_for(ru
 
 
 def test_a_cursor_that_cannot_be_stored_is_tried_again_and_stops_nothing(run, caplog):
-    class FullSource(MemorySource):
+    class FullSource(MemoryHistory):
         is_full = True
 
         def set_cursor(self, sink, cursor):
@@ -203,7 +203,7 @@ def test_a_cursor_that_cannot_be_stored_is_tried_again_and_stops_nothing(run, ca
 
 
 def test_a_history_that_cannot_be_read_is_tried_again(run):
-    class DamagedSource(MemorySource):
+    class DamagedSource(MemoryHistory):
         num_failures = 3
 
         def read(self, start, limit):
@@ -219,7 +219,7 @@ def test_a_history_that_cannot_be_read_is_tried_again(run):
 
 
 def test_a_cursor_beyond_a_damaged_history_misses_nothing_new_and_takes_nothing_back(run):
-    source, sink, file = MemorySource(points(0, 10)), MemorySink(), points(0, 500)
+    source, sink, file = MemoryHistory(points(0, 10)), MemorySink(), points(0, 500)
     source.cursors |= {"memory": Cursor(500), "file": Cursor(500, "0 500")}
     threads = [SinkThread(each, run, source) for each in (sink, FileSink(file))]
     source.append(points(500, 3))
@@ -229,7 +229,7 @@ def test_a_cursor_beyond_a_damaged_history_misses_nothing_new_and_takes_nothing_
 
 
 def test_points_for_others_move_the_cursor(run):
-    source = MemorySource(points(0, 5, log_to=("mlflow",)) + points(5, 5, log_to=("console",)))
+    source = MemoryHistory(points(0, 5, log_to=("mlflow",)) + points(5, 5, log_to=("console",)))
     thread = SinkThread(sink := MemorySink("console"), run, source)
     assert thread.close("FINISHED", SOON_S)
     assert steps_of(sink) == [5, 6, 7, 8, 9]
@@ -239,7 +239,7 @@ def test_points_for_others_move_the_cursor(run):
 
 
 def test_a_sink_that_cannot_go_back_begins_anew(run):
-    source, file = MemorySource(points(0, 10)), []
+    source, file = MemoryHistory(points(0, 10)), []
     assert SinkThread(FileSink(file), run, source).close("KILLED", SOON_S)
     assert source.cursors["file"] == Cursor(10, "0 10")
     del file[3:]
@@ -249,7 +249,7 @@ def test_a_sink_that_cannot_go_back_begins_anew(run):
 
 @pytest.mark.parametrize("position", ["from the beginning", "", None, "7", "0"])
 def test_a_cursor_with_a_position_of_unknown_make_begins_anew(run, position):
-    source, file = MemorySource(points(0, 10)), points(3, 10)
+    source, file = MemoryHistory(points(0, 10)), points(3, 10)
     source.cursors["file"] = Cursor(5, position)
     assert SinkThread(FileSink(file), run, source).close("FINISHED", SOON_S)
     assert file == points(0, 10)
@@ -260,7 +260,7 @@ def test_a_rewind_does_not_touch_what_a_sink_never_showed(run):
         def clear(self):
             raise AssertionError
 
-    source, file = MemorySource(points(0, 10)), []
+    source, file = MemoryHistory(points(0, 10)), []
     thread = SinkThread(Picky(file), run, source)
     assert thread.flush(SOON_S)
     source.append(points(10, 5))
@@ -272,7 +272,7 @@ def test_a_rewind_does_not_touch_what_a_sink_never_showed(run):
 
 
 def test_a_flush_after_a_rewind_waits_for_all_that_comes_again(run):
-    source, file = MemorySource(points(0, 5000)), []
+    source, file = MemoryHistory(points(0, 5000)), []
     thread = SinkThread(FileSink(file), run, source)
     for kept in (4000, 3000, 2000, 1000):
         assert thread.flush(SOON_S)
@@ -284,7 +284,7 @@ def test_a_flush_after_a_rewind_waits_for_all_that_comes_again(run):
 
 
 def test_a_rewind_drops_what_a_failing_sink_was_about_to_get(run):
-    source = MemorySource(points(0, 10))
+    source = MemoryHistory(points(0, 10))
     thread = SinkThread(sink := FlakySink(0), run, source, first_delay_s=1000)
     assert thread.flush(SOON_S)
     sink.fail()
@@ -309,7 +309,7 @@ def test_a_rewind_between_two_calls_shows_nothing_twice(run):
             super().write(points)
 
     # because something is left out, how far the sink is, is known only after the second call
-    source, file = MemorySource([*points(0, 5), *points(10, 3), SetTags({"a": "b"}), *points(20, 3)]), []
+    source, file = MemoryHistory([*points(0, 5), *points(10, 3), SetTags({"a": "b"}), *points(20, 3)]), []
     source.supersede(0, 5)
     thread = SinkThread(sink := Stuck(file), run, source, first_delay_s=1000)
     wait_until(lambda: thread.error)
@@ -322,7 +322,7 @@ def test_a_rewind_between_two_calls_shows_nothing_twice(run):
 
 
 def test_a_branch_that_a_store_never_saw_does_not_hide_the_next_one(run):
-    source, store = MemorySource(points(0, 10)), {}
+    source, store = MemoryHistory(points(0, 10)), {}
     sink = StoreSink(store)
     thread = SinkThread(sink, run, source, first_delay_s=0.001)
     assert thread.flush(SOON_S)
@@ -342,7 +342,7 @@ class World:
 
     def __init__(self, run, seed):
         self.run, self.rng = run, random.Random(seed)
-        self.source, self.file, self.store = MemorySource(), [], {}
+        self.source, self.file, self.store = MemoryHistory(), [], {}
         self.alive, self.step, self.moment = [], 0, 0.0
         self.start()
 
@@ -393,7 +393,7 @@ class World:
         self.start()
 
 
-class Process(MemorySource):
+class Process(MemoryHistory):
     """The history as one process sees it."""
 
     def __init__(self, source):

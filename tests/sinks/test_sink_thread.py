@@ -10,12 +10,12 @@ from tests.waiting import wait_until
 from trieye.exceptions import ProcessingError
 from trieye.sinks.thread import SinkThread
 from trieye.stats.operations import LogArtifact, LogImage, LogParams, LogText, SetTags
-from trieye.testing import FlakySink, MemorySink, MemorySource
+from trieye.testing import FlakySink, MemoryHistory, MemorySink
 
 
 @pytest.fixture
 def source():
-    return MemorySource()
+    return MemoryHistory()
 
 
 class StuckSink(MemorySink):
@@ -75,7 +75,7 @@ def test_other_operations_keep_their_place(run, tmp_path):
 
     sink = Diary()
     before = [*points(0, 2), SetTags({"a": "1"}), SetTags({"a": "2"}), *points(2, 3)]
-    thread = SinkThread(sink, run, MemorySource(before))
+    thread = SinkThread(sink, run, MemoryHistory(before))
     assert thread.close("FAILED", SOON_S)
     assert sink.calls == [[0, 1], {"a": "1"}, {"a": "2"}, [2, 3, 4]]
     assert sink.statuses == ["FAILED"]
@@ -85,7 +85,7 @@ def test_a_tracker_gets_parameters_files_and_pictures(run):
     sink = MemorySink()
     picture, text = LogImage("i", 1, 1.7e9, 1, 1, 1, b"png"), LogText("t", 1, 1.7e9, "hello")
     operations = [LogParams({"lr": "0.1"}), SetTags({"a": "1"}), LogArtifact("a.txt", "sub"), picture, text]
-    assert SinkThread(sink, run, MemorySource(operations)).close("FINISHED", SOON_S)
+    assert SinkThread(sink, run, MemoryHistory(operations)).close("FINISHED", SOON_S)
     assert (sink.params, sink.tags, sink.artifacts) == ({"lr": "0.1"}, {"a": "1"}, [(run.run_dir / "a.txt", "sub")])
     assert sink.media == [picture, text]
 
@@ -221,7 +221,7 @@ def test_a_refusal_to_open_means_not_now(run, source):
     assert thread.refused == 0
 
 
-class LongSource(MemorySource):
+class LongSource(MemoryHistory):
     """A history of a million points that takes no memory."""
 
     end = 1_000_000
@@ -307,7 +307,7 @@ def test_health_tells_all_of_it(run, source):
 
 
 def test_an_idle_sink_sleeps(run):
-    class NosySource(MemorySource):
+    class NosySource(MemoryHistory):
         num_reads = 0
 
         def read(self, start, limit):

@@ -18,7 +18,7 @@ from trieye.run import media, table, video
 from trieye.sinks.base import Flushable, MediaSink, Tracker
 from trieye.sinks.wandb import WandbSink
 from trieye.stats.point import Point
-from trieye.testing import SinkContract, make_run
+from trieye.testing import SinkContract, make_run_info
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,11 +93,11 @@ class TestContract(SinkContract):
 
 @pytest.fixture
 def run(tmp_path):
-    return make_run(tmp_path, app_name="my app", run_name="first try")
+    return make_run_info(tmp_path, app_name="my app", run_name="first try")
 
 
 def test_the_run_has_our_names_and_group(run, tmp_path, capfd):
-    run = make_run(tmp_path, app_name="my app", run_name="first try", group="/data/multirun/2026-11-21/07-41")
+    run = make_run_info(tmp_path, app_name="my app", run_name="first try", group="/data/multirun/2026-11-21/07-41")
     sink = opened(run, entity="team")
     assert isinstance(sink, Tracker)
     assert isinstance(sink, MediaSink)
@@ -172,7 +172,7 @@ def test_parameters_are_numbers_where_they_look_like_it_and_do_not_change(run):
 
 
 def test_tags_are_replaced_by_later_ones(tmp_path):
-    run = make_run(tmp_path, tags={"team": "a", "note": "x"})
+    run = make_run_info(tmp_path, tags={"team": "a", "note": "x"})
     sink = opened(run)
     sink.set_tags({"team": "b", "fold": "3"})
     sink.close("FINISHED")
@@ -292,9 +292,9 @@ from pathlib import Path
 from trieye.config.sinks import WandbSinkConfig
 from trieye.sinks.wandb import WandbSink
 from trieye.stats.point import Point
-from trieye.testing import make_run
+from trieye.testing import make_run_info
 sink = WandbSink(WandbSinkConfig(enabled=True, mode="offline"))
-sink.open(make_run(Path(sys.argv[1])))
+sink.open(make_run_info(Path(sys.argv[1])))
 sink.write([Point("loss", float(step), step, 1.7e9) for step in range(1000)])
 sink.flush()
 os.kill(os.getpid(), signal.SIGKILL)
@@ -311,7 +311,7 @@ def alone(program, tmp_path, **environment):
 def test_what_was_flushed_survives_a_kill_of_the_hub(tmp_path):
     done = alone(KILLED, tmp_path)
     assert done.returncode == -9
-    (path,) = files_of(make_run(tmp_path))
+    (path,) = files_of(make_run_info(tmp_path))
     wait_until(
         lambda: sum(record.HasField("history") for record in records_in(path)) == 1000
     )  # it notices that it is alone
@@ -323,10 +323,10 @@ from pathlib import Path
 from trieye.config.sinks import WandbSinkConfig
 from trieye.exceptions import TrieyeError
 from trieye.sinks.wandb import WandbSink
-from trieye.testing import make_run
+from trieye.testing import make_run_info
 sys.stdin.isatty = sys.stderr.isatty = lambda: True
 try:
-    WandbSink(WandbSinkConfig(enabled=True)).open(make_run(Path(sys.argv[1])))
+    WandbSink(WandbSinkConfig(enabled=True)).open(make_run_info(Path(sys.argv[1])))
 except TrieyeError as error:
     print(error)
 """
@@ -341,4 +341,4 @@ def test_who_is_not_logged_in_is_told_and_never_asked(tmp_path):
 def test_the_mode_of_the_environment_counts_where_the_config_says_nothing(tmp_path):
     done = alone(NOBODY, tmp_path, WANDB_MODE="offline", HOME=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert files_of(make_run(tmp_path))
+    assert files_of(make_run_info(tmp_path))

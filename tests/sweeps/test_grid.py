@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from trieye.config.hydra.loader import VERSION_BASE
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, SerializationError
+from trieye.sweeps.command import command_of
 from trieye.sweeps.grid import Axis, Grid, same_value, with_seeds, zipped
 from trieye.sweeps.record import SWEEP, SweepRecord
 from trieye.sweeps.spec import grid_of
@@ -102,22 +103,25 @@ def test_a_glob_has_the_options_that_the_program_has(tmp_path):
         ours = grid_of(spec, PLAIN, loader)
         assert [ours[index] for index in ours] == hydras(spec, loader)
         assert ours[3] == ("seed=2", "+agent=ppo")
-        with pytest.raises(ConfigurationError, match=r"\+agent=glob\(z\*\): \+agent would have no values"):
+        with pytest.raises(ConfigurationError, match=r"\+agent=glob\(z\*\): \+agent has no values"):
             grid_of(["+agent=glob(z*)"], PLAIN, loader)
 
 
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("lr=interval(0,1)", r"lr=interval\(0,1\): an interval has no steps.*lr=1,2,3.*hydra.sweeper.kind=random"),
+        (
+            "lr=interval(0,1)",
+            r"lr=interval\(0,1\): a grid cannot sweep over an interval.*lr=1,2,3.*hydra.sweeper.kind=random",
+        ),
         (
             "agent=glob(*)",
-            r"agent=glob\(\*\): which options there are is known to the program only; start that with -m",
+            r"agent=glob\(\*\): only the program knows the options of a group; run it with -m",
         ),
-        ("lr=range(5,1)", r"lr=range\(5,1\): lr would have no values"),
+        ("lr=range(5,1)", r"lr=range\(5,1\): lr has no values"),
         ("lr=range(0,5,0)", r"lr=range\(0,5,0\): .*must not be zero"),
-        ("lr=range(0,3),5", r"lr=range\(0,3\),5: a range cannot stand"),
-        ("lr", r"^lr: this is no override: (?!.*https)"),
+        ("lr=range(0,3),5", r"lr=range\(0,3\),5: a range cannot be combined"),
+        ("lr", r"^lr: not a valid override: (?!.*https)"),
         ("db.password=[hunter2", r"^db\.password=\*\*\*(?!.*hunter2)"),
     ],
 )
@@ -194,18 +198,18 @@ def test_keys_of_other_lengths_cannot_be_zipped():
 
 
 def test_a_job_that_is_left_out_leaves_its_number_free():
-    ours = grid("agent=ppo,dqn", "lr=1,2,3", without=[{"agent": "ppo", "lr": 2.0}, {"lr": "3"}])
+    ours = grid("agent=ppo,dqn", "lr=1,2,3", exclude=[{"agent": "ppo", "lr": 2.0}, {"lr": "3"}])
     assert list(ours) == [0, 3, 4]
     assert ours[3] == ("agent=dqn", "lr=1")
     assert list(ours.find({"agent": "ppo"})) == [0]
     for combination, message in (({"agnt": "ppo"}, "did you mean 'agent'"), ({"lr": 9}, "lr=9: .*no such value")):
         with pytest.raises(ConfigurationError, match=message):
-            grid("agent=ppo,dqn", "lr=1,2,3", without=[combination])
+            grid("agent=ppo,dqn", "lr=1,2,3", exclude=[combination])
 
 
 def test_values_that_are_left_out_may_be_those_of_yaml():
     ours = grid(
-        "deep=true,false", "net=null,[1,2]", without=[{"deep": True, "net": None}, {"net": [1, 2], "deep": False}]
+        "deep=true,false", "net=null,[1,2]", exclude=[{"deep": True, "net": None}, {"net": [1, 2], "deep": False}]
     )
     assert list(ours) == [1, 2]
 
@@ -216,7 +220,7 @@ def test_the_fingerprint_tells_grids_apart_and_nothing_else():
     others = [
         grid("lr=2,1", "seed=0,1,2"),
         grid("seed=0,1,2", "lr=1,2"),
-        grid("lr=1,2", "seed=0,1,2", without=[{"lr": 1}]),
+        grid("lr=1,2", "seed=0,1,2", exclude=[{"lr": 1}]),
     ]
     assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 4
 
@@ -251,7 +255,30 @@ def test_more_seeds_make_a_sweep_longer(tmp_path):
 
 def test_leaving_a_job_out_renumbers_nothing(tmp_path):
     record = recorded(grid("lr=1,2,3"))
-    assert list(record.going_on(grid("lr=1,2,3", without=[{"lr": 2}]), ["lr=1,2,3"], tmp_path)) == [0, 2]
+    assert list(record.going_on(grid("lr=1,2,3", exclude=[{"lr": 2}]), ["lr=1,2,3"], tmp_path)) == [0, 2]
+
+
+def test_a_sweep_that_was_stored_with_an_old_key_resumes_with_the_new_one(tmp_path):
+    record = recorded(grid("tune.grace=1,2", "explorer.steps=8,16", exclude=[{"tune.grace": 1, "explorer.steps": 8}]))
+    renamed = [{"tune.grace_period": 1, "explorer.fragment_steps": 8}]
+    now = grid("tune.grace_period=1,2,3", "explorer.fragment_steps=8,16", exclude=renamed)
+    assert list(record.going_on(now, [], tmp_path)) == [1, 2, 3, 4, 5]
+    with pytest.raises(ConfigurationError, match=r"its job 0 is 'tune\.grace=1 .* and would be 'seed=1"):
+        record.going_on(grid("seed=1,2", "a=1,2"), [], tmp_path)
+
+
+def test_the_command_of_a_stored_sweep_has_the_current_keys(tmp_path):
+    record = SweepRecord(
+        program=["python", "walk.py"],
+        spec=["tune.grace=1,2", "explorer.steps=8"],
+        own=["hydra.sweeper.without=[{seed: 1}]", "hydra.launcher.env={}"],
+    )
+    words = ["hydra.sweeper.exclude=[{seed: 1}]", "hydra.launcher.runtime_env={}", "tune.grace_period=1,2"]
+    assert command_of(record, tmp_path)[3:7] == [*words, "explorer.steps=8"], "it may be a key of the project"
+    config = {"explorer": {"steps": None}, "explore": {}, "bench": {}, "tune": {"grace": 1}}
+    (tmp_path / "0/run").mkdir(parents=True)
+    (tmp_path / "0/run/configs.json").write_text(json.dumps(config))
+    assert command_of(record, tmp_path)[3:7] == [*words, "explorer.fragment_steps=8"]
 
 
 @pytest.mark.parametrize(
@@ -293,7 +320,7 @@ def test_a_shuffled_axis_keeps_its_order(tmp_path):
 
 def test_secrets_are_kept_out_of_the_record_and_change_nothing(tmp_path):
     spec = ["db.password=hunter2,swordfish", "seed=0,1"]
-    then = grid(*spec, without=[{"db.password": "hunter2", "seed": 1}])
+    then = grid(*spec, exclude=[{"db.password": "hunter2", "seed": 1}])
     recorded(then).write(tmp_path)
     content = (tmp_path / SWEEP).read_text()
     assert "hunter2" not in content

@@ -202,7 +202,7 @@ def test_a_job_that_another_process_runs_is_left_out_and_fails_the_sweep(sweep, 
     with RunningJob(sweep.directory / "0", 0, ["what=a"]).running():
         returned = sweep.launch(done, ["what=a", "what=b"], "hydra.launcher.isolate=none")
         assert sweep.states(2) == ["running", "completed"]
-    assert f"job 0 is left out: process {os.getpid()} on" in values(returned)[0]
+    assert f"job 0 is skipped: process {os.getpid()} on" in values(returned)[0]
     assert sweep.record(0).state == "completed"
 
 

@@ -108,7 +108,15 @@ def test_what_names_no_jobs_is_refused(text):
 
 def test_the_script_asks_for_what_its_jobs_need(tmp_path):
     request = ArrayRequest(
-        hours=3, gigs=2, cpus=2, gpus=0.25, per_task=8, at_once=4, most_tasks=5, name="it's one", options=["qos=long"]
+        hours=3,
+        memory_gib=2,
+        cpus=2,
+        gpus=0.25,
+        per_task=8,
+        max_concurrent=4,
+        max_tasks=5,
+        name="it's one",
+        options=["qos=long"],
     )
     script = script_of(tmp_path / "a sweep", [0, 1, 2, 5, *range(7, 20)], request, working_dir="/some where")
     header = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE))
@@ -124,10 +132,10 @@ def test_the_script_asks_for_what_its_jobs_need(tmp_path):
     [
         (["--hours", "0"], r"--hours 0: expected between a minute"),
         (["--hours", "1", "--per-task", "0"], r"--per-task 0: expected 1 or more"),
-        (["--hours", "1", "--at-once", "2"], r"--at-once 2: expected at most --per-task 1"),
-        (["--hours", "1", "--gigs", "-1"], r"--gigs -1: expected a value above 0"),
+        (["--hours", "1", "--max-concurrent", "2"], r"--max-concurrent 2: expected at most --per-task 1"),
+        (["--hours", "1", "--memory-gib", "-1"], r"--memory-gib -1: expected a value above 0"),
         (["--hours", "0.02", "--signal", "120"], r"--signal 120: expected less than the 0.02 h"),
-        (["--hours", "1", "--option=--qos=x"], r"--option '--qos=x': it is KEY=VALUE or KEY"),
+        (["--hours", "1", "--option=--qos=x"], r"--option '--qos=x': expected KEY=VALUE or KEY"),
         (["--hours", "1", "--only", "failled"], r"did you mean 'failed'"),
     ],
 )
@@ -146,7 +154,7 @@ def test_mistakes_are_named(slurm, capfd, words, message):
             "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some",
             "less",
         ),
-        ("sbatch: error: Memory specification can not be satisfied", "lower --gigs"),
+        ("sbatch: error: Memory specification can not be satisfied", "lower --memory-gib"),
         ("sbatch: error: Batch job submission failed: Invalid job array specification", "raise --per-task"),
         ("sbatch: error: Unable to contact slurm controller (connect failure)", "try again later"),
         ("something new", "refused the script: something new"),
@@ -172,9 +180,9 @@ def test_jobs_that_are_running_are_left_out_of_the_array(slurm, capfd):
     plan("seed=0,1,2")
     with RunningJob(Path("sweep/1"), 1, ["seed=1"]).running():
         assert main(["sweep", "slurm", "sweep", "--hours", "1", "--json"]) == 0
-    said = capfd.readouterr()
-    assert "skipping running jobs: 1" in said.err
-    document = validated(said.out.splitlines()[-1])
+    output = capfd.readouterr()
+    assert "skipping running jobs: 1" in output.err
+    document = validated(output.out.splitlines()[-1])
     assert (document["jobs"], document["num_tasks"], document["submitted"]) == ([0, 2], 2, None)
 
 
@@ -184,8 +192,8 @@ def test_the_tasks_of_an_array_run_what_is_missing(slurm, capfd):
     assert main(["sweep", "run", "-d", "sweep", "-i", "1"]) == 0
     assert main(["sweep", "slurm", "sweep", "--hours", "1", "--per-task", "2", "--submit"]) == 0
     message = capfd.readouterr().out
-    assert "3 jobs in 2 tasks, 2 core-hours at most" in message
-    assert "submitted as 4711: squeue -j 4711" in message
+    assert "3 jobs in 2 tasks, at most 2 core-hours" in message
+    assert "submitted as 4711; status: squeue -j 4711" in message
     assert (slurm / "submitted").read_text() == str(Path("sweep/slurm.sh"))
     tasks = [task(0), task(1)]
     assert [one.wait(120) for one in tasks] == [0, 0], Path("said").read_text()

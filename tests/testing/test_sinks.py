@@ -2,18 +2,18 @@ import pytest
 
 from trieye.stats.operations import LogText
 from trieye.stats.point import Point
-from trieye.testing import FlakySink, MemorySink, make_run
+from trieye.testing import FlakySink, MemorySink, make_run_info
 
 
 def test_a_made_run_creates_nothing(tmp_path):
-    run = make_run(tmp_path / "root", app_name="other")
+    run = make_run_info(tmp_path / "root", app_name="other")
     assert run.app_name == "other"
     assert not (tmp_path / "root").exists()
 
 
 def test_a_memory_sink_keeps_everything(tmp_path):
     sink, text, point = MemorySink(), LogText("t", 1, 1.7e9, "x"), Point("m", 0.5, 1, 1.7e9)
-    sink.open(make_run(tmp_path))
+    sink.open(make_run_info(tmp_path))
     sink.write([point])
     sink.log_media(text)
     sink.set_tags({"a": "1"})
@@ -24,8 +24,8 @@ def test_a_memory_sink_keeps_everything(tmp_path):
 def test_a_flaky_sink_fails_as_often_as_told_and_when_told(tmp_path):
     sink = FlakySink(1)
     with pytest.raises(ConnectionError):
-        sink.open(make_run(tmp_path))
-    sink.open(make_run(tmp_path))
+        sink.open(make_run_info(tmp_path))
+    sink.open(make_run_info(tmp_path))
     sink.fail()
     with pytest.raises(ConnectionError):
         sink.log_media(LogText("t", 1, 1.7e9, "x"))

@@ -1,4 +1,4 @@
-"""Algorithms as users write them: the smallest that learn."""
+"""Minimal algorithms that learn, written as a user would write them."""
 
 import copy
 import signal
@@ -77,7 +77,7 @@ class DQN(trieye.TrainEngine[TrainConfig, DQNConfig, QPolicy]):
 
 
 class Noisy(DQN):
-    """Draws from the global generator of torch while it learns, as dropout does."""
+    """Draws from torch's global generator during learning, as dropout does."""
 
     def train_step(self, batch):
         batch.data["reward"] = batch.data["reward"] + torch.randn(len(batch))
@@ -125,7 +125,7 @@ class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
 
 
 def resumed(engine, config):
-    """Close an engine, and return a new one that resumes from its state."""
+    """Close an engine, and resume a new one from its state."""
     state = decode(encode(engine.save_checkpoint(None)))
     engine.cleanup()
     other = DQN(config)
@@ -134,7 +134,7 @@ def resumed(engine, config):
 
 
 def interrupted(kind: type[Any], at: int) -> type[Any]:
-    """Return an engine that a signal stops once it has made a number of environment steps."""
+    """Return an engine class that sends itself a stop signal after a number of environment steps."""
 
     class Interrupted(kind):
         def step(self) -> Any:

@@ -1,4 +1,4 @@
-"""A small training."""
+"""Fixtures of small trainings."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.training.algorithms import TrainConfig
 
 @pytest.fixture
 def train_config(tmp_path):
-    """Return a function that makes a config: a DQN on CartPole, in this process, without sinks of other packages.
+    """Return a function that creates a config: DQN on CartPole, in this process, without external sinks.
 
     Parts that are given win key by key; another `agent.kind` begins with nothing.
     """

@@ -1,4 +1,4 @@
-"""Tensors of a simulated GPU, for machines without one."""
+"""Tensors of a simulated GPU, for machines without a GPU."""
 
 from typing import Any, Self
 
@@ -10,7 +10,7 @@ _JOINS = {torch.ops.aten.cat.default, torch.ops.aten.stack.default}
 
 
 class Elsewhere(torch.Tensor):
-    """A tensor on another device: as on a GPU, operations with tensors of the CPU fail, scalars of them excepted.
+    """A tensor on another device: as on a GPU, operations with CPU tensors fail, except scalars.
 
     `.cpu()` returns a plain tensor. The numbers are on the CPU; the device is `xla`, which torch does not try to
     start.
@@ -50,7 +50,7 @@ class Elsewhere(torch.Tensor):
 
 
 class AsTensor(TorchFunctionMode):
-    """Lets `torch.as_tensor` return such tensors unchanged, as it does those of a real device."""
+    """Makes `torch.as_tensor` return these tensors unchanged, as it does for a real device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.as_tensor and isinstance(args[0], Elsewhere):

@@ -1,4 +1,4 @@
-"""An engine whose first evaluation beside the training is killed; in a module that other processes can import."""
+"""An engine whose first background evaluation is killed, in a module that other processes can import."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from trieye.training.evaluating import CheckpointEvaluator
 
 
 class Killed(QPolicy):
-    """Its first evaluation, which is in another process, is killed."""
+    """Kills the process of its first background evaluation."""
 
     def act(self, obs, state, ctx):
         flag = os.environ.get("FIRST_EVALUATION")

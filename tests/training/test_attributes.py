@@ -1,4 +1,4 @@
-"""What an engine keeps in attributes comes back without a word of its author."""
+"""The state in an engine's attributes is saved and restored automatically."""
 
 from collections import deque
 
@@ -14,7 +14,7 @@ from trieye.training.attributes import Attributes
 
 
 class Holder:
-    """An engine after its `setup`, as far as this is concerned."""
+    """Replaces an engine after its `setup`."""
 
     def __init__(self, lr=0.1, *, schedule=False):
         torch.manual_seed(0)
@@ -95,7 +95,7 @@ def test_a_list_of_weights_that_are_saved_elsewhere_may_be_kept_and_one_of_other
     holder.weights = [*holder.target.parameters(), *holder.policy.parameters(), holder.log_alpha]
     assert "weights" not in Attributes(holder, {"policy"}).state_dict()
     holder.weights = [torch.zeros(2, requires_grad=True)]
-    with pytest.raises(ConfigurationError, match=r"Holder.weights is a list of objects with a state"):
+    with pytest.raises(ConfigurationError, match=r"Holder.weights is a list of stateful objects"):
         Attributes(holder, {"policy"})
 
 
@@ -103,7 +103,7 @@ def test_a_list_of_weights_that_are_saved_elsewhere_may_be_kept_and_one_of_other
 def test_a_container_of_objects_with_a_state_is_refused_and_not_forgotten(make):
     holder = Holder()
     holder.nets = make([nn.Linear(1, 1), nn.Linear(1, 1)])
-    with pytest.raises(ConfigurationError, match=r"Holder.nets is a \w+ of objects with a state, .*ModuleDict"):
+    with pytest.raises(ConfigurationError, match=r"Holder.nets is a \w+ of stateful objects, .*ModuleDict"):
         Attributes(holder, {"policy"})
 
 
@@ -133,7 +133,7 @@ def test_tensors_return_to_the_device_of_the_engine_which_may_be_another_one_tha
     holder = Placed("cpu")
     attributes = Attributes(holder, ())
     holder.learn()
-    other = Placed("meta")  # which is a device, though it holds no numbers
+    other = Placed("meta")  # a device without storage
     Attributes(other, ()).load_state_dict(through(attributes))
     on_device = dict.fromkeys(("mean", "hidden", "recent", "later"), "meta")
     assert other.devices() == on_device | {"on_cpu": "cpu", "made": "cpu"}

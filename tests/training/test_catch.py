@@ -1,4 +1,4 @@
-"""Catch: a game that is small enough to be read, and obeys the rules."""
+"""Catch follows its own rules and Gymnasium's."""
 
 import gymnasium as gym
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a collector hands out is what a slow loop over single environments sees."""
+"""The collector returns the same rows as a slow loop over single environments."""
 
 import copy
 import random
@@ -27,7 +27,7 @@ PICKLED = {"wrappers": {"pickled": {"name": "tests.training.worlds:Pickled"}}}
 
 
 class Slow:
-    """Single environments, one step at a time: the rows `[t, n]`, and the episodes that ended at each `t`."""
+    """Step single environments; return the rows `[t, n]`, and the episodes that ended at each `t`."""
 
     def __init__(self, actions, seed, **env):
         config, num = EnvConfig(**env), actions.shape[1]
@@ -103,7 +103,7 @@ def test_rows_are_those_of_single_environments_across_the_borders_of_fragments(e
 
 def test_a_return_over_n_steps_ends_where_its_episode_does_and_a_truncated_one_goes_on_in_its_last_observation():
     actions = np.random.default_rng(2).integers(2, size=(60, 2))
-    actions[:, 0] = 1  # falls over
+    actions[:, 0] = 1  # the pole falls
     slow = Slow(actions, seed=0, **CARTPOLE)
     collector = collector_of(Scripted, num=2, **CARTPOLE)
     collector._policy.script(actions)
@@ -250,13 +250,13 @@ def test_observations_are_normalized_by_all_that_were_collected_and_the_moments_
     for steps in FRAGMENTS:
         before = collector._policy.normalizer.mean.clone()
         rows = collector.collect(steps)
-        assert torch.equal(collector._policy.normalizer.mean, before)  # learning sees them as acting did
+        assert torch.equal(collector._policy.normalizer.mean, before)  # learning uses the same moments as acting
         collector.learned()
         seen.append(rows.arrays["obs"][rows.valid])
     held, data = collector._policy.normalizer, np.concatenate(seen)
     assert held.mean.numpy() == pytest.approx(data.mean(0), abs=1e-4)
     assert held.variance.numpy() == pytest.approx(data.var(0), rel=1e-3)
-    assert copy.deepcopy(collector._policy).normalizer is held  # a target network, which has no moments of its own
+    assert copy.deepcopy(collector._policy).normalizer is held  # a target network shares the moments
     other = Normalizer((4,))
     other.load_state_dict(decode(encode(held.state_dict())))
     obs = torch.from_numpy(data[:50])
@@ -266,18 +266,18 @@ def test_observations_are_normalized_by_all_that_were_collected_and_the_moments_
 
 def test_the_moments_of_observations_are_kept_in_numbers_that_every_device_has():
     normalizer = Normalizer((3,))
-    assert all(buffer.dtype != torch.float64 for buffer in normalizer.buffers())  # mps has none
+    assert all(buffer.dtype != torch.float64 for buffer in normalizer.buffers())  # mps has no float64
     data = np.random.default_rng(0).normal(100.0, 3.0, (20_000, 3)).astype(np.float32)
     for part in np.split(data, 400):
         normalizer.update(torch.from_numpy(part))
     assert normalizer.mean.numpy() == pytest.approx(data.mean(0, np.float64), rel=1e-5)
     assert normalizer.variance.numpy() == pytest.approx(data.var(0, dtype=np.float64), rel=1e-4)
     normalizer.load_state_dict({**normalizer.state_dict(), "count": torch.tensor(5.0001, dtype=torch.float64)})
-    assert normalizer.count == 5  # of a checkpoint of an earlier version
+    assert normalizer.count == 5  # as in checkpoints of an earlier version
 
 
 class Moody(trieye.Policy):
-    """Has layers that act otherwise in training, one of them frozen, and hands on what it has acted by."""
+    """Has layers that differ between training and evaluation mode, one frozen; returns their outputs."""
 
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
@@ -307,7 +307,7 @@ def test_a_policy_acts_in_evaluation_mode_and_goes_back_to_the_mode_of_each_modu
 
 
 class Bare(trieye.Policy):
-    """Forgets the `Act`, or the tensor in it."""
+    """Returns a tensor instead of an `Act`, or an `Act` without a tensor."""
 
     returned = staticmethod(lambda actions: actions)
 
@@ -342,7 +342,7 @@ def test_exploring_draws_from_the_generator_of_the_context_alone():
 
 
 def resumed(policy, saved, closing, **env):
-    """Return a new collector that goes on from the state of another one, and whether its episodes do."""
+    """Return a collector resumed from a saved one, and whether its episodes continue."""
     other = closing(collector_of(policy, **env))
     return other, other.load_state_dict(decode(encode(saved.state_dict())))
 
@@ -404,7 +404,7 @@ def test_several_environments_that_cannot_be_saved_are_cut_counted_and_said(clos
     other, is_whole = resumed(Remembers, whole, closing, **env)
     assert not is_whole
     assert (other.interrupted, other.env_steps) == (under_way, whole.env_steps)
-    assert f"{under_way} were cut: these environments cannot be saved" in capsys.readouterr().err
+    assert f"{under_way} unfinished ones were cut: these environments cannot be saved" in capsys.readouterr().err
     after = other.collect(14)
     assert after.valid[0].all()
     assert (after["age"][0] == 0).all()
@@ -425,7 +425,7 @@ def test_members_in_processes_are_cut_and_begin_anew_where_all_of_them_had_just_
     whole.collect(3)
     other, is_whole = resumed(Still, whole, closing, **env)
     assert (is_whole, other.interrupted, other.env_steps) == (False, 2, 6)
-    assert "2 were cut: these environments cannot be saved" in capsys.readouterr().err
+    assert "2 unfinished ones were cut: these environments cannot be saved" in capsys.readouterr().err
     whole.collect(2)
     assert not other.load_state_dict(decode(encode(whole.state_dict())))
     assert (other.interrupted, other.env_steps) == (0, 10)
@@ -448,6 +448,6 @@ def test_a_killed_process_of_an_environment_is_named_with_the_signal():
     collector = collector_of(Coin, id="CartPole-v1", num=2, vector="async")
     collector.collect(2)
     collector._envs.processes[1].kill()
-    with pytest.raises(trieye.TrieyeError, match=r"CartPole-v1: the process of an .* is gone .*: 1 .signal 9."):
+    with pytest.raises(trieye.TrieyeError, match=r"CartPole-v1: an environment process died .*: 1 .signal 9."):
         collector.collect(20)
     collector.close()

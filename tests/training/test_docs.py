@@ -1,4 +1,4 @@
-"""What docs/training.md shows is a program that trains."""
+"""The program in docs/training.md trains."""
 
 import re
 import sys

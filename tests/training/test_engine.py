@@ -1,4 +1,4 @@
-"""What goes wrong in an engine, a policy or an environment reaches the caller, and the ratio of updates is kept."""
+"""Errors of engine, policy and environment reach the caller, and the update ratio is exact."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ def config(train_config):
     return make
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # by which Gymnasium shows the traceback of the other process
+@pytest.mark.filterwarnings("ignore::UserWarning")  # through which Gymnasium shows the traceback of the other process
 def test_an_error_of_an_environment_in_another_process_reaches_the_caller_and_leaves_the_last_checkpoint_alone(config):
     hole = {"id": "tests.training.worlds:Count-v0", "kwargs": {"fails_at": 8}, "max_episode_steps": None}
     made = config(steps=2000, **hole, num=2, vector="async")
@@ -69,7 +69,7 @@ def test_the_ratio_of_updates_to_environment_steps_is_exact_over_time_and_after_
 
 
 def test_ppo_makes_the_same_number_of_updates_of_every_rollout_and_learns_from_all_of_its_rows(train_config):
-    """At CleanRL's settings for CartPole, where each rollout has ends of episodes."""
+    """CleanRL's settings for CartPole, with episode ends in every rollout."""
 
     class Counting(PPO):
         rows_seen = 0
@@ -105,7 +105,7 @@ def test_environments_that_draw_from_their_spaces_are_the_same_in_two_runs_of_on
 
 
 class Seeds(gym.Wrapper):
-    """Notes the seeds that environments are reset with."""
+    """Records the seeds of environment resets."""
 
     seen: list = []
 
@@ -115,12 +115,12 @@ class Seeds(gym.Wrapper):
 
 
 def seeds_of(train_config, seed, *, resumed_at=None):
-    """Return the seeds with which a training and its evaluation reset environments."""
+    """Return the reset seeds of a training and of its evaluation."""
     wrappers = {"seeds": {"name": f"{__name__}:Seeds"}, "pickled": {"name": "tests.training.worlds:Pickled"}}
     engine = DQN(train_config(seed=seed, env={"num": 2, "wrappers": wrappers, "eval_episodes": 5}))
     if resumed_at is not None:
         engine.collect(3)
-        engine._source.env_steps = resumed_at
+        engine._row_source.env_steps = resumed_at
         state = decode(encode(engine.save_checkpoint(None)))
         Seeds.seen.clear()
         engine.load_checkpoint(state)
@@ -150,13 +150,13 @@ def test_each_cut_resume_starts_other_episodes(train_config):
 
 def test_an_engine_without_a_replay_has_no_due_batches(config):
     engine = PPO(config().model_copy(update={"agent": PPOConfig(rollout_steps=5)}))
-    with pytest.raises(trieye.ConfigurationError, match="PPOConfig is no ReplayAgentConfig"):
+    with pytest.raises(trieye.ConfigurationError, match="PPOConfig is not a ReplayAgentConfig"):
         next(engine.due_batches())
     engine.cleanup()
 
 
 class TwoRates(PPO):
-    """An actor-critic whose networks learn with an optimizer each, and whose encoder has a group of its own."""
+    """An actor-critic with an optimizer per network, and a separate parameter group for the encoder."""
 
     def setup(self, config):
         super().setup(config)

@@ -1,4 +1,4 @@
-"""loop.background_evaluation: checkpoints are evaluated while training goes on, and rated as if it had waited."""
+"""Background evaluations (loop.background_evaluation) rate checkpoints as foreground ones would."""
 
 import signal
 import threading
@@ -43,7 +43,7 @@ def trained(train_config):
 
 
 class Slowly(QPolicy):
-    """Lets training go on for some steps before an evaluation beside it goes on."""
+    """Holds a background evaluation back until training has made some steps."""
 
     trains = threading.Event()
 
@@ -112,7 +112,7 @@ def test_an_evaluation_that_takes_long_leaves_out_the_next_ones_and_keeps_its_ch
 
 
 class Looked(Waited):
-    """Looks whether the checkpoint that is being evaluated is there, although only the newest is kept."""
+    """Records whether the evaluated checkpoint exists, although only the newest is retained."""
 
     seen: set = set()
 
@@ -137,7 +137,7 @@ def test_an_evaluation_whose_process_is_killed_is_done_again(trained, ray_cluste
 
     _, run_dir = trained(Killing, loop=loop, runtime={"kind": "ray"})
     assert not (run_dir / "flag").exists()
-    assert "is repeated: its process is gone" in capfd.readouterr().err
+    assert "is repeated: its process died" in capfd.readouterr().err
     assert min(evaluations(run_dir)) < 110
     assert rated(run_dir) == evaluations(run_dir)
 
@@ -159,7 +159,7 @@ def test_what_an_evaluation_raises_ends_the_training(trained):
 
 
 class Interrupted(Waited):
-    """Is stopped by a signal while an evaluation is under way."""
+    """Gets a stop signal during an evaluation."""
 
     def step(self):
         if self.env_steps >= 120 and not self.run.resumed:
@@ -197,11 +197,11 @@ class Own(DQN):
 
 def test_an_engine_with_an_evaluation_of_its_own_says_how_to_evaluate_checkpoints(trained):
     with pytest.raises(
-        ConfigurationError, match=r"loop.background_evaluation: Own.evaluate is its own.*evaluate_saved"
+        ConfigurationError, match=r"loop.background_evaluation: Own overrides evaluate\(\).*evaluate_saved"
     ):
         trained(Own, loop={"background_evaluation": True})
 
 
 def test_a_video_of_an_evaluation_beside_is_refused(train_config):
-    with pytest.raises(ValueError, match=r"env.eval_video records where the training is"):
+    with pytest.raises(ValueError, match=r"env.eval_video is not supported by background evaluations"):
         train_config(env={"eval_video": True}, loop={"background_evaluation": True})

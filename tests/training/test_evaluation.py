@@ -1,4 +1,4 @@
-"""Evaluations: what an environment cannot show is said, and what it shows is a picture of each step."""
+"""Evaluations render a frame of each step, and explain why an environment cannot render."""
 
 import types
 
@@ -19,11 +19,11 @@ def _draw():
 
 
 draw = types.FunctionType(_draw.__code__, {"__name__": "gymnasium.envs.mujoco.mujoco_rendering"})
-"""Fails as MuJoCo does without a display, in a module of the name of Gymnasium's."""
+"""Fails as MuJoCo does without a display, in a module named as Gymnasium's."""
 
 
 class Shown(gym.Env):
-    """Three steps, and whatever `picture` is as their picture."""
+    """An episode of three steps; `picture` selects the result of render()."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
     observation_space, action_space = gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.Discrete(2)
@@ -67,15 +67,13 @@ def test_the_first_episode_has_a_picture_of_each_step(play):
 
 @pytest.mark.parametrize(("picture", "said"), [("missing", "pygame is not installed"), (None, "returned None")])
 def test_an_environment_without_pictures_is_named(play, picture, said):
-    with pytest.raises(trieye.ConfigurationError, match=f"Shown-v0.*makes no picture for a video: .*{said}"):
+    with pytest.raises(trieye.ConfigurationError, match=f"Shown-v0.*cannot render a video: .*{said}"):
         play(picture)
 
 
 def test_a_drawing_of_mujoco_without_a_display_names_the_variable_that_chooses_another_backend(play, monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    with pytest.raises(
-        trieye.ConfigurationError, match=r"an OpenGL platform.*MUJOCO_GL=egl.*osmesa.*\(it is not set\)"
-    ):
+    with pytest.raises(trieye.ConfigurationError, match=r"an OpenGL platform.*MUJOCO_GL=egl.*osmesa.*\(now not set\)"):
         play("headless")
 
 
@@ -84,4 +82,4 @@ def test_a_gif_is_as_fast_as_its_environment_says(play, train_config, tmp_path):
     run_dir = trieye.run_experiment(DQN, config).run_dir
     trieye.evaluate(run_dir, episodes=1, video=tmp_path / "episode.gif")
     with Image.open(tmp_path / "episode.gif") as gif:
-        assert gif.info["duration"] == 300  # ms: three pictures at 10 a second, which are equal and so are one
+        assert gif.info["duration"] == 300  # ms: three equal frames at 10 per second, merged into one

@@ -1,4 +1,4 @@
-"""A policy that was exported acts without trieye as it does with it, or says why it cannot."""
+"""An exported policy acts as the original one, or a message explains why there is no program."""
 
 import copy
 import json
@@ -24,7 +24,7 @@ CTX = trieye.Context(explore=False, env_steps=0, generator=torch.Generator())
 
 
 class Gaussian(trieye.Policy):
-    """Of SAC: the mean, squashed into the bounds."""
+    """Acts as SAC: the mean, squashed into the bounds."""
 
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
@@ -40,7 +40,7 @@ class Gaussian(trieye.Policy):
 
 
 class Looks(trieye.Policy):
-    """Sees a picture."""
+    """Acts on images."""
 
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
@@ -52,7 +52,7 @@ class Looks(trieye.Policy):
 
 
 class Parts(trieye.Policy):
-    """Joins the parts of a dict."""
+    """Concatenates the parts of a dict."""
 
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
@@ -63,7 +63,7 @@ class Parts(trieye.Policy):
 
 
 class Hesitates(QPolicy):
-    """What it does depends on what it sees, in Python."""
+    """Branches on its observations in Python."""
 
     def act(self, obs, state, ctx):
         if obs.sum() > 0:
@@ -72,14 +72,14 @@ class Hesitates(QPolicy):
 
 
 class OneByOne(QPolicy):
-    """Goes through the observations in a loop."""
+    """Loops over the observations."""
 
     def act(self, obs, state, ctx):
         return trieye.Act(torch.stack([self.q(one).argmax() for one in obs]))
 
 
 class Throws(QPolicy):
-    """Is not sure even when it does not explore."""
+    """Draws random actions even without exploration."""
 
     def act(self, obs, state, ctx):
         return trieye.Act(torch.rand(obs.shape).argmax(1))
@@ -166,7 +166,7 @@ def test_the_example_is_an_observation_as_the_program_takes_it(form):
         (Remembers, "it is recurrent"),
         (Hesitates, "data-dependent"),
         (OneByOne, "fixes the number of observations"),
-        (Throws, "takes other actions"),
+        (Throws, "chooses other actions"),
     ],
 )
 def test_what_is_no_program_is_said_in_one_line_and_the_weights_are_there(tmp_path, capfd, policy, why):
@@ -177,9 +177,9 @@ def test_what_is_no_program_is_said_in_one_line_and_the_weights_are_there(tmp_pa
     files = export_policy(policy, tmp_path)
     shown = capfd.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
-    assert shown.err.startswith(f"trieye: the weights of {type(policy).__name__} are exported, but no program: ")
+    assert shown.err.startswith(f"trieye: exported the weights of {type(policy).__name__}, but no program: ")
     assert why in shown.err
-    # and no program that another policy had left there
+    # the program of the previous policy was deleted
     assert [path.name for path in files] == ["policy.pt", "export.json"]
     assert names(tmp_path) == ["export.json", "policy.pt"]
     assert torch.load(files[0], weights_only=True).keys() == policy.state_dict().keys()
@@ -190,7 +190,7 @@ def test_what_no_export_has_written_is_left_alone(tmp_path, monkeypatch, name):
     monkeypatch.setattr(exporting, "_program", lambda *_: b"program")
     foreign = tmp_path / name
     foreign.write_text('{"files": ["policy.pt"]}')
-    with pytest.raises(ConfigurationError, match=f"{name} is there, and no export has written it"):
+    with pytest.raises(ConfigurationError, match=f"{name} exists, and no export wrote it"):
         export_policy(made(QPolicy), tmp_path)
     assert foreign.read_text() == '{"files": ["policy.pt"]}'
     assert names(tmp_path) == [name]
@@ -199,7 +199,7 @@ def test_what_no_export_has_written_is_left_alone(tmp_path, monkeypatch, name):
     for _ in range(2):
         export_policy(made(QPolicy), tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    with pytest.raises(ConfigurationError, match="nothing can be exported to it"):
+    with pytest.raises(ConfigurationError, match="cannot write the export"):
         export_policy(made(QPolicy), tmp_path / "notes.txt")
 
 

@@ -1,4 +1,4 @@
-"""Transports and samplings of a project are named in the config as `module:Class`."""
+"""The config selects transports and sampling classes of a project as `module:Class`."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_classes_of_a_project_are_named_in_the_config_and_train(train_config):
     [
         ({"sync": {"transport": "colective"}, "explorer": {"num": 1}}, "collective"),
         ({"sample": {"kind": "warmpu"}}, "warmup"),
-        ({"sample": {"kind": "a.b:C"}, "agent": {"kind": "ppo"}}, "is not for an agent that learns from what it has"),
+        ({"sample": {"kind": "a.b:C"}, "agent": {"kind": "ppo"}}, "needs an agent with a replay"),
     ],
 )
 def test_a_name_that_is_neither_known_nor_a_class_is_refused(train_config, given, told):

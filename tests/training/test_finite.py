@@ -1,4 +1,4 @@
-"""One NaN or infinity poisons nothing: it is found where it arises, named, and reaches no checkpoint."""
+"""NaN and infinity are detected at their source, named, and kept out of checkpoints."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def spoiled(train_config):
 
 
 class SpoiledUpdates:
-    """Spoils an update, by the reward of its batch, or a gradient of the first layer, in which the loss is finite."""
+    """Spoils an update: the reward of its batch, or a gradient of the first layer with a finite loss."""
 
     spoil, value, at = "loss", math.nan, frozenset({50})
 
@@ -71,7 +71,7 @@ def of_kind(base, **values):
 
 
 def numbers_on_disk(config):
-    """Return how many floats the checkpoints of a run hold, all of them finite."""
+    """Return the number of floats in the checkpoints of a run, after checking that all are finite."""
     count = 0
     for path in RunFiles(config.persistence).run_base_dir.rglob("*.safetensors"):
         for name, array in load_file(path).items():
@@ -125,7 +125,7 @@ def test_what_is_spoiled_is_left_out_and_counted_where_the_config_says_so(spoile
     assert points["nonfinite/updates"] == 3
     assert points["nonfinite/rows"] == points["episode/interrupted"] > 4
     told = capsys.readouterr().err
-    assert told.count("the row is left out, its episode cut, and the environment reset") == 1
+    assert told.count("the row is omitted, its episode cut, and the environment reset") == 1
     assert told.count("the update was not made") == 1
     assert numbers_on_disk(made) > 0
 
@@ -199,7 +199,7 @@ def test_no_optimizer_of_a_step_applies_a_gradient_that_is_not_finite_whoever_ho
 
 def test_a_training_that_learns_nothing_any_more_ends_though_updates_are_skipped(spoiled):
     made = spoiled(loop={"on_nonfinite": "skip"}, steps=100_000)
-    with pytest.raises(trieye.TrieyeError, match="in 100 updates in a row"):
+    with pytest.raises(trieye.TrieyeError, match="the last of 100 consecutive refused updates"):
         run_alone(of_kind(SpoiledDQN, at=range(10, 10_000)), made)
     always = spoiled(loop={"on_nonfinite": "skip"}, env={"at": 40, "every": 1}, run_name="always")
     with pytest.raises(trieye.TrieyeError, match=r"the reward nan of environment 0 .*100 times in a row"):
@@ -317,9 +317,7 @@ def test_rows_that_an_algorithm_spoils_itself_do_not_reach_its_replay(spoiled, m
 
     made = spoiled(loop={"on_nonfinite": mode}, replay={"n_step": 3})
     if mode == "stop":
-        with pytest.raises(
-            trieye.TrieyeError, match="rows given to the replay have inf in 'reward', first that of env"
-        ):
+        with pytest.raises(trieye.TrieyeError, match="rows for the replay have inf in 'reward', the first from env"):
             run_alone(Relabels, made)
     else:
         assert run_alone(Relabels, made).step >= 120
@@ -354,7 +352,7 @@ def test_no_row_joins_the_episodes_on_both_sides_of_a_cut_and_all_others_are_the
         valid = np.concatenate([rows.valid for rows in taken])
         assert len(replay) == np.count_nonzero(valid) == collector.env_steps
         assert collector.interrupted == collector._on_nonfinite.counts["rows"] > 8
-        # each row's own observation and the one n steps later belong to the same unbroken stretch of one environment
+        # each row's observation and the one n steps later belong to the same uninterrupted episode
         stretch = np.zeros(valid.shape, int)
         for n in range(2):
             stretch[:, n] = np.cumsum(~valid[:, n]) * 2 + n
@@ -392,7 +390,7 @@ def test_an_explorer_names_itself_and_its_environment(spoiled, engine, mode, cap
             run_alone(engine, made)
     else:
         run_alone(engine, made)
-        assert capsys.readouterr().err.count("the row is left out") == 1
+        assert capsys.readouterr().err.count("the row is omitted") == 1
         points = newest_points(made)
         assert points["nonfinite/rows"] == points["episode/interrupted"] >= 4
         assert points["explorer/restarts"] == 0
@@ -413,7 +411,7 @@ def test_data_of_others_with_an_infinity_is_refused_before_the_run_starts_or_lef
     engine = DQN(spoiled(**given, loop={"axis": "updates", "on_nonfinite": "skip"}))
     assert len(engine.replay) == 59
     engine.cleanup()
-    assert "they are left out" in capsys.readouterr().err
+    assert "these rows are omitted" in capsys.readouterr().err
 
 
 def test_the_world_of_these_tests_spoils_when_it_says_so():

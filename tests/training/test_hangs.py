@@ -1,4 +1,4 @@
-"""Environments that hang: nobody waits for them longer than necessary, and a signal saves and ends the training."""
+"""Hanging environments delay others as little as possible, and a signal saves and stops the training."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def _hanging():
 
 
 def signalled(number, event, after_s=0.0):
-    """Send a signal to this process once something has happened; return what holds the moment."""
+    """Send a signal to this process when a condition holds; return a list that receives the time."""
     sent = []
 
     def send():
@@ -61,7 +61,7 @@ def test_the_others_continue_while_an_explorer_hangs_and_it_is_named(train_confi
     before = engine.env_steps
     wait_until(lambda: engine.env_steps > before + 400, within_s=15)
     began = time.monotonic()
-    state = engine._source.state_dict()
+    state = engine._row_source.state_dict()
     assert time.monotonic() - began < 5
     assert sum(held["state"] is None for held in state["explorers"]) == 1
     is_over.set()
@@ -80,7 +80,7 @@ def test_a_signal_saves_and_ends_a_training_whose_environment_sleeps(train_confi
         trieye.run_experiment(DQN, config)
     assert time.monotonic() - sent[0] < 10
     assert caught.value.exit_code == 128 + signal.SIGTERM
-    assert 8 < saved(config).step <= 16  # the third fragment of 8 steps never came
+    assert 8 < saved(config).step <= 16  # the third fragment of 8 steps never arrived
     assert "HangsOnce-v0 did not return" in capsys.readouterr().err
     Hangs.released.set()
     loop = config.loop.model_copy(update={"env_steps": 60})
@@ -125,4 +125,4 @@ def test_an_episode_of_an_evaluation_that_does_not_end_is_cut(train_config, caps
     result = trieye.run_experiment(DQN, train_config(env=env, loop={"env_steps": 16}))
     assert result.objective == 50.0
     said = capsys.readouterr().err
-    assert "2 of 2 episodes of tests.training.worlds:Endless-v0 did not end within env.eval_max_steps=50 steps" in said
+    assert "2 of 2 episodes of tests.training.worlds:Endless-v0 were cut at env.eval_max_steps=50 steps" in said

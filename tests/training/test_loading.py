@@ -1,4 +1,4 @@
-"""load_policy needs a run's weights and config, and nothing else of it."""
+"""load_policy needs only the weights and the config of a run."""
 
 import shutil
 
@@ -16,7 +16,7 @@ from trieye.experiment.loop import run_alone as run_experiment
 
 
 class Watched(DQN):
-    """A DQN that counts how often it was made."""
+    """A DQN that counts its instances."""
 
     made = 0
 
@@ -30,7 +30,7 @@ class Watched(DQN):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A finished run, rated best at step 60, whose environment is not registered any more."""
+    """A finished run whose best checkpoint is step 60, and whose environment is no longer registered."""
     gym.register("Gone-v0", CartPoleEnv, max_episode_steps=30)
     config = TrainConfig(
         agent={"kind": "dqn", "rollout_steps": 3, "batch_size": 8, "learning_starts": 20}
@@ -91,7 +91,7 @@ def test_an_engine_that_is_gone_is_said_in_one_sentence(trained, tmp_path, engin
 
 
 def test_a_run_of_something_else_is_said_in_one_sentence(tmp_path):
-    with pytest.raises(ConfigurationError, match="there is neither such a directory"):
+    with pytest.raises(ConfigurationError, match="no such directory, and "):
         trieye.load_policy(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="has no checkpoint 'best'"):
@@ -112,9 +112,9 @@ def test_a_policy_is_loaded_where_the_rows_of_the_replay_are_lost(trained, tmp_p
 @pytest.mark.parametrize(
     ("obs", "message"),
     [
-        (np.zeros(3), r"the observation has shape \[3\], not \[4\] or \[n, 4\]"),
+        (np.zeros(3), r"the observation has shape \[3\]; expected \[4\] or \[n, 4\]"),
         (np.zeros((1, 2, 4)), r"has shape \[1, 2, 4\]"),
-        ({"a": np.zeros(4)}, r"has shape \[\], not \[4\]"),
+        ({"a": np.zeros(4)}, r"has shape \[\]; expected \[4\]"),
     ],
 )
 def test_an_observation_that_does_not_fit_is_named(trained, obs, message):
@@ -123,7 +123,7 @@ def test_an_observation_that_does_not_fit_is_named(trained, obs, message):
 
 
 class Chooses(trieye.Policy):
-    """Takes what the mask allows."""
+    """Chooses the action that the mask allows."""
 
     def act(self, obs, state, ctx):
         assert obs["place"].dtype == torch.float32
@@ -137,7 +137,7 @@ def test_a_dict_of_observations_is_predicted_for_and_its_keys_and_sizes_are_chec
     one = {"mask": np.array([0, 0, 1], np.int8), "place": np.zeros(2)}
     assert policy.predict(one) == 12
     assert policy.predict({key: np.stack([item] * 4) for key, item in one.items()}).tolist() == [12] * 4
-    with pytest.raises(ConfigurationError, match=r"needs the keys mask, place, not \['mask'\]"):
+    with pytest.raises(ConfigurationError, match=r"has keys \['mask'\]; expected mask, place"):
         policy.predict({"mask": one["mask"]})
     with pytest.raises(ConfigurationError, match="different numbers of rows"):
         policy.predict({"mask": one["mask"], "place": np.zeros((1, 2))})
@@ -145,12 +145,12 @@ def test_a_dict_of_observations_is_predicted_for_and_its_keys_and_sizes_are_chec
 
 def test_a_recurrent_policy_says_that_it_needs_a_state(train_config):
     policy = Remembers(train_config(), trieye.Spaces(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(3)))
-    with pytest.raises(ConfigurationError, match=r"Remembers is recurrent: predict\(\) keeps no state"):
+    with pytest.raises(ConfigurationError, match=r"Remembers is recurrent, and predict\(\) does not carry its state"):
         policy.predict(np.zeros(2))
 
 
 def test_the_environment_of_a_run_is_unknown_where_it_has_no_config(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"configs.json, the config of the run, cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"configs.json: cannot read the config of the run"):
         trieye.make_env(tmp_path)
     (tmp_path / "configs.json").write_text("{}")
     with pytest.raises(ConfigurationError, match="has no key env"):

@@ -1,4 +1,4 @@
-"""An environment is made as the config says, or refused by one sentence that names the key."""
+"""Environments are created as configured, or rejected with a one-line message that names the key."""
 
 import gymnasium as gym
 import numpy as np
@@ -15,7 +15,7 @@ BOX = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
 
 class Own(gym.Env):
-    """An environment of a user, with spaces of her choice and no argument but those."""
+    """A user's environment, whose only arguments are its spaces."""
 
     observation_space, action_space = BOX, gym.spaces.Discrete(2)
 
@@ -67,7 +67,7 @@ class AtOnce(gym.vector.VectorEnv):
 
 
 class Pool:
-    """What EnvPool makes: it looks like a vector of environments, and is of no class of Gymnasium."""
+    """As from EnvPool: behaves like a vector environment, but derives from no class of Gymnasium."""
 
     spec, metadata = None, {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
     unwrapped = property(lambda self: self)
@@ -102,57 +102,63 @@ gym.register("AtOnce-v0", Own, vector_entry_point=AtOnce)
     ("env", "sentence"),
     [
         ({"id": "CartPol-v1"}, "env.id=CartPol-v1 is not registered with Gymnasium; did you mean 'CartPole-v1'?"),
-        ({"id": "Xyzzy-v0"}, "env.id=Xyzzy-v0 cannot be made: Environment `Xyzzy` doesn't exist."),
-        ({"id": "gone_away:Own-v0"}, "env.id=gone_away:Own-v0 cannot be made: No module named 'gone_away'"),
-        ({"id": "CartPole-v1", "kwargs": {"foo": 1}}, "env.id=CartPole-v1 cannot be made: .*argument 'foo'"),
+        ({"id": "Xyzzy-v0"}, "env.id=Xyzzy-v0 cannot be created: Environment `Xyzzy` doesn't exist."),
+        ({"id": "gone_away:Own-v0"}, "env.id=gone_away:Own-v0 cannot be created: No module named 'gone_away'"),
+        ({"id": "CartPole-v1", "kwargs": {"foo": 1}}, "env.id=CartPole-v1 cannot be created: .*argument 'foo'"),
         (
             {"id": "CartPole-v1", "wrappers": {"time": {"name": "TimeAwareObservatio"}}},
-            "env.wrappers.time.name=TimeAwareObservatio: there is no such class; did you mean 'TimeAwareObservation'?",
+            "env.wrappers.time.name=TimeAwareObservatio: the class does not exist; did you mean 'TimeAwareObservation'",
         ),
         (
             {"id": "CartPole-v1", "wrappers": {"mine": {"name": "gone_away:Mine"}}},
-            "env.wrappers.mine.name=gone_away:Mine: there is no such class .*No module named 'gone_away'",
+            "env.wrappers.mine.name=gone_away:Mine: the class does not exist .*No module named 'gone_away'",
         ),
         (
             {
                 "id": "CartPole-v1",
                 "wrappers": {"r": {"name": "RescaleAction", "kwargs": {"min_action": 0, "max_action": 1}}},
             },
-            r"env.wrappers.r: it does not go around this environment: .*(requires a Box|isinstance\(.*, Box\))",
+            r"env.wrappers.r: cannot wrap this environment: .*(requires a Box|isinstance\(.*, Box\))",
         ),
         (
             {"id": "CartPole-v1", "wrappers": {"p": {"name": "tests.training.worlds:Particular"}}},
-            "env.wrappers.p: it does not go around this environment: AssertionError in `assert env is None`",
+            "env.wrappers.p: cannot wrap this environment: AssertionError in `assert env is None`",
         ),
-        ({"id": "AtOnce-v0", "vector": "own"}, "env.vector=own: AtOnce-v0 resets its members in the mode SameStep"),
-        ({"id": "Own-v0", "vector": "own"}, "env.vector=own: Own-v0 has no vector form of its own"),
+        ({"id": "AtOnce-v0", "vector": "own"}, "env.vector=own: AtOnce-v0 has autoreset mode SameStep"),
+        ({"id": "Own-v0", "vector": "own"}, "env.vector=own: Own-v0 has no vector form; set env.vector=sync"),
         (
             {"id": "Pool-v0", "vector": "own"},
-            "Pool-v0 makes a .*Pool, which is no gymnasium.vector.VectorEnv",
+            "Pool-v0 makes a .*Pool, not a gymnasium.vector.VectorEnv",
         ),
-        ({"id": "Broken-v0", "vector": "own"}, "env.id=Broken-v0 cannot be made: .*assets/model.xml"),
+        ({"id": "Broken-v0", "vector": "own"}, "env.id=Broken-v0 cannot be created: .*assets/model.xml"),
         ({"id": "VectorOnly-v0", "vector": "own"}, "env.vector=own: VectorOnly-v0 has no single form"),
         (
             {"id": "ThreeAtOnce-v0", "vector": "own"},
             r"ThreeAtOnce-v0 has the action space Discrete\(3\) in its vector form and Discrete\(2\) in its single",
         ),
-        ({"id": "Whole-v0"}, r"env.id=Whole-v0 has actions Box\(0, 9.*int64\); this agent needs .*a Box of floats"),
+        (
+            {"id": "Whole-v0"},
+            r"env.id=Whole-v0 has the action space Box\(0, 9.*int64\); this agent supports .*a bounded Box of floats",
+        ),
         (
             {"id": "Boundless-v0"},
-            r"env.id=Boundless-v0 has actions Box\(-inf, inf.*this agent needs .*a Box of floats with bounds",
+            r"env.id=Boundless-v0 has the action space Box\(-inf, inf.*this agent supports .*a bounded Box of floats",
         ),
-        ({"id": "FromOne-v0"}, r"env.id=FromOne-v0 has actions Discrete\(2, start=1\); this agent needs Discrete ones"),
-        ({"id": "Several-v0"}, "env.id=Several-v0 has observations Sequence.*needed are Box, Discrete"),
+        (
+            {"id": "FromOne-v0"},
+            r"env.id=FromOne-v0 has the action space Discrete\(2, start=1\); this agent supports a Discrete space",
+        ),
+        ({"id": "Several-v0"}, "env.id=Several-v0 has the observation space Sequence.*supported are Box, Discrete"),
         (
             {"id": "Outside-v0"},
-            "env.id=Outside-v0 is not as Gymnasium wants an environment: .*observation array.*not in Box",
+            "env.id=Outside-v0 violates the rules of Gymnasium: .*observation array.*not in Box",
         ),
-        ({"id": "Unseeded-v0"}, "env.id=Unseeded-v0 is not as Gymnasium wants an environment: .*seed"),
-        ({"id": "FrozenLake-v1", "atari": True}, "env.atari=true.*(FrozenLake-v1 is no game of ale-py|trieye.atari)"),
-        ({"id": "Own-v0", "eval_video": True}, "env.eval_video=true: Own-v0 makes no pictures"),
+        ({"id": "Unseeded-v0"}, "env.id=Unseeded-v0 violates the rules of Gymnasium: .*seed"),
+        ({"id": "FrozenLake-v1", "atari": True}, "env.atari=true.*(FrozenLake-v1 is not an ale-py game|trieye.atari)"),
+        ({"id": "Own-v0", "eval_video": True}, "env.eval_video=true: Own-v0 cannot render frames"),
         (
             {"id": "tests.training.worlds:Count-v0", "kwargs": {"form": "mask"}, "normalize_observations": True},
-            "env.normalize_observations=true needs observations in a Box, and these are Dict",
+            "env.normalize_observations=true needs a Box observation space, not Dict",
         ),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
@@ -179,9 +185,9 @@ def test_actions_of_doubles_are_float32_for_policies_and_never_beyond_the_bounds
 
 
 def test_an_agent_is_told_which_actions_it_needs():
-    with pytest.raises(ConfigurationError, match="this agent needs Discrete ones from 0 on"):
+    with pytest.raises(ConfigurationError, match="this agent supports a Discrete space that starts at 0"):
         check_env(EnvConfig(id="Pendulum-v1"), ("discrete",))
-    with pytest.raises(ConfigurationError, match="this agent needs a Box of floats with bounds"):
+    with pytest.raises(ConfigurationError, match="this agent supports a bounded Box of floats"):
         check_env(EnvConfig(id="CartPole-v1"), ("continuous",))
 
 

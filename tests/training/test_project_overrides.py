@@ -1,4 +1,4 @@
-"""Overrides train with each algorithm of a new project, or are refused before the start."""
+"""Overrides work with each algorithm of a new project, or are rejected before the start."""
 
 import importlib
 import itertools
@@ -35,31 +35,31 @@ TRAIN = {
     "replay.capacity=2": {"capacity": 2},
 }
 REFUSED = {
-    "replay=sequence": ({"kind": "sequence"}, "replay.kind=sequence is not for agent="),
-    "replay=fragment": ({"kind": "fragment"}, "replay.kind=fragment is not for agent="),
-    "replay.gamma=0.5": ({"gamma": 0.5}, "the discount of a training is agent.gamma=0.99"),
-    "replay.frame_stack={obs:2}": ({"frame_stack": {"obs": 2}}, "stacks are made by env.frame_stack"),
-    "replay.max_reuse=8": ({"max_reuse": 8}, "the rows would run out"),
-    "replay.storage=mmap": ({"storage": "mmap"}, "storage_dir is needed for storage=mmap"),
+    "replay=sequence": ({"kind": "sequence"}, "replay.kind=sequence does not support agent="),
+    "replay=fragment": ({"kind": "fragment"}, "replay.kind=fragment does not support agent="),
+    "replay.gamma=0.5": ({"gamma": 0.5}, "differs from agent.gamma=0.99"),
+    "replay.frame_stack={obs:2}": ({"frame_stack": {"obs": 2}}, "set env.frame_stack instead"),
+    "replay.max_reuse=8": ({"max_reuse": 8}, "rows would run out"),
+    "replay.storage=mmap": ({"storage": "mmap"}, "storage_dir is required for storage=mmap"),
     "replay.storage=mmap replay.storage_dir=nowhere": (
         {"storage": "mmap", "storage_dir": "nowhere"},
-        "replay.storage_dir=nowhere is no directory; make it first",
+        "replay.storage_dir=nowhere is not a directory; create it first",
     ),
-    "replay.capacity=1 env.num=2": ({"capacity": 1}, "replay.capacity=1 holds fewer rows than are collected at once"),
+    "replay.capacity=1 env.num=2": ({"capacity": 1}, "replay.capacity=1 is smaller than one rollout"),
 }
 OVERRIDES = {**TRAIN, **{name: replay for name, (replay, _) in REFUSED.items()}}
 DEFAULTS = {"replay=uniform", "replay.gamma=0.99", "replay.storage=ram"}
-NO_REPLAY = "agent=ppo learns from what it has just collected, and has no replay: leave it out"
-OF_ANY_REPLAY = ["storage_dir is needed for storage=mmap", "kind=sequence has neither"]
-"""Sentences about settings that contradict each other; they come first."""
+NO_REPLAY = "agent=ppo learns from each rollout and has no replay; leave out replay"
+OF_ANY_REPLAY = ["storage_dir is required for storage=mmap", "not to kind=sequence"]
+"""Messages about contradictory settings; these checks run first."""
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """Bake a project that can be imported."""
+    """Generate an importable project."""
     made = bake(answers_of({"project_name": "Replay overrides"}), tmp_path_factory.mktemp("project"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registration, "current", registration.current)  # the project registers its own
+        patch.setattr(registration, "current", registration.current)  # the project registers its config
         patch.syspath_prepend(made)
         yield made
         for name in [name for name in sys.modules if name.partition(".")[0] == made.name]:
@@ -68,7 +68,7 @@ def project(tmp_path_factory):
 
 @pytest.fixture
 def compose(project, tmp_path, monkeypatch):
-    """Return a function that composes a command line of the project, as small as can be, and checks it."""
+    """Return a function that composes and checks a minimal command line of the project."""
     monkeypatch.chdir(tmp_path)
     own = importlib.import_module(f"{project.name}.config")
 
@@ -90,7 +90,7 @@ def compose(project, tmp_path, monkeypatch):
 
 
 def refusals(agent, *names):
-    """Return the sentences of which one is to be said; none if it trains."""
+    """Return the acceptable messages; empty if the override must train."""
     if agent == "ppo":
         return [] if DEFAULTS.issuperset(names) else [NO_REPLAY, *OF_ANY_REPLAY]
     told = [REFUSED[name][1] for name in names if name in REFUSED]
@@ -98,13 +98,13 @@ def refusals(agent, *names):
 
 
 def made(config):
-    """Return the engine that a config names."""
+    """Return the engine of a config."""
     module, _, name = config.agent.engine.partition(":")
     return getattr(importlib.import_module(module), name)(config)
 
 
 def said(error):
-    """Return the message if it is one line, else nothing."""
+    """Return the message of the error if it is a single line, else an empty string."""
     (mistake,) = error.errors() if hasattr(error, "errors") else [{"msg": str(error)}]
     return mistake["msg"] if "\n" not in mistake["msg"] else ""
 

@@ -1,4 +1,4 @@
-"""A recurrent PPO, as a user writes it: a GRU that learns from whole fragments, and knows what follows them."""
+"""A recurrent PPO as a user would write it: a GRU that learns from whole fragments with bootstrapped values."""
 
 from typing import Literal
 
@@ -104,7 +104,7 @@ def test_values_of_a_recurrent_policy_are_those_of_a_pass_over_the_sequence_up_t
         assert torch.allclose(values[valid], rows["value"][valid], atol=1e-6)
         assert torch.allclose(log_prob[valid], rows["log_prob"][valid], atol=1e-6)
         assert torch.allclose(state, rows.last_state, atol=1e-6)
-        if before is not None:  # also of a row that resets: it holds the last observation of its episode
+        if before is not None:  # also for reset rows, which hold the last observation of their episode
             assert torch.allclose(before, rows["value"][0], atol=1e-6)
         before = last_value
     assert not valid.all()
@@ -113,7 +113,7 @@ def test_values_of_a_recurrent_policy_are_those_of_a_pass_over_the_sequence_up_t
 def test_a_recurrent_ppo_sees_in_its_first_update_on_a_fragment_what_it_saw_while_collecting(engine):
     before = engine.policy.cell.weight_hh.clone()
     found = [engine.advance() for _ in range(50)]
-    assert max(values["furthest"] for values in found) < 1e-4  # of the ratios of probabilities from 1
+    assert max(values["furthest"] for values in found) < 1e-4  # largest deviation of the probability ratios from 1
     assert (engine.policy.cell.weight_hh - before).abs().max() > 0.01
 
 

@@ -1,4 +1,4 @@
-"""An attempt that is refused leaves the run as it was: its files, its policy, its evaluation and its exports."""
+"""A rejected attempt leaves the run unchanged: files, policy, evaluation and exports."""
 
 import hashlib
 import json
@@ -74,7 +74,7 @@ def run_dir_of(root):
 
 
 def files_of(directory):
-    """Return {name: hash} of every file that a refused attempt must not change."""
+    """Return {name: hash} of every file that a rejected attempt must not change."""
     names = {path: str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
     return {
         name: hashlib.sha256(path.read_bytes()).hexdigest()
@@ -84,7 +84,7 @@ def files_of(directory):
 
 
 def outputs_of(run_dir, export_dir):
-    """Return what users get from a run without opening it."""
+    """Return the results that users read from a run: evaluation, policy and export."""
     shutil.rmtree(export_dir, ignore_errors=True)
     assert main(["export", str(run_dir), "--output", str(export_dir)]) == 0
     weights = torch.load(export_dir / "policy.pt", weights_only=True)
@@ -191,7 +191,7 @@ def test_refused_attempts_change_nothing_of_a_run(root, tmp_path_factory, monkey
         refusal(root)
         assert files_of(run_dir) == files, f"{refusal.__name__}, seed {seed}"
     assert outputs_of(run_dir, export_dir) == outputs
-    result = run_alone(Small, make_config(root, **more()))  # and it resumes
+    result = run_alone(Small, make_config(root, **more()))  # it resumes
     assert result.step >= 80
     assert json.loads((run_dir / "run.json").read_text())["attempt"] == 2
 
@@ -224,7 +224,7 @@ def test_a_damaged_checkpoint_is_renamed_once_an_older_one_is_restored(root):
 
 
 def test_a_policy_is_made_with_the_config_of_its_checkpoint(root):
-    """Even where a later attempt has replaced the config of the run."""
+    """Holds even if a later attempt has replaced the config of the run."""
     path = run_dir_of(root) / "configs.json"
     report = trieye.evaluate(run_dir_of(root), episodes=2)
     config = json.loads(path.read_text())

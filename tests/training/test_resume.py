@@ -1,4 +1,4 @@
-"""A resumed training equals one that was never stopped; where a resume changes something, learning accounts for it."""
+"""A resumed training equals an uninterrupted one, or learning accounts for the difference."""
 
 import shutil
 import subprocess
@@ -76,12 +76,12 @@ def assert_same(one, other):
 def test_weights_moments_generators_and_environments_go_on_bit_for_bit(config, name, env):
     kind, _ = AGENTS[name]
     whole = run_experiment(kind, config(name, 200, run_name="whole", **env))
-    with pytest.raises(trieye.RunInterrupted):  # a lower limit would cut the last rollout
+    with pytest.raises(trieye.RunInterrupted):  # a lower limit would shorten the last rollout
         run_experiment(interrupted(kind, 110), config(name, 200, run_name="parts", **env))
     parts = run_experiment(kind, config(name, 200, run_name="parts", **env))
     one, other = state_of(whole), state_of(parts)
     for state in (one, other):
-        state.pop("replay", None)  # in parts, of which the newest holds what is new
+        state.pop("replay", None)  # stored in parts; the newest contains only new rows
     assert_same(one, other)
     assert one["collector"]["env_steps"] >= 200
 
@@ -121,7 +121,7 @@ def test_a_resume_without_the_replay_says_when_learning_starts_again(train_confi
     engine = DQN(config)
     learn_until(engine, 20)
     resumed(engine, config).cleanup()
-    assert "learning starts again after agent.learning_starts=8 environment steps" in capfd.readouterr().err
+    assert "learning starts after another agent.learning_starts=8 environment steps" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("now", [{"updates_per_env_step": 2.0}, {"updates_per_env_step": 0.25}])
@@ -155,7 +155,7 @@ print(result.env_steps)
 
 
 def test_a_checkpoint_of_a_gpu_resumes_on_the_cpu_and_says_that_this_is_not_bit_exact(tmp_path):
-    """The states of the GPU are simulated: see `tests/training/data/gpu_checkpoint.py`."""
+    """The GPU states are simulated, see `tests/training/data/gpu_checkpoint.py`."""
     run_dir = gpu_checkpoint.make_config(tmp_path, env_steps=200).persistence.get_run_base_dir()
     shutil.copytree(gpu_checkpoint.DIRECTORY, run_dir / "checkpoints" / "checkpoint_step_78")
     resumed = subprocess.run([sys.executable, "-c", RESUME, tmp_path], capture_output=True, text=True, check=False)
@@ -176,7 +176,7 @@ def test_a_checkpoint_of_a_gpu_resumes_on_the_cpu_and_says_that_this_is_not_bit_
     ],
 )
 def test_the_replay_survives_another_discount_or_number_of_steps(train_config, before, after, explorers):
-    """As population-based training varies them."""
+    """Population-based training changes these hyperparameters."""
 
     def config(gamma, n_step):
         return train_config(agent={"gamma": gamma}, replay={"n_step": n_step}, explorer={"num": explorers})

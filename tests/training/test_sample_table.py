@@ -1,4 +1,4 @@
-"""sample.table_every_steps: some rows of the newest batch as a table of the run."""
+"""sample.table_every_steps logs rows of the newest batch as a table of the run."""
 
 from contextlib import closing
 

@@ -1,4 +1,4 @@
-"""Where the rows of a batch come from, and learning from rows that others collected."""
+"""Sampling from the replay and from external data."""
 
 import gymnasium as gym
 import numpy as np
@@ -82,7 +82,7 @@ def test_a_run_that_learns_from_data_alone_makes_no_environment_step_and_goes_on
 
 @pytest.fixture
 def offline(config, data):
-    """An engine that has made 20 updates on data alone."""
+    """An engine after 20 updates on data only."""
     engine = DQN(config(mode="train", data=data, loop={"axis": "updates"}))
     while engine.updates < 20:
         engine.advance()
@@ -142,13 +142,13 @@ def test_a_mixed_run_goes_on_exactly(config, data):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"mode": "train"}, r"mode=train needs rows that others collected: set data="),
-        ({"sample": {"kind": "mix"}}, r"sample=mix needs rows"),
-        ({"data": "a.npz"}, r"data=a.npz has no use here; choose mode=train, sample=mix or sample=warmup"),
+        ({"mode": "train"}, r"mode=train needs recorded rows: set data="),
+        ({"sample": {"kind": "mix"}}, r"sample=mix needs recorded rows"),
+        ({"data": "a.npz"}, r"data=a.npz is not used; set mode=train, sample=mix or sample=warmup"),
         ({"data": "a.npz", "mode": "train"}, r"set loop.axis=updates, not env_steps"),
         (
             {"data": "a.npz", "mode": "train", "agent": {"kind": "ppo"}, "loop": {"axis": "updates"}},
-            r"mode=train is not for an agent that learns from what it has just collected",
+            r"mode=train needs an agent with a replay",
         ),
     ],
 )
@@ -160,7 +160,7 @@ def test_data_without_a_use_and_a_use_without_data_are_refused(config, given, to
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("rows.csv", r"data=.*rows.csv is of no known form; possible are .npz, .parquet, minari:ID, or sb3:FILE"),
+        ("rows.csv", r"data=.*rows.csv: unknown format; choose from .npz, .parquet, minari:ID, or sb3:FILE"),
         ("missing.npz", r"data=.*missing.npz cannot be read: .*No such file"),
     ],
 )
@@ -171,7 +171,7 @@ def test_data_that_cannot_be_read_are_named(config, tmp_path, name, told):
 
 def test_data_that_a_buffer_cannot_hold_are_refused(config, data):
     small = config().replay.model_copy(update={"capacity": 30})
-    with pytest.raises(ConfigurationError, match=r"has 40 rows, and replay.capacity=30 holds fewer"):
+    with pytest.raises(ConfigurationError, match=r"has 40 rows, more than replay.capacity=30"):
         make_sampling(config(data=data, sample={"kind": "mix"}), SPACES, small)
 
 
@@ -197,7 +197,7 @@ def test_rows_without_observations_are_named(tmp_path, config):
     buffer = ReplayBuffer(10)
     buffer.extend(rows_of_others(state=np.zeros(2), action=np.zeros(2), reward=np.zeros(2)))
     export_npz(buffer, tmp_path / "rows.npz")
-    with pytest.raises(ConfigurationError, match=r"the rows have no obs; they have .*state"):
+    with pytest.raises(ConfigurationError, match=r"the data have no column obs; columns: .*state"):
         data_of(str(tmp_path / "rows.npz"), SPACES, config().replay, seed=0)
 
 
@@ -212,12 +212,15 @@ OPTIONS = {
     "small": {"capacity": 50},
 }
 REFUSED = {
-    "sequence": ({"kind": "sequence"}, "replay.kind=sequence is not for agent=dqn; choose uniform or prioritized"),
-    "fragment": ({"kind": "fragment"}, "replay.kind=fragment is not for agent=dqn"),
-    "frame_stack": ({"frame_stack": {"obs": 2}}, "stacks are made by env.frame_stack"),
-    "limiter": ({"limiter": {"samples_per_insert": 2.0}}, "the ratio is agent.updates_per_env_step"),
-    "max_reuse": ({"max_reuse": 2}, "the rows would run out, since each is drawn 16 times"),
-    "gamma": ({"gamma": 0.5}, "the discount of a training is agent.gamma=0.99"),
+    "sequence": (
+        {"kind": "sequence"},
+        "replay.kind=sequence does not support agent=dqn; choose uniform or prioritized",
+    ),
+    "fragment": ({"kind": "fragment"}, "replay.kind=fragment does not support agent=dqn"),
+    "frame_stack": ({"frame_stack": {"obs": 2}}, "set env.frame_stack instead"),
+    "limiter": ({"limiter": {"samples_per_insert": 2.0}}, "set agent.updates_per_env_step"),
+    "max_reuse": ({"max_reuse": 2}, "rows would run out, because each is drawn 16 times"),
+    "gamma": ({"gamma": 0.5}, "differs from agent.gamma=0.99"),
 }
 
 
@@ -240,7 +243,7 @@ def test_each_other_option_is_refused_before_anything_starts(config, name):
 
 @pytest.mark.parametrize("replay", [*OPTIONS.values(), *(option for option, _ in REFUSED.values())])
 def test_an_agent_without_a_replay_refuses_all_of_them(config, replay):
-    with pytest.raises(ValueError, match=r"agent=ppo learns from what it has just collected, and has no replay"):
+    with pytest.raises(ValueError, match=r"agent=ppo learns from each rollout and has no replay"):
         config(agent={"kind": "ppo"}, replay=replay)
 
 
@@ -249,5 +252,5 @@ def test_no_row_is_older_than_the_bound_on_staleness(config):
     for _ in range(20):
         engine.advance()
     first = engine.replay.minibatch(200, CPU).ids.min()
-    assert len(engine.replay) - 3 * 4 <= first  # the rows of the last three fragments
+    assert len(engine.replay) - 3 * 4 <= first  # the last three fragments
     engine.cleanup()

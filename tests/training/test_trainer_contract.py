@@ -1,4 +1,4 @@
-"""What any trainer has to keep, under the names that our contract gives it."""
+"""The requirements of the trainer contract, one test each."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ PLACES = ("step", "train_step", "policy", "environment", "evaluate")
 
 
 class Failing(DQN):
-    """Raises where its class attribute says, at the 30th environment step or later."""
+    """Raises at the place named by its class attribute, from the 30th environment step on."""
 
     where, env_steps_made = None, 0
 
@@ -108,7 +108,7 @@ def test_resume_continues_version_and_step(config):
     result = run_experiment(DQN, config(80))
     loop = saved(config(80)).objects["loop"]
     assert result.step == result.env_steps == loop["env_steps"] == saved(config(80)).step >= 80
-    assert loop["updates"] == loop["env_steps"] - 8  # one for each environment step since learning began
+    assert loop["updates"] == loop["env_steps"] - 8  # one for each environment step since learning started
     assert all(loop[name] > first[name] for name in AXES)
 
 
@@ -122,17 +122,19 @@ def test_local_deterministic(config):
 
 def test_mode_bench_each_checkpoint(config):
     run_experiment(DQN, config(60))
-    best = trieye.train(config(60, mode="bench", bench={"which": "each", "episodes": 3}))
+    best = trieye.train(config(60, mode="bench", bench={"checkpoints": "each", "episodes": 3}))
     reports = json.loads((config(60).persistence.get_runs_root_dir() / "run" / "bench.json").read_text())
     steps = [report["step"] for report in reports]
     assert [step // 20 for step in steps] == [1, 2, 3]
     assert best == max(report["return_mean"] for report in reports)
     for which, chosen in (("latest", steps[2:]), ("checkpoint_step_[24]?", steps[:2])):
-        trieye.train(config(60, mode="bench", bench={"which": which, "episodes": 1}))
+        trieye.train(config(60, mode="bench", bench={"checkpoints": which, "episodes": 1}))
         reports = json.loads((config(60).persistence.get_runs_root_dir() / "run" / "bench.json").read_text())
         assert [report["step"] for report in reports] == chosen
-    with pytest.raises(trieye.CheckpointError, match=r"bench.which=nothing\* fits no checkpoint .* checkpoint_step_2"):
-        trieye.train(config(60, mode="bench", bench={"which": "nothing*", "episodes": 1}))
+    with pytest.raises(
+        trieye.CheckpointError, match=r"bench.checkpoints=nothing\* matches no checkpoint .* checkpoint_step_2"
+    ):
+        trieye.train(config(60, mode="bench", bench={"checkpoints": "nothing*", "episodes": 1}))
 
 
 def test_the_best_checkpoint_is_what_the_mode_of_its_run_says(config):
@@ -143,7 +145,7 @@ def test_the_best_checkpoint_is_what_the_mode_of_its_run_says(config):
         entry.step: entry.objective for entry in CheckpointStore(run_dir / "checkpoints", read_only=True).entries()
     }
     assert len(set(rated.values())) > 1
-    trieye.train(config(60, mode="bench", bench={"which": "best", "episodes": 1}))
+    trieye.train(config(60, mode="bench", bench={"checkpoints": "best", "episodes": 1}))
     (report,) = json.loads((run_dir / "bench.json").read_text())
     assert rated[report["step"]] == min(rated.values())
 
@@ -171,4 +173,4 @@ class Idle(trieye.Experiment):
 def test_no_sleep_floor(make_config):
     began = time.monotonic()
     run_experiment(Idle, make_config(loop={"steps": 2000}))
-    assert time.monotonic() - began < 60  # a loop that looks every 0.1 s takes 200 s
+    assert time.monotonic() - began < 60  # a loop that polls every 0.1 s takes 200 s

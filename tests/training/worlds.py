@@ -1,4 +1,4 @@
-"""Environments whose episodes are known beforehand, and policies that are read off them."""
+"""Environments with predictable episodes, and policies that check them."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from trieye.training.environments import make_envs, spaces_of
 
 
 class Count(gym.Env):
-    """An episode of 2 to 9 steps, by its seed; right is the action `step % 3`.
+    """An episode has 2 to 9 steps, depending on its seed; the right action is `step % 3`.
 
     An even number of steps ends by termination, an odd one by truncation. A right action is worth `worth`, a wrong one
     -1.
@@ -56,7 +56,7 @@ class Count(gym.Env):
 
 
 class Doubles(gym.Env):
-    """Actions and observations of float64, as dm_control has them; it refuses actions out of bounds."""
+    """Has float64 actions and observations, as dm_control, and rejects actions out of bounds."""
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float64)
     action_space = gym.spaces.Box(np.array([-0.1, 0.2]), np.array([0.3, 0.7]), dtype=np.float64)
@@ -79,7 +79,7 @@ class Pickled(gym.Wrapper, gym.utils.EzPickle):
 
 
 class Rooms(gym.Env):
-    """Walks through rooms 3 to 6 in a circle; the observation says which one, and what the doors are."""
+    """Cycles through rooms 3 to 6; the observation contains the room and its doors."""
 
     observation_space = gym.spaces.Dict(
         {
@@ -107,7 +107,7 @@ class Rooms(gym.Env):
 
 
 class RoomsOfVector(gym.vector.VectorEnv):
-    """Rooms as a vector with a form of its own."""
+    """Rooms in a custom vector form."""
 
     metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
 
@@ -129,7 +129,7 @@ class RoomsOfVector(gym.vector.VectorEnv):
 
 
 class Sampling(gym.Env):
-    """Draws its observations from its own space, and its first one from its space of actions."""
+    """Samples its observations from its observation space, the first one from its action space."""
 
     def __init__(self):
         self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -145,10 +145,10 @@ class Sampling(gym.Env):
 
 
 class Troubled(gym.Wrapper):
-    """CartPole with a fault: `once` after 50 steps in the whole process, `later` after 50 of each, or a hang."""
+    """CartPole that fails: `once` after 50 steps in the process, `later` after 50 of each environment, or hangs."""
 
     num_steps = 0
-    """Of all of them."""
+    """Steps of all instances in the process."""
 
     def __init__(self, kind):
         super().__init__(gym.make("CartPole-v1"))
@@ -167,7 +167,7 @@ class Troubled(gym.Wrapper):
 
 
 class Spoiled(gym.Env):
-    """Episodes of 3 to 12 steps, of which one gives `value` as its `what`: a reward, an observation, that of a reset.
+    """Episodes of 3 to 12 steps; one step has `value` as its `what`: reward, observation, or observation of a reset.
 
     It happens once in the life of the environment, at its step (or its reset) number `at`, and again `every` so many.
     """
@@ -204,10 +204,10 @@ class Spoiled(gym.Env):
 
 
 class Hangs(gym.Wrapper):
-    """CartPole; one environment of the process does not return from its 20th step until `released` is set.
+    """CartPole; one instance in the process hangs in its 20th step until `released` is set.
 
     Args:
-        longest_s: It returns after so long in any case.
+        longest_s: Limit of the hang in seconds.
     """
 
     released, taken = threading.Event(), threading.Event()
@@ -240,17 +240,17 @@ class Endless(gym.Wrapper):
 
 
 class Particular(gym.Wrapper):
-    """Goes around no environment, and does not say why."""
+    """A wrapper that rejects every environment without a message."""
 
     def __init__(self, env):
         assert env is None
 
 
 class Numbered(gym.Env):
-    """Shows the number of its episode in this process, and of the step in it; an episode has 50 steps.
+    """Observes the number of its episode in this process and the step within it; an episode has 50 steps.
 
     Args:
-        fails_at: Steps of all of them in this process at which one raises; they are counted from `begin` on.
+        fails_at: Total steps of all instances, counted since `begin`, that raise.
     """
 
     observation_space = gym.spaces.Box(0.0, np.inf, (2,), np.float32)
@@ -282,7 +282,7 @@ class Numbered(gym.Env):
 
     @staticmethod
     def num_joined(before, after, n_step):
-        """Return how many rows, by their observations before and after, are not one episode's next `n_step`."""
+        """Return the number of rows whose observations before and after are not `n_step` steps apart in one episode."""
         steps = after[:, 1] - before[:, 1]
         return int(np.count_nonzero((after[:, 0] != before[:, 0]) | (steps < 1) | (steps > n_step)))
 
@@ -300,7 +300,7 @@ for name in ("FailsOnce", "FailsLater", "Hangs"):
 
 
 class Scripted(trieye.Policy):
-    """Takes the actions of a table `[t, n]`, and hands their row on."""
+    """Takes its actions from a table `[t, n]`, and returns the row number as an extra."""
 
     def script(self, actions):
         self.actions, self.t = torch.from_numpy(actions), 0
@@ -312,7 +312,7 @@ class Scripted(trieye.Policy):
 
 
 class Remembers(trieye.Policy):
-    """Counts the steps of an episode in its state, and acts by that."""
+    """Counts the steps of an episode in its state, and derives actions from it."""
 
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
@@ -330,7 +330,7 @@ class Remembers(trieye.Policy):
 
 
 class Masked(trieye.Policy):
-    """Takes what the mask allows."""
+    """Chooses the action that the mask allows."""
 
     def act(self, obs, state, ctx):
         assert obs["place"].dtype == obs["mask"].dtype == torch.float32
@@ -338,14 +338,14 @@ class Masked(trieye.Policy):
 
 
 class Coin(trieye.Policy):
-    """Throws a coin."""
+    """Acts at random."""
 
     def act(self, obs, state, ctx):
         return trieye.Act(torch.randint(2, (len(obs),), generator=ctx.generator))
 
 
 def collector_of(policy, seed=0, gamma=0.99, **env):
-    """Return the collector of a policy class in environments of its own."""
+    """Return a collector with a new policy and new environments."""
     config = EnvConfig(**{"id": "tests.training.worlds:Count-v0", **env})
     envs = make_envs(config)
     made = policy(SimpleNamespace(env=config, agent=None), spaces_of(envs))
@@ -353,7 +353,7 @@ def collector_of(policy, seed=0, gamma=0.99, **env):
 
 
 def collected(collector, steps, *, seed):
-    """Return rows that were collected with draws of this seed."""
+    """Return rows that were collected with this exploration seed."""
     collector.generator = generator(seed)
     return collector.collect(steps)
 

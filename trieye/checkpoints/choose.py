@@ -143,7 +143,7 @@ def check_reference(files: RunFiles, config: PersistenceConfig) -> None:
 
 
 def named_checkpoint(files: RunFiles, which: str, *, asked: str) -> CheckpointEntry:
-    """Resolve `best`, `latest` (or `last`) or `step:1200` to a checkpoint of a run, without changing anything.
+    """Resolve `best`, `latest` or `step:1200` to a checkpoint of a run, without changing anything.
 
     Args:
         files: File names of the run.
@@ -160,7 +160,7 @@ def named_checkpoint(files: RunFiles, which: str, *, asked: str) -> CheckpointEn
 
 
 def reference_of(which: str, *, asked: str) -> CheckpointReference:
-    """Parse `best`, `latest` (or `last`) or `step:1200` without a run name.
+    """Parse `best`, `latest` or `step:1200` without a run name.
 
     Args:
         which: The text.
@@ -169,10 +169,10 @@ def reference_of(which: str, *, asked: str) -> CheckpointReference:
     Raises:
         ConfigurationError: The text is no such reference.
     """
-    reference = checkpoint_reference("latest" if which == "last" else which)
+    reference = checkpoint_reference(which)
     if reference is None or reference.run_name is not None:
-        hint = did_you_mean(which, ("best", "last", "step"))
-        raise ConfigurationError(f"{asked}: {which!r} is no checkpoint{hint}; use best, last or step:N")
+        hint = did_you_mean(which, ("best", "latest", "step"))
+        raise ConfigurationError(f"{asked}: {which!r} is no checkpoint{hint}; use best, latest or step:N")
     return reference
 
 

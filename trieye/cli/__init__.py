@@ -29,7 +29,7 @@ COMMANDS = {
     "attempts": "list the attempts of a run and restore superseded points",
     "evaluate": "run episodes with the policy of a run and print the returns",
     "export": "export the policy of a run as weights and a torch.export program",
-    "verify": "verify the files of a run against their checksums",
+    "verify": "check the files of a run for damage",
     "close": "deliver pending events of a killed run and record the run as KILLED",
     "rebuild": "rewrite the sinks of a run from its history",
     "claim": "record the new directory of a moved run",

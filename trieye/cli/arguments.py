@@ -7,6 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from trieye.renames import COMMANDS, OPTIONS
+
 DEFAULT_ROOT = ".trieye_data"
 DEFAULT_TIMEOUT_S = 300.0
 _RUN = "run directory or run name: run or app/run"
@@ -17,7 +19,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 class AnyOrder(argparse.ArgumentParser):
     """Parser that accepts positional arguments before, between and after options."""
 
-    _is_intermixing = _has_actions = False
+    _is_intermixing = _has_actions = _knows_renames = False
 
     def add_subparsers(self, **options: Any) -> Any:
         """Add the actions of a command; each action parses its own positional arguments."""
@@ -26,13 +28,29 @@ class AnyOrder(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Return the parsed namespace and the unrecognized arguments."""
+        if self._has_actions and args and (rename := COMMANDS.get(f"{self.prog} {args[0]}")):
+            self.error(str(rename))
         if self._is_intermixing or self._has_actions:
             return super().parse_known_args(args, namespace)
+        self._add_renamed()
         self._is_intermixing = True
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
             self._is_intermixing = False
+
+    def _add_renamed(self) -> None:
+        """Add the former names of options, which are errors that state the new names."""
+        renames, self._knows_renames = () if self._knows_renames else OPTIONS.values(), True
+        for rename in renames:
+            command, _, option = rename.old.rpartition(" ")
+            if f"{self.prog} ".startswith(f"{command} "):
+                self.add_argument(option, action=_Renamed, nargs="?", const=rename, help=argparse.SUPPRESS)
+
+
+class _Renamed(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(str(self.const))
 
 
 def add_run(parser: argparse.ArgumentParser, *, count: int | str | None = None) -> None:
@@ -66,10 +84,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document for scripts")
 
 
-def add_which(parser: argparse.ArgumentParser) -> None:
-    """Add --which to a command that reads a checkpoint."""
+def add_checkpoint(parser: argparse.ArgumentParser, default: str = "best") -> None:
+    """Add --checkpoint to a command that reads a checkpoint."""
     parser.add_argument(
-        "--which", default="best", metavar="WHICH", help="the checkpoint: best, latest or step:N (default: best)"
+        "--checkpoint", default=default, metavar="CKPT", help=f"best, latest or step:N (default: {default})"
     )
 
 

@@ -22,7 +22,7 @@ from trieye.cli.arguments import add_run, add_timeout
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trieye.process.terminal import Table
+    from trieye.process.terminal import TextTable
     from trieye.runs import AttemptRow
 
 MAX_METRICS = 3
@@ -53,11 +53,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _table(run_dir: Path, attempts: "Sequence[AttemptRow]") -> "Table":
-    from trieye.process.terminal import Table
+def _table(run_dir: Path, attempts: "Sequence[AttemptRow]") -> "TextTable":
+    from trieye.process.terminal import TextTable
 
     columns = ("attempt", "started", "points shown", "superseded", "metrics")
-    table = Table(*columns, title=run_dir.name, is_ruled=False)
+    table = TextTable(*columns, title=run_dir.name, is_ruled=False)
     for row in attempts:
         more = f" and {len(row.metrics) - MAX_METRICS} more" if len(row.metrics) > MAX_METRICS else ""
         metrics = ", ".join(row.metrics[:MAX_METRICS]) + more

@@ -23,7 +23,7 @@ from trieye.cli.output import print_json
 
 if TYPE_CHECKING:
     from trieye.hub.cluster import Node
-    from trieye.process.terminal import Table
+    from trieye.process.terminal import TextTable
 
 EXIT_UNFIT = 1
 _RESOURCES = ("CPU", "GPU", "memory")
@@ -108,11 +108,11 @@ def _check(options: argparse.Namespace) -> int:
     return EXIT_UNFIT if comparison.problems else 0
 
 
-def _table(nodes: "list[Node]") -> "Table":
-    from trieye.process.terminal import Table
+def _table(nodes: "list[Node]") -> "TextTable":
+    from trieye.process.terminal import TextTable
 
     columns = ("node", "host", "state", "resources", "Python", "trieye", "round trip", "clock offset", "free disk")
-    table = Table(*columns, is_ruled=False)
+    table = TextTable(*columns, is_ruled=False)
     for node in nodes:
         resources = ", ".join(_resource(name, node.resources[name]) for name in _RESOURCES if node.resources.get(name))
         state = "dead" if not node.is_alive else "no answer" if node.error else "here" if node.is_here else "alive"

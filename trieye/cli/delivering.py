@@ -8,12 +8,14 @@ from typing import Any
 
 from trieye.cli.output import print_json
 from trieye.process.terminal import Terminal, Text
-from trieye.runs.delivery import Delivery
+from trieye.runs.delivery import DeliveryResult
 
 EXIT_MISSING = 1
 
 
-def show_delivery(options: argparse.Namespace, schema: str, deliver: Callable[..., Delivery], *arguments: Any) -> int:
+def show_delivery(
+    options: argparse.Namespace, schema: str, deliver: Callable[..., DeliveryResult], *arguments: Any
+) -> int:
     """Deliver with a progress line, print the result, and return the exit code.
 
     Args:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from trieye.cli.arguments import add_run
 
 if TYPE_CHECKING:
-    from trieye.process.terminal import Table
+    from trieye.process.terminal import TextTable
     from trieye.runs.comparing import RunDiff
 
 MAX_METRICS = 40
@@ -54,13 +54,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _tables(comparison: "RunDiff") -> "list[Table]":
+def _tables(comparison: "RunDiff") -> "list[TextTable]":
     from trieye.cli.restarting import lines_of
-    from trieye.process.terminal import Table, Text
+    from trieye.process.terminal import Text, TextTable
 
     tables = []
     for part, differences in {**comparison.divergence.parts(), "metrics": comparison.metrics}.items():
-        table = Table(part, str(comparison.first), str(comparison.second), is_ruled=False)
+        table = TextTable(part, str(comparison.first), str(comparison.second), is_ruled=False)
         if part == "metrics":
             lines = [(name, *map(_number, pair)) for name, pair in differences.items()]
         else:

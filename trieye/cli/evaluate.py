@@ -10,7 +10,7 @@ The Python call is trieye.evaluate(run, ...); docs/json.md describes the output 
 Examples:
   trieye evaluate first
   trieye evaluate my_agent/first --episodes 100 --video first.gif
-  trieye evaluate --which latest --device cuda --json
+  trieye evaluate --checkpoint latest --device cuda --json
 """
 
 import argparse
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trieye.cli.arguments import add_json, add_root, add_which, add_working_directory
+from trieye.cli.arguments import add_checkpoint, add_json, add_root, add_working_directory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run directory or run name: run or app/run (default: the run with the newest checkpoint)",
     )
     add_root(parser)
-    add_which(parser)
+    add_checkpoint(parser)
     parser.add_argument("--episodes", type=_positive, default=20, metavar="N", help="number of episodes (default: 20)")
     parser.add_argument("--video", type=_gif, metavar="FILE.gif", help="write a GIF of the first episode")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps or auto (default: cpu)")
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
     roots = roots_of(options.root)
     run_dir = run_directory(options.run_name, root=options.root) if options.run_name else _newest(roots)
-    which = reference_of(options.which, asked="--which").which
+    which = reference_of(options.checkpoint, asked="--checkpoint").which
     add_working_directory()
     with Terminal(stderr=True).status(f"evaluating {run_dir.name}"):
         from trieye.training.launch import evaluate
@@ -74,10 +74,10 @@ def _newest(roots: Sequence[Path]) -> Path:
 
 
 def _show(report: Mapping[str, Any]) -> None:
-    from trieye.process.terminal import Table, Terminal
+    from trieye.process.terminal import Terminal, TextTable
 
     kind = "best checkpoint" if report["is_best"] else "checkpoint"
-    table = Table(title=f"{report['run']}: {kind}, {report['episodes']} episodes", is_ruled=False)
+    table = TextTable(title=f"{report['run']}: {kind}, {report['episodes']} episodes", is_ruled=False)
     table.add_row("checkpoint", f"{Path(report['checkpoint']).name}, after {report['step']:_} steps")
     table.add_row("return, mean", f"{report['return_mean']:.1f} (standard deviation {report['return_std']:.1f})")
     table.add_row("return, range", f"{report['return_min']:.1f} to {report['return_max']:.1f}")

@@ -11,14 +11,14 @@ The run may be alive.
 
 Examples:
   trieye export first
-  trieye export my_agent/first --which step:1200 -o robot/policy
+  trieye export my_agent/first --checkpoint step:1200 -o robot/policy
 """
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.cli.arguments import add_run, add_which, add_working_directory
+from trieye.cli.arguments import add_checkpoint, add_run, add_working_directory
 
 if TYPE_CHECKING:
     from trieye.training.run_export import Export
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_run(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="output directory (default: RUN/export)")
-    add_which(parser)
+    add_checkpoint(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     with Terminal(stderr=True).status(f"exporting {Path(options.run_name).name}"):
         from trieye.training.run_export import export_run
 
-        export = export_run(options.run_name, options.output, which=options.which, root=options.root)
+        export = export_run(options.run_name, options.output, checkpoint=options.checkpoint, root=options.root)
     if options.json:
         checkpoint, sizes = export.checkpoint, {file: file.stat().st_size for file in export.files}
         document = {"checkpoint": checkpoint.path, "step": checkpoint.step, "objective": checkpoint.objective}

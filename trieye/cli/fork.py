@@ -11,22 +11,20 @@ Before the run is created, the differences from RUN are shown, and a dry run of 
 fits.
 
 Examples:
-  trieye fork first --at best agent.lr=1e-5
-  trieye fork my_agent/first --at step:1200 run_name=second seed=7
-  trieye fork first loop.steps=20000                 from the last checkpoint
+  trieye fork first --checkpoint best agent.lr=1e-5
+  trieye fork my_agent/first --checkpoint step:1200 run_name=second seed=7
+  trieye fork first loop.steps=20000                 from the latest checkpoint
 """
 
 import argparse
 
-from trieye.cli.arguments import add_again
+from trieye.cli.arguments import add_again, add_checkpoint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add_again(parser)
-    parser.add_argument(
-        "--at", default="last", metavar="WHICH", help="the checkpoint: best, last or step:N (default: last)"
-    )
+    add_checkpoint(parser, "latest")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     plan = plan_fork(
         options.run_name,
         options.overrides,
-        at=options.at,
+        checkpoint=options.checkpoint,
         without=options.without,
         root=options.root,
         confirm=confirmed(options),

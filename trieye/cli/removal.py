@@ -12,7 +12,7 @@ from trieye.cli.output import print_json
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_files import RUN_RECORD
-from trieye.process.terminal import Table, Terminal
+from trieye.process.terminal import Terminal, TextTable
 from trieye.runs.removal import Removal
 
 EXIT_REFUSED = 1
@@ -86,8 +86,8 @@ def _row(removal: Removal) -> dict[str, Any]:
     }
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table("run", is_ruled=False)
+def _table(rows: Sequence[dict[str, Any]]) -> TextTable:
+    table = TextTable("run", is_ruled=False)
     table.add_column("status", no_wrap=True)
     table.add_column("last used", no_wrap=True)
     table.add_column("directory", justify="right", no_wrap=True)

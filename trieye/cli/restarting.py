@@ -12,7 +12,7 @@ from trieye.process.terminal import Terminal, Text
 from trieye.run.provenance import DIRECTORY
 from trieye.runs.comparing import Differences
 from trieye.runs.program import Confirm, key_of
-from trieye.runs.restarting import Restart
+from trieye.runs.restarting import RestartPlan
 
 _MAX_SHOWN = 30
 _MAX_VALUE = 60
@@ -20,7 +20,7 @@ _CONTEXT = 15
 """Characters of a long value shown before its first difference."""
 
 
-def restart(plan: Restart, options: argparse.Namespace, schema: str) -> int:
+def restart(plan: RestartPlan, options: argparse.Namespace, schema: str) -> int:
     """Show a restart, check that its checkpoint fits, and start it; return the exit code.
 
     Args:
@@ -55,7 +55,7 @@ def confirmed(options: argparse.Namespace) -> Confirm:
     return ask
 
 
-def _show_divergence(plan: Restart, overrides: Sequence[str]) -> None:
+def _show_divergence(plan: RestartPlan, overrides: Sequence[str]) -> None:
     """Print the differences from the stored run to stderr, and mark differences requested by overrides."""
     console, keys, source = Terminal(stderr=True), [key_of(word) for word in overrides], plan.source
     parts = plan.divergence.parts()

@@ -95,13 +95,15 @@ def _add_scoring(action: argparse.ArgumentParser) -> None:
         metavar="END",
         help="a run's score is the mean of its last END%% of points or last END steps (default: 10%%)",
     )
-    group.add_argument("--min", action="store_true", help="less is better (default: as loop.mode says)")
+    group.add_argument("--mode", choices=("max", "min"), help="whether higher or lower is better (default: loop.mode)")
     group.add_argument(
         "--best", action="store_true", help="show only the best config of each group (biased upwards by the selection)"
     )
-    group.add_argument("--partial", action="store_true", help="count runs that have not come to their end, too")
     group.add_argument(
-        "--finite",
+        "--include-unfinished", action="store_true", help="score failed, killed and running runs by their points so far"
+    )
+    group.add_argument(
+        "--include-diverged",
         action="store_true",
         help="score diverged runs by their last finite points (default: diverged runs have no score and rank last)",
     )
@@ -115,7 +117,7 @@ def _add_specific(action: argparse.ArgumentParser, name: str) -> None:
     if name in _OUT:
         default, text = _OUT[name]
         action.add_argument(
-            "-o", "--out", type=Path, default=default, required=name == "export", metavar="FILE", help=text
+            "-o", "--output", type=Path, default=default, required=name == "export", metavar="FILE", help=text
         )
     if name in {"curve", "report"}:
         action.add_argument("--x", choices=AXES, default="step", help="x axis of the curves (default: step)")

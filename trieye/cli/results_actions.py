@@ -19,7 +19,7 @@ from trieye.results import hyperparameters, selection, statistics, tables
 from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Floats
 from trieye.results.curves import aggregate_curves
-from trieye.results.groups import Groups, Scoring
+from trieye.results.groups import RunGroups, ScoreDefinition
 from trieye.results.hyperparameters import Mode, Selection
 from trieye.results.loading import load
 
@@ -54,11 +54,13 @@ def table(options: argparse.Namespace) -> int:
     selected.console.print(
         tables.scores_table(shown, selected.stat, title=selected.title, confidence=options.confidence)
     )
-    if options.out is not None:
+    if options.output is not None:
         from trieye.results import plots
 
         main_figures = {label: group[selected.stat] for label, group in shown.items()}
-        _save(plots.intervals(main_figures, f"{selected.scoring.name} ({selected.stat})", labels=labels), options.out)
+        _save(
+            plots.intervals(main_figures, f"{selected.scoring.name} ({selected.stat})", labels=labels), options.output
+        )
     selected.print_notes()
     return 0
 
@@ -82,7 +84,7 @@ def curve(options: argparse.Namespace) -> int:
             {"x": x, "curves": [{"label": label, "diverged": num, "band": band} for label, num, band in shown]}
         )
         return 0
-    if options.out is not None:
+    if options.output is not None:
         from trieye.results import plots
 
         runs = {
@@ -91,7 +93,7 @@ def curve(options: argparse.Namespace) -> int:
         }
         legend = f"{selected.stat}, {options.confidence:.0%} CI"
         shown_runs = runs if options.runs else None
-        _save(plots.curves(bands, name, x, what=legend, runs=shown_runs, marks=options.mark), options.out)
+        _save(plots.curves(bands, name, x, what=legend, runs=shown_runs, marks=options.mark), options.output)
     else:
         from trieye.results.terminal import curves as in_terminal
 
@@ -107,7 +109,7 @@ def compare(options: argparse.Namespace) -> int:
     groups = selected.groups(by=["place"] if by_source else None)
     if len(groups.labels) == 1:
         raise ConfigurationError(
-            f"only one group to compare, {groups.labels[0]}; choose the keys to group by with --by"
+            f"only one group to compare ({groups.labels[0]}); choose the keys to group by with --by"
         )
     scores = groups.scores(selected.scoring)
     if not options.json:
@@ -132,15 +134,15 @@ def compare(options: argparse.Namespace) -> int:
         selected.console.print(f"{len(numbers) - len(pairs)} more pairs; --json lists all")
     if len(groups.labels) <= _MOST_COLUMNS and (differences := groups.differences()):
         selected.console.print(tables.differences_table(differences, groups.labels))
-    if options.out is not None:
+    if options.output is not None:
         from trieye.results import plots
 
-        _save(plots.profiles(profiles_of(groups, scores, selected), selected.scoring.name), options.out)
+        _save(plots.profiles(profiles_of(groups, scores, selected), selected.scoring.name), options.output)
     selected.print_notes()
     return 0
 
 
-def profiles_of(groups: Groups, scores: Sequence[Floats], selected: RunSelection) -> dict[str, statistics.Band]:
+def profiles_of(groups: RunGroups, scores: Sequence[Floats], selected: RunSelection) -> dict[str, statistics.Band]:
     """Return the performance profile of each group over the score range of all groups."""
     present = np.unique(np.concatenate([values[~np.isnan(values)] for values in scores]))
     if not len(present):
@@ -158,7 +160,7 @@ def sensitivity(options: argparse.Namespace) -> int:
     selected = RunSelection(options)
     key = selection.resolve(options.param, selected.results.runs)
     lines, labels = {}, {}
-    for name, groups in Groups.by_config(selected.results, selected.by, options.task).items():
+    for name, groups in RunGroups.by_config(selected.results, selected.by, options.task).items():
         if settings := groups.sensitivity(
             key, selected.scoring, selected.stat, mode=selected.mode, **selected.intervals
         ):
@@ -168,10 +170,10 @@ def sensitivity(options: argparse.Namespace) -> int:
         selected.print_json({"param": key, "lines": rows})
         return 0
     selected.console.print(tables.settings_table(lines, options.param, labels, title=selected.title))
-    if options.out is not None:
+    if options.output is not None:
         from trieye.results import plots
 
-        _save(plots.sensitivity(lines, options.param, f"{selected.scoring.name} ({selected.stat})"), options.out)
+        _save(plots.sensitivity(lines, options.param, f"{selected.scoring.name} ({selected.stat})"), options.output)
     selected.print_notes()
     return 0
 
@@ -181,8 +183,8 @@ def select(options: argparse.Namespace) -> int:
     selected = RunSelection(options)
     if options.rerun is not None and options.rerun < 1:
         raise ConfigurationError(f"--rerun {options.rerun}: must be at least 1")
-    selections: dict[str, tuple[Groups, Selection]] = {}
-    for name, groups in Groups.by_config(selected.results, selected.by, options.task).items():
+    selections: dict[str, tuple[RunGroups, Selection]] = {}
+    for name, groups in RunGroups.by_config(selected.results, selected.by, options.task).items():
         scores = groups.scores(selected.scoring)
         diverged = groups.penalties(selected.scoring)
         choice = hyperparameters.select(
@@ -215,17 +217,17 @@ def select(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write the HTML report."""
-    selected, out = RunSelection(options), Path.cwd() / options.out
+    selected, out = RunSelection(options), Path.cwd() / options.output
     page = page_of(selected, directory=out.parent)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, page.encode("utf-8", "backslashreplace"))
     except OSError as error:
-        raise ConfigurationError(f"cannot write {options.out}: {error.strerror or error}") from error
+        raise ConfigurationError(f"cannot write {options.output}: {error.strerror or error}") from error
     if options.json:
         selected.print_json({"path": out})
         return 0
-    print(f"written to {options.out}")
+    print(f"written to {options.output}")
     selected.print_notes()
     return 0
 
@@ -270,12 +272,12 @@ def export(options: argparse.Namespace) -> int:
             if name not in logged_metrics:
                 raise ConfigurationError(f"--metric {name}: no run logged it{did_you_mean(name, logged_metrics)}")
     points = results.to_arrow(metrics)
-    write_table(points, options.out)
+    write_table(points, options.output)
     if options.json:
         counts = {"num_points": points.num_rows, "num_runs": len(results)}
-        print_json("results.export", {"path": options.out.absolute(), **counts, "problems": results.problems})
+        print_json("results.export", {"path": options.output.absolute(), **counts, "problems": results.problems})
         return 0
-    print(f"{points.num_rows:,} points of {len(results)} runs written to {options.out}")
+    print(f"{points.num_rows:,} points of {len(results)} runs written to {options.output}")
     for text in results.problems:
         print(text, file=sys.stderr)
     return 0
@@ -298,7 +300,7 @@ def _save(figure: Any, path: Path) -> None:
     print(f"written to {path}")
 
 
-def _plain_selection(scoring: Scoring, name: str, groups: Groups, selected: Selection) -> dict[str, Any]:
+def _plain_selection(scoring: ScoreDefinition, name: str, groups: RunGroups, selected: Selection) -> dict[str, Any]:
     columns = {
         "label": groups.labels,
         "values": groups.values,

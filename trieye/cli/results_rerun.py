@@ -10,7 +10,7 @@ from trieye.cli.run_selection import RunSelection
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.results import statistics, tables
-from trieye.results.groups import Groups, Scoring
+from trieye.results.groups import RunGroups, ScoreDefinition
 from trieye.results.hyperparameters import Selection
 from trieye.results.loading import load
 from trieye.results.runs import LoadedRun, is_seed
@@ -22,7 +22,7 @@ from trieye.sweeps.spec import grid_of
 _OF_THE_GRID = ("hydra.sweeper.", "hydra.sweep.dir", "hydra.mode")
 
 
-def rerun(selected: RunSelection, selections: Mapping[str, tuple[Groups, Selection]]) -> int:
+def rerun(selected: RunSelection, selections: Mapping[str, tuple[RunGroups, Selection]]) -> int:
     """Rerun the best config of each group, show the scores of both stages, and return the exit code.
 
     Raises:
@@ -69,7 +69,7 @@ def rerun(selected: RunSelection, selections: Mapping[str, tuple[Groups, Selecti
     return code
 
 
-def _first(groups: Groups, row: int) -> LoadedRun:
+def _first(groups: RunGroups, row: int) -> LoadedRun:
     """Return a run of the group in this row."""
     number = next(number for number in groups.rows[row] if number is not None)
     return next(run for run in groups.results.table[number] if run is not None)
@@ -128,12 +128,12 @@ def _record(record: SweepRecord, jobs: Sequence[Sequence[str]], seeds: Sequence[
 def _show(
     selected: RunSelection,
     configs: Mapping[tuple[str, int], LoadedRun],
-    selections: Mapping[str, tuple[Groups, Selection]],
+    selections: Mapping[str, tuple[RunGroups, Selection]],
     directory: Path,
 ) -> None:
     """Show the scores of both stages separately, because the selection biases the scores of the first stage."""
     fresh = load(directory)
-    scoring: Scoring = selected.scoring
+    scoring: ScoreDefinition = selected.scoring
     stat = selected.stat
     rows: dict[str, dict[str, statistics.Estimate]] = {}
     for (name, row), run in configs.items():
@@ -142,7 +142,7 @@ def _show(
         rows[f"{label}, selection seeds"] = {stat: selection.estimates[row]}
         same = fresh.only(other for other in fresh if not differences(other.params, run.params))
         if len(same):
-            (scores,) = Groups.of(same, ["place"], selected.options.task).scores(scoring)
+            (scores,) = RunGroups.of(same, ["place"], selected.options.task).scores(scoring)
             rows[f"{label}, fresh seeds"] = {stat: statistics.aggregate(scores, stat, **selected.intervals)}
     table = tables.scores_table(rows, stat, title=selected.title, confidence=selected.options.confidence)
     selected.console.print(table)

@@ -12,7 +12,7 @@ from trieye.cli.output import print_json
 from trieye.exceptions import ConfigurationError
 from trieye.process.terminal import Terminal
 from trieye.results.aggregates import Aggregate
-from trieye.results.groups import Groups, Scoring
+from trieye.results.groups import RunGroups, ScoreDefinition
 from trieye.results.hyperparameters import Mode
 from trieye.results.loading import load
 from trieye.results.results import Results
@@ -42,16 +42,16 @@ class RunSelection:
         self.console = Terminal()
 
     @cached_property
-    def scoring(self) -> Scoring:
+    def scoring(self) -> ScoreDefinition:
         """Score definition: how a run becomes one number."""
         names = self.options.metric or self._objective()
         last, steps = last_of(self.options.last)
-        return Scoring(
+        return ScoreDefinition(
             metric=[name.strip() for name in names.split(",")],
             last=last,
             steps=steps,
-            partial=self.options.partial,
-            finite=self.options.finite,
+            include_unfinished=self.options.include_unfinished,
+            include_diverged=self.options.include_diverged,
             ranges=dict(map(range_of, self.options.range)),
         )
 
@@ -59,7 +59,7 @@ class RunSelection:
     def mode(self) -> Mode:
         """Whether higher or lower scores are better."""
         modes = {run.params["loop.mode"] for run in self.results if "loop.mode" in run.params}
-        return "min" if self.options.min or modes == {"min"} else "max"
+        return self.options.mode or ("min" if modes == {"min"} else "max")
 
     @property
     def stat(self) -> Aggregate:
@@ -87,9 +87,9 @@ class RunSelection:
         """Keys to group by."""
         return [key.strip() for key in self.options.by.split(",") if key.strip()]
 
-    def groups(self, *, by: Sequence[str] | None = None) -> Groups:
+    def groups(self, *, by: Sequence[str] | None = None) -> RunGroups:
         """Return the groups to compare."""
-        groups = Groups.of(self.results, self.by if by is None else by, self.options.task)
+        groups = RunGroups.of(self.results, self.by if by is None else by, self.options.task)
         return groups.best(self.scoring, self.mode) if self.options.best else groups
 
     def _objective(self) -> str:
@@ -171,7 +171,10 @@ def sources_of(options: argparse.Namespace) -> list[str]:
     except ConfigurationError:
         apps = sorted(str(path.parent) for path in Path(DEFAULT_ROOT).glob("*/runs"))
         if not apps:
-            raise
+            raise ConfigurationError(
+                f"no runs: no sweep in the working directory or below multirun/, and no app in {DEFAULT_ROOT}; pass a "
+                "run, an app or a sweep as SOURCE"
+            ) from None
         if len(apps) > 1:
             raise ConfigurationError(f"several apps; pass one or more as SOURCE: {', '.join(apps)}") from None
         print(f"using the runs of {apps[0]}", file=sys.stderr)

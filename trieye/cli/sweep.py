@@ -9,11 +9,11 @@ Examples:
   trieye sweep plan my_agent.train 'agent.lr=1e-4,3e-4' 'agent=ppo,dqn' --seeds 5 -o sweeps/first
   trieye sweep plan my_agent.train experiments/sarsa.json --seeds 30       a PyExpUtils experiment description
   trieye sweep show 7                           overrides of job 7
-  trieye sweep index agent.lr=3e-4 seed=2       which jobs have that
+  trieye sweep find agent.lr=3e-4 seed=2        which jobs have these values
   trieye sweep run -i $SLURM_ARRAY_TASK_ID --stride 100
   trieye sweep status multirun/20260101_120000
   trieye sweep relaunch --only failed           resumes from checkpoints; never repeats completed jobs
-  trieye sweep slurm --hours 3 --gigs 4 --per-task 10 --submit
+  trieye sweep slurm --hours 3 --memory-gib 4 --per-task 10 --submit
   trieye sweep merge                            copies runs from other machines here and logs them to MLflow
 """
 
@@ -73,20 +73,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--zip", action="append", default=[], metavar="KEY,KEY", help="vary these keys together; repeatable"
     )
     plan.add_argument(
-        "--without", action="append", default=[], metavar="KEY=VALUE,...", help="exclude a combination; repeatable"
+        "--exclude", action="append", default=[], metavar="KEY=VALUE,...", help="exclude a combination; repeatable"
     )
-    plan.add_argument("-o", "--out", type=Path, metavar="DIR", help="write the plan here, for `run` and `relaunch`")
-    for name, text in (("show", "what a job is"), ("index", "which jobs have these values"), ("run", "run jobs here")):
+    plan.add_argument("-o", "--output", type=Path, metavar="DIR", help="write the plan here, for `run` and `relaunch`")
+    for name, text in (("show", "what a job is"), ("find", "which jobs have these values"), ("run", "run jobs here")):
         action = actions.add_parser(name, help=text)
         action.add_argument("-d", "--dir", type=Path, metavar="DIR", help="sweep directory")
         if name == "show":
             action.add_argument("index", type=int, metavar="I", help="index of the job")
-        elif name == "index":
+        elif name == "find":
             action.add_argument("values", nargs="+", metavar="KEY=VALUE", help="values of the jobs")
         else:
             action.add_argument("-i", "--index", required=True, metavar="I", help="job index or ranges, such as 0-9,12")
             action.add_argument("--stride", type=int, metavar="K", help="also run the jobs I+K, I+2K and so on")
-            action.add_argument("--at-once", type=int, default=1, metavar="N", help="so many of them side by side (1)")
+            action.add_argument("--max-concurrent", type=int, default=1, metavar="N", help="parallel jobs (default: 1)")
             add_confirmed(action)
     status = actions.add_parser("status", help="show the status of the jobs; exit code 0 if all are completed")
     status.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory")
@@ -126,7 +126,7 @@ def _plan(options: argparse.Namespace) -> int:
     sweeper: dict[str, Any] = {
         "seeds": options.seeds,
         "zip": [group.split(",") for group in options.zip],
-        "without": [dict(map(pair, group.split(","))) for group in options.without],
+        "exclude": [dict(map(pair, group.split(","))) for group in options.exclude],
     }
     own = [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in sweeper.items() if value]
     record = SweepRecord(
@@ -136,26 +136,26 @@ def _plan(options: argparse.Namespace) -> int:
         own=["hydra/sweeper=trieye", "hydra/launcher=trieye_ray", *own, *hydra_words],
     ).sign()
     grid = grid_of(words, SweeperConfig.model_validate(sweeper))
-    with nullcontext() if options.out is None else lock_in(options.out):
-        if options.out is not None and (before := SweepRecord.read(options.out)) is not None:
-            grid = before.at(options.out).going_on(grid, words, options.out)
+    with nullcontext() if options.output is None else lock_in(options.output):
+        if options.output is not None and (before := SweepRecord.read(options.output)) is not None:
+            grid = before.at(options.output).going_on(grid, words, options.output)
         record.set_grid(grid)
-        if options.out is not None:
-            record.write(options.out)
+        if options.output is not None:
+            record.write(options.output)
     if options.json:
         experiments = [{"path": description.path, "name": description.name} for description in descriptions]
         public_axes = grid.without_secrets().axes
         axes = [{"keys": list(axis.keys), "values": [list(values) for values in axis.places]} for axis in public_axes]
         document = {"num_jobs": sum(1 for _ in grid) if grid.without else grid.size, "fingerprint": grid.fingerprint}
-        print_json("sweep.plan", {**document, "axes": axes, "experiments": experiments, "sweep": options.out})
+        print_json("sweep.plan", {**document, "axes": axes, "experiments": experiments, "sweep": options.output})
         return 0
     plan_table(grid)
     for description in descriptions:
         output = "" if description.save_pattern is None else f", job 0 saves to {description.save_path(0)}"
         print(f"{description.path}: experiment {description.name}{output}")
-    if options.out is not None:
-        command = f"run it: trieye sweep relaunch {options.out}" if program else "to run it, pass the program first"
-        print(f"written to {options.out}; {command}")
+    if options.output is not None:
+        command = f"run it: trieye sweep relaunch {options.output}" if program else "to run it, pass the program first"
+        print(f"written to {options.output}; {command}")
     return 0
 
 
@@ -204,7 +204,7 @@ def _split(words: Sequence[str], seeds: int | None) -> "tuple[list[str], list[st
             descriptions.append(Description.read(Path(word), runs=seeds or 1))
             spec += descriptions[-1].words
         elif word.lstrip("+").startswith(("hydra.sweep", "hydra/sweep", "hydra.mode")):
-            raise ConfigurationError(f"{word}: a plan does not accept this key; use --seeds, --zip, --without and -o")
+            raise ConfigurationError(f"{word}: a plan does not accept this key; use --seeds, --zip, --exclude and -o")
         elif word.lstrip("+").startswith(("hydra.", "hydra/")):
             own.append(word)
         else:
@@ -230,16 +230,16 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _index(options: argparse.Namespace) -> int:
+def _find(options: argparse.Namespace) -> int:
     from trieye.sweeps.record import SweepRecord
 
     directory = sweep_directory(options.dir)
     grid = SweepRecord.of(directory).the_grid()
     indices = list(grid.find(dict(map(pair, options.values))))
     if not indices:
-        raise ConfigurationError(f"{' '.join(options.values)}: all jobs with these values are excluded by --without")
+        raise ConfigurationError(f"{' '.join(options.values)}: all jobs with these values are excluded by --exclude")
     if options.json:
-        print_json("sweep.index", {"sweep": directory, "indices": indices})
+        print_json("sweep.find", {"sweep": directory, "indices": indices})
     else:
         print(*indices, sep="\n")
     return 0
@@ -254,13 +254,13 @@ def _run(options: argparse.Namespace) -> int:
     indices = numbers(options.index)
     if max(indices) >= grid.size:
         raise ConfigurationError(f"-i {options.index}: out of range; the sweep has the jobs 0 to {grid.size - 1}")
-    for name, value in (("stride", options.stride), ("at-once", options.at_once)):
+    for name, value in (("stride", options.stride), ("max-concurrent", options.max_concurrent)):
         if value is not None and value < 1:
             raise ConfigurationError(f"--{name} {value}: must be at least 1")
     if options.stride:
         indices = [index for first in indices for index in range(first, grid.size, options.stride)]
-    one_by_one = options.at_once == 1
-    where = "hydra.launcher.isolate=none" if one_by_one else f"hydra.launcher.num_jobs={options.at_once}"
+    one_by_one = options.max_concurrent == 1
+    where = "hydra.launcher.isolate=none" if one_by_one else f"hydra.launcher.num_jobs={options.max_concurrent}"
     return _start(options, record, directory, where, "hydra.launcher.is_part=true", only=indices)
 
 
@@ -304,12 +304,12 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
     import platform
     import time
 
-    from trieye.process.terminal import Table, Text
+    from trieye.process.terminal import Text, TextTable
     from trieye.sweeps.grid import short
     from trieye.sweeps.report import headings
 
     keys = list(dict.fromkeys(key for job in jobs for key in job.values))
-    table = Table()
+    table = TextTable()
     is_spread = any(job.record is not None and job.record.host != platform.node() for job in jobs)
     hosts = ["host"] if is_spread else []
     names = ("job", "state", *headings(keys), "step", "objective", "attempt", "time", *hosts, "")
@@ -441,7 +441,7 @@ def _start(options: argparse.Namespace, record: "SweepRecord", directory: Path, 
 _ACTIONS = {
     "plan": _plan,
     "show": _show,
-    "index": _index,
+    "find": _find,
     "run": _run,
     "status": _status,
     "relaunch": _relaunch,

@@ -28,14 +28,14 @@ def add_slurm(actions: Any, states: Sequence[str]) -> None:
     slurm.add_argument(
         "--hours", type=float, required=True, metavar="H", help="time limit of a Slurm task in hours; 3 becomes 2:59:59"
     )
-    slurm.add_argument("--gigs", type=float, metavar="G", help="memory per job in GiB (default: Slurm's default)")
+    slurm.add_argument("--memory-gib", type=float, metavar="G", help="memory per job in GiB (default: Slurm's default)")
     slurm.add_argument("--cpus", type=int, default=1, metavar="N", help="CPUs per job (default: 1)")
     slurm.add_argument(
         "--gpus", type=float, default=0.0, metavar="N", help="GPUs per job; with 0.25, four jobs share one (default: 0)"
     )
     slurm.add_argument("--per-task", type=int, default=1, metavar="N", help="jobs per task of the array (default: 1)")
-    slurm.add_argument("--at-once", type=int, default=1, metavar="N", help="how many of them side by side (1)")
-    slurm.add_argument("--most-tasks", type=int, metavar="N", help="tasks that run at the same time")
+    slurm.add_argument("--max-concurrent", type=int, default=1, metavar="N", help="parallel jobs per task (default: 1)")
+    slurm.add_argument("--max-tasks", type=int, metavar="N", help="maximum number of running tasks (default: no limit)")
     slurm.add_argument(
         "--signal", type=int, default=120, metavar="S",
         help="jobs save and are requeued S seconds before the time limit; 0 disables this (default: 120)",
@@ -69,7 +69,7 @@ def write_script(options: argparse.Namespace, directory: Path, indices: Sequence
     (directory / LOGS).mkdir(exist_ok=True)
     write_atomic(path, script_of(directory, indices, request, working_dir=working_dir).encode())
     tasks = -(-len(indices) // request.per_task)
-    core_h = tasks * request.hours * request.cpus * request.at_once
+    core_h = tasks * request.hours * request.cpus * request.max_concurrent
     if options.json:
         number = submit(path) if options.submit else None
         document = {"sweep": directory, "jobs": list(indices), "num_tasks": tasks, "core_hours": core_h}
@@ -94,12 +94,12 @@ def _request(options: argparse.Namespace, directory: Path) -> "ArrayRequest":
     named = {"account": options.account, "partition": options.partition}
     return ArrayRequest(
         hours=options.hours,
-        gigs=options.gigs,
+        memory_gib=options.memory_gib,
         cpus=options.cpus,
         gpus=options.gpus,
         per_task=options.per_task,
-        at_once=options.at_once,
-        most_tasks=options.most_tasks,
+        max_concurrent=options.max_concurrent,
+        max_tasks=options.max_tasks,
         signal_s=options.signal,
         name=directory.resolve().name,
         options=[*(f"{key}={value}" for key, value in named.items() if value), *options.option],

@@ -38,7 +38,10 @@ _HIGHEST_PORT = 65535
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     parser.add_argument(
-        "reference", nargs="?", metavar="RUN|APP|SWEEP|DIR", help="what to show (default: all apps of the project)"
+        "reference",
+        nargs="?",
+        metavar="RUN|APP|SWEEP|DIR",
+        help="run, app, sweep or directory to show (default: all apps of the project)",
     )
     parser.add_argument("--only", choices=KINDS, help="show only this page (default: all)")
     parser.add_argument("--port", type=_port, metavar="N", help="port of the first server (default: a free port)")

@@ -1,6 +1,6 @@
-"""`trieye verify`: verify the files of a run.
+"""`trieye verify`: check the files of a run for damage.
 
-Verify the files of a run against their checksums, and show the progress of its sinks.
+Check the files of a run for damage, and show the progress of its sinks.
 
 The command reads journal, history, checkpoints and buffers completely and changes nothing; the run may be alive.
 The exit code is 0 if everything is intact, and 1 if something is damaged.

@@ -16,7 +16,7 @@ from trieye.cli.runs import RUN_COLORS
 from trieye.exceptions import JournalError
 from trieye.files.run_files import CHECKPOINTS
 from trieye.hub.status import last_status, read_status
-from trieye.process.terminal import Group, RenderableType, Table, Terminal, Text
+from trieye.process.terminal import Group, RenderableType, Terminal, Text, TextTable
 from trieye.process.text import duration
 from trieye.runs.checkpoint_rows import CheckpointRow, SavedFiles
 from trieye.runs.stored_run import StoredRun
@@ -26,7 +26,7 @@ STALE_AFTER_S = 10.0
 RATES_OVER_S = 10.0
 """Averaging window of rates; the hub publishes once a second, so a shorter window would make them jump."""
 
-_LAG = re.compile(r"explorer/(\d+)/lag")
+_LAG = re.compile(r"explorer/(\d+)/staleness")
 
 MIN_METRICS = 3
 MAX_ERROR = 80
@@ -180,7 +180,7 @@ def _explorers(metrics: Mapping[str, Any]) -> Iterator[Text]:
     words = {"explorer/alive": "explorers alive", "sync/version": "version", "sync/publish_ms": "ms to publish"}
     words |= {"replay/staleness_mean": "staleness mean", "replay/staleness_max": "max"}
     text = Text(" · ".join(f"{word} {_number(last[name])}" for name, word in words.items() if name in last))
-    for name, word in {"explorer/restarts": "restarts", "explorer/lost": "fragments lost"}.items():
+    for name, word in {"explorer/restarts": "restarts", "explorer/lost_fragments": "fragments lost"}.items():
         if name in last:
             text.append(f" · {word} {_number(last[name])}", "yellow" if last[name] else "")
     yield text
@@ -260,7 +260,7 @@ def render_saved(saved: SavedFiles) -> RenderableType:
     return Group(*lines)
 
 
-def _states(kind: str, rows: list[CheckpointRow]) -> Table:
+def _states(kind: str, rows: list[CheckpointRow]) -> TextTable:
     """Return a table without empty columns, to fit 80 characters."""
     columns = {
         kind: [Text(f"{row.step:,}") for row in rows],
@@ -271,7 +271,7 @@ def _states(kind: str, rows: list[CheckpointRow]) -> Table:
         "": [Text(" ".join(row.marks), "bold") for row in rows],
         "state": [Text(row.state, SAVED_COLORS[row.state]) for row in rows],
     }
-    table = Table(is_ruled=False)
+    table = TextTable(is_ruled=False)
     shown = {name: cells for name, cells in columns.items() if any(cell.plain for cell in cells)}
     for name in shown:
         table.add_column(name, justify="left" if name in {"", "state"} else "right", no_wrap=bool(name))
@@ -317,8 +317,8 @@ def _state(sink: SinkPosition, check: RunCheck) -> Text:
     return Text(_short(sink.error), "red") if sink.error else Text("delivering")
 
 
-def _table(*left: str, right: tuple[str, ...] = ()) -> Table:
-    table = Table(*left, is_ruled=False)
+def _table(*left: str, right: tuple[str, ...] = ()) -> TextTable:
+    table = TextTable(*left, is_ruled=False)
     for name in right:
         table.add_column(name, justify="right", no_wrap=True)
     return table

@@ -1,4 +1,4 @@
-"""AgentConfig: what trieye has to know of an algorithm; the project that owns it adds its hyperparameters."""
+"""AgentConfig and ReplayAgentConfig: base classes of an algorithm's hyperparameters."""
 
 from typing import Any, ClassVar, Literal, get_args
 
@@ -12,14 +12,14 @@ ActionKind = Literal["discrete", "continuous"]
 
 
 class AgentConfig(Variants):
-    """An algorithm that trains on what it has just collected, such as PPO.
+    """Base class for the hyperparameters of an on-policy algorithm, such as PPO.
 
-    A project has a subclass for each algorithm with a `kind`, a `Literal` that is also the name of its file in
-    `conf/agent/`.
+    A project defines a subclass for each algorithm. Its field `kind` is a `Literal` with the name of the algorithm's
+    file in `conf/agent/`.
     """
 
     actions: ClassVar[tuple[ActionKind, ...]] = ("discrete", "continuous")
-    """What it can choose among: `discrete` actions, numbers within bounds (`continuous`), or both."""
+    """Supported action spaces: `discrete`, `continuous` (a bounded `Box`), or both."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -27,38 +27,38 @@ class AgentConfig(Variants):
         for name in cls.actions:
             if name not in get_args(ActionKind):
                 raise ConfigurationError(
-                    f"{cls.__name__}.actions: {name!r} is no kind of action{did_you_mean(name, get_args(ActionKind))} "
+                    f"{cls.__name__}.actions: unknown kind {name!r}{did_you_mean(name, get_args(ActionKind))} "
                     f"(kinds: {', '.join(get_args(ActionKind))})"
                 )
 
-    engine: ClassPath = Field(description="The class that trains, as `my_agent.dqn:DQN`.")
-    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of a reward one environment step later.")
+    engine: ClassPath = Field(description="Training class of the algorithm, as `module:Class`: `my_agent.dqn:DQN`.")
+    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount factor per environment step.")
     rollout_steps: int = Field(
-        default=1, ge=1, le=1 << 20, description="Steps of each environment between two looks at learning."
+        default=1, ge=1, le=1 << 20, description="Steps of each environment per rollout, between updates."
     )
-    batch_size: int = Field(default=64, ge=1, le=1 << 20, description="Rows in one update.")
+    batch_size: int = Field(default=64, ge=1, le=1 << 20, description="Rows per minibatch; each update uses one.")
     device: str = Field(
         default="auto",
         pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$",
-        description="Where to learn; auto = a GPU if there is one.",
+        examples=["auto", "cpu", "mps", "cuda", "cuda:1"],
+        description="Device of the learner; auto = CUDA if available, else the CPU.",
     )
-    # no float16: its gradients vanish unless each engine scales them, and bfloat16 is as fast
+    # no float16: gradients underflow unless every engine scales them, and bfloat16 is as fast
     precision: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Type of the arithmetic inside `autocast`; weights are float32 in any case."
+        default="float32", description="Dtype of computations inside `self.autocast()`; weights stay float32."
     )
-    compile: bool = Field(default=False, description="Compile the policy's modules by torch.compile.")
+    compile: bool = Field(default=False, description="Compile the modules of the policy with torch.compile.")
     num_threads: int = Field(
         default=1,
         ge=0,
-        description="Threads of torch on the CPU; for small networks more cost more than they give. "
-        "0 = as torch likes.",
+        description="Intra-op CPU threads of torch; 0 = torch's default. Small networks run slower with more than one.",
     )
 
 
 class ReplayAgentConfig(AgentConfig):
-    """An algorithm that draws its batches from a replay buffer, such as DQN or SAC."""
+    """Base class for the hyperparameters of an algorithm with a replay buffer, such as DQN or SAC."""
 
     updates_per_env_step: float = Field(
-        default=1.0, gt=0, le=1000, description="Updates for each environment step, on average."
+        default=1.0, gt=0, le=1000, description="Average number of updates per environment step."
     )
-    learning_starts: int = Field(default=1000, ge=1, description="Environment steps before the first update.")
+    learning_starts: int = Field(default=1000, ge=1, description="Environment steps collected before the first update.")

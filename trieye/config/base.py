@@ -1,4 +1,4 @@
-"""StrictModel, the base of all config models, and the keys that follow from the type of a field."""
+"""StrictModel, the base class of config models; which keys a field accepts; close matches of misspelled names."""
 
 import difflib
 import types
@@ -23,12 +23,12 @@ from trieye.renames import renamed_field
 
 @dataclass(frozen=True)
 class Marker:
-    """Differences of a field between YAML and Python; put it into the field's `Annotated`.
+    """Metadata for a field's `Annotated`: how the field differs between YAML and Python.
 
     Attributes:
-        set_by: The key that sets this field, which is therefore no key of its own.
-        yaml_default: Values that win over the defaults of the field's model.
-        takes_values: Whether it takes a plain value in place of its model.
+        set_by: Another key that sets this field; the field itself cannot be set.
+        yaml_default: Values that override the defaults of the field's model.
+        takes_values: Whether the field also accepts a plain value.
     """
 
     set_by: str | None = None
@@ -37,24 +37,24 @@ class Marker:
 
 
 def set_by(info: FieldInfo) -> str | None:
-    """Return the key that sets a field, or None if the field is a key of its own."""
+    """Return the other key that sets a field; None if the field can be set itself."""
     return next((item.set_by for item in info.metadata if isinstance(item, Marker)), None)
 
 
-def _values_of_a_dict(items: Any) -> Any:
+def _values_of_dict(items: Any) -> Any:
     if isinstance(items, dict):
         return [item for item in items.values() if item is not None]
     return items
 
 
-_KEYED = BeforeValidator(_values_of_a_dict)
+_KEYED = BeforeValidator(_values_of_dict)
 _Item = TypeVar("_Item")
 Keyed = Annotated[list[_Item], _KEYED]
-"""A list that is a dict in YAML, so that sets of items merge; the keys are short names of the user's choice."""
+"""A list that is a dict in YAML, so that config files can merge it; users choose the keys."""
 
 
 def models_in(info: FieldInfo) -> tuple[list[type[BaseModel]], bool]:
-    """Return the config models that a field holds, and whether it holds many of them under keys."""
+    """Return the config models in the type of a field, and whether the field is a keyed collection of them."""
     options = [option for option in _options(info.annotation) if option is not type(None)]
     models = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
     if models or len(options) != 1:
@@ -75,7 +75,7 @@ def takes_values(info: FieldInfo) -> bool:
 
 
 def is_open(info: FieldInfo) -> bool:
-    """Return whether a field is a dict of plain values, whose keys the user chooses."""
+    """Return whether a field is a dict of plain values with arbitrary keys."""
     options = [option for option in _options(info.annotation) if option is not type(None)]
     is_dict = len(options) == 1 and get_origin(options[0]) is dict and get_args(options[0])[0] is str
     return is_dict and not models_in(info)[0]
@@ -101,19 +101,19 @@ def _options(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that `word` most likely meant, or None."""
-    candidates = sorted(known)
+def nearest(word: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate closest to a misspelled or abbreviated word; None if none is close."""
+    candidates = sorted(candidates)
     folded = {candidate.lower(): candidate for candidate in candidates}
     matches = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.6)
-    # a part of a long name is no close match
+    # difflib misses the beginning of a long name
     parts = [candidate for candidate in folded if word and candidate.startswith(word.lower())]
     return folded[(matches or parts)[0]] if matches or parts else None
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the nearest known word, or an empty string."""
-    match = nearest(word, known)
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the closest candidate; an empty string if none is close."""
+    match = nearest(word, candidates)
     return f"; did you mean {match!r}?" if match else ""
 
 
@@ -123,7 +123,7 @@ def _is_number(info: FieldInfo) -> bool:
 
 
 class StrictModel(BaseModel):
-    """A frozen config model that refuses unknown keys."""
+    """A frozen config model that rejects unknown keys."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
@@ -132,20 +132,20 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, data: Any) -> Any:
-        """Refuse unknown keys with the closest match; those on a command line are worded by `hydra/messages.py`.
+        """Reject unknown keys and name the closest match; for command lines, `hydra/messages.py` words the message.
 
-        Booleans become text where a number belongs, so that pydantic does not read them as 1 and 0.
+        Booleans for numeric fields become text, so that pydantic does not read them as 1 and 0.
         """
-        known = cls.model_fields
-        if isinstance(data, str) and "kind" in known:
-            raise PydanticCustomError("kind_as_text", "expected keys; write {kind}", {"kind": {"kind": data}})
+        fields = cls.model_fields
+        if isinstance(data, str) and "kind" in fields:
+            raise PydanticCustomError("kind_as_text", "expected keys, as in {kind}", {"kind": {"kind": data}})
         if not isinstance(data, dict):
             return data
-        if unknown := [_unknown_key(str(key), known, value) for key, value in data.items() if key not in known]:
+        if unknown := [_unknown_key(str(key), fields, value) for key, value in data.items() if key not in fields]:
             raise ValidationError.from_exception_data(cls.__name__, unknown)
-        # a validator of single fields is forbidden for those that tell the members of a union apart
+        # here, because pydantic forbids a before-validator of a discriminator field
         return {
-            key: str(value).lower() if isinstance(value, bool) and _is_number(known[key]) else value
+            key: str(value).lower() if isinstance(value, bool) and _is_number(fields[key]) else value
             for key, value in data.items()
         }
 
@@ -160,29 +160,29 @@ class StrictModel(BaseModel):
                 raise
 
 
-def _unknown_key(key: str, known: Collection[str], value: Any) -> InitErrorDetails:
-    words = {"key": key, "hint": did_you_mean(key, known), "keys": ", ".join(sorted(known))}
-    error = PydanticCustomError("unknown_key", "unknown key '{key}'{hint} (keys: {keys})", words)
-    if new := renamed_field(key, known):
-        words = {"key": key, "new": new, "value": value}
-        error = PydanticCustomError("unknown_key", "'{key}' was renamed to '{new}' (value {value})", words)
+def _unknown_key(key: str, fields: Collection[str], value: Any) -> InitErrorDetails:
+    context = {"key": key, "hint": did_you_mean(key, fields), "keys": ", ".join(sorted(fields))}
+    error = PydanticCustomError("unknown_key", "unknown key '{key}'{hint} (keys: {keys})", context)
+    if new := renamed_field(key, fields):
+        context = {"key": key, "new": new, "value": value}
+        error = PydanticCustomError("unknown_key", "'{key}' was renamed to '{new}' (value {value})", context)
     return InitErrorDetails(type=error, loc=(key,), input=value)
 
 
 class Variants(StrictModel):
-    """A strict model; where it is the type of a field, the field holds any of its subclasses, told apart by `kind`.
+    """A strict model that stands, as the type of a field, for the union of its subclasses, discriminated by `kind`.
 
-    Those are the ones that were there when the model with the field was defined; the newest of each kind.
+    The union contains the subclasses defined before the model with the field, and the latest one of each kind.
     """
 
     @classmethod
     def kinds(cls) -> tuple[type[StrictModel], ...]:
-        """Return the subclasses with a `kind` of their own; none if this class has one."""
+        """Return the subclasses that define a `kind`; none if this class defines one itself."""
         if get_origin(cls.__annotations__.get("kind")) is Literal:
             return ()
-        below = [(kind, *kind.kinds()) for kind in cls.__subclasses__()]
-        found = {kind.__annotations__.get("kind"): kind for each in below for kind in each}
-        return tuple(kind for annotation, kind in found.items() if get_origin(annotation) is Literal)
+        descendants = [(model, *model.kinds()) for model in cls.__subclasses__()]
+        by_kind = {model.__annotations__.get("kind"): model for each in descendants for model in each}
+        return tuple(model for annotation, model in by_kind.items() if get_origin(annotation) is Literal)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -1,4 +1,4 @@
-"""EnvConfig: an environment, how many of it are stepped at once, and what is done with its observations and rewards."""
+"""EnvConfig: environment id, vectorization, wrappers, normalization and evaluation episodes."""
 
 from typing import Any, Literal, Self
 
@@ -8,56 +8,71 @@ from trieye.config.base import StrictModel
 
 
 class WrapperConfig(StrictModel):
-    """A wrapper of Gymnasium, or one of the project."""
+    """A wrapper from Gymnasium or from the project."""
 
     name: str = Field(
         min_length=1,
-        description="A class of gymnasium.wrappers, as `TimeAwareObservation`, or `my_agent.env:MyWrapper`.",
+        description="Class of gymnasium.wrappers, such as `TimeAwareObservation`, or `my_agent.env:MyWrapper`.",
     )
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="Its keyword arguments.")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the wrapper.")
 
 
 class EnvConfig(StrictModel):
-    """An environment."""
+    """The environment of a training."""
 
-    id: str = Field(min_length=1, description="Gymnasium id, as `CartPole-v1`, or `module:Id-v0`.")
+    id: str = Field(min_length=1, description="Gymnasium id, `CartPole-v1`; `module:Id-v0` imports the module first.")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
-    num: int = Field(default=1, ge=1, le=65_536, description="How many are stepped at once.")
+    num: int = Field(
+        default=1,
+        ge=1,
+        le=65_536,
+        description="Number of environments that are stepped together, in each process that collects.",
+    )
     vector: Literal["sync", "async", "own"] = Field(
         default="sync",
-        description="How they are stepped: one after the other; each in a process of its own, where a step takes long; "
-        "by the vector form that the environment itself has.",
+        description="How the `num` environments are stepped: sync = sequentially, in one process; async = each "
+        "in its own process, for slow steps; own = by the environment's own vectorized version.",
     )
-    max_episode_steps: int | None = Field(default=None, ge=1, description="Cut episodes here; null = as registered.")
+    max_episode_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="Truncate episodes after this many steps; null = the limit in the environment's registration.",
+    )
     wrappers: dict[str, WrapperConfig | None] = Field(
-        default_factory=dict, description="Wrappers around each one, the innermost first, under names of your choice."
+        default_factory=dict, description="Wrappers of each environment, innermost first, under names of your choice."
     )
     atari: bool = Field(
         default=False,
-        description="Atari preprocessing: no-ops at the start, 4 frames a step, 84x84 pixels in grey.",
+        description="Apply Gymnasium's Atari preprocessing: no-ops at reset, frame skip 4, 84x84 grayscale frames.",
     )
-    frame_stack: int | None = Field(default=None, ge=2, le=64, description="Newest frames that make an observation.")
+    frame_stack: int | None = Field(
+        default=None, ge=2, le=64, description="Number of latest frames stacked in an observation; null = no stacking."
+    )
     clip_rewards: bool = Field(
-        default=False, description="Learn from the sign of each reward; the metrics show all of it."
+        default=False, description="Train on the sign of each reward; metrics report unclipped rewards."
     )
     normalize_rewards: bool = Field(
-        default=False, description="Learn from rewards over the standard deviation of the discounted return."
+        default=False,
+        description="Train on rewards divided by the running standard deviation of the discounted return.",
     )
     normalize_observations: bool = Field(
-        default=False, description="The policy sees observations with mean 0 and standard deviation 1."
+        default=False,
+        description="Scale the policy's observations to mean 0 and standard deviation 1, by running statistics.",
     )
-    eval_episodes: int = Field(default=10, ge=1, description="Episodes of one evaluation.")
+    eval_episodes: int = Field(default=10, ge=1, description="Episodes per evaluation.")
     eval_max_steps: int = Field(
         default=100_000,
         ge=1,
-        description="Steps after which an episode of an evaluation is cut; its return counts up to there.",
+        description="Truncate evaluation episodes after this many steps; the return up to there counts.",
     )
     eval_video: bool = Field(default=False, description="Record the first episode of each evaluation as a GIF.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.clip_rewards and self.normalize_rewards:
-            raise ValueError("clip_rewards and normalize_rewards are two ways to scale rewards; choose one")
+            raise ValueError("clip_rewards and normalize_rewards cannot be combined; choose one")
         if self.vector == "own" and (self.wrappers or self.atari or self.frame_stack):
-            raise ValueError("wrappers, atari and frame_stack wrap single environments, which vector=own has not")
+            raise ValueError(
+                "wrappers, atari and frame_stack need single environments; remove them, or use vector=sync or async"
+            )
         return self

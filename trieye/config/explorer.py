@@ -1,4 +1,4 @@
-"""ExplorerConfig and SyncConfig: processes that collect for a learner, and how they get its weights."""
+"""ExplorerConfig and SyncConfig: processes that collect experience, and how they get the learner's weights."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,19 +16,23 @@ _ALIASES = {
     "nccl": "collective",
     "memory": "object_store",
 }
-"""What Trinity-RFT calls the same."""
+"""Names of the same options in Trinity-RFT."""
 
 
-def _as_here(value: Any) -> Any:
+def _canonical(value: Any) -> Any:
     is_name = isinstance(value, str) and ":" not in value
     return _ALIASES.get(value.lower(), value.lower()) if is_name else value
 
 
 class ExplorerConfig(StrictModel):
-    """Explorers: processes with environments of their own, which collect for the learner."""
+    """Explorers: processes that step their own environments and send experience to the learner."""
 
     num: int = Field(
-        default=0, ge=0, le=65_536, description="How many, each with `env.num` environments; 0 = the learner collects."
+        default=0,
+        ge=0,
+        le=65_536,
+        description="Explorers: processes (threads with runtime=local) that collect with `env.num` environments "
+        "each; 0 = the learner collects.",
     )
     fragment_steps: int | None = Field(
         default=None,
@@ -47,7 +51,8 @@ class ExplorerConfig(StrictModel):
     max_restarts: int = Field(
         default=5,
         ge=0,
-        description="Restarts of an explorer, with fewer than 10 fragments between, before it is given up.",
+        description="Restarts of a failing explorer before it is abandoned; 10 fragments without a failure reset "
+        "the count.",
     )
     restart_backoff_s: float = Field(
         default=1.0,
@@ -55,21 +60,22 @@ class ExplorerConfig(StrictModel):
         le=3600,
         description="Seconds before the second consecutive restart; doubled before each further restart.",
     )
-    num_cpus: float = Field(default=0.0, ge=0, description="CPUs that Ray reserves for each; 0 = none.")
+    num_cpus: float = Field(default=0.0, ge=0, description="CPUs that Ray reserves for each explorer; 0 = none.")
     num_gpus: float = Field(
         default=0.0,
         ge=0,
-        description="GPUs that Ray reserves for each, which it acts on; from 1 on, others than the learner's.",
+        description="GPUs that Ray reserves for each explorer; 0 = it acts on the CPU. From 1 on, other GPUs "
+        "than the learner's; a fraction may share that.",
     )
     resources: dict[str, float] = Field(
         default_factory=dict,
-        description="What else Ray reserves for each, such as `{collector: 1}` on nodes that were started with "
-        "`--resources='{\"collector\": 8}'`.",
+        description="Custom Ray resources reserved for each explorer, such as `{collector: 1}` on nodes started "
+        "with `--resources='{\"collector\": 8}'`.",
     )
     placement: Literal["spread", "pack", "learner"] = Field(
         default="spread",
-        description="Nodes of a cluster that they go to: spread = all alike; pack = as few as there is room on; "
-        "learner = that of the learner.",
+        description="Cluster nodes of the explorers: spread = evenly over all; pack = on as few as "
+        "possible; learner = on the learner's node.",
     )
     replay_snapshot_interval_s: float | None = Field(
         default=60.0,
@@ -80,29 +86,35 @@ class ExplorerConfig(StrictModel):
 
 
 class SyncConfig(StrictModel):
-    """When explorers get new weights, and how."""
+    """When and how explorers get new weights."""
 
-    style: Annotated[Style, BeforeValidator(_as_here)] = Field(
+    style: Annotated[Style, BeforeValidator(_canonical)] = Field(
         default="fixed",
-        description="fixed = in step with the learner; trainer_driven = the newest ones for each fragment; "
-        "explorer_driven = when explorers ask; fully_async = within a fragment that takes 0.1 s, too.",
+        description="When explorers get new weights: fixed = in lockstep with the learner; trainer_driven = the "
+        "latest for each fragment; explorer_driven = on an explorer's request; fully_async = the latest, also "
+        "during fragments of 0.1 s or more.",
     )
-    transport: Annotated[TransportName | ClassPath, BeforeValidator(_as_here)] = Field(
+    transport: Annotated[TransportName | ClassPath, BeforeValidator(_canonical)] = Field(
         default="auto",
-        description="local = within the process; object_store = of Ray; checkpoint = files; collective = a broadcast "
-        "by torch.distributed; auto = local or object_store; or a class of your own, as `my_agent.ways:MyTransport`.",
+        description="How weights reach explorers: local = within the process; object_store = Ray's; checkpoint = "
+        "files in the run directory; collective = torch.distributed; auto = local or object_store, by `runtime`; "
+        "or your class, such as `my_agent.transport:MyTransport`.",
     )
     interval: int = Field(
         default=1,
         ge=1,
-        description="Steps of the learner between two versions; with explorer_driven, fragments until one asks.",
+        description="Learner steps between versions of the weights; with explorer_driven, fragments between requests.",
     )
     offset: int = Field(
-        default=0, ge=0, description="Fragments that an explorer may be ahead of the learner; for style=fixed."
+        default=0, ge=0, description="Fragments that explorers may be ahead of the learner, with style=fixed."
     )
     max_staleness: int = Field(
-        default=1, ge=0, description="Versions that a fragment may be behind when it is learned from; not with fixed."
+        default=1,
+        ge=0,
+        description="Maximum lag of a fragment's weights when the learner uses it, in versions; not with style=fixed.",
     )
     timeout_s: float = Field(
-        default=60.0, ge=0, description="Seconds that an explorer which asked waits for weights; for explorer_driven."
+        default=60.0,
+        ge=0,
+        description="Seconds that an explorer waits for requested weights before it continues; for explorer_driven.",
     )

@@ -1,4 +1,4 @@
-"""LauncherConfig: how the jobs of a sweep share the machines: `hydra.launcher`, with `hydra/launcher=trieye_ray`."""
+"""LauncherConfig: options of `hydra/launcher=trieye_ray`, which runs the jobs of a sweep in parallel."""
 
 from typing import Literal
 
@@ -9,34 +9,36 @@ from trieye.config.runtime import RuntimeEnv
 
 
 class LauncherConfig(StrictModel):
-    """Where jobs run, how many at once, and what becomes of those that fail.
+    """Resources, parallelism, isolation and restarts of the jobs of a sweep.
 
-    `num_cpus`, `num_gpus`, `memory` and `resources` may be references to keys of the job, as in
-    `hydra.launcher.num_cpus='${cpus}'`, which each job resolves for itself.
+    `num_cpus`, `num_gpus`, `memory` and `resources` may be interpolations such as `hydra.launcher.num_cpus='${cpus}'`,
+    which are resolved for each job.
     """
 
-    num_jobs: int | None = Field(default=None, ge=1, description="Jobs at once; null = as many as there is room for.")
-    num_cpus: float = Field(default=1.0, ge=0, description="CPUs of a job.")
-    num_gpus: float = Field(default=0.0, ge=0, description="GPUs of a job; 0.25 lets four jobs share one.")
-    memory: int | None = Field(default=None, ge=1, description="Bytes of memory of a job, which Ray sets aside.")
-    resources: dict[str, float] = Field(default={}, description="Other resources of a job, by Ray's names.")
-    retries: int = Field(
-        default=3, ge=0, description="How often a job is begun again whose process was killed; it goes on where it was."
+    num_jobs: int | None = Field(
+        default=None, ge=1, description="Maximum number of parallel jobs; null = limited by resources only."
     )
-    fail_fast: bool = Field(default=False, description="Whether a job that fails stops those that have not begun.")
+    num_cpus: float = Field(default=1.0, ge=0, description="CPUs of each job.")
+    num_gpus: float = Field(default=0.0, ge=0, description="GPUs of each job; 0.25 lets four jobs share one.")
+    memory: int | None = Field(default=None, ge=1, description="Bytes of memory reserved for each job; null = none.")
+    resources: dict[str, float] = Field(default={}, description="Custom Ray resources of each job, by name.")
+    retries: int = Field(
+        default=3, ge=0, description="Restarts of a job whose process was killed; it resumes from its last checkpoint."
+    )
+    fail_fast: bool = Field(default=False, description="Start no further jobs after a job has failed.")
     isolate: Literal["process", "worker", "none"] = Field(
         default="process",
-        description="`process` = a new process for each job; `worker` = processes that run one job after another, "
-        "which costs less and lets what a job leaves behind reach the next; `none` = one by one in this process.",
+        description="process = a new process for each job; worker = processes that run several jobs, which start "
+        "faster but share process state; none = one after another in this process, without Ray.",
     )
     address: str | None = Field(
-        default=None, description="Ray to join, such as `auto` or `head:6379`; null = one that is started here."
+        default=None, description="Ray cluster to join, such as `auto` or `head:6379`; null = start Ray here."
     )
     working_dir: str | None = Field(
         default="auto",
         min_length=1,
-        description="What the workers of a cluster get a copy of: `auto` = the project of the program; or a directory; "
-        "null = nothing. Only with an address.",
+        description="Directory that is copied to the workers of a cluster; auto = the project of the program; "
+        "null = none. Only with an address.",
     )
     runtime_env: RuntimeEnv = Field(
         default={},
@@ -44,6 +46,6 @@ class LauncherConfig(StrictModel):
     )
     is_part: bool = Field(
         default=False,
-        description="Whether others run other jobs of the sweep at the same time, as a batch system does.",
+        description="Run only part of the sweep while other processes run other parts, as tasks of a batch system do.",
     )
-    only: list[int] | None = Field(default=None, description="Numbers of the jobs to run; null = all.")
+    only: list[int] | None = Field(default=None, description="Indices of the jobs to run; null = all.")

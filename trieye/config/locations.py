@@ -1,4 +1,4 @@
-"""Locations that a user types: directories with environment variables in them, addresses of MLflow stores."""
+"""Parsing of locations: directories with environment variables, MLflow tracking URIs, references to checkpoints."""
 
 import os
 import re
@@ -7,58 +7,58 @@ from typing import Literal, NamedTuple
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)  # what os.path.expandvars takes for a variable
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)  # the variables that os.path.expandvars replaces
 _SCHEME = re.compile(r"([a-z][a-z0-9-]*)(?:\+[a-z0-9_]+)?:.*", re.DOTALL)
 _SCHEMES = ("sqlite", "http", "https", "file", "postgresql", "mysql", "mssql", "databricks", "databricks-uc", "uc")
 _WITHOUT_ADDRESS = ("databricks", "databricks-uc")
 _REFERENCE = re.compile(r"(?:([^:/\\]+):)?(best|latest|step:(\d{1,18}))")
 REFERENCE_FORMS = "best, latest, step:1200, or another run of the app as in first_try:best"
-"""What a checkpoint is called by, for messages."""
+"""Forms of a checkpoint reference, for messages."""
 
 
 def expanded(key: str, path: str) -> str:
-    """Return a path with the values of its environment variables.
+    """Return a path with its environment variables replaced.
 
     Raises:
-        ConfigurationError: A variable is not set; the message names it and the key.
+        ConfigurationError: A variable is not set.
     """
     names = (plain or braced for plain, braced in _VARIABLE.findall(path))
-    unknown = [f"${name}" for name in dict.fromkeys(names) if name not in os.environ]
-    if unknown:
+    unset = [f"${name}" for name in dict.fromkeys(names) if name not in os.environ]
+    if unset:
         raise ConfigurationError(
-            f"{key}={path}: there is no environment variable {', '.join(unknown)}; set it, or type the directory"
+            f"{key}={path}: environment variable {', '.join(unset)} is not set; set it, or type the directory"
         )
     return os.path.expandvars(path)
 
 
 def check_tracking_uri(uri: str) -> str:
-    """Return the address of an MLflow store if its scheme is one that MLflow, or a plugin of it, knows.
+    """Return an MLflow tracking URI if MLflow or one of its plugins supports its scheme.
 
     Raises:
-        ValueError: It has no scheme, or an unknown one.
+        ValueError: The scheme is missing or unknown.
     """
     match = _SCHEME.fullmatch(uri)
     if uri in _WITHOUT_ADDRESS or (match and match[1] in _SCHEMES):
         return uri
-    from importlib.metadata import entry_points  # here, for it loads 15 modules
+    from importlib.metadata import entry_points  # imports 15 modules
 
-    known = [*_SCHEMES, *(plugin.name for plugin in entry_points(group="mlflow.tracking_store"))]
-    if match and match[1] in known:
+    schemes = [*_SCHEMES, *(plugin.name for plugin in entry_points(group="mlflow.tracking_store"))]
+    if match and match[1] in schemes:
         return uri
-    allowed = ", ".join(dict.fromkeys(known))
+    allowed = ", ".join(dict.fromkeys(schemes))
     if match is None:
-        raise ValueError(f"an MLflow store begins with its scheme, as in sqlite:///mlflow.db (schemes: {allowed})")
+        raise ValueError(f"an MLflow tracking URI needs a scheme, as in sqlite:///mlflow.db (schemes: {allowed})")
     raise ValueError(
-        f"{match[1]!r} is no scheme of an MLflow store{did_you_mean(match[1], known)} (schemes: {allowed})"
+        f"unknown scheme {match[1]!r} of an MLflow tracking URI{did_you_mean(match[1], schemes)} (schemes: {allowed})"
     )
 
 
 class CheckpointReference(NamedTuple):
-    """A checkpoint called by what it is, not by where it lies.
+    """A checkpoint named by its role or step instead of a path.
 
     Attributes:
-        run_name: The run of the app that holds it; None: the run itself.
-        which: The best one by its objective, the newest one, or that of a step.
+        run_name: The run of the app that owns the checkpoint; None = the run itself.
+        which: `best` by its objective, `latest`, or a step.
     """
 
     run_name: str | None
@@ -66,9 +66,9 @@ class CheckpointReference(NamedTuple):
 
 
 def checkpoint_reference(text: str) -> CheckpointReference | None:
-    """Return what `best`, `latest`, `step:1200` or `first_try:best` stands for; None for a path.
+    """Parse `best`, `latest`, `step:1200` or `first_try:best`; None for a path.
 
-    A file of such a name is meant by `./best`.
+    `./best` is the path of a file with such a name.
     """
     match = _REFERENCE.fullmatch(text)
     if match is None:
@@ -80,5 +80,5 @@ def checkpoint_reference(text: str) -> CheckpointReference | None:
 
 
 def is_reference(key: str, text: str) -> bool:
-    """Tell whether a key holds the name of a checkpoint, and no path."""
+    """Return True if the value of a key is a checkpoint reference instead of a path."""
     return key == "load_checkpoint_path" and checkpoint_reference(text) is not None

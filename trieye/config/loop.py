@@ -1,4 +1,4 @@
-"""LoopConfig: how long an experiment runs and how often it is evaluated."""
+"""LoopConfig: limits of an experiment, evaluations, objective and reaction to non-finite values."""
 
 from typing import Literal, Self
 
@@ -8,28 +8,33 @@ from trieye.config.base import StrictModel
 
 
 class LoopConfig(StrictModel):
-    """When the loop of an experiment stops, at whichever limit comes first, and how often it evaluates."""
+    """Limits of an experiment, which ends at the first limit reached, and evaluations."""
 
     axis: Literal["step", "env_steps", "updates"] = Field(
         default="step",
-        description="What a run counts as its steps: calls of step(), environment steps, or updates. Points, names of "
-        "checkpoints, everything that is done every so many steps and `steps` count it; a run keeps its axis.",
+        description="Unit of a run's steps: calls of step(), environment steps, or learner updates. It applies "
+        "to `steps`, intervals in steps, points and checkpoint names, and cannot change during a run.",
     )
-    steps: int | None = Field(default=None, ge=1, description="Stop after this many steps, as `axis` counts them.")
+    steps: int | None = Field(
+        default=None, ge=1, description="Stop after this many steps, in units of `axis`; null = never."
+    )
     env_steps: int | None = Field(
         default=None,
         ge=1,
-        description="Stop after this many environment steps; the last rollout is cut to them, fragments of explorers "
-        "are not. On the command line it replaces `steps` of the config files if both count the same, and vice versa.",
+        description="Stop after this many environment steps, shortening the last rollout (not explorers' "
+        "fragments); null = never. With axis=env_steps, a limit on the command line replaces the other one "
+        "(`steps`) of the config files.",
     )
     time_s: float | None = Field(
-        default=None, gt=0, description="Stop after this many seconds of training, all attempts."
+        default=None, gt=0, description="Stop after this many seconds of training, over all attempts; null = never."
     )
-    target: float | None = Field(default=None, description="Stop when an evaluation's objective is at least this good.")
+    target: float | None = Field(
+        default=None, description="Stop when the objective of an evaluation is at least this good; null = never."
+    )
     objective: str = Field(
         default="eval/return",
         min_length=1,
-        description="The metric that says how good the agent is: its value rates a checkpoint, its best value a run.",
+        description="Metric that measures the agent: its value rates a checkpoint, its best value the run.",
     )
     mode: Literal["max", "min"] = Field(default="max", description="Whether a higher or a lower objective is better.")
     evaluate_every_steps: int = Field(default=0, ge=0, description="Steps between evaluations; 0 = only at the end.")
@@ -40,21 +45,21 @@ class LoopConfig(StrictModel):
     )
     on_nonfinite: Literal["stop", "skip", "warn"] = Field(
         default="stop",
-        description="When an observation, a reward, a loss or a gradient is NaN or infinite: stop = the run fails with "
-        "a message that names it; skip = leave out the row or the update, count it, and report the first one; warn = "
-        "like skip, and report each one, at most one a second.",
+        description="Reaction to a NaN or infinite observation, reward, loss or gradient: stop = the run fails "
+        "with a message that names it; skip = omit the row or update, count it, and report the first one; warn = "
+        "like skip, but report each one, at most one per second.",
     )
     profile_steps: int = Field(
         default=0,
         ge=0,
         le=10_000,
-        description="Calls of step() that torch.profiler records after the first update, into profile_data/; 0 = none.",
+        description="Calls of step() recorded by torch.profiler after the first update, in profile_data/; 0 = none.",
     )
 
     @model_validator(mode="after")
     def _target_is_reachable(self) -> Self:
         if self.target is not None and not self.evaluate_every_steps:
-            raise ValueError("target needs evaluations on the way; set loop.evaluate_every_steps")
+            raise ValueError("target needs evaluations during training; set loop.evaluate_every_steps")
         return self
 
     def limit_on(self, axis: Literal["env_steps", "updates"]) -> int | None:

@@ -1,4 +1,4 @@
-"""MetricConfig: the rule that turns events into points."""
+"""MetricConfig: how a metric aggregates events to points; the default metrics of trieye 0.1.5."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -13,11 +13,11 @@ XAxis = Literal["global_step", "wall_time", "episode"]
 
 
 class MetricConfig(ModelOf015):
-    """How the events of one name become the points of one metric.
+    """How the events of one name are aggregated to the points of one metric.
 
-    With `log_frequency_steps=N` there is one point for every N steps that have events; with `log_frequency_seconds=S`
-    one every S seconds; with both, whichever comes first; with neither the metric is never logged. With
-    `aggregation=each` there are no windows: each event is a point.
+    With `log_frequency_steps=N`, a window covers N steps; with `log_frequency_seconds=S`, S seconds; with both, it ends
+    with the first of the two; with neither, the metric is never logged. Each window with events becomes a point. With
+    `aggregation=each` there are no windows: each event becomes a point.
     """
 
     spellings = (
@@ -26,37 +26,48 @@ class MetricConfig(ModelOf015):
     )  # fmt: skip
 
     name: Annotated[str, Field(min_length=1, description="Name of the metric in every sink; unique.")]
-    source: DataSource = Field(default="custom", description="Where the events come from; informational.")
-    raw_event_name: str | None = Field(default=None, description="Name of the events to read; `name` if null.")
-    aggregation: AggregationMethod = Field(default="latest", description="How the values of a window become one.")
-    log_frequency_steps: int = Field(default=1, ge=0, description="Window length in global steps; 0 = off.")
-    log_frequency_seconds: float = Field(default=0.0, ge=0, description="Window length in seconds; 0 = off.")
-    log_to: list[LogTarget] = Field(default=["mlflow", "tensorboard"], description="Sinks that get the points.")
-    x_axis: XAxis = Field(default="global_step", description="What is sent as the step of a point.")
+    source: DataSource = Field(default="custom", description="Component that logs the events; informational only.")
+    raw_event_name: str | None = Field(default=None, description="Name of the events to aggregate; null = `name`.")
+    aggregation: AggregationMethod = Field(
+        default="latest", description="How the values of a window are reduced to one point; each = one point per event."
+    )
+    log_frequency_steps: int = Field(
+        default=1,
+        ge=0,
+        description="Window length in steps; 0 = windows by seconds only, and never logged if both are 0.",
+    )
+    log_frequency_seconds: float = Field(
+        default=0.0, ge=0, description="Window length in seconds; 0 = windows by steps only."
+    )
+    log_to: list[LogTarget] = Field(default=["mlflow", "tensorboard"], description="Sinks that receive the points.")
+    x_axis: XAxis = Field(
+        default="global_step",
+        description="x coordinate of a point: the global step, the elapsed seconds of the run, or the episode number.",
+    )
     rate_numerator_event: str | None = Field(
-        default=None, description="Events whose summed values, divided by seconds, are the rate; only for `rate`."
+        default=None, description="Events whose summed values per second are the rate; for aggregation=rate only."
     )
     context_key: str | None = Field(
-        default=None, description="Read the value from this key of the event's context instead of its value."
+        default=None, description="Key of the value in the context of an event; null = the event's own value."
     )
     quantile: float = Field(
         default=0.5,
         ge=0,
         le=1,
-        description="Which quantile of the values of a window, interpolated between two of them, 0.5 = the median; "
-        "only for `quantile`, which keeps all values of a window: 8 bytes an event, however many they are.",
+        description="Quantile of the values in a window, linearly interpolated; 0.5 = median. Only for "
+        "aggregation=quantile, which stores all values of a window, 8 bytes per event.",
     )
     ema_alpha: float = Field(
         default=0.1,
         gt=0,
         le=1,
-        description="Weight of a new value in the exponential moving average over all events, across windows; only for "
-        "`ema`.",
+        description="Weight of a new value in the exponential moving average over all events, across windows; "
+        "only for aggregation=ema.",
     )
 
     @property
     def event_key(self) -> str:
-        """Name of the events that this metric reads."""
+        """Name of the events that the metric aggregates."""
         return self.raw_event_name or self.name
 
     @model_validator(mode="after")
@@ -64,7 +75,7 @@ class MetricConfig(ModelOf015):
         if self.aggregation == "rate" and not self.rate_numerator_event:
             raise ValueError(
                 f"Metric '{self.name}' has aggregation 'rate' but 'rate_numerator_event' is not set. "
-                "It names the events whose values are summed."
+                "Set it to the name of the events whose values are summed."
             )
         return self
 
@@ -82,13 +93,13 @@ _EPISODE: Any = {"seconds": 5.0, "raw_event_name": "episode_end"}
 _RATE: Any = {"seconds": 5.0, "raw_event_name": None, "log_to": ["mlflow", "tensorboard", "console"]}
 
 DEFAULT_METRICS: list[MetricConfig]
-"""The 22 metrics of trieye 0.1.5, kept for the programs that extend them: `DEFAULT_METRICS + [...]`."""
+"""The 22 metrics of trieye 0.1.5, for programs that extend them: `DEFAULT_METRICS + [...]`."""
 
 
 def __getattr__(name: str) -> list[MetricConfig]:
     if name != "DEFAULT_METRICS":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = metrics = _default_metrics()  # on demand: with the schema of the model it takes 15 ms
+    globals()[name] = metrics = _default_metrics()  # on demand: creating them and the model's schema takes 15 ms
     return metrics
 
 

@@ -1,4 +1,4 @@
-"""Addresses of mirrors: where a run is copied to, besides the disk of its machine."""
+"""Validation of mirror URLs (destinations for copies of a run) and of the packages that they need."""
 
 import importlib.util
 import re
@@ -7,51 +7,53 @@ from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
-"""What has to be installed besides for a scheme."""
+"""Additional package that a scheme needs."""
 
 _EXTRAS = {"s3fs": "s3", "gcsfs": "gcs"}
-"""Extras of trieye that bring those packages."""
+"""Extras of trieye that install these packages."""
 
 _SCHEMES = ("file", *_PACKAGES, "memory")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)")
 
 
 def check_mirror_url(url: str) -> str:
-    """Return the address of a mirror, without a slash at its end, if it can be one.
+    """Return a mirror URL, without trailing slash.
 
     Raises:
-        ValueError: It has no scheme or an unknown one, holds credentials, or names no place.
+        ValueError: The scheme is missing or unknown, the URL contains credentials, or its path is not valid.
     """
-    from importlib.metadata import entry_points  # here, for it loads 15 modules
+    from importlib.metadata import entry_points  # imports 15 modules
 
     match = _URL.fullmatch(url)
-    known = [*_SCHEMES, *(plugin.name for plugin in entry_points(group="fsspec.specs"))]
-    allowed = ", ".join(dict.fromkeys(known))
+    schemes = [*_SCHEMES, *(plugin.name for plugin in entry_points(group="fsspec.specs"))]
+    allowed = ", ".join(dict.fromkeys(schemes))
     if match is None:
-        raise ValueError(f"a mirror begins with its scheme, as in s3://bucket/prefix (schemes: {allowed})")
-    scheme, place = match.groups()
-    if scheme not in known:
-        raise ValueError(f"{scheme!r} is no scheme of a mirror{did_you_mean(scheme, known)} (schemes: {allowed})")
-    if "@" in place.split("/", 1)[0] and scheme not in {"abfs", "az"}:
+        raise ValueError(f"a mirror URL needs a scheme, as in s3://bucket/prefix (schemes: {allowed})")
+    scheme, path = match.groups()
+    if scheme not in schemes:
+        raise ValueError(f"unknown scheme {scheme!r} of a mirror{did_you_mean(scheme, schemes)} (schemes: {allowed})")
+    if "@" in path.split("/", 1)[0] and scheme not in {"abfs", "az"}:
         raise ValueError(
-            "credentials do not belong here, where every tracker shows them: give them to the library, as the "
-            "environment variables AWS_ACCESS_KEY_ID and GOOGLE_APPLICATION_CREDENTIALS do"
+            "a mirror URL must not contain credentials, because every tracker shows it; pass them by environment "
+            "variables such as AWS_ACCESS_KEY_ID and GOOGLE_APPLICATION_CREDENTIALS"
         )
-    if scheme == "file" and not place.startswith("/"):
-        raise ValueError("the path of a directory has to be absolute, as in file:///backup/runs")
-    if not place.strip("/") or ".." in place.split("/") or "::" in place:
-        raise ValueError("it names no place, as s3://bucket/prefix and file:///backup/runs do")
+    if scheme == "file" and not path.startswith("/"):
+        raise ValueError("the directory must be absolute, as in file:///backup/runs")
+    if not path.strip("/") or ".." in path.split("/") or "::" in path:
+        raise ValueError("invalid path; expected a URL such as s3://bucket/prefix or file:///backup/runs")
     return url.rstrip("/")
 
 
 def require_package(url: str) -> None:
-    """Make sure that what an address needs is installed; imports nothing.
+    """Check that the package that a mirror URL needs is installed, without importing it.
 
     Raises:
-        ConfigurationError: It is not; the message says what to type.
+        ConfigurationError: The package is missing; the message has the pip command.
     """
     package = _PACKAGES.get(url.split("://", 1)[0])
     if package is None or importlib.util.find_spec(package) is not None:
         return
-    wanted = f'"trieye[{_EXTRAS[package]}]"' if package in _EXTRAS else package
-    raise ConfigurationError(f"persistence.mirror={url}: the package {package} is missing; pip install {wanted}")
+    requirement = f'"trieye[{_EXTRAS[package]}]"' if package in _EXTRAS else package
+    raise ConfigurationError(
+        f"persistence.mirror={url}: the package {package} is not installed; pip install {requirement}"
+    )

@@ -1,6 +1,6 @@
-"""Which names are safe as the name of a directory or a file: of apps and runs, and those that are read from files.
+"""Validation of names: apps and runs as directory names, file names read from files, strings as valid Unicode.
 
-And which texts are: a file name that is no UTF-8 reaches Python as a string with lone surrogates, which no store takes.
+Python reads a file name that is not UTF-8 as a string with lone surrogates, which no store accepts.
 """
 
 import re
@@ -10,59 +10,59 @@ from typing import Annotated
 from pydantic import Field
 
 MAX_NAME_BYTES = 200
-"""A file system allows 255 bytes for a name; the rest is for suffixes such as `_trieye.log`."""
+"""File systems allow 255 bytes; the rest is reserved for suffixes such as `_trieye.log`."""
 
 ClassPath = Annotated[str, Field(pattern=r"^[\w.]+:\w+$", examples=["my_agent.dqn:DQN"])]
-"""A class of a project, as `my_agent.dqn:DQN`: chosen by a key of the config, it needs no entry point."""
+"""A class of a project, as `module:Class`, selected by a config key instead of an entry point."""
 
 _SHOWN = 60
 _ALLOWED = re.compile(r"[\w][\w .,=+@()\[\]-]*", re.UNICODE)
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return `name` if it is safe as the name of one directory.
+    """Return `name` if it is safe as a directory name.
 
-    Letters and digits of any script are allowed, and `_ . , = + @ ( ) [ ] -` and spaces inside.
+    Letters and digits of any script, `_ . , = + @ ( ) [ ] -` and inner spaces are allowed.
 
     Args:
-        kind: What the name is for, as the user types it: `run_name`, `app_name`.
+        kind: Key of the name, for messages: `run_name`, `app_name`.
         name: The name.
 
     Raises:
-        ValueError: The name is empty, too long, hidden, or holds a separator or a control character.
+        ValueError: The name is empty, too long, hidden, or contains a separator or a control character.
     """
-    found = repr(name if len(name) <= _SHOWN else name[: _SHOWN - 3] + "...")
+    shown = repr(name if len(name) <= _SHOWN else name[: _SHOWN - 3] + "...")
     if not name:
         raise ValueError(f"{kind} is empty; give it a name such as 'first_try'")
     if (size := len(name.encode("utf-8", "surrogatepass"))) > MAX_NAME_BYTES:
-        raise ValueError(f"{kind} {found} has {size} bytes; at most {MAX_NAME_BYTES} are allowed")
+        raise ValueError(f"{kind} {shown} has {size} bytes; at most {MAX_NAME_BYTES} are allowed")
     if not _ALLOWED.fullmatch(name) or name.endswith((" ", ".")) or ".." in name:
         raise ValueError(
-            f"{kind} {found} is not safe as a directory name; allowed are letters, digits and _.,=+@()[]- with single "
-            "dots and spaces inside, beginning with a letter, a digit or '_'"
+            f"{kind} {shown} is not a safe directory name; use letters, digits and _.,=+@()[]-, with single dots and "
+            "spaces inside, starting with a letter, a digit or '_'"
         )
     return name
 
 
 def check_inside(name: str, *, max_parts: int | None = None) -> str:
-    """Return a relative path that was read from a file if it stays in the directory that it is joined to.
+    """Return a relative path that was read from a file, if it stays inside the directory that it is joined to.
 
     Args:
         name: The path.
-        max_parts: Names that it may have; 1: the name of a file in the directory itself.
+        max_parts: Maximum number of path components; 1 = a file name.
 
     Raises:
-        ValueError: It is empty, absolute, too long, or leaves the directory.
+        ValueError: The path is empty, absolute, has too many components, or leaves the directory.
     """
     path = PurePosixPath(name)
     is_long = max_parts is not None and len(path.parts) > max_parts
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name or is_long:
-        raise ValueError(f"{name[:_SHOWN]!r} is no name of a file inside its directory")
+        raise ValueError(f"{name[:_SHOWN]!r} is not a file name inside the directory")
     return name
 
 
 def is_text(text: str) -> bool:
-    """Tell whether a string is valid Unicode: it has no lone surrogates."""
+    """Return True if a string is valid Unicode, without lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -71,5 +71,5 @@ def is_text(text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    r"""Return a text with `\udc80` and the like for lone surrogates; a valid one as it is."""
+    r"""Return a string with lone surrogates escaped as `\udc80`."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""PersistenceConfig: where a run lives on disk, what is saved, what is resumed."""
+"""PersistenceConfig: directories of a run, saving and retention of checkpoints, resuming, mirror, MLflow store."""
 
 import os
 import re
@@ -38,29 +38,28 @@ def _checked(name: str, info: ValidationInfo) -> str:
 Name = Annotated[str, AfterValidator(_checked)]
 
 
-def _with_secrets_of_the_environment(data: dict[Any, Any]) -> dict[Any, Any]:
-    """Put back the password of a recorded tracking URI; that of a refused address must not show in the error."""
+def _with_environment_secrets(data: dict[Any, Any]) -> dict[Any, Any]:
+    """Restore the password of a recorded tracking URI from the environment; redact the password of an invalid URL."""
     now = os.environ.get("MLFLOW_TRACKING_URI", "")
     checks = {"mlflow_tracking_uri": check_tracking_uri, "mirror": check_mirror_url}
-    held = {
+    values = {
         key: now if str(key).lower() == "mlflow_tracking_uri" and is_redacted(uri) and stands_for(uri, now) else uri
         for key, uri in data.items()
     }
-    for key in checks.keys() & held.keys():
+    for key in checks.keys() & values.keys():
         try:
-            checks[key](str(held[key]))
+            checks[key](str(values[key]))
         except ValueError:
-            held[key] = redacted(held[key])
-    return held
+            values[key] = redacted(values[key])
+    return values
 
 
 class PersistenceConfig(ModelOf015):
-    """Where a run lives on disk, what is saved, what is resumed.
+    """Directories of a run, saving and resuming.
 
-    A relative `root_data_dir` belongs to the working directory of the process that made this object, so that it means
-    the same place in every process that the object is sent to; so does the environment's `MLFLOW_TRACKING_URI`. One
-    that was recorded without its password is taken from there again.
-    `$NAME` in `root_data_dir` stands for an environment variable.
+    A relative `root_data_dir` refers to the working directory of the process that created this object, also in
+    processes that it is sent to. The same holds for `MLFLOW_TRACKING_URI` of the environment, which also supplies the
+    password of a tracking URI that was recorded without it. `$NAME` in `root_data_dir` is an environment variable.
     """
 
     spellings = (
@@ -71,99 +70,102 @@ class PersistenceConfig(ModelOf015):
         "LOAD_BUFFER_PATH", "MLFLOW_TRACKING_URI",
     )  # fmt: skip
 
-    root_data_dir: str = Field(default=".trieye_data", min_length=1, description="Directory of all apps and runs.")
+    root_data_dir: str = Field(
+        default=".trieye_data",
+        min_length=1,
+        description="Directory of all apps and runs; `$NAME` inserts an environment variable.",
+    )
     app_name: Annotated[Name, Marker(set_by="app_name")] = Field(
-        default="default_app", description="Set by the app_name of the whole config."
+        default="default_app", description="Set by the key app_name of the whole config."
     )
     run_name: Annotated[Name, Marker(set_by="run_name")] = Field(
-        default_factory=default_run_name, description="Set by the run_name of the whole config."
+        default_factory=default_run_name, description="Set by the key run_name of the whole config."
     )
-    runs_dir_name: Name = Field(default="runs", description="Directory of the runs, below the app.")
-    mlflow_dir_name: Name = Field(default="mlruns", description="Directory of the MLflow store, below the app.")
+    runs_dir_name: Name = Field(default="runs", description="Directory of the runs, in the app directory.")
+    mlflow_dir_name: Name = Field(default="mlruns", description="Directory of the MLflow store, in the app directory.")
     checkpoint_save_dir_name: Name = Field(default="checkpoints", description="Directory of checkpoints in a run.")
-    buffer_save_dir_name: Name = Field(default="buffers", description="Directory of saved buffers in a run.")
+    buffer_save_dir_name: Name = Field(default="buffers", description="Directory of saved replay buffers in a run.")
     log_dir_name: Name = Field(default="logs", description="Directory of log files in a run.")
     tensorboard_dir_name: Name | Literal["."] = Field(
         default="tensorboard",
-        description="Directory of event files in a run. With `.`, the directory of the run itself, which trieye.Run "
-        "takes if it is told nothing, TensorBoard shows the run under its own name; a run that has `tensorboard` "
-        "already keeps it.",
+        description="Directory of event files in a run; `.` = the run directory itself, the default of "
+        "trieye.Run and YAML, so that TensorBoard shows the run under its own name. A run that already has "
+        "`tensorboard` continues to use it.",
     )
     profile_dir_name: Name = Field(default="profile_data", description="Directory of profiles in a run.")
-    latest_checkpoint_filename: Name = Field(default="latest.pkl", description="Link to the newest checkpoint.")
+    latest_checkpoint_filename: Name = Field(default="latest.pkl", description="Link to the latest checkpoint.")
     best_checkpoint_filename: Name = Field(default="best.pkl", description="Link to the best checkpoint.")
-    buffer_filename: Name = Field(default="buffer.pkl", description="Link to the newest saved buffer.")
+    buffer_filename: Name = Field(default="buffer.pkl", description="Link to the latest saved replay buffer.")
     config_filename: Name = Field(default="configs.json", description="File of the composed config in a run.")
     log_output: bool = Field(
-        default=True, description="Keep what the program prints while its run is open, in logs/output.log."
+        default=True, description="Copy the program's stdout and stderr to logs/output.log while the run is open."
     )
     save_buffer: bool = Field(
         default=True,
-        description="Save the replay buffer, and load it again; without it a resume fills an empty one for "
-        "agent.learning_starts environment steps before the next update.",
+        description="Save and restore the replay buffer; without it, a resumed run collects "
+        "agent.learning_starts environment steps into an empty buffer before its next update.",
     )
-    buffer_save_freq_steps: int = Field(default=1000, ge=0, description="Steps between saved buffers; 0 = never.")
+    buffer_save_freq_steps: int = Field(default=1000, ge=0, description="Steps between saves of the buffer; 0 = never.")
     checkpoint_save_freq_steps: int = Field(
         default=1000, ge=0, description="Steps between checkpoints; 0 = only at the end."
     )
-    keep_last: int = Field(default=0, ge=0, description="Newest checkpoints kept; 0 = all.")
+    keep_last: int = Field(default=0, ge=0, description="Number of latest checkpoints to retain; 0 = all.")
     keep_best: int = Field(
         default=1,
         ge=0,
-        description="Best checkpoints kept besides, by the values of loop.objective that they were saved with.",
+        description="Number of best checkpoints to retain in addition, ranked by their value of loop.objective.",
     )
     keep_every_steps: int = Field(
-        default=0, ge=0, description="A checkpoint at a multiple of this step is kept for ever; 0 = none."
+        default=0, ge=0, description="Retain every checkpoint at a multiple of this step; 0 = none."
     )
     save_policy: Literal["queue", "coalesce"] = Field(
         default="queue",
-        description="A save while two are under way: `queue` = wait for the older one, `coalesce` = replace the one "
-        "that was not begun.",
+        description="Handling of a save while two are in progress: queue = wait for the older one; "
+        "coalesce = replace the one that has not started.",
     )
     checksum: Literal["crc32", "sha256"] = Field(
         default="crc32",
-        description="What finds damage in checkpoints; `sha256` in addition to crc32, at half the speed.",
+        description="Checksum that detects damaged checkpoints: crc32; or sha256 in addition, at half the speed.",
     )
     durability: Literal["process", "interval", "always"] = Field(
         default="process",
-        description="What an accepted event survives: `process` = the death of every process, `interval` = also a "
-        "power loss, but for the last 0.1 s, `always` = a power loss (slow).",
+        description="What accepted events survive: process = crashes of any process; interval = also a power "
+        "failure, except for the last 0.1 s; always = also a power failure, without loss (slow).",
     )
     damaged_replay: Literal["partial", "refuse"] = Field(
         default="partial",
-        description="A checkpoint whose replay is damaged: `partial` = go on with the rows that are whole, and say "
-        "which ones are lost, `refuse` = stop.",
+        description="Resume from a checkpoint with a damaged replay buffer: partial = restore the intact rows "
+        "and report the lost ones; refuse = fail.",
     )
     auto_resume_latest: bool = Field(
-        default=True, description="Start a fresh run from the newest compatible run of the app."
+        default=True, description="Start a new run from the latest checkpoint of the app's newest compatible run."
     )
     load_checkpoint_path: str | None = Field(
         default=None,
-        description="Start from this checkpoint: a path, or `first_try:best`, `first_try:latest` or "
-        "`first_try:step:1200` of another run of the app. `best`, `latest`, `step:1200` let the run itself go back, "
-        "once.",
+        description="Checkpoint to start from: a path, or `first_try:best`, `first_try:latest` or "
+        "`first_try:step:1200` of another run of the app; null = none. `best`, `latest` or `step:1200` alone move "
+        "the run back to its own checkpoint, once.",
     )
     load_buffer_path: str | None = Field(
         default=None,
-        description="Start with this saved buffer; only for programs of trieye 0.1.5, which save it by itself.",
+        description="Saved replay buffer to start from, for programs of trieye 0.1.5, which save it separately; "
+        "null = none.",
     )
     resume_dirs: list[str] = Field(
         default_factory=list,
-        description="More data directories in which earlier runs of the app are looked for; nothing is written there.",
+        description="Additional data directories to search for earlier runs of the app; they are only read.",
     )
-    private: bool = Field(
-        default=False, description="Let nobody else into the directory of the run (mode 700), nor read its files."
-    )
+    private: bool = Field(default=False, description="Restrict the run directory to its owner (mode 700).")
     log_checkpoints: Literal["none", "best", "all"] = Field(
         default="none",
-        description="Checkpoints that MLflow and the other trackers get as artifacts: `none`, each that is the `best` "
-        "so far, or `all`.",
+        description="Checkpoints that are uploaded to MLflow and other trackers as artifacts: none; best = each "
+        "checkpoint that is the best so far; all.",
     )
-    log_replay: bool = Field(default=False, description="Let log_checkpoints include the parts of a replay buffer.")
+    log_replay: bool = Field(default=False, description="Include replay buffers in the checkpoints of log_checkpoints.")
     mirror: str | None = Field(
         default=None,
-        description="Copy checkpoints, journal and history of the run to s3://bucket/prefix, gs://bucket/prefix or "
-        "file:///directory, and bring them back on a machine that has nothing of the run; null = no copy.",
+        description="Copy checkpoints, journal and history to s3://bucket/prefix, gs://bucket/prefix or "
+        "file:///directory, from which a machine without the run directory restores the run; null = no copy.",
     )
     mirror_interval_s: float = Field(
         default=60.0, ge=1, le=86_400, description="Seconds between two uploads of the journal to the mirror."
@@ -172,18 +174,19 @@ class PersistenceConfig(ModelOf015):
         default=10.0,
         ge=0,
         le=86_400,
-        description="Seconds without progress that the end of a run waits for its mirror; after a signal, at most.",
+        description="Seconds without progress that the end of a run waits for its mirror; after a signal, in total.",
     )
     mlflow_tracking_uri: str | None = Field(
         default=None,
-        description="MLflow store or server; null = the environment's MLFLOW_TRACKING_URI, else SQLite below the app.",
+        description="MLflow store or server; null = the environment's MLFLOW_TRACKING_URI, else SQLite in the "
+        "app directory.",
     )
     _made_in: Path = PrivateAttr(default_factory=Path.cwd)
     _uri_when_made: str | None = PrivateAttr(default_factory=lambda: os.environ.get("MLFLOW_TRACKING_URI"))
 
     @field_validator("mirror")
     @classmethod
-    def _mirror_is_a_place(cls, url: str | None) -> str | None:
+    def _mirror_is_valid(cls, url: str | None) -> str | None:
         return check_mirror_url(url) if url else None
 
     @field_validator("mlflow_tracking_uri")
@@ -193,33 +196,33 @@ class PersistenceConfig(ModelOf015):
 
     @model_validator(mode="before")
     @classmethod
-    def _own_uri_is_no_choice(cls, data: Any) -> Any:
-        """Leave the computed URI of a dumped config computed: it moves with the directory that a dump is given."""
-        data = _with_secrets_of_the_environment(data) if isinstance(data, dict) else data
+    def _drop_computed_uri(cls, data: Any) -> Any:
+        """Drop the computed URI of a dumped config: it is computed again, for the directory of the new config."""
+        data = _with_environment_secrets(data) if isinstance(data, dict) else data
         if not isinstance(data, dict) or data.get("MLFLOW_TRACKING_URI") is None:
             return data
         uri = str(data["MLFLOW_TRACKING_URI"])
         rest = {key: value for key, value in data.items() if key != "MLFLOW_TRACKING_URI"}
-        chosen = rest.get("mlflow_tracking_uri")
-        is_dump = "mlflow_tracking_uri" in rest and chosen is None
+        configured = rest.get("mlflow_tracking_uri")
+        is_dump = "mlflow_tracking_uri" in rest and configured is None
         if is_dump and (uri == os.environ.get("MLFLOW_TRACKING_URI") or _OWN_STORE.fullmatch(uri)):
             return rest
-        return {**rest, "mlflow_tracking_uri": chosen or uri} if "mlflow_tracking_uri" in rest else data
+        return {**rest, "mlflow_tracking_uri": configured or uri} if "mlflow_tracking_uri" in rest else data
 
     @computed_field(description="The MLflow store in use, as `mlflow ui --backend-store-uri` takes it.")  # type: ignore[prop-decorator]
     @property
-    def MLFLOW_TRACKING_URI(self) -> str:  # noqa: N802 - the name that clients of 0.1.5 use
+    def MLFLOW_TRACKING_URI(self) -> str:  # noqa: N802 - the name in trieye 0.1.5
         """The MLflow store in use, as `mlflow ui --backend-store-uri` takes it."""
-        # the value at construction comes first: an actor on another machine has an environment of its own
-        chosen = self.mlflow_tracking_uri or self._uri_when_made or os.environ.get("MLFLOW_TRACKING_URI")
-        return chosen or f"sqlite:///{self.get_mlflow_abs_path() / 'mlflow.db'}"
+        # the value at construction takes precedence: an actor on another machine has another environment
+        uri = self.mlflow_tracking_uri or self._uri_when_made or os.environ.get("MLFLOW_TRACKING_URI")
+        return uri or f"sqlite:///{self.get_mlflow_abs_path() / 'mlflow.db'}"
 
     def get_app_root_dir(self) -> Path:
         """Return the absolute directory of the app; nothing is created."""
         return self._get_absolute_root() / check_name("app_name", self.app_name)
 
     def get_runs_root_dir(self) -> Path:
-        """Return the absolute directory that holds the app's runs; nothing is created."""
+        """Return the absolute directory of the app's runs; nothing is created."""
         return self.get_app_root_dir() / check_name("runs_dir_name", self.runs_dir_name)
 
     def get_run_base_dir(self) -> Path:
@@ -231,28 +234,28 @@ class PersistenceConfig(ModelOf015):
         return self.get_app_root_dir() / check_name("mlflow_dir_name", self.mlflow_dir_name)
 
     def get_resume_roots(self) -> dict[str, Path]:
-        """Return the absolute directories of `resume_dirs`, by what the user typed; nothing is created."""
-        return {given: self._absolute("persistence.resume_dirs", given) for given in self.resume_dirs}
+        """Return the absolute directories of `resume_dirs`, by the configured path; nothing is created."""
+        return {path: self._absolute("persistence.resume_dirs", path) for path in self.resume_dirs}
 
     def anchored(self, working_dir: Path) -> Self:
-        """Return a copy whose relative paths belong to `working_dir`, wherever it is used."""
+        """Return a copy whose relative paths refer to `working_dir` in every process."""
         paths = {
             name: str(working_dir / Path(path).expanduser())
             for name in ("load_checkpoint_path", "load_buffer_path")
             if (path := getattr(self, name)) is not None and not is_reference(name, path)
         }
         copy = self.model_copy(update=paths)
-        copy._made_in = working_dir  # noqa: SLF001 - its own
+        copy._made_in = working_dir  # noqa: SLF001 - of the same class
         return copy
 
     def roots_above(self) -> list[Path]:
-        """Return where a relative `root_data_dir` would be from each directory above the working directory."""
-        given = Path(expanded("persistence.root_data_dir", self.root_data_dir)).expanduser()
-        return [] if given.is_absolute() else [parent / given for parent in Path(self._made_in).parents]
+        """Return the directories that a relative `root_data_dir` denotes below each parent of the working directory."""
+        root = Path(expanded("persistence.root_data_dir", self.root_data_dir)).expanduser()
+        return [] if root.is_absolute() else [parent / root for parent in Path(self._made_in).parents]
 
     def _get_absolute_root(self) -> Path:
         return self._absolute("persistence.root_data_dir", self.root_data_dir)
 
     def _absolute(self, key: str, directory: str) -> Path:
-        given = Path(expanded(key, directory)).expanduser()
-        return Path(os.path.abspath(self._made_in / given))  # noqa: PTH100 - links stay
+        path = Path(expanded(key, directory)).expanduser()
+        return Path(os.path.abspath(self._made_in / path))  # noqa: PTH100 - links are not resolved

@@ -1,4 +1,4 @@
-"""ReplayConfig: what a replay buffer keeps, where, and how it is drawn."""
+"""ReplayConfig: capacity, storage and sampling of a replay buffer."""
 
 from typing import Any, Literal, Self
 
@@ -8,123 +8,131 @@ from trieye.config.base import StrictModel
 
 
 class PrioritizedConfig(StrictModel):
-    """How much priorities count (Schaul et al. 2016)."""
+    """Prioritized sampling (Schaul et al. 2016)."""
 
-    alpha: float = Field(default=0.6, ge=0, le=10, description="Exponent of the priorities; with 0 they do not count.")
+    alpha: float = Field(default=0.6, ge=0, le=10, description="Exponent of the priorities; 0 = uniform sampling.")
     beta: float = Field(
-        default=0.4, ge=0, le=1, description="Exponent of the importance weights; with 1 no bias is left."
+        default=0.4, ge=0, le=1, description="Exponent of the importance weights; 1 = full bias correction."
     )
     beta_draws: int | None = Field(
-        default=None, ge=1, description="Batches over which beta grows to 1, linearly; null = it stays as it is."
+        default=None, ge=1, description="Number of batches until beta reaches 1, linearly; null = constant beta."
     )
     epsilon: float = Field(
-        default=1e-6, ge=0, le=1e6, description="Added to every priority; with 0, rows of priority 0 are never drawn."
+        default=1e-6, ge=0, le=1e6, description="Added to every priority; with 0, rows of priority 0 are never sampled."
     )
 
 
 class SequenceConfig(StrictModel):
-    """Which consecutive rows make a sequence."""
+    """Length and start of sequences of consecutive rows."""
 
-    length: int = Field(default=16, ge=1, description="Rows in a sequence.")
+    length: int = Field(default=16, ge=1, description="Rows per sequence.")
     period: int = Field(
-        default=1, ge=1, description="1 = any row starts a sequence; 8 = rows 0, 8, 16, ... of an episode do."
+        default=1, ge=1, description="1 = sequences start at any row; 8 = at rows 0, 8, 16, ... of an episode."
     )
-    cross_episodes: bool = Field(default=False, description="Let a sequence go on with the next episode.")
-    pad: bool = Field(default=False, description="Let a sequence be shorter, with a mask, where the episode ends.")
+    cross_episodes: bool = Field(default=False, description="Let sequences continue in the next episode.")
+    pad: bool = Field(default=False, description="Allow shorter sequences at the end of an episode, with a mask.")
 
 
 class FragmentConfig(StrictModel):
-    """What a buffer of fragments keeps; `capacity` counts chunks, `max_staleness` and `max_reuse` bound them."""
+    """Chunks, leases and sampling of a fragment buffer; `capacity`, `max_staleness` and `max_reuse` apply to chunks."""
 
-    fragments_per_chunk: int = Field(default=1, ge=1, description="Consecutive fragments of one worker in a chunk.")
-    max_bytes: int | None = Field(default=None, ge=1, description="Bytes of all that is held; null = no bound.")
+    fragments_per_chunk: int = Field(default=1, ge=1, description="Consecutive fragments of one worker per chunk.")
+    max_bytes: int | None = Field(default=None, ge=1, description="Maximum bytes of stored fragments; null = no limit.")
     partial_ttl_s: float = Field(
-        default=600.0, gt=0, description="Seconds without a fragment after which an unfinished chunk is dropped."
+        default=600.0, gt=0, description="Seconds without a fragment after which an incomplete chunk is dropped."
     )
-    lease_ttl_s: float = Field(default=600.0, gt=0, description="Seconds without use after which a lease runs out.")
+    lease_ttl_s: float = Field(default=600.0, gt=0, description="Seconds without use after which a lease expires.")
     session_policy: Literal["resume", "discard"] = Field(
-        default="discard", description="What a new session does with the chunks of the one before."
+        default="discard", description="Whether a new session retains or drops the chunks of the previous one."
     )
     sampler: Literal["uniform", "prioritized", "oldest"] = Field(
-        default="uniform", description="How chunks are drawn: at random, by priorities, the lowest version first."
+        default="uniform", description="Order of chunks: random, by priority, or lowest weight version first."
     )
 
 
 class LimiterConfig(StrictModel):
-    """How often a row is drawn, on average."""
+    """Ratio of sampled to inserted rows."""
 
     samples_per_insert: float | None = Field(
-        default=None, gt=0, description="Rows drawn for each row added; null = as one likes."
+        default=None, gt=0, description="Sampled rows per inserted row; null disables the limiter."
     )
-    min_size_to_sample: int = Field(default=1, ge=1, description="Rows that must be there before any is drawn.")
+    min_size_to_sample: int = Field(default=1, ge=1, description="Rows in the buffer before sampling starts.")
     error_buffer: float | None = Field(
         default=None,
         gt=0,
-        description="Rows drawn that may be too many or too few, over half a batch; null = a tenth of the first ones.",
+        description="Allowed deviation from the ratio, in sampled rows; must exceed half a batch. null = 10% of "
+        "min_size_to_sample * samples_per_insert, at least 2.",
     )
 
 
 class ReplayConfig(StrictModel):
-    """What a replay buffer keeps, where, and how it is drawn."""
+    """Capacity, storage and sampling of a replay buffer."""
 
     kind: Literal["uniform", "prioritized", "sequence", "fragment"] = Field(
         default="uniform",
-        description="`uniform` and `prioritized` = single rows; `sequence` = consecutive rows; `fragment` = chunks.",
+        description="Unit of sampling: uniform, prioritized = single rows; sequence = consecutive rows; fragment "
+        "= chunks.",
     )
     capacity: int = Field(
-        default=100_000, ge=1, le=1 << 40, description="Rows (chunks) kept; the oldest is overwritten first."
+        default=100_000, ge=1, le=1 << 40, description="Maximum number of rows or chunks; the oldest are overwritten."
     )
     storage: Literal["ram", "shm", "mmap"] = Field(
         default="ram",
-        description="Where rows live: memory; memory that other processes can read; files larger than the memory.",
+        description="ram = memory of the process; shm = memory that other processes can read; mmap = files, "
+        "which may be larger than the memory.",
     )
-    storage_dir: str | None = Field(default=None, min_length=1, description="Directory for `mmap`, and for no other.")
-    prefault: bool = Field(default=True, description="Take the memory or disk space at the start.")
-    n_step: int = Field(default=1, ge=1, le=1000, description="Rows that a reward is summed over.")
-    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of a reward, or a value, one row later.")
+    storage_dir: str | None = Field(
+        default=None, min_length=1, description="Directory of the files, for storage=mmap only."
+    )
+    prefault: bool = Field(default=True, description="Allocate memory or disk space at the start.")
+    n_step: int = Field(default=1, ge=1, le=1000, description="Rewards summed in an n-step return.")
+    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount factor of rewards and values, per row.")
     frame_stack: dict[str, int] = Field(
-        default_factory=dict, description="Frames in a stack, by key; rows then hold single frames."
+        default_factory=dict, description="Frames per stack, by key; rows then store single frames."
     )
     padding: Literal["reset", "zero"] = Field(
-        default="reset", description="What a stack has before an episode: its first frame again, or zeros."
+        default="reset",
+        description="What fills a stack at the start of an episode: copies of its first frame, or zeros.",
     )
-    dedup_next: bool = Field(default=False, description="Keep next_<key> once, as the <key> of the next row.")
-    max_reuse: int | None = Field(default=None, ge=1, description="Times that a row may be drawn; null = any.")
+    dedup_next: bool = Field(default=False, description="Store next_<key> once, as <key> of the next row.")
+    max_reuse: int | None = Field(default=None, ge=1, description="How often a row may be sampled; null = no limit.")
     max_staleness: int | None = Field(
-        default=None, ge=0, description="Model versions that a drawn row may be behind; null = any."
+        default=None, ge=0, description="Weight versions that a sampled row may lag; null = no limit."
     )
-    limiter: LimiterConfig = Field(default_factory=LimiterConfig, description="Keeps draws and inserts in a ratio.")
+    limiter: LimiterConfig = Field(default_factory=LimiterConfig, description="Ratio of samples to inserts.")
     prioritized: PrioritizedConfig = Field(
-        default_factory=PrioritizedConfig, description="How much priorities count, for kind=prioritized."
+        default_factory=PrioritizedConfig, description="Weight of priorities, for kind=prioritized."
     )
     sequence: SequenceConfig = Field(
-        default_factory=SequenceConfig, description="Which rows make a sequence, for kind=sequence."
+        default_factory=SequenceConfig, description="Shape of sequences, for kind=sequence."
     )
     fragment: FragmentConfig = Field(
-        default_factory=FragmentConfig, description="What is kept of fragments, for kind=fragment."
+        default_factory=FragmentConfig, description="Chunks and leases, for kind=fragment."
     )
 
     @model_validator(mode="after")
-    def _settings_are_those_of_the_kind(self) -> Self:
+    def _options_match_the_kind(self) -> Self:
         for kind in ("prioritized", "sequence", "fragment"):
             options = getattr(self, kind)
             if kind != self.kind and options.model_fields_set and options != type(options)():
                 raise ValueError(f"{kind}.* is only for kind={kind}, and kind is {self.kind}")
         if (self.storage_dir is not None) != (self.storage == "mmap"):
-            raise ValueError(f"storage_dir is needed for storage=mmap and for no other, and storage is {self.storage}")
+            raise ValueError(
+                f"storage_dir is required for storage=mmap and only allowed there, and storage is {self.storage}"
+            )
         if self.kind == "sequence" and (self.max_reuse is not None or self.max_staleness is not None):
-            raise ValueError("max_reuse and max_staleness bound single rows and chunks; kind=sequence has neither")
+            raise ValueError("max_reuse and max_staleness apply to single rows and chunks, not to kind=sequence")
         return self
 
     @property
     def sampler_options(self) -> dict[str, Any]:
-        """The options of the sampler of this kind, as `ReplayBuffer` takes them."""
+        """Keyword arguments of the sampler of this kind, for `ReplayBuffer`."""
         if self.kind == "prioritized":
             return self.prioritized.model_dump()
         return self.sequence.model_dump() if self.kind == "sequence" else {}
 
     @property
     def fragment_rules(self) -> dict[str, Any]:
-        """The rules of a buffer of fragments, as `trieye.replay.fragments.FragmentRules` takes them."""
+        """Keyword arguments for `trieye.replay.fragments.FragmentRules`."""
         bounds = {"max_staleness": self.max_staleness, "max_reuse": self.max_reuse}
         return {"max_chunks": self.capacity, **bounds, **self.fragment.model_dump()}

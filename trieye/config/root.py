@@ -1,4 +1,4 @@
-"""TrieyeConfig: the whole config of a run."""
+"""TrieyeConfig: the whole config of a run, the base class of a project's config."""
 
 import json
 import time
@@ -24,45 +24,47 @@ from trieye.renames import current_config
 
 PERSISTENCE_OF_RUN: dict[str, Any] = {"auto_resume_latest": False, "tensorboard_dir_name": "."}
 STATS_OF_RUN: dict[str, Any] = {"undeclared": "auto"}
-"""Defaults of `trieye.Run` and YAML; the models have the defaults of trieye 0.1.5."""
+"""Defaults for `trieye.Run` and YAML; the models themselves have the defaults of trieye 0.1.5."""
 
 
 class TrieyeConfig(ModelOf015):
-    """The whole config of a run; a project's own config is a subclass with its own groups added."""
+    """The whole config of a run; a project subclasses it to add its own groups."""
 
     spellings = ("app_name", "run_name", "persistence", "stats")
 
-    app_name: Name = Field(default="default_app", description="An app owns many runs and one MLflow experiment.")
+    app_name: Name = Field(default="default_app", description="Name of the app: its runs share an MLflow experiment.")
     run_name: Name = Field(
-        default_factory=default_run_name, description="One training; the same name again resumes it."
+        default_factory=default_run_name, description="Name of one training; starting it again resumes it."
     )
-    seed: int = Field(default=0, ge=0, lt=1 << 32, description="Seed of every random generator of the run.")
-    tags: dict[str, str] = Field(default_factory=dict, description="Tags of the run, in run.json and in MLflow.")
+    seed: int = Field(default=0, ge=0, lt=1 << 32, description="Seed of all random generators of the run.")
+    tags: dict[str, str] = Field(default_factory=dict, description="Tags of the run, in run.json and MLflow.")
     description: str | None = Field(
-        default=None, description="What the run is for, as Markdown; MLflow shows it, else the command of the run."
+        default=None, description="Purpose of the run, as Markdown, for MLflow; null = the command of the run."
     )
     print_config: bool = Field(default=False, description="Print the composed config as a tree before the run starts.")
     progress_bar: bool = Field(
-        default=True, description="Draw a progress bar on a terminal; false = print a line every 10 seconds."
+        default=True, description="Show a progress bar on terminals; false = print a line every 10 seconds."
     )
-    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="Where the hub lives.")
+    runtime: RuntimeConfig = Field(
+        default_factory=RuntimeConfig, description="Where the hub lives, which records the run."
+    )
     persistence: Annotated[PersistenceConfig, Marker(yaml_default=PERSISTENCE_OF_RUN)] = Field(
-        default_factory=PersistenceConfig, description="Files, saving, resuming."
+        default_factory=PersistenceConfig, description="Files of the run, saving and resuming."
     )
     stats: Annotated[StatsConfig, Marker(yaml_default=STATS_OF_RUN)] = Field(
-        default_factory=StatsConfig, description="Events to points."
+        default_factory=StatsConfig, description="Metrics: how events become points."
     )
     sinks: Annotated[SinksConfig, Marker(yaml_default={})] = Field(
         default_factory=SinksConfig.all_enabled,
-        description="Where points go; in Python a sink that is not named stays on, and {} switches all off.",
+        description="Where points go; in Python, sinks that are not named stay enabled, and {} disables all.",
     )
-    replay: ReplayConfig = Field(default_factory=ReplayConfig, description="The replay buffer.")
-    loop: LoopConfig = Field(default_factory=LoopConfig, description="Length and rhythm of an experiment.")
-    tune: TuneConfig = Field(default_factory=TuneConfig, description="Many trials of the experiment, under Ray Tune.")
+    replay: ReplayConfig = Field(default_factory=ReplayConfig, description="Replay buffer.")
+    loop: LoopConfig = Field(default_factory=LoopConfig, description="Length of an experiment, and evaluations.")
+    tune: TuneConfig = Field(default_factory=TuneConfig, description="Study of many trials, under Ray Tune.")
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse a field of a project with the name of another one and a type that this cannot be."""
+        """Raise for a field of a project that redefines a field of trieye with an incompatible type."""
         super().__pydantic_init_subclass__(**kwargs)
         bases = [base for base in cls.__mro__[1:] if isinstance(base, type) and issubclass(base, TrieyeConfig)]
         for base in bases:
@@ -71,8 +73,8 @@ class TrieyeConfig(ModelOf015):
                 is_narrower = isinstance(now, type) and isinstance(then.annotation, type)
                 if now != then.annotation and not (is_narrower and issubclass(now, then.annotation)):  # type: ignore[arg-type]
                     raise ConfigurationError(
-                        f"{cls.__name__}.{name}: trieye has a key of this name already, for something else "
-                        f"({then.description}); choose another name"
+                        f"{cls.__name__}.{name}: trieye already has a key of this name ({then.description}); choose "
+                        "another name"
                     )
 
     @field_validator("sinks", mode="before")
@@ -81,15 +83,15 @@ class TrieyeConfig(ModelOf015):
         return SinksConfig.completed(sinks) if isinstance(sinks, Mapping) and sinks else sinks
 
     @model_validator(mode="after")
-    def _persistence_has_the_same_names(self) -> Self:
-        # a copy: the caller may use the PersistenceConfig it passed for another run
+    def _copy_names_to_persistence(self) -> Self:
+        # a copy: the caller may reuse its PersistenceConfig for another run
         names = {"app_name": self.app_name, "run_name": self.run_name}
         self.__dict__["persistence"] = self.persistence.model_copy(update=names)
         self.model_fields_set.add("persistence")
         return self
 
     def with_run_defaults(self) -> Self:
-        """Return the config with the defaults of `trieye.Run` instead of trieye 0.1.5's."""
+        """Return the config with the defaults of `trieye.Run` instead of the 0.1.5 defaults."""
         persistence, stats = self.persistence, self.stats
         unset = {name: value for name, value in PERSISTENCE_OF_RUN.items() if name not in persistence.model_fields_set}
         if stats.undeclared is None:
@@ -98,36 +100,36 @@ class TrieyeConfig(ModelOf015):
 
     @classmethod
     def of_run(cls, run_dir: Path, values: Mapping[str, Any] | None = None) -> Self:
-        """Return the config that a run was trained with; its secrets are taken from the environment.
+        """Return the config of a run, with secrets restored from the environment.
 
         Args:
             run_dir: Directory of the run.
-            values: The config stored in a checkpoint, `LoadedCheckpoint.config`; None: the configs.json of the run.
+            values: Config stored in a checkpoint, `LoadedCheckpoint.config`; None = the configs.json of the run.
 
         Raises:
-            ConfigurationError: It is not there, does not fit this class, or a secret is not in the environment.
+            ConfigurationError: The config is missing or does not match this class, or a secret is not set.
         """
         path = run_dir / "configs.json"
         try:
             values = json.loads(path.read_text("utf-8")) if values is None else values
-            # configs.json may also hold additions of the program and groups of a subclass
+            # configs.json may contain additions of the program and groups of a subclass
             values = current_config(values)
             fields = {name: value for name, value in values.items() if name in cls.model_fields or name == HIDDEN}
             return cls.model_validate_json(json.dumps(with_secrets(fields)))
         except ConfigurationError:
             raise
         except (OSError, ValueError) as error:
-            raise ConfigurationError(f"{path} does not hold a {cls.__name__}: {error}") from error
+            raise ConfigurationError(f"{path} does not contain a {cls.__name__}: {error}") from error
 
     def check(self) -> None:
-        """Refuse what this machine cannot run, before anything is started or written for the run.
+        """Raise if this machine cannot run the config, before a run starts or writes files.
 
-        It is called when a command line is checked, in a sweep for each value of each axis, and when a run is opened. A
-        project overrides it, calls `super().check()`, and makes sure that there is what only it knows of, such as the
-        environment: quickly, and nothing must be left behind.
+        Called when a command line is checked (in a sweep, for each value of each axis) and when a run is opened.
+        Projects may override it, call `super().check()`, and check their own requirements, such as the environment. An
+        override must be fast and leave nothing behind.
 
         Raises:
-            ConfigurationError: Something is missing or does not fit; the message says what to type.
+            ConfigurationError: A requirement is missing; the message states the fix.
         """
         self.sinks.check()
         self.tune.check()
@@ -137,19 +139,19 @@ class TrieyeConfig(ModelOf015):
     _sent_at: float | None = PrivateAttr(default=None)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Note when the config is sent to another process, which has to answer within some seconds from then."""
+        """Record when the config is sent to another process, which must answer within some seconds."""
         sent = self.model_copy()
-        sent._sent_at = time.time()  # noqa: SLF001 - its own class
+        sent._sent_at = time.time()  # noqa: SLF001 - of the same class
         return super(TrieyeConfig, sent).__getstate__()
 
     @property
     def sent_at(self) -> float | None:
-        """Unix time in seconds at which the config left the process that made it; None in that process."""
+        """Unix time of sending the config to this process, in seconds; None in the process that created it."""
         return self._sent_at
 
     @property
     def trieye(self) -> "TrieyeConfig":
-        """The part that trieye knows, without the fields of a subclass: what a hub in another process gets."""
+        """The config without fields of a subclass, which is sent to a hub in another process."""
         if type(self) is TrieyeConfig:
             return self
         fields: dict[str, Any] = {name: getattr(self, name) for name in TrieyeConfig.model_fields}

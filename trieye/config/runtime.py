@@ -1,4 +1,4 @@
-"""RuntimeConfig: where the hub of a run lives."""
+"""RuntimeConfig: where the hub of a run lives, how events reach it, timeouts and exit code."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -14,63 +14,65 @@ def _without_working_dir(env: dict[str, Any]) -> dict[str, Any]:
 
 
 RuntimeEnv = Annotated[dict[str, Any], AfterValidator(_without_working_dir)]
-"""A runtime environment, as Ray takes it, without its working directory."""
+"""A Ray runtime environment without `working_dir`."""
 
 
 class RuntimeConfig(StrictModel):
-    """Where the hub lives and how events reach it."""
+    """Where the hub lives, and how events reach it."""
 
     kind: Literal["local", "ray", "cluster"] = Field(
         default="ray",
-        description="`local` = a thread, no Ray; `ray` = an actor on this machine; `cluster` = join a cluster.",
+        description="local = the hub is a thread, no Ray; ray = an actor on this machine; cluster = an actor on "
+        "a cluster.",
     )
     address: str | None = Field(
-        default=None, description="Ray address to join, such as `auto` or `head:6379`; only for `cluster`."
+        default=None, description="Ray cluster to join, such as `auto` or `head:6379`; for kind=cluster."
     )
     working_dir: str | None = Field(
         default="auto",
         min_length=1,
-        description="What the workers of a cluster get a copy of: `auto` = the project of the program; or a directory; "
-        "null = nothing, the nodes have the code already. Only for `cluster`.",
+        description="Directory that is copied to the workers of a cluster; auto = the project of the program; "
+        "null = none, because the nodes already have the code. For kind=cluster only.",
     )
     runtime_env: RuntimeEnv = Field(
         default_factory=dict,
         description="Ray runtime environment of the workers, such as `{pip: [gymnasium]}` or "
         "`{env_vars: {OMP_NUM_THREADS: '1'}}`; {} = the environment of the nodes. Only for `cluster`.",
     )
-    num_cpus: int | None = Field(default=None, ge=1, description="CPUs that a Ray started here offers; null = all.")
-    namespace: str = Field(default="trieye", min_length=1, description="Ray namespace in which the hub has its name.")
+    num_cpus: int | None = Field(default=None, ge=1, description="CPUs of Ray if it is started here; null = all.")
+    namespace: str = Field(default="trieye", min_length=1, description="Ray namespace of the hub actor.")
     flush_interval_s: float = Field(
-        default=0.2, gt=0, le=60, description="Seconds after which logged values are sent to the hub."
+        default=0.2, gt=0, le=60, description="Maximum seconds before logged values are sent to the hub."
     )
     max_pending_events: int = Field(
         default=1_000_000, ge=1000, description="Logged values that may wait for a slow hub before `overflow` applies."
     )
     overflow: Literal["block", "drop"] = Field(
-        default="block", description="When too many values wait: slow the training down, or drop values and count them."
+        default="block",
+        description="If too many values wait: block = the training waits too; drop = drop and count values.",
     )
 
     ack_timeout_s: float = Field(
         default=60.0,
         gt=0,
         le=86_400,
-        description="Seconds that flush and close wait for a hub that accepts nothing before they raise.",
+        description="Seconds that flush and close wait for a hub that accepts no events before they raise an error.",
     )
 
     stall_timeout_s: float = Field(
         default=600.0,
         gt=0,
         le=86_400,
-        description="Seconds without any progress of the hub after which saving, restoring and closing give up; as "
-        "long as it goes on they wait.",
+        description="Seconds without progress of the hub before saving, restoring or closing fails; while there "
+        "is progress, they wait.",
     )
 
     requeue_exit_code: int | None = Field(
         default=None,
         ge=0,
         le=255,
-        description="Exit code after SIGTERM, SIGUSR1 or SIGXCPU, for schedulers that start a job again by its code; "
-        "null = 128 + number of the signal. Ctrl-C exits with 130.",
+        description="Exit code after SIGTERM, SIGUSR1 or SIGXCPU, for schedulers that requeue jobs by exit code; "
+        "null = 128 + signal number. Ctrl-C always exits with 130.",
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""SampleConfig: where the rows of a batch come from."""
+"""SampleConfig: whether batches come from the replay buffer, from recorded data, or from both."""
 
 from typing import Literal
 
@@ -9,18 +9,18 @@ from trieye.config.names import ClassPath
 
 
 class SampleConfig(StrictModel):
-    """Where the rows of a batch come from: the replay buffer, or `data` that others collected."""
+    """Source of the rows in a batch: the replay buffer, recorded rows (`data`), or both."""
 
     kind: Literal["default", "mix", "warmup"] | ClassPath = Field(
         default="default",
-        description="default = the replay buffer; mix = a part of each batch from `data`; warmup = the first batches "
-        "are from `data`; or a class of your own, as `my_agent.sampling:MyStrategy`.",
+        description="Source of the rows in a batch: default = the replay buffer; mix = a fraction from `data`; "
+        "warmup = `data` alone for the first updates; or your own class, such as `my_agent.sampling:MyStrategy`.",
     )
-    data_ratio: float = Field(default=0.25, gt=0, lt=1, description="Part of each batch from `data`, for kind=mix.")
+    data_ratio: float = Field(default=0.25, gt=0, lt=1, description="Fraction of a batch from `data`, for kind=mix.")
     table_every_steps: int = Field(
         default=0,
         ge=0,
-        description="Steps between two tables of rows of the newest batch, `sample/rows`, as `loop.axis` counts; 0 = "
-        "none.",
+        description="Steps, counted in `loop.axis`, between two logged tables of rows of the latest batch, "
+        "`sample/rows`; 0 = no tables.",
     )
-    warmup_updates: int = Field(default=1000, ge=1, description="Updates on `data` alone, for kind=warmup.")
+    warmup_updates: int = Field(default=1000, ge=1, description="First updates, on `data` alone, for kind=warmup.")

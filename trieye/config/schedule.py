@@ -1,4 +1,4 @@
-"""Schedule: a number that changes in the course of a training, such as a learning rate."""
+"""Schedule: a number that changes during training, such as a learning rate."""
 
 import math
 from typing import Annotated, Any, Literal, Self
@@ -16,36 +16,36 @@ class Schedule(StrictModel):
         0.55
     """
 
-    start: float = Field(description="The number at the beginning.")
-    end: float | None = Field(default=None, description="The number after `steps`; null = as at the beginning.")
+    start: float = Field(description="Initial value.")
+    end: float | None = Field(default=None, description="Value from `steps` on; null = constant `start`.")
     steps: int | None = Field(
         default=None, ge=1, description="Environment steps from `start` to `end`; updates with mode=train."
     )
     shape: Literal["linear", "exponential", "cosine"] = Field(
-        default="linear", description="How it gets from `start` to `end`: evenly, by a factor, or slowly at both ends."
+        default="linear", description="Curve from `start` to `end`; exponential = by a constant factor per step."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _has_a_start(cls, data: Any) -> Any:
-        """Explain what `lr.steps=3` makes of a plain number: the key takes the place of the number."""
+        """Raise for a partial schedule; an override such as `lr.steps=3` turns a plain number into one."""
         if isinstance(data, dict) and "start" not in data and data.keys() <= cls.model_fields.keys():
             raise ValueError(
-                f"a plain number, or the whole of a schedule is expected, and {data} has no start; "
-                "give all of it, as '{start: 1e-3, end: 1e-4, steps: 50_000}'"
+                f"schedule {data} is missing 'start'; expected a number or a whole schedule, such as "
+                "'{start: 1e-3, end: 1e-4, steps: 50_000}'"
             )
         return data
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         if (self.end is None) != (self.steps is None):
-            raise ValueError("end and steps belong together: give both, or a plain number")
+            raise ValueError("end and steps belong together: set both, or a plain number")
         if self.shape == "exponential" and (self.end is None or self.start * self.end <= 0):
-            raise ValueError("an exponential schedule needs a start and an end of one sign, neither of them 0")
+            raise ValueError("an exponential schedule needs start and end with the same sign, neither of them 0")
         return self
 
     def __call__(self, step: int) -> float:
-        """Return the number after this many steps; in an engine, `self.schedule_step`."""
+        """Return the value after this many steps; an engine passes `self.schedule_step`."""
         if self.end is None or self.steps is None:
             return self.start
         part = min(step / self.steps, 1.0)
@@ -69,4 +69,4 @@ def _of_number(value: Any) -> Any:
 Scheduled = Annotated[
     Schedule, BeforeValidator(_of_number, json_schema_input_type=float | Schedule), Marker(takes_values=True)
 ]
-"""The type of a field that holds a schedule and takes a plain number, too."""
+"""The type of a field with a schedule, which also accepts a plain number."""

@@ -1,4 +1,4 @@
-"""SinksConfig: where points go."""
+"""SinksConfig: which sinks (MLflow, TensorBoard, console, W&B, plugins) receive points."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from trieye.exceptions import ConfigurationError
 
 
 class MlflowSinkConfig(StrictModel):
-    """Points, parameters, tags and artifacts to an MLflow store or server."""
+    """Sends points, parameters, tags and artifacts to an MLflow store or server."""
 
     enabled: bool = Field(default=False, description="Log to MLflow.")
     system_metrics: bool = Field(
         default=False,
-        description="Log CPU, memory, disk and network of the hub's machine as system/..., its GPU with nvidia-ml-py.",
+        description="Log CPU, memory, disk, network (and, with nvidia-ml-py, GPU) of the hub's machine as system/...",
     )
     system_metrics_interval_s: float = Field(
         default=10.0, gt=0, le=3600, description="Seconds between two points of each system metric."
@@ -24,38 +24,39 @@ class MlflowSinkConfig(StrictModel):
 
 
 class TensorboardSinkConfig(StrictModel):
-    """Points to TensorBoard event files in the run's directory."""
+    """Writes points to TensorBoard event files in the run directory."""
 
     enabled: bool = Field(default=False, description="Write TensorBoard event files.")
-    flush_interval_s: float = Field(default=2.0, gt=0, le=600, description="Seconds between two flushes of the file.")
+    flush_interval_s: float = Field(default=2.0, gt=0, le=600, description="Seconds between flushes of the file.")
 
 
 class ConsoleSinkConfig(StrictModel):
-    """Points of metrics with `console` in their `log_to` as lines on the terminal."""
+    """Prints points of metrics with `console` in their `log_to`."""
 
     enabled: bool = Field(default=False, description="Print a STATS line for every point.")
 
 
 class WandbSinkConfig(StrictModel):
-    """Points, parameters, tags and media to Weights & Biases; needs `pip install "trieye[wandb]"`."""
+    """Sends points, parameters, tags and media to Weights & Biases; needs `pip install "trieye[wandb]"`."""
 
     enabled: bool = Field(default=False, description="Log to Weights & Biases.")
-    project: str | None = Field(default=None, min_length=1, description="Project; null is the app_name.")
-    entity: str | None = Field(default=None, min_length=1, description="User or team; null is your default one.")
+    project: str | None = Field(default=None, min_length=1, description="W&B project; null = the app_name.")
+    entity: str | None = Field(default=None, min_length=1, description="W&B user or team; null = your default entity.")
     mode: Literal["online", "offline"] | None = Field(
-        default=None, description="Where to: the server, or files for `wandb sync`; null is what WANDB_MODE says."
+        default=None,
+        description="online = W&B server; offline = files for `wandb sync`; null = as the variable WANDB_MODE.",
     )
-    system_metrics: bool = Field(default=False, description="Log CPU, memory, GPU and so on of the hub's machine.")
+    system_metrics: bool = Field(default=False, description="Log CPU, memory and GPU usage of the hub's machine.")
     flush_interval_s: float = Field(
         default=5.0,
         gt=0,
         le=600,
-        description="Seconds between two waits until wandb has written everything to its file.",
+        description="Maximum seconds before points are written to wandb's local file.",
     )
 
 
 class SinksConfig(StrictModel):
-    """Where points go; a metric's `log_to` chooses among MLflow, TensorBoard and the console, if they are enabled."""
+    """Where points go; `log_to` of a metric selects among MLflow, TensorBoard and the console, if enabled."""
 
     mlflow: MlflowSinkConfig = Field(default_factory=MlflowSinkConfig, description="MLflow tracking.")
     tensorboard: TensorboardSinkConfig = Field(default_factory=TensorboardSinkConfig, description="Event files.")
@@ -68,8 +69,8 @@ class SinksConfig(StrictModel):
     )
     required: list[str] = Field(
         default=[],
-        description="Names of sinks whose failure fails the run, at its next flush, evaluation or save, or at its end; "
-        "without it a run goes on, and a sink that works again gets what it lacks.",
+        description="Names of sinks whose failure fails the run, at the next flush, evaluation or save, or at "
+        "its end. Other sinks may fail: the run continues, and missing points are delivered when the sink recovers.",
     )
 
     @field_validator("exclude")
@@ -77,22 +78,22 @@ class SinksConfig(StrictModel):
     def _ours_have_keys(cls, exclude: list[str]) -> list[str]:
         for name in exclude:
             if name in cls.model_fields:
-                raise ValueError(f"{name} comes with trieye; type sinks.{name}.enabled=false")
+                raise ValueError(f"{name} is a sink of trieye; type sinks.{name}.enabled=false")
         return exclude
 
     @property
     def enabled(self) -> list[str]:
-        """The names of those that come with trieye and are on."""
+        """Names of the enabled sinks of trieye."""
         return [name for name, sink in self if getattr(sink, "enabled", False)]
 
     def check(self) -> None:
-        """Make sure that the libraries of the enabled sinks are there; loads none of them.
+        """Check that the libraries of the enabled sinks are installed, without importing them.
 
         Raises:
-            ConfigurationError: One is not installed.
+            ConfigurationError: A library is not installed.
         """
         spec = importlib.util.find_spec("wandb") if self.wandb.enabled else None
-        # wandb writes into a directory `wandb`, which Python finds as a package without code
+        # a directory `wandb`, which wandb creates, is found as a namespace package
         if self.wandb.enabled and (spec is None or spec.origin is None):
             raise ConfigurationError(
                 "sinks.wandb.enabled=true needs the package wandb, which is not installed; "
@@ -101,12 +102,12 @@ class SinksConfig(StrictModel):
 
     @classmethod
     def all_enabled(cls) -> Self:
-        """Return the config of a run made in Python: every sink that needs no account is on, and `log_to` decides."""
+        """Return the default of a config created in Python: every sink that needs no account is enabled."""
         return cls.model_validate(cls.completed({}))
 
     @classmethod
     def completed(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of a user in Python, with every sink on that needs no account, unless they disable it."""
+        """Return the values of a config created in Python, with every sink enabled that needs no account."""
         sinks = {name: values.get(name, {}) for name in ("mlflow", "tensorboard", "console")}
         on = {name: {"enabled": True, **sink} for name, sink in sinks.items() if isinstance(sink, Mapping)}
         return {**values, **on}

@@ -1,6 +1,6 @@
-"""ModelOf015: config models that also accept the spellings of trieye 0.1.5.
+"""ModelOf015: base class of config models that also accept the upper-case spellings of trieye 0.1.5.
 
-The table is closed: it holds the fields that 0.1.5 had, as it spelled them. `trieye.compat` has the rest of its API.
+Only the fields of 0.1.5 have such spellings. The rest of its API is in `trieye.compat`.
 """
 
 import warnings
@@ -15,16 +15,16 @@ _uses = count()
 
 
 class ModelOf015(StrictModel, coerce_numbers_to_str=True):
-    """A strict and frozen model that trieye 0.1.5 had, too, and that still takes its fields as 0.1.5 spelled them.
+    """A strict model that accepts the spellings of trieye 0.1.5 for its fields.
 
-    Upper-case spellings work as keyword arguments and as attributes, and the fields of 0.1.5 can be assigned to, which
-    checks the value. The first such use in a process warns. The models that derive from a model of 0.1.5 are frozen.
+    Upper-case spellings work as keyword arguments and as attributes, and the fields of 0.1.5 can be assigned, with
+    validation. The first such use in a process warns. Subclasses of these models are frozen.
     """
 
-    # numbers become text: on a command line `run_name=7` and `+tags.fold=3` are typed without quotes
+    # numbers are converted to text, so that `run_name=7` and `+tags.fold=3` need no quotes on a command line
 
     spellings: ClassVar[tuple[str, ...]] = ()
-    """The fields of trieye 0.1.5, as it spelled them."""
+    """The fields of trieye 0.1.5, in its spelling."""
 
     @model_validator(mode="before")
     @classmethod
@@ -34,7 +34,7 @@ class ModelOf015(StrictModel, coerce_numbers_to_str=True):
         _warn_once(stacklevel=4)
         return {key.lower() if key in cls.spellings else key: value for key, value in data.items()}
 
-    if not TYPE_CHECKING:  # which would let every name pass
+    if not TYPE_CHECKING:  # or type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             if name not in self.spellings:
@@ -48,8 +48,8 @@ class ModelOf015(StrictModel, coerce_numbers_to_str=True):
             return
         _warn_once(stacklevel=3)
         field = name.lower()
-        given = {key: getattr(self, key) for key in self.model_fields_set}
-        self.__dict__[field] = getattr(type(self).model_validate({**given, field: value}), field)
+        set_values = {key: getattr(self, key) for key in self.model_fields_set}
+        self.__dict__[field] = getattr(type(self).model_validate({**set_values, field: value}), field)
         self.model_fields_set.add(field)
 
 

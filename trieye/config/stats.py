@@ -1,4 +1,4 @@
-"""StatsConfig: which metrics there are and how often they are processed."""
+"""StatsConfig: declared metrics, undeclared events, and how often events are processed."""
 
 from collections import Counter
 from typing import Literal
@@ -11,12 +11,12 @@ from trieye.config.spellings import ModelOf015
 
 
 class StatsConfig(ModelOf015):
-    """How events become points."""
+    """How events are aggregated to points."""
 
     spellings = ("processing_interval_seconds", "metrics")
 
     processing_interval_seconds: float = Field(
-        default=1.0, gt=0, description="Seconds between two processing passes of the hub."
+        default=1.0, gt=0, description="Seconds between two rounds of processing events to points in the hub."
     )
     hub_metrics_interval_s: float = Field(
         default=30.0,
@@ -24,19 +24,19 @@ class StatsConfig(ModelOf015):
         description="Seconds between two points of the hub's internal metrics, such as trieye/accepted; 0 = none.",
     )
     metrics: Keyed[MetricConfig] = Field(
-        default_factory=list, description="The metrics; in YAML a dict keyed by a short name of your choice."
+        default_factory=list, description="Metrics and their aggregation; in YAML a dict with names of your choice."
     )
     undeclared: Literal["auto", "each", "warn", "drop"] | None = Field(
         default=None,
-        description="Events that no metric reads: `auto` = mean at every step, `each` = a point of each, "
-        "`warn` = count and warn once, `drop` = count; null = auto, but warn for the drop-in actor once any metric is "
-        "configured.",
+        description="Handling of events that no metric reads: auto = log the mean at every step; each = log each "
+        "event as a point; warn = count them and warn once; drop = count them. null = auto, except warn in the "
+        "0.1.5 actor once any metric is configured.",
     )
 
     @field_validator("metrics")
     @classmethod
     def _names_are_unique(cls, metrics: list[MetricConfig]) -> list[MetricConfig]:
-        twice = sorted(name for name, count in Counter(metric.name for metric in metrics).items() if count > 1)
-        if twice:
-            raise ValueError(f"Duplicate metric names found: {', '.join(twice)}")
+        duplicates = sorted(name for name, count in Counter(metric.name for metric in metrics).items() if count > 1)
+        if duplicates:
+            raise ValueError(f"Duplicate metric names found: {', '.join(duplicates)}")
         return metrics

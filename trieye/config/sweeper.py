@@ -1,4 +1,4 @@
-"""SweeperConfig: which jobs a sweep has; what `hydra.sweeper` is with `hydra/sweeper=trieye`."""
+"""SweeperConfig: options of `hydra/sweeper=trieye`, which chooses the jobs of a grid or search."""
 
 from typing import Any, Literal, Self
 
@@ -8,35 +8,35 @@ from trieye.config.base import StrictModel
 
 
 class SweeperConfig(StrictModel):
-    """Which jobs a sweep has, and what is sought."""
+    """Jobs of a grid or search, and the objective of a search."""
 
     kind: Literal["grid", "random", "optuna"] = Field(
         default="grid",
-        description="`grid` = all combinations; `random` = `num_trials` of them, drawn; `optuna` = `num_trials` that "
-        "its samplers choose.",
+        description="How jobs are chosen: grid = all combinations; random = `num_trials` random ones; optuna = "
+        "`num_trials` proposed by an Optuna sampler.",
     )
     params: dict[str, Any] | None = Field(
-        default=None, description="What varies, as on a command line: `agent.lr: 1e-4,3e-4`; the command line wins."
+        default=None, description="Search space, such as `agent.lr: 1e-4,3e-4`; the command line takes precedence."
     )
-    seeds: int | None = Field(default=None, ge=1, description="Repetitions of all, with the seeds 0, 1, and so on.")
-    zip: list[list[str]] = Field(default=[], description="Keys that vary together, place by place, in groups.")
-    without: list[dict[str, Any]] = Field(default=[], description="Combinations that are left out: values by key.")
-    dry_run: bool = Field(default=False, description="Whether to show the jobs only, and run none.")
-    num_trials: int = Field(default=20, ge=1, description="Jobs of a search.")
-    seed: int = Field(default=0, ge=0, description="Seed of a search.")
+    seeds: int | None = Field(default=None, ge=1, description="Repetitions with seeds 0, 1, ...; null = none.")
+    zip: list[list[str]] = Field(default=[], description="Groups of keys that vary together, value by value.")
+    exclude: list[dict[str, Any]] = Field(default=[], description="Combinations to exclude, each as values by key.")
+    dry_run: bool = Field(default=False, description="Show the jobs without running them.")
+    num_trials: int = Field(default=20, ge=1, description="Number of jobs of a random or Optuna search.")
+    seed: int = Field(default=0, ge=0, description="Random seed of the search.")
     mode: Literal["min", "max"] | None = Field(
-        default=None, description="Whether more of what jobs return is better; null = as loop.mode says, else max."
+        default=None, description="Whether a lower or a higher return value is better; null = loop.mode, else max."
     )
     sampler: Literal["tpe", "random", "cmaes", "gp"] = Field(
-        default="tpe", description="How Optuna chooses what to try."
+        default="tpe", description="Optuna sampler, for kind=optuna."
     )
     pruner: Literal["none", "median", "asha"] = Field(
-        default="none", description="How Optuna chooses jobs that are stopped early, by the points of loop.objective."
+        default="none", description="Optuna pruner, which stops jobs early by the points of loop.objective."
     )
 
     @model_validator(mode="after")
-    def _what_a_search_has_no_use_for(self) -> Self:
-        for name in ("seeds", "zip", "without"):
+    def _options_match_the_kind(self) -> Self:
+        for name in ("seeds", "zip", "exclude"):
             if self.kind != "grid" and getattr(self, name):
                 raise ValueError(f"{name} is only for kind=grid, and kind is {self.kind}")
         if self.pruner != "none" and self.kind != "optuna":

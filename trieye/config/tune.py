@@ -1,4 +1,4 @@
-"""TuneConfig: a study, many trials of an experiment under Ray Tune; what `tune` is in the config of a run."""
+"""TuneConfig: a study, which runs many trials of an experiment under Ray Tune."""
 
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -10,41 +10,41 @@ from trieye.exceptions import ConfigurationError
 
 
 def study_dir(working_dir: Path, name: str) -> Path:
-    """Return the directory of a study that is begun in a directory."""
+    """Return the directory of a study that is started in `working_dir`."""
     return working_dir / "multirun" / name
 
 
 class TuneConfig(StrictModel):
-    """A study: which hyperparameters are tried, how trials are chosen, and which of them are given up early.
+    """A study: search space, choice of trials, and early stopping.
 
-    Where something is counted in evaluations, those are of one trial, every `loop.evaluate_every_steps`.
+    Evaluations are counted per trial; a trial evaluates every `loop.evaluate_every_steps`.
     """
 
-    enabled: bool = Field(default=False, description="Whether to run a study, in place of one training.")
+    enabled: bool = Field(default=False, description="Run a study of many trials instead of one training.")
     space: dict[str, Any] = Field(
         default={},
-        description="What varies, by key: `agent.lr: tag(log, interval(1e-5, 1e-2))`, `agent.batch_size: 32,64`, "
+        description="Search space by key: `agent.lr: tag(log, interval(1e-5, 1e-2))`, `agent.batch_size: 32,64`, "
         "`env.num: range(1,9)`.",
     )
     search: Literal["random", "grid", "optuna"] = Field(
-        default="random", description="How values are chosen: drawn, all combinations, or by a sampler of Optuna."
+        default="random", description="random = draw values; grid = all combinations; optuna = ask an Optuna sampler."
     )
     scheduler: Literal["none", "median", "asha", "pbt"] = Field(
         default="none",
-        description="What is done with trials that are behind: nothing; stopped below the median; stopped by "
-        "asynchronous successive halving; or they go on from the state of a better one (population-based training).",
+        description="Handling of trials that are behind: nothing; stopped below the median; stopped by "
+        "asynchronous successive halving; continued from a better trial's state (population-based training).",
     )
-    num_trials: int = Field(default=8, ge=1, description="Trials; with search=grid, how often each combination.")
+    num_trials: int = Field(default=8, ge=1, description="Number of trials; with search=grid, trials per combination.")
     max_concurrent_trials: int | None = Field(
         default=None,
         ge=1,
         description="Maximum number of trials that run at the same time; null = limited by CPUs and GPUs only.",
     )
-    num_cpus: float = Field(default=1.0, ge=0, description="CPUs of a trial, its explorers left out.")
-    num_gpus: float = Field(default=0.0, ge=0, description="GPUs of a trial, its explorers left out.")
+    num_cpus: float = Field(default=1.0, ge=0, description="CPUs of each trial, not counting its explorers.")
+    num_gpus: float = Field(default=0.0, ge=0, description="GPUs of each trial, not counting its explorers.")
     reuse_actors: bool = Field(
         default=True,
-        description="Whether a process runs one trial after another, or each trial has processes of its own.",
+        description="Run trials one after another in the same process instead of a new process for each trial.",
     )
     max_failures: int = Field(
         default=3,
@@ -52,12 +52,12 @@ class TuneConfig(StrictModel):
         description="Number of times that a failed or killed trial is restarted from its last checkpoint; 0 = never.",
     )
     target: float | None = Field(
-        default=None, description="The study ends when the objective of a trial is at least this good."
+        default=None, description="End the study at a trial with this objective or better; null = never."
     )
-    time_s: float | None = Field(default=None, gt=0, description="The study ends after this many seconds.")
-    seed: int = Field(default=0, ge=0, lt=1 << 32, description="Seed of what is drawn; trials train with `seed`.")
+    time_s: float | None = Field(default=None, gt=0, description="End the study after this many seconds; null = never.")
+    seed: int = Field(default=0, ge=0, lt=1 << 32, description="Seed of the search; trials use the key `seed`.")
     sampler: Literal["tpe", "random", "cmaes", "gp"] = Field(
-        default="tpe", description="Optuna's way to choose, with search=optuna."
+        default="tpe", description="Optuna sampler, for search=optuna."
     )
     grace_period: int = Field(
         default=1,
@@ -97,7 +97,7 @@ class TuneConfig(StrictModel):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if self.scheduler == "pbt" and self.search != "random":
-            raise ValueError(f"scheduler=pbt draws its values itself; leave out search={self.search}")
+            raise ValueError(f"scheduler=pbt draws its own values; leave out search={self.search}")
         if self.scheduler == "pbt" and self.num_trials < 2:  # noqa: PLR2004
             raise ValueError("scheduler=pbt needs num_trials of 2 or more")
         if (
@@ -111,12 +111,12 @@ class TuneConfig(StrictModel):
         return self
 
     def check(self) -> None:
-        """Refuse a study that has nothing to try.
+        """Raise for a study without search space.
 
         Raises:
             ConfigurationError: `space` is empty.
         """
         if self.enabled and not self.space:
             raise ConfigurationError(
-                "tune: nothing varies; set tune.space, as in 'tune.space.agent.lr=\"tag(log, interval(1e-5, 1e-2))\"'"
+                "tune: no search space; set tune.space, as in 'tune.space.agent.lr=\"tag(log, interval(1e-5, 1e-2))\"'"
             )

@@ -229,7 +229,7 @@ class Loop:
         return self._limits.axis == "step"
 
     def _save_as_own(self) -> None:
-        """Save the state that another run had saved, so that this run no longer depends on the checkpoints of it."""
+        """Save the state restored from another run, so that this run no longer depends on that run's checkpoints."""
         if self._experiment.can_save:  # otherwise the first regular save does it
             self._objective, self._run.saved_step = None, -1
             self._save()

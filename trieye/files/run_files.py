@@ -109,7 +109,7 @@ class RunFiles:
         for setting, root in self.persist_config.get_resume_roots().items():
             if not root.is_dir():
                 raise ConfigurationError(
-                    f"persistence.resume_dirs={setting}: the directory {root} does not exist; create it or remove it"
+                    f"persistence.resume_dirs={setting}: there is no directory {root}; create it, or remove the entry"
                 )
             roots.append(root / self.app_root_dir.name / self.runs_root_dir.name)
         return list(dict.fromkeys(roots))

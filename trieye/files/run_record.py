@@ -167,7 +167,7 @@ class RunRecord(BaseModel):
             raise SerializationError(f"{path} cannot be written: {error.strerror or error}") from error
 
     def copy_of(self, run_dir: Path) -> Path | None:
-        """Return the original of `run_dir`, which contains this record; None if it is not a copy, or none is found."""
+        """Return the directory that `run_dir`, which contains this record, was copied from; None if none is found."""
         if self.owner is None or self.owner.is_at(run_dir, is_path_free=False):
             return None
         for original in filter(None, (Path(self.owner.path), self.owner.renamed())):

@@ -19,7 +19,7 @@ from trieye.journal.file import rollback_path, wal_path
 from trieye.journal.journal import Journal
 from trieye.journal.ranges import Range, mask
 from trieye.journal.scan import connect_read_only
-from trieye.journal.watermark import watermark_path
+from trieye.journal.watermark import stored_watermark_path, watermark_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,7 +108,7 @@ def _copied_journal(run_dir: Path) -> Iterator[Journal]:
         copy = Path(scratch) / JOURNAL
         if path.exists():
             with contextlib.suppress(FileNotFoundError):  # copied first: it is valid for every later journal
-                shutil.copyfile(watermark_path(path), watermark_path(copy))
+                shutil.copyfile(stored_watermark_path(path), watermark_path(copy))
             _copy(path, copy)
         with contextlib.closing(Journal(copy if copy.exists() else None)) as journal:
             yield journal

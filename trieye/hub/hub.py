@@ -88,7 +88,7 @@ class Hub(Channel):
 
     @abstractmethod
     def progress(self) -> str:
-        """Return a description of the current work; it changes while the work progresses."""
+        """Return a description of the current work and its progress; it changes while the work progresses."""
 
     @abstractmethod
     def close(self, status: RunStatus) -> None:

@@ -101,7 +101,7 @@ class Ledger:
         self._is_finished = False
 
     def open(self, *, attempt: int, created: float, run_id: str = "") -> bool:
-        """Replay the journal, and begin a new attempt unless the journal belongs to this attempt.
+        """Replay the journal, and begin a new attempt unless its last attempt is this one.
 
         Args:
             attempt: Number of the attempt.

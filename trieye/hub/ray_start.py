@@ -147,7 +147,7 @@ def _preloaded(module: str) -> Iterator[None]:
 
 
 def _make_mortal(process: Any, *, is_raylet: bool) -> None:
-    """Let Ray end a process that blocks SIGTERM at once: Ray sends SIGTERM, waits 1 s, and only then kills the process.
+    """Kill a process that blocks SIGTERM without delay: Ray would send SIGTERM and wait 1 s before SIGKILL.
 
     The raylet keeps that second, because its workers use it to exit. Its agents are killed with it: they would try for
     a minute to report its death.

@@ -17,7 +17,7 @@ from trieye.files.atomic import fsync_directory
 from trieye.journal.file import create, journal_error, rollback_path, wal_path
 from trieye.journal.scan import Contents, count, missing_positions, scan
 from trieye.journal.schema import ATTEMPT, REPAIR, STATE, TABLES, Connection, JournalState, Row, insert, put, seed_of
-from trieye.journal.watermark import Expected, Watermark, watermark_path
+from trieye.journal.watermark import Expected, Watermark, delete_watermark
 
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 _LOSSES = {
@@ -91,7 +91,7 @@ def _quarantined(path: Path) -> Path:
 def _rebuild(path: Path, contents: Contents, expected: Expected) -> None:
     findings = "; ".join(contents.damage)
     if expected.is_of_another_run(contents.meta(ATTEMPT)):  # its watermark belongs to that run, too
-        watermark_path(path).unlink(missing_ok=True)
+        delete_watermark(path)
         contents, expected = Contents(broken=dict.fromkeys(TABLES, 0)), Expected(Watermark(uuid.uuid4().hex))
     journal, watermark = expected.journal, expected.watermark or Watermark()
     if journal is None:

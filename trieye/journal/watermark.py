@@ -44,19 +44,36 @@ class Watermark(msgspec.Struct, frozen=True):
 
 def watermark_path(path: Path) -> Path:
     """Return the path of a journal's watermark; it sorts before the journal, so an alphabetical copy takes it first."""
+    return path.with_name(f"{path.stem}-watermark.jsonl")
+
+
+def stored_watermark_path(path: Path) -> Path:
+    """Return the path of a journal's watermark on disk; it has an earlier name until the journal is opened again."""
+    current, earlier = watermark_path(path), _earlier_path(path)
+    return earlier if earlier.exists() and not current.exists() else current
+
+
+def _earlier_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}-witness.jsonl")
 
 
 def read_watermark(path: Path) -> Watermark | None:
     """Return the newest intact line of a journal's watermark; None if the file is missing, as in earlier versions."""
     try:
-        lines = [line for line in watermark_path(path).read_bytes().split(b"\n") if line]
+        lines = [line for line in stored_watermark_path(path).read_bytes().split(b"\n") if line]
     except FileNotFoundError:
-        return None
+        # the process that opens the journal renames the file
+        return read_watermark(path) if watermark_path(path).exists() else None
     except OSError:
         return Watermark()
     intact = (watermark for line in reversed(lines) if (watermark := _from_line(line)) is not None)
     return next(intact, Watermark()) if lines else None
+
+
+def delete_watermark(path: Path) -> None:
+    """Delete the watermark of a journal."""
+    for each in (watermark_path(path), _earlier_path(path)):
+        each.unlink(missing_ok=True)
 
 
 def _from_line(line: bytes) -> Watermark | None:
@@ -82,7 +99,12 @@ class WatermarkFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = watermark_path(path)
+        self._path, earlier = watermark_path(path), _earlier_path(path)
+        if self._path.exists():
+            earlier.unlink(missing_ok=True)
+        else:
+            with suppress(FileNotFoundError):
+                earlier.replace(self._path)
         self.lock = threading.Lock()  # guards the order of the lines; acquired before the lock of the `Journal`
 
     def write(self, watermark: Watermark) -> None:

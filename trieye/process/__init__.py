@@ -1,1 +1,1 @@
-"""One process among others: the run's lock, signals, the terminal, its share of the machine."""
+"""Operating-system processes: the run lock, signals, terminal output, child processes and CPU share."""

@@ -37,13 +37,13 @@ class RunLock:
 
     Args:
         path: The lock file, in the directory that it guards.
-        of: Kind of the guarded object, for the error message.
-        instead: Alternative to waiting, for the error message.
+        subject: Kind of the guarded object, for the error message.
+        alternative: Alternative to waiting, for the error message.
     """
 
-    def __init__(self, path: Path, *, of: str = "run", instead: str = "choose another run_name") -> None:
+    def __init__(self, path: Path, *, subject: str = "run", alternative: str = "choose another run_name") -> None:
         self.path = path
-        self._of, self._instead = of, instead
+        self._subject, self._alternative = subject, alternative
         # not thread-local: the hub may acquire and release it in different threads
         self._lock = FileLock(path, thread_local=False)
         self._holder_path = path.with_name(path.name + ".holder")
@@ -95,7 +95,7 @@ class RunLock:
             raise RunLockedError(self.refusal()) from None  # the cause does not name the holder
         except OSError as error:
             raise ConfigurationError(
-                f"cannot create {self.path}, the lock of the {self._of}: {error.strerror or error}"
+                f"cannot create {self.path}, the lock of the {self._subject}: {error.strerror or error}"
             ) from error
         process = ProcessIdentity.current().as_mapping()
         holder = {"kind": "driver", **_about, **process, "started": time.time()}
@@ -127,8 +127,8 @@ class RunLock:
 
     def refusal(self) -> str:
         """Return the error message for a caller that cannot acquire the lock: the holder, and the next steps."""
-        run = f"{self._of} {self.path.parent.name!r}"
-        advice = f"wait for it, stop it, or {self._instead}"
+        run = f"{self._subject} {self.path.parent.name!r}"
+        advice = f"wait for it, stop it, or {self._alternative}"
         if (holder := self.holder()) is None:
             return f"{run} is being written by another process ({self.path} is locked); {advice}"
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(holder.get("started") or 0)))
@@ -141,7 +141,7 @@ class RunLock:
         if (holder.get("pid"), holder.get("host")) == (os.getpid(), socket.gethostname()):
             return (
                 f"{run} is being written by {who}, the current process: close the run first, by run.close() or by "
-                f"leaving its `with` block, or {self._instead}"
+                f"leaving its `with` block, or {self._alternative}"
             )
         if self.is_of_hub and holder.get("actor"):
             who = f"a hub, the Ray actor {holder['actor']!r} at {holder.get('address')}: {who}"

@@ -38,7 +38,7 @@ def exit_code_of(number: int, requeue_exit_code: int | None = None) -> int:
 
 
 class StopSignals:
-    """Turn the first signal into a stop request, and a repeated one into its default effect.
+    """Turn the first signal into a stop request, and pass a repeated one to the previous handler.
 
     Ctrl-C after any other signal counts as a repetition. A scheduler's signal after Ctrl-C, or after another signal of
     the scheduler, does not: saving continues, and after Ctrl-C the request is repeated with the signal's exit code.
@@ -54,7 +54,7 @@ class StopSignals:
 
     Attributes:
         exit_code: Exit code of the process; None before the first signal.
-        is_given_back: Whether the previous handlers are restored.
+        is_given_back: Whether signals have the effect again that they had before the block.
     """
 
     def __init__(

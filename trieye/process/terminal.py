@@ -11,7 +11,7 @@ from rich.text import Text
 
 from trieye.process.text import visible
 
-__all__ = ["Group", "RenderableType", "Table", "Terminal", "Text"]
+__all__ = ["Group", "RenderableType", "Terminal", "Text", "TextTable"]
 
 _UNLIMITED = 1_000_000_000
 
@@ -39,7 +39,7 @@ class Terminal(Console):
         return super().status(_visible(status) if isinstance(status, str) else status, **options)
 
 
-class Table(RichTable):
+class TextTable(RichTable):
     """Table whose title, headings, cells and note are literal, each on one line.
 
     Args:

@@ -1,4 +1,4 @@
-"""Text from users on terminals: control characters become visible."""
+"""Text for terminals: control characters made visible, durations formatted."""
 
 import re
 
@@ -6,11 +6,11 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def visible(text: str, *, keep: str = "\n\t") -> str:
-    """Replace control characters by pictures such as `␛`, which a terminal shows instead of obeying them.
+    """Replace control characters with symbols such as `␛`, so that a terminal displays rather than executes them.
 
     Args:
         text: Any text.
-        keep: Control characters that remain.
+        keep: Control characters to leave unchanged.
     """
     return _CONTROL.sub(lambda match: match[0] if match[0] in keep else _picture(ord(match[0])), text)
 
@@ -20,7 +20,7 @@ def _picture(code: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in its two largest units, such as `2 h 05 min`."""
+    """Format a duration in its two largest units, such as `2 h 05 min`."""
     minutes, rest = divmod(round(max(seconds, 0.0)), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

@@ -13,14 +13,14 @@ from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
 from trieye.replay.batch import Batch
 from trieye.replay.content import BufferState
-from trieye.replay.hindsight import Hindsight
-from trieye.replay.limiter import Limiter, Throttle
+from trieye.replay.hindsight import HindsightRelabeler
+from trieye.replay.limiter import RateLimiter, Throttle
 from trieye.replay.prefetch import DeviceBatches, Prefetcher
 from trieye.replay.rows.memory import open_memory
 from trieye.replay.rows.schema import Column, Padding, RowOptions, checked_capacity
 from trieye.replay.rows.store import AttachedReplay, ReplayHandle
 from trieye.replay.samplers import checked_kind, make_sampler
-from trieye.replay.samplers.base import Draw
+from trieye.replay.samplers.base import SampledIds
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.snapshot.nodes import EncodedState, StateParts
@@ -64,8 +64,8 @@ class ReplayBuffer:
         dedup_next: bool = False,
         max_reuse: int | None = None,
         max_staleness: int | None = None,
-        her: Hindsight | None = None,
-        limiter: Limiter | None = None,
+        her: HindsightRelabeler | None = None,
+        limiter: RateLimiter | None = None,
         prefault: bool = True,
         seed: int = 0,
     ) -> None:
@@ -133,7 +133,7 @@ class ReplayBuffer:
                 "replay.kind=fragment does not describe a ReplayBuffer of rows; use "
                 "trieye.replay.fragments.FragmentBuffer.from_config(config)"
             )
-        return cls(limiter=Limiter.from_config(config.limiter), seed=seed, **arguments_of(config))
+        return cls(limiter=RateLimiter.from_config(config.limiter), seed=seed, **arguments_of(config))
 
     def __len__(self) -> int:
         store = self._state.store
@@ -211,7 +211,7 @@ class ReplayBuffer:
             device, out, signature, lambda: self.draw(n), lambda draw, out: self.rows(draw, out, keys)
         )
 
-    def draw(self, n: int, *, above: int = 0, again: bool = False) -> Draw:
+    def draw(self, n: int, *, above: int = 0, again: bool = False) -> SampledIds:
         """Choose the rows of a batch, which `rows` then copies; the first half of `sample`.
 
         Args:
@@ -225,7 +225,7 @@ class ReplayBuffer:
             raise ConfigurationError(f"sample({n}): n must be at least 1")
         return self._state.draw(n, store, above=above, again=again)
 
-    def rows(self, draw: Draw, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch:
+    def rows(self, draw: SampledIds, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch:
         """Copy the rows that `draw` chose; the second half of `sample`."""
         store = self._state.filled()
         batch = store.reader.batch(draw, store.low, out, keys)

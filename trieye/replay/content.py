@@ -16,7 +16,7 @@ from trieye.replay.rows.schema import Column, Layout, RowOptions, as_array, desc
 from trieye.replay.rows.segments import Gaps, StoredParts
 from trieye.replay.rows.store import RowStore
 from trieye.replay.samplers.base import (
-    Draw,
+    SampledIds,
     Sampler,
     UniformSampler,
     below,
@@ -138,7 +138,7 @@ class BufferState:
             self.sampler.set_row_versions(ids[stored], row_versions[stored])
         return ids
 
-    def draw(self, n: int, store: RowStore, *, above: int, again: bool) -> Draw:
+    def draw(self, n: int, store: RowStore, *, above: int, again: bool) -> SampledIds:
         """Choose `n` rows or sequences of the store; see `ReplayBuffer.draw`."""
         if self._throttle.is_needed and not again:
             self._throttle.before_draw(n)
@@ -156,7 +156,7 @@ class BufferState:
             self.counts.was_stale(draw)
         return draw
 
-    def _without_late(self, draw: Draw, store: RowStore, above: int) -> Draw:
+    def _without_late(self, draw: SampledIds, store: RowStore, above: int) -> SampledIds:
         """Replace rows below an id if a few attempts find others."""
         for _ in range(MAX_REDRAWS):
             late = below(draw, above)
@@ -166,7 +166,7 @@ class BufferState:
             draw = spliced(draw, late, self._decide(int(np.count_nonzero(late)), store))
         return draw
 
-    def _decide(self, n: int, store: RowStore) -> Draw:
+    def _decide(self, n: int, store: RowStore) -> SampledIds:
         low, total = store.low, store.total
         draw = self.sampler.draw(n, low, total, self._rng)
         if not store.layout.num_earlier:
@@ -313,7 +313,7 @@ class BufferCounts:
         self._last_report: tuple[float, int] | None = None  # monotonic seconds, and rows added by then
         self._stale: tuple[float, int, float] | None = None  # sum of versions behind, rows, most versions behind
 
-    def was_stale(self, draw: Draw) -> None:
+    def was_stale(self, draw: SampledIds) -> None:
         """Record how many versions the rows of a draw lag behind."""
         behind, rows, most = self._stale or (0.0, 0, 0.0)
         behind += draw.info["staleness_mean"] * len(draw)

@@ -1,4 +1,4 @@
-"""Hindsight: relabels drawn rows with goals achieved later; a Python argument of a buffer, not a config key."""
+"""HindsightRelabeler: relabels drawn rows with goals achieved later; an argument of a buffer, not a config key."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ _FAR = 1 << 62  # rows; more than any episode has
 RewardFn = Callable[[NDArray[Any], NDArray[Any], Mapping[str, NDArray[Any]]], NDArray[Any]]
 
 
-class Hindsight:
+class HindsightRelabeler:
     """Hindsight experience replay (Andrychowicz et al. 2017, https://arxiv.org/abs/1707.01495), applied to drawn rows.
 
     Of every k + 1 rows, k get a goal that a row of the same episode achieved, and a reward recomputed for that goal.

@@ -1,4 +1,4 @@
-"""Limiter: bounds the ratio of samples to inserts; Throttle: makes a buffer wait for limiter and prefetch threads."""
+"""RateLimiter: bounds the ratio of samples to inserts; Throttle: makes a buffer wait for it and prefetch threads."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -10,7 +10,7 @@ from trieye.exceptions import ConfigurationError, ReplayTimeoutError
 from trieye.replay.prefetch import Prefetcher
 
 
-class Limiter:
+class RateLimiter:
     """Bounds how far the number of samples may deviate from `samples_per_insert` times the number of inserts.
 
     Implements Reverb's SampleToInsertRatio (Cassirer et al. 2021, https://arxiv.org/abs/2102.04736, section 3.2). With
@@ -62,7 +62,7 @@ class Limiter:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the settings only; the counts belong to the buffer's state."""
-        return partial(Limiter, min_size_to_sample=self.min_size_to_sample, error_buffer=self.error_buffer), (
+        return partial(RateLimiter, min_size_to_sample=self.min_size_to_sample, error_buffer=self.error_buffer), (
             self.samples_per_insert,
         )
 
@@ -142,7 +142,7 @@ class Throttle:
         is_needed: True if anything requires waiting or counting.
     """
 
-    def __init__(self, limiter: Limiter | None) -> None:
+    def __init__(self, limiter: RateLimiter | None) -> None:
         self.is_needed = limiter is not None
         self.limiter = limiter
         self._prefetchers: WeakSet[Prefetcher] = WeakSet()

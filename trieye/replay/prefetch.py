@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError, ReplayClosedError
 from trieye.replay.batch import Batch
-from trieye.replay.samplers.base import Draw
+from trieye.replay.samplers.base import SampledIds
 
-Fill = Callable[[Draw, Batch | None], Batch]
+Fill = Callable[[SampledIds, Batch | None], Batch]
 
 
 class TorchBatches:
@@ -142,7 +142,7 @@ class _BatchBuffer:
     event: Any = None
 
 
-_Job = tuple[Draw, _BatchBuffer]
+_Job = tuple[SampledIds, _BatchBuffer]
 _Result = tuple[_BatchBuffer, Batch | BaseException]
 
 
@@ -158,7 +158,7 @@ class DeviceBatches:
         self._signature: tuple[Any, ...] = ()
 
     def make(
-        self, device: str, out: Batch | None, signature: tuple[Any, ...], draw: Callable[[], Draw], fill: Fill
+        self, device: str, out: Batch | None, signature: tuple[Any, ...], draw: Callable[[], SampledIds], fill: Fill
     ) -> Batch:
         """Draw and copy rows, and start their copy to the device.
 
@@ -197,7 +197,9 @@ class Prefetcher:
     A batch is valid until the next one is requested. Not thread-safe.
     """
 
-    def __init__(self, draw: Callable[[], Draw], fill: Fill, *, depth: int = 2, device: str | None = None) -> None:
+    def __init__(
+        self, draw: Callable[[], SampledIds], fill: Fill, *, depth: int = 2, device: str | None = None
+    ) -> None:
         """Start the thread; nothing is drawn yet.
 
         Args:
@@ -280,7 +282,7 @@ def _work(jobs: Queue[_Job | None], results: Queue[_Result], fill: Fill, torch_b
     jobs.task_done()
 
 
-def _make(draw: Draw, buffer: _BatchBuffer, fill: Fill, torch_batches: TorchBatches | None) -> Batch:
+def _make(draw: SampledIds, buffer: _BatchBuffer, fill: Fill, torch_batches: TorchBatches | None) -> Batch:
     if buffer.event is not None:
         buffer.event.synchronize()
     batch = fill(draw, buffer.batch)

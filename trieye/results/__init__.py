@@ -3,17 +3,19 @@
 from importlib import import_module
 from typing import Any
 
+from trieye.renames import no_attribute
+
 _HOME = {
-    "Groups": "trieye.results.groups",
+    "RunGroups": "trieye.results.groups",
     "Results": "trieye.results.results",
-    "Scoring": "trieye.results.groups",
+    "ScoreDefinition": "trieye.results.groups",
     "load": "trieye.results.loading",
 }
 
-__all__ = ["Groups", "Results", "Scoring", "load"]
+__all__ = ["Results", "RunGroups", "ScoreDefinition", "load"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise no_attribute(__name__, name)
     return getattr(import_module(_HOME[name]), name)

@@ -1,4 +1,4 @@
-"""Compacted: a Parquet cache of the points of many runs, from which one metric of all runs is read at once.
+"""Compacted: a Parquet cache of the points of many runs, laid out for reading one metric of all runs.
 
 Each metric has one or more row groups, with the points of the first run, the second run, and so on. The metadata list,
 as JSON with a checksum, the stamp of each run and its number of points of each metric. The file is only a cache: an

@@ -1,4 +1,4 @@
-"""Groups: the compared groups of runs, one per row of a table or line of a plot, with one config per task."""
+"""RunGroups: the compared groups of runs, one per row of a table or line of a plot, with one config per task."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,23 +22,23 @@ _MAX_SHOWN = 4
 
 
 @dataclass(frozen=True)
-class Scoring:
+class ScoreDefinition:
     """Score definition: how a run becomes one number.
 
     Attributes:
         metric: The metric, or its names in several programs.
         last: The score is the mean of this fraction of the run's last points.
         steps: Number of last steps whose points count, which replaces `last`.
-        partial: Whether unfinished runs count.
-        finite: Whether diverged runs count, by their last finite points, and rank like other runs.
+        include_unfinished: Whether unfinished runs count.
+        include_diverged: Whether diverged runs count, by their last finite points, and rank like other runs.
         ranges: Lowest and highest score of each task, mapped to 0 and 1; None: raw scores.
     """
 
     metric: Metric
     last: float = 0.1
     steps: int | None = None
-    partial: bool = False
-    finite: bool = False
+    include_unfinished: bool = False
+    include_diverged: bool = False
     ranges: Mapping[str, tuple[float, float]] | None = None
 
     @property
@@ -77,7 +77,7 @@ class Scoring:
         return values
 
 
-class Groups:
+class RunGroups:
     """Runs grouped by the compared parameters.
 
     Attributes:
@@ -107,7 +107,7 @@ class Groups:
         self._candidates = rows
 
     @classmethod
-    def of(cls, results: Results, by: Sequence[str] = (), task: str | None = None) -> "Groups":
+    def of(cls, results: Results, by: Sequence[str] = (), task: str | None = None) -> "RunGroups":
         """Group runs.
 
         Args:
@@ -148,7 +148,7 @@ class Groups:
         return cls(results, labels, values_of, rows_of, tasks, [*keys, *attributes])
 
     @classmethod
-    def by_config(cls, results: Results, by: Sequence[str] = (), task: str | None = None) -> dict[str, "Groups"]:
+    def by_config(cls, results: Results, by: Sequence[str] = (), task: str | None = None) -> dict[str, "RunGroups"]:
         """Return one group per config, by the label of the group of `by`; without `by`, under an empty label.
 
         Raises:
@@ -199,7 +199,7 @@ class Groups:
             "by --where, or take the best by --best"
         )
 
-    def best(self, scoring: Scoring, mode: str) -> "Groups":
+    def best(self, scoring: ScoreDefinition, mode: str) -> "RunGroups":
         """Return the same groups with only the config that has the best mean in each task.
 
         The selection biases scores upwards: the chosen config appears better than it is.
@@ -210,14 +210,14 @@ class Groups:
         sign = 1.0 if mode == "max" else -1.0
         values = self._values(scoring) * sign
         means = [float(row[~np.isnan(row)].mean()) if not np.isnan(row).all() else -np.inf for row in values]
-        diverged = [0] * len(means) if scoring.finite else self.results.num_diverged(scoring.metric)
+        diverged = [0] * len(means) if scoring.include_diverged else self.results.num_diverged(scoring.metric)
         chosen = [
             [[max(row, key=lambda number: (-diverged[number], means[number]))] if row else [] for row in tasks]
             for tasks in self._candidates
         ]
-        return Groups(self.results, self.labels, self.values, chosen, self.tasks, self.keys)
+        return RunGroups(self.results, self.labels, self.values, chosen, self.tasks, self.keys)
 
-    def diverged(self, scoring: Scoring) -> list[int]:
+    def diverged(self, scoring: ScoreDefinition) -> list[int]:
         """Return the number of diverged runs of each group.
 
         Raises:
@@ -226,11 +226,11 @@ class Groups:
         numbers = self.results.num_diverged(scoring.metric)
         return [sum(numbers[number] for number in row if number is not None) for row in self.rows]
 
-    def penalties(self, scoring: Scoring) -> list[int]:
-        """Return the rank penalty of each group, applied before scores: its diverged runs, or 0 with `finite`."""
-        return [0] * len(self.labels) if scoring.finite else self.diverged(scoring)
+    def penalties(self, scoring: ScoreDefinition) -> list[int]:
+        """Return the rank penalty per group, applied before scores: diverged runs, or 0 with `include_diverged`."""
+        return [0] * len(self.labels) if scoring.include_diverged else self.diverged(scoring)
 
-    def marked(self, scoring: Scoring) -> "Groups":
+    def marked(self, scoring: ScoreDefinition) -> "RunGroups":
         """Return the same groups with the number of diverged runs in their labels.
 
         Raises:
@@ -238,9 +238,9 @@ class Groups:
         """
         counts = zip(self.labels, self.diverged(scoring), self.runs, strict=True)
         labels = [f"{label} ({num} of {len(runs)} diverged)" if num else label for label, num, runs in counts]
-        return Groups(self.results, labels, self.values, self._candidates, self.tasks, self.keys)
+        return RunGroups(self.results, labels, self.values, self._candidates, self.tasks, self.keys)
 
-    def scores(self, scoring: Scoring) -> list[Floats]:
+    def scores(self, scoring: ScoreDefinition) -> list[Floats]:
         """Return the scores of each group, `[seed, task]`; NaN where a run is missing.
 
         Raises:
@@ -250,7 +250,13 @@ class Groups:
         return [scoring.scaled(self._of(values, row), self.tasks) for row in self.rows]
 
     def sensitivity(
-        self, key: str, scoring: Scoring, stat: Aggregate = "iqm", *, mode: Mode = "max", confidence: float = 0.95
+        self,
+        key: str,
+        scoring: ScoreDefinition,
+        stat: Aggregate = "iqm",
+        *,
+        mode: Mode = "max",
+        confidence: float = 0.95,
     ) -> tuple[Setting, ...]:
         """Return the figures for each value of a parameter, with groups as configs; empty if no group has it.
 
@@ -278,7 +284,9 @@ class Groups:
             confidence=confidence,
         )
 
-    def aggregate(self, scoring: Scoring, stat: Aggregate = "iqm", *, confidence: float = 0.95) -> dict[str, Estimate]:
+    def aggregate(
+        self, scoring: ScoreDefinition, stat: Aggregate = "iqm", *, confidence: float = 0.95
+    ) -> dict[str, Estimate]:
         """Return the aggregate of each group with its interval, by label; seeds are replicates.
 
         Args:
@@ -293,7 +301,7 @@ class Groups:
         return dict(zip(self.labels, figures, strict=True))
 
     def curves(
-        self, scoring: Scoring, x: XAxis = "step", grid: int | Floats = 200, between: Between = "linear"
+        self, scoring: ScoreDefinition, x: XAxis = "step", grid: int | Floats = 200, between: Between = "linear"
     ) -> tuple[Floats, list[Floats]]:
         """Return a grid `[point]` and the curves of each group on it, `[seed, task, point]`; NaN where missing.
 
@@ -302,7 +310,9 @@ class Groups:
         """
         curve = self.results.curve(scoring.metric, x, grid, between)
         if not len(curve.x):
-            raise ConfigurationError(f"{scoring.name}: no run has it on the axis {x}; see the problems listed above")
+            raise ConfigurationError(
+                f"{scoring.name}: no run has points on the axis {x}; see the problems listed above"
+            )
         return curve.x, [scoring.scaled(self._of(curve.y, row), self.tasks) for row in self.rows]
 
     def differences(self) -> dict[str, list[Any]]:
@@ -319,9 +329,13 @@ class Groups:
                 differing[key] = [None if value is selection.MISSING else value for value in values]
         return differing
 
-    def _values(self, scoring: Scoring) -> Floats:
+    def _values(self, scoring: ScoreDefinition) -> Floats:
         return self.results.values(
-            scoring.metric, last=scoring.last, steps=scoring.steps, partial=scoring.partial, finite=scoring.finite
+            scoring.metric,
+            last=scoring.last,
+            steps=scoring.steps,
+            include_unfinished=scoring.include_unfinished,
+            include_diverged=scoring.include_diverged,
         )
 
     def _of(self, values: Floats, row: Sequence[int | None]) -> Floats:

@@ -1,4 +1,4 @@
-"""load: from a path, an address or several of them to the runs that are there, of whatever program."""
+"""load: find the runs of trieye and other programs at paths and MLflow addresses."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -24,31 +24,30 @@ _SQLITE = b"SQLite format 3\0"
 _MAX_DEPTH = 6
 _RUNS = "runs"
 _NEVER = {"mlruns", "checkpoints", "buffers", "node_modules"}
-"""Directories that hold no runs, and many files."""
+"""Directories that contain many files but no runs."""
 
 
 def load(places: Place | Iterable[Place]) -> Results:
-    """Find runs, and read what they are, not their points: those are read when they are asked for.
+    """Find runs and read their records; points are read on demand.
 
     Args:
         places: The directory of a run, an app, all apps or a sweep; a TensorBoard log directory; an SQLite database of
-            MLflow, as a path or as `sqlite:///mlflow.db`; or several of these. A run that is found twice counts once.
+            MLflow, as a path or as `sqlite:///mlflow.db`; or several of these. A run found twice counts once.
 
     Returns:
-        The runs; what is damaged or foreign is left out, and named in `problems`.
+        The runs; damaged runs and unrelated directories are skipped and reported in `problems`.
 
     Raises:
-        ConfigurationError: There is no such place, or no run is in it.
+        ConfigurationError: A path does not exist or contains no run.
     """
-    given = [places] if isinstance(places, str | PathLike) else list(places)
-    found = _Found()
-    for place in given:
-        found.add(place)
-    return Results.of(found.runs(), problems=found.problems, sweeps=found.sweeps)
+    search = _Search()
+    for place in [places] if isinstance(places, str | PathLike) else places:
+        search.add(place)
+    return Results.of(search.runs(), problems=search.problems, sweeps=search.sweeps)
 
 
-class _Found:
-    """What was found so far."""
+class _Search:
+    """Collects the runs of several paths."""
 
     def __init__(self) -> None:
         self.problems = Problems()
@@ -59,27 +58,27 @@ class _Found:
         self._named: set[str] = set()
 
     def runs(self) -> list[LoadedRun]:
-        """Return the runs, each once: of one that is in MLflow, too, its directory, which knows what is superseded."""
+        """Return each run once; a run directory replaces the same run in MLflow, which keeps superseded points."""
         in_directories = {run.run_id for run in self._runs if run.run_id and run.source is self._directories}
         by_path = {
             run.path: run for run in self._runs if run.source is self._directories or run.run_id not in in_directories
         }
         return [replace(run, is_named=str(Path(run.path).resolve()) in self._named) for run in by_path.values()]
 
-    def add(self, place: Place) -> None:
-        """Look for runs at a place."""
-        path, known = _path_of(place), len(self._runs)
+    def add(self, location: Place) -> None:
+        """Add the runs at a location."""
+        path, num_before = _path_of(location), len(self._runs)
         self._named.add(str((path.parent if path.name == RUN_RECORD or "tfevents" in path.name else path).resolve()))
-        self._add_path(place, path)
-        self._runs[known:] = [replace(run, place=str(place)) for run in self._runs[known:]]
+        self._add_path(location, path)
+        self._runs[num_before:] = [replace(run, place=str(location)) for run in self._runs[num_before:]]
 
-    def _add_path(self, place: Place, path: Path) -> None:
+    def _add_path(self, location: Place, path: Path) -> None:
         if path.is_file():
             self._add_file(path)
         elif not self._walk(path, path):
             raise ConfigurationError(
-                f"{place}: there are no runs in it; a run of trieye has a {RUN_RECORD}, a sweep a {SWEEP}, a run of "
-                f"another program TensorBoard event files{_databases_in(path)}"
+                f"{location}: no runs found; a trieye run has a {RUN_RECORD}, a sweep has a {SWEEP}, and a run of "
+                f"another program has TensorBoard event files{_databases_in(path)}"
             )
 
     def _add_file(self, path: Path) -> None:
@@ -91,14 +90,14 @@ class _Found:
             self._runs += MlflowStore(path, self.problems).runs()
 
     def _walk(self, directory: Path, root: Path, depth: int = 0) -> bool:
-        """Take the runs in a directory and below it; tell whether there is anything that belongs to runs."""
+        """Add the runs in and below a directory; return whether it contains runs or files of runs."""
         real = directory.resolve()
         if str(real) in self._seen or depth > _MAX_DEPTH:
             return True
         self._seen.add(str(real))
         if (real / RUN_RECORD).is_file():
-            above = real.parent
-            self._add_run(real, above.parent if above.name == _RUNS else above)
+            parent = real.parent
+            self._add_run(real, parent.parent if parent.name == _RUNS else parent)
             return True
         if (directory / SWEEP).is_file():
             self._add_sweep(directory)
@@ -113,7 +112,7 @@ class _Found:
         is_ours = has_events or len(foreign) < len(below)
         if (is_ours and not has_events) or directory.name == _RUNS:
             for path in foreign:
-                self.problems.note(path, f"left out: it has no {RUN_RECORD}, no {SWEEP} and no event files")
+                self.problems.note(path, f"skipped: no {RUN_RECORD}, {SWEEP} or event files")
         return is_ours
 
     def _add_run(
@@ -140,13 +139,13 @@ class _Found:
                     varied = self._searched(directory / str(index), sweep)
                 self._add_run(real, directory, job=index, varied=varied)
             elif link.is_symlink() and not link.exists():
-                self.problems.note(link, f"left out: the run of job {index} is no longer where the link leads")
+                self.problems.note(link, f"skipped: the run of job {index} no longer exists at the target of the link")
 
     def _record_of(self, directory: Path) -> SweepRecord | None:
         try:
             return SweepRecord.of(directory)
         except SerializationError as error:
-            self.problems.note(directory, f"what varies in it is not known: {error}")
+            self.problems.note(directory, f"its varying keys are unknown: {error}")
             return None
 
     def _searched(self, directory: Path, sweep: SweepRecord) -> Mapping[str, str]:
@@ -159,40 +158,40 @@ class _Found:
 
 
 def _seeds_of(grid: Grid) -> frozenset[int]:
-    """Return the seeds of the jobs of a sweep, of those that never began, too."""
+    """Return the seeds of all jobs of a sweep, including jobs that never started."""
     return frozenset(
         int(value)
         for axis in grid.axes
-        for place in axis.places
-        for key, value in zip(axis.keys, place, strict=True)
+        for values in axis.places
+        for key, value in zip(axis.keys, values, strict=True)
         if is_seed(bare(key)) and value.lstrip("-").isdecimal()
     )
 
 
-def _path_of(place: Place) -> Path:
-    text = str(place)
+def _path_of(location: Place) -> Path:
+    text = str(location)
     if "://" in text or text.startswith("sqlite:"):
         path = database_of(text)
         if path is None:
             raise ConfigurationError(
-                f"{text}: only SQLite stores of MLflow can be read directly, as sqlite:///mlflow.db; of others give "
-                "the directory of the runs"
+                f"{text}: only SQLite stores of MLflow can be read, as sqlite:///mlflow.db; for other stores pass the "
+                "run directories"
             )
     else:
         path = Path(text).expanduser()
     if not path.exists():
         parent = path.absolute().parent
-        near = did_you_mean(path.name, [one.name for one in parent.iterdir()] if parent.is_dir() else [])
-        raise ConfigurationError(f"{text}: there is no such file or directory{near}")
+        hint = did_you_mean(path.name, [entry.name for entry in parent.iterdir()] if parent.is_dir() else [])
+        raise ConfigurationError(f"{text}: no such file or directory{hint}")
     return path
 
 
 def _directories_in(directory: Path) -> Iterator[Path]:
     try:
-        held = sorted(directory.iterdir())
+        entries = sorted(directory.iterdir())
     except OSError:
         return
-    for path in held:
+    for path in entries:
         if path.is_dir() and not path.name.startswith(".") and path.name not in _NEVER:
             yield path
 
@@ -200,8 +199,8 @@ def _directories_in(directory: Path) -> Iterator[Path]:
 def _databases_in(directory: Path) -> str:
     if not directory.is_dir():
         return ""
-    found = [path for path in sorted(directory.glob("**/*.db")) if _is_sqlite(path)]
-    return f"; for what MLflow holds, give sqlite:///{found[0].absolute()}" if found else ""
+    databases = [path for path in sorted(directory.glob("**/*.db")) if _is_sqlite(path)]
+    return f"; to load its MLflow runs, pass sqlite:///{databases[0].absolute()}" if databases else ""
 
 
 def _is_sqlite(path: Path) -> bool:

@@ -27,7 +27,7 @@ from trieye.results import plots, selection, statistics
 from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Floats, XAxis
 from trieye.results.curves import aggregate_curves
-from trieye.results.groups import Groups, Scoring
+from trieye.results.groups import RunGroups, ScoreDefinition
 from trieye.results.hyperparameters import Mode, Setting
 from trieye.results.origins import Origin, Versions, counted
 from trieye.results.runs import LoadedRun, is_seed
@@ -146,7 +146,7 @@ class Report:
         ConfigurationError: No run has the metric, or a group has several configs.
     """
 
-    def __init__(self, groups: Groups, scoring: Scoring, comparison: Comparison) -> None:
+    def __init__(self, groups: RunGroups, scoring: ScoreDefinition, comparison: Comparison) -> None:
         self.groups, self.scoring, self.comparison = groups, scoring, comparison
         self.scores = groups.scores(scoring)
         self._intervals: dict[str, Any] = {"confidence": comparison.confidence}
@@ -295,7 +295,7 @@ class Report:
         task = (
             None if self.comparison.task is None else selection.resolve(self.comparison.task, self.groups.results.runs)
         )
-        outer = Groups.by_config(self.groups.results, self.comparison.by, self.comparison.task)
+        outer = RunGroups.by_config(self.groups.results, self.comparison.by, self.comparison.task)
         keys = {key for groups in outer.values() for key in groups.keys}
         excluded = {selection.resolve(key, self.groups.results.runs) for key in self.comparison.by} | {task}
         compared = selection.compared_by(self.groups.results.runs)
@@ -317,7 +317,7 @@ class Report:
             by_partition.setdefault(tuple(map(values.index, values)), key)
         return list(by_partition.values())
 
-    def _settings(self, groups: Groups, key: str) -> tuple[Setting, ...]:
+    def _settings(self, groups: RunGroups, key: str) -> tuple[Setting, ...]:
         stat, mode = self.comparison.stat, self.comparison.mode
         try:
             return groups.sensitivity(key, self.scoring, stat, mode=mode, **self._intervals)
@@ -363,7 +363,11 @@ class Report:
         """Return all runs: those of the best group first, and those of no group last."""
         results, scoring = self.groups.results, self.scoring
         values = results.values(
-            scoring.metric, last=scoring.last, steps=scoring.steps, partial=scoring.partial, finite=scoring.finite
+            scoring.metric,
+            last=scoring.last,
+            steps=scoring.steps,
+            include_unfinished=scoring.include_unfinished,
+            include_diverged=scoring.include_diverged,
         )
         value_of = {
             run.path: float(value)

@@ -21,7 +21,7 @@ Mode = Literal["max", "min"] | Callable[[float, float], bool]
 """Which of two numbers is better; a function returns whether its first argument is better than the second."""
 
 Metric = str | Sequence[str]
-"""A metric, or its names in several programs; each run has one of them."""
+"""A metric, or its names in several programs; each run logs it under one name."""
 
 _MAX_SHOWN = 10
 
@@ -244,7 +244,7 @@ class Results:
         diverged = {run.path: step for run, step in zip(self.runs, steps, strict=True) if step is not None}
         for path, step in diverged.items():
             text = f"diverged: {_named(metric)} is NaN or infinite from step {step} on"
-            self._cache.problems.note(path, f"{text}; its finite points count only with --finite (finite=True)")
+            self._cache.problems.note(path, f"{text}; its finite points count only with include_diverged")
         return diverged
 
     def num_diverged(self, metric: Metric) -> list[int]:
@@ -274,7 +274,7 @@ class Results:
             killed = next((f"; `trieye close {run.path}` adds points that only the run's journal has"
                            for run in self.runs if _needs_closing(run)), "")  # fmt: skip
             raise ConfigurationError(
-                f"{_named(metric)}: no run has it{hint} (logged metrics: {shown or 'none'}){killed}"
+                f"{_named(metric)}: no run logged it{hint} (logged metrics: {shown or 'none'}){killed}"
             )
         return read
 
@@ -312,8 +312,8 @@ class Results:
         last: float = 0.1,
         steps: int | None = None,
         reduce: Callable[[Floats], float] = np.mean,
-        partial: bool = False,
-        finite: bool = False,
+        include_unfinished: bool = False,
+        include_diverged: bool = False,
     ) -> Floats:
         """Return the final score of each run, `[config, seed]`; NaN where a run is missing or lacks the metric.
 
@@ -324,8 +324,8 @@ class Results:
             last: Fraction of a run's points at its end, at least one point.
             steps: Number of steps at the end, which replaces `last`.
             reduce: Reduces the selected values to one number, such as `np.mean` or `np.max`.
-            partial: Whether unfinished runs count, with their points so far.
-            finite: Whether diverged runs count, with their last finite points.
+            include_unfinished: Whether unfinished runs count, with their points so far.
+            include_diverged: Whether diverged runs count, with their last finite points.
 
         Raises:
             ConfigurationError: No run has the metric.
@@ -340,7 +340,7 @@ class Results:
         scores = [aligned.final(one.values, one.steps, last, steps, reduce) for one in series]
         counted = {run.path for row in self.table for run in row if run is not None}
         for number, (run, one) in enumerate(zip(self.runs, series, strict=True)):
-            if run.path in diverged and not finite:
+            if run.path in diverged and not include_diverged:
                 scores[number] = np.nan
             if run.is_ended or run.path not in counted:
                 continue
@@ -348,14 +348,14 @@ class Results:
             if len(one.steps):
                 reached = f"{run.status} at step {one.steps.max()}"
                 counts = "its score includes only points up to this step"
-                text = counts if partial else "it has no score unless partial runs count (--partial, partial=True)"
+                text = counts if include_unfinished else "it has no score without include_unfinished"
                 self._cache.problems.note(run.path, f"{reached}: {text}{rest}")
             elif rest:
                 at = "" if run.step is None else f" at step {run.step}"
                 self._cache.problems.note(
                     run.path, f"{run.status}{at}: its history has no points of {_named(metric)}{rest}"
                 )
-            if not partial:
+            if not include_unfinished:
                 scores[number] = np.nan
         values = np.array(scores, np.float64)
         self._without_infinity(values)
@@ -381,7 +381,7 @@ class Results:
                 self._cache.problems.note(run.path, f"not on the axis {x}: it counts {run.axis}, and logs no {x}")
         counted = {run.axis for run, one in zip(self.runs, series, strict=True) if len(one.steps)}
         if x == "step" and len(counted) > 1:
-            self._cache.problems.note("x=step", f"the runs count {', '.join(sorted(counted))}; choose one of them as x")
+            self._cache.problems.note("x=step", f"the runs count {', '.join(sorted(counted))}; choose one as x")
 
     def _arranged(self, by_run: NDArray[Any], fill: Any) -> NDArray[Any]:
         """Rearrange `[run, ...]` to `[config, seed, ...]`."""
@@ -464,7 +464,7 @@ class Results:
             scores[str(name)] = np.array([[column[seed] for column in columns] for seed in seeds])
             for seed in sorted(set().union(*columns) - set(seeds)):
                 self._cache.problems.note(
-                    f"{algorithm}={name}", f"seed {seed} is left out: it lacks a score in some task"
+                    f"{algorithm}={name}", f"seed {seed} is skipped, because it lacks a score in a task"
                 )
         return scores
 

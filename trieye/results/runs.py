@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Points = Mapping[str, "Series"]
-"""The points of one run, by metric."""
+"""Points of one run, by metric."""
 
 
 class Series(NamedTuple):
-    """The points of one metric in one run, in the order in which they were made.
+    """Points of one metric in one run, in the order of logging.
 
     Attributes:
-        steps: `[points]` int64, what the run counts as its steps.
+        steps: `[points]` int64, in the unit of `LoadedRun.axis`.
         values: `[points]` float64.
         times: `[points]` float64, Unix time in seconds.
     """
@@ -30,35 +30,35 @@ NOTHING = Series(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
 
 
 class Problems:
-    """What could not be read, in words, each once, in the order in which it was found."""
+    """Messages on unreadable runs and files, without duplicates, in order of discovery."""
 
     def __init__(self) -> None:
         self.texts: dict[str, None] = {}
         self.num_left_out = 0
 
-    def note(self, place: object, reason: object) -> None:
-        """Take note that something at a place is left out, or not as it should be."""
-        self.texts.setdefault(f"{place}: {reason}", None)
+    def note(self, path: object, reason: object) -> None:
+        """Record a problem with a path."""
+        self.texts.setdefault(f"{path}: {reason}", None)
 
-    def leave_out(self, place: object, reason: object) -> None:
-        """Note that a run, or a file of it, is left out."""
+    def leave_out(self, path: object, reason: object) -> None:
+        """Record and count a skipped run or file."""
         self.num_left_out += 1
-        self.note(place, f"left out: {reason}")
+        self.note(path, f"skipped: {reason}")
 
 
 class PointReader(Protocol):
     """Reads the points of the runs of one store."""
 
     def read(self, runs: Sequence["LoadedRun"], metrics: Collection[str] | None) -> Mapping[str, Points]:
-        """Return the points of runs, by the `path` of each; what cannot be read is noted as a problem and left out.
+        """Return the points of each run, keyed by `LoadedRun.path`; unreadable runs are skipped and reported.
 
         Args:
-            runs: Runs of this source.
-            metrics: Only these; None: all. More may be returned.
+            runs: Runs of this reader.
+            metrics: Requested metrics; None: all. The result may contain more.
         """
 
     def metrics(self, runs: Sequence["LoadedRun"]) -> Collection[str]:
-        """Return the names of the metrics that runs have."""
+        """Return the metric names of the runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,24 +66,24 @@ class LoadedRun:
     """A run of any program; its points are read on demand. `trieye.runs.StoredRun` describes a run directory of trieye.
 
     Attributes:
-        path: Its directory, or its address in a store; no two runs of a result have the same.
-        name: Its name.
-        app: The app or experiment that it belongs to.
-        params: Its parameters, with dotted names; the seed is among them.
-        seed: Its seed; None if it tells none.
-        status: RUNNING, FINISHED, FAILED or KILLED, as the run noted itself; UNKNOWN if it notes no such thing.
-        step: Its last step, as far as that is known without reading its points.
-        axis: What its steps count: `step`, `env_steps` or `updates`.
-        created: When it was begun, in Unix seconds; NaN if nobody knows.
-        run_id: Identity of a run of trieye, the same in its directory and in MLflow; empty for others.
+        path: Run directory, or address in a store; unique among the runs of a result.
+        name: Name of the run.
+        app: App or experiment of the run.
+        params: Parameters including the seed, with dotted names.
+        seed: Seed; None if not recorded.
+        status: RUNNING, FINISHED, FAILED or KILLED, as the run recorded it; UNKNOWN if it records no status.
+        step: Last step; None if unknown without reading points.
+        axis: Unit of the steps: `step`, `env_steps` or `updates`.
+        created: Creation time in Unix seconds; NaN if unknown.
+        run_id: Id of a trieye run, equal in its directory and in MLflow; empty for runs of other programs.
         sweep: Directory of its sweep; empty if it belongs to none.
-        job: Its number there.
-        varied: What varies in its sweep, by key, such as the choice of a config group, which is no parameter.
-        place: What was given to `load`, where it was found.
-        defaults: Parameters with default values in sections that the run does not use. They are compared with other
-            runs that set them, and shown nowhere else.
-        is_closed: False until a killed run is closed: only its journal has the latest points.
-        is_named: Whether `load` was given this run itself, not a directory with several runs.
+        job: Index of its job in the sweep.
+        varied: Values that vary in its sweep, by key, including choices of config groups, which are not parameters.
+        place: Argument of `load` that contains the run.
+        defaults: Parameters with default values in sections that the run does not use; used only to compare the run
+            with runs that set them.
+        is_closed: False for a killed run until it is closed; until then, only its journal has the latest points.
+        is_named: Whether the run itself was an argument of `load`, rather than a directory of several runs.
     """
 
     path: str
@@ -107,16 +107,16 @@ class LoadedRun:
 
     @property
     def is_ended(self) -> bool:
-        """Whether it ran to its end, as far as its store tells."""
+        """Whether the run finished; True for runs with an UNKNOWN status."""
         return self.status not in {"FAILED", "KILLED", "RUNNING"}
 
 
 def typed(text: str) -> Any:
-    """Return a parameter that a store holds as text as what it looks like: a number, a truth value, None or a text."""
+    """Parse a parameter stored as text: int, float, bool, None or str."""
     words = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in words:
         return words[text.lower()]
-    if not text.strip() or "_" in text:  # Python takes 2026_1 for a number
+    if not text.strip() or "_" in text:  # Python would parse 2026_1 as a number
         return text
     for kind in (int, float):
         try:
@@ -128,11 +128,11 @@ def typed(text: str) -> Any:
 
 def seed_in(params: Mapping[str, Any]) -> int | None:
     """Return the seed among parameters: `seed`, else the only key that ends with `.seed`."""
-    found = [params["seed"]] if "seed" in params else [value for key, value in params.items() if is_seed(key)]
-    is_one = len(found) == 1 and isinstance(found[0], int) and not isinstance(found[0], bool)
-    return int(found[0]) if is_one else None
+    seeds = [params["seed"]] if "seed" in params else [value for key, value in params.items() if is_seed(key)]
+    is_unique = len(seeds) == 1 and isinstance(seeds[0], int) and not isinstance(seeds[0], bool)
+    return int(seeds[0]) if is_unique else None
 
 
 def is_seed(key: str) -> bool:
-    """Tell whether a parameter is a seed, which tells replicates of a config apart, not configs."""
+    """Return whether a parameter is a seed, which distinguishes replicates of a config, not configs."""
     return key.rpartition(".")[2] == "seed"

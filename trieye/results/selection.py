@@ -8,6 +8,7 @@ from typing import Any
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
+from trieye.renames import KEYS
 from trieye.results.runs import LoadedRun, is_seed
 
 MISSING = object()
@@ -84,7 +85,7 @@ def resolve(name: str, runs: Iterable[LoadedRun]) -> str:
     if matches:
         raise ConfigurationError(f"{name}: ambiguous, could be {' or '.join(sorted(matches))}; use the full key")
     last_parts = {key.rpartition(".")[2] for key in keys}
-    hint = did_you_mean(name, [*keys, *last_parts, *ATTRIBUTES])
+    hint = f"; {KEYS[name]}" if name in KEYS else did_you_mean(name, [*keys, *last_parts, *ATTRIBUTES])
     differing = compared_by(list(runs)) or sorted(keys)
     more = ", ..." if len(differing) > _MAX_SHOWN else ""
     shown = ", ".join(differing[:_MAX_SHOWN]) + more

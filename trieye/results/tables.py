@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from trieye.process.terminal import Table, Text
+from trieye.process.terminal import Text, TextTable
 from trieye.results.hyperparameters import Selection, Setting
 from trieye.results.statistics import Estimate
 from trieye.sweeps.report import headings
@@ -33,7 +33,7 @@ def runs(estimate: Estimate) -> Text:
     return Text.assemble(str(estimate.n), (missing, MISSING))
 
 
-def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title: str, confidence: float) -> Table:
+def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title: str, confidence: float) -> TextTable:
     """Return a table with one row per group: the main figure with its interval, then the other figures.
 
     Args:
@@ -42,7 +42,7 @@ def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title
         title: Title of the table.
         confidence: Confidence level of the intervals.
     """
-    table = Table(title=title)
+    table = TextTable(title=title)
     table.add_column("")
     table.add_column("runs", justify="right", no_wrap=True)
     table.add_column(main.replace("_", " "), justify="right", style="bold", no_wrap=True)
@@ -59,7 +59,7 @@ def scores_table(rows: Mapping[str, Mapping[str, Estimate]], main: str, *, title
 
 def pairs_table(
     pairs: Sequence[tuple[str, str, Estimate, Estimate]], counts: Mapping[str, int], stat: str, *, title: str
-) -> Table:
+) -> TextTable:
     """Return a table of pairwise comparisons: X, Y, P(X > Y), and the difference of an aggregate, with intervals.
 
     Args:
@@ -68,7 +68,7 @@ def pairs_table(
         stat: The aggregate.
         title: Title of the table.
     """
-    table = Table(title=title)
+    table = TextTable(title=title)
     table.add_column("X")
     table.add_column("Y")
     for name in ("runs", "P(X > Y)", f"{stat.replace('_', ' ')}, X - Y"):
@@ -96,7 +96,7 @@ def _with_interval(estimate: Estimate) -> Text:
 
 def settings_table(
     lines: Mapping[str, Sequence[Setting]], param: str, labels: Mapping[str, Sequence[str]], *, title: str
-) -> Table:
+) -> TextTable:
     """Return a table of the figures for each value of a parameter, with other varying parameters at their best.
 
     Args:
@@ -105,7 +105,7 @@ def settings_table(
         labels: Labels of the configs of each group.
         title: Title of the table.
     """
-    table = Table(title=title)
+    table = TextTable(title=title)
     has_others = any(len(setting.configs) > 1 for settings in lines.values() for setting in settings)
     if len(lines) > 1:
         table.add_column("")
@@ -124,9 +124,9 @@ def settings_table(
     return table
 
 
-def selection_table(selection: Selection, labels: Sequence[str], stat: str, *, title: str, most: int) -> Table:
+def selection_table(selection: Selection, labels: Sequence[str], stat: str, *, title: str, most: int) -> TextTable:
     """Return a table of the configs, best first, with the probability that each is the best."""
-    table = Table(title=title)
+    table = TextTable(title=title)
     table.add_column("")
     table.add_column("runs", justify="right", no_wrap=True)
     table.add_column(stat, justify="right", style="bold", no_wrap=True)
@@ -143,9 +143,9 @@ def selection_table(selection: Selection, labels: Sequence[str], stat: str, *, t
     return table
 
 
-def differences_table(differences: Mapping[str, Sequence[Any]], labels: Sequence[str], *, most: int = 30) -> Table:
+def differences_table(differences: Mapping[str, Sequence[Any]], labels: Sequence[str], *, most: int = 30) -> TextTable:
     """Return a table of the parameters in which configs differ."""
-    table = Table(title="differing parameters")
+    table = TextTable(title="differing parameters")
     for name in ("parameter", *labels):
         table.add_column(name)
     shown = list(differences.items())[:most]

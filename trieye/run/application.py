@@ -19,9 +19,9 @@ def main(
 ) -> Callable[[Callable[[Config], Result]], Application[Config, Result]]:
     """Turn a task function into a command line; its first parameter is annotated with its config class.
 
-    Hydra composes the config from the command line, and it is validated before anything runs: an error is one message
-    on stderr with exit code 2. A single run stores its Hydra records in its directory; with `-m` every job is a
-    separate run, named after the sweep and the job number. A task not annotated with a config class is refused.
+    Hydra composes the config from the command line, and invalid configs fail before anything runs, with one message on
+    stderr and exit code 2. A single run stores its Hydra records in its directory; with `-m` every job is a separate
+    run, named after the sweep and the job number. A task not annotated with a config class is refused.
 
     Args:
         config_path: The config directory: absolute, relative to the file of the task function, or `pkg://` followed by

@@ -75,8 +75,8 @@ class OpenAttempt:
 
     Args:
         config: The config of the run.
-        group: The sweep of the run; None selects the current Hydra sweep, if there is one.
-        sinks: Sinks in addition to the configured ones.
+        group: The sweep of the run; None selects the current Hydra sweep, if any.
+        sinks: Additional sinks, as in `Run`.
 
     Attributes:
         hub: Processes events, writes to sinks, saves checkpoints.

@@ -167,7 +167,7 @@ class Flusher:
     # called by logging threads
 
     def attach(self, on_end: Callable[[], None]) -> bool:
-        """Call a bound method, held by a weak reference, once the flusher accepts no more values, at once if it ended.
+        """Register a bound method, by weak reference, to call when the flusher ends; call it now if it has ended.
 
         Returns:
             False, without a call, if the flusher ended because it was idle; `flusher_of` then returns a new one.
@@ -422,7 +422,7 @@ def _unregister(key: str) -> None:
 
 
 def _reset_in_child() -> None:
-    # a forked child lacks the threads of its parent, and must not send values on behalf of it
+    # a forked child lacks the threads of its parent, and must not send values on its behalf
     global _lock
     _lock = threading.Lock()
     for flusher in _flushers.values():

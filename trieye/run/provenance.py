@@ -114,7 +114,7 @@ class Provenance(BaseModel):
 
     @property
     def is_signed(self) -> bool:
-        """Whether the command is signed with this user's key; an unsigned command may have been written by others."""
+        """Whether this user's key signed the command; any other command may be foreign and start any program."""
         return is_own_command(self.signature, self.command, self.overrides, self.directory)
 
     @classmethod

@@ -36,10 +36,10 @@ class Rehearsed(BaseModel):
 
 
 def exit_if_dry_run(stage: Stage, config: TrieyeConfig, *, misfit: str = "") -> None:
-    """Write the report and exit if this is a dry run up to `stage`.
+    """Write the report and exit if this process is a dry run that ends at `stage`.
 
     Raises:
-        SystemExit: This is such a dry run.
+        SystemExit: The dry run ends at this stage.
     """
     requested_stage, _, path = os.environ.get(VARIABLE, "").partition(":")
     if requested_stage != stage:
@@ -58,7 +58,7 @@ def refuse_if_dry_run(call: str) -> None:
     """Refuse a call that trains before `run.restore`, during a dry run that checks whether a checkpoint fits.
 
     Raises:
-        ConfigurationError: This is such a dry run.
+        ConfigurationError: This process is a dry run that ends at the stage `restore`.
     """
     if os.environ.get(VARIABLE, "").startswith("restore:"):
         raise ConfigurationError(

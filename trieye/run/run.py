@@ -128,8 +128,8 @@ class Run(Recorder):
         If a checkpoint may have to be restored, counting the attempt and changing the run directory are deferred until
         `restore` succeeds, or until the first other use of the run, such as `log`.
 
-        From now on SIGTERM, SIGUSR1 and SIGXCPU raise `RunInterrupted` in the main thread, so that the run is closed,
-        unless the program has its own handlers.
+        If the main thread opens the run, SIGTERM, SIGUSR1 and SIGXCPU raise `RunInterrupted` from now on, so that the
+        run is closed, unless the program has its own handlers.
 
         Raises:
             ConfigurationError: The directory is unusable, or a sink of `sinks.required` does not exist.
@@ -327,7 +327,7 @@ class Run(Recorder):
         Raises:
             CheckpointError: An earlier save failed; this one was started nevertheless.
             ProcessingError: A sink of `sinks.required` fails; this save was started nevertheless.
-            ConfigurationError: `replay` is not `run.replay` although that is in use, or the step is negative.
+            ConfigurationError: `objects` has another `replay` while `run.replay` is in use, or the step is negative.
             TypeError: The step is not an integer.
         """
         refuse_if_dry_run("run.save()")
@@ -381,8 +381,9 @@ class Run(Recorder):
                 unexpected and differently shaped keys.
             key_map: Renamed keys of the checkpoint, `{"old.prefix": "new.prefix"}`. A key is the name passed to `save`
                 followed by the path to an array: `model.encoder.0.weight`.
-            from_checkpoint: Directory of a checkpoint to restore regardless of those this run has: a copy of one of its
-                own, or one of another run, which contributes its state but not its curves. None: as configured.
+            from_checkpoint: Directory of a checkpoint to restore even if the run has newer checkpoints: a copy of a
+                checkpoint of this run, or a checkpoint of another run, which contributes its state but not its curves.
+                None selects the checkpoint by the config.
             **objects: Objects with `load_state_dict()`, random generators, environments, and dicts, which are filled
                 in place, under the names passed to `save`.
 

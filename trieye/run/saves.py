@@ -140,7 +140,7 @@ class PendingSaves:
         """Wait until another save may start; failures are left for `report`, so that they cost no later checkpoint.
 
         Args:
-            rated: Whether the new save has an objective; such a save replaces no other and is not replaced.
+            rated: Whether the new save has an objective; a save with an objective neither replaces one nor is replaced.
         """
         while len(waiting := [save for save in self._saves if not save.done]) >= MAX_IN_FLIGHT:
             if self._may_replace(rated=rated):

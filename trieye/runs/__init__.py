@@ -8,15 +8,17 @@ nothing heavy. Runs of other programs are imported by `trieye.integrations.impor
 from importlib import import_module
 from typing import Any
 
+from trieye.renames import no_attribute
+
 _MODULES = {
     "attempt_rows": ("AttemptRow", "attempts"),
     "checkpoint_rows": ("CheckpointRow", "checkpoints"),
     "comparing": ("RunDiff", "diff"),
-    "delivery": ("Delivery", "close", "rebuild", "restore_attempt"),
+    "delivery": ("DeliveryResult", "close", "rebuild", "restore_attempt"),
     "finding": ("find", "get", "ordered", "run_directory", "select"),
     "ownership": ("claim",),
-    "removal": ("Pruning", "Removal", "prune", "remove"),
-    "restarting": ("Restart", "fork", "plan_fork", "plan_rerun", "rerun"),
+    "removal": ("PruneResult", "Removal", "prune", "remove"),
+    "restarting": ("RestartPlan", "fork", "plan_fork", "plan_rerun", "rerun"),
     "stored_run": ("StoredRun",),
     "verification": ("RunCheck", "verify"),
 }
@@ -26,5 +28,5 @@ __all__ = sorted(_HOME)  # noqa: PLE0605 - a list of strings
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise no_attribute(__name__, name)
     return getattr(import_module(_HOME[name]), name)

@@ -6,7 +6,7 @@ from trieye.runs.checkpoint_rows import CheckpointRow as CheckpointRow
 from trieye.runs.checkpoint_rows import checkpoints as checkpoints
 from trieye.runs.comparing import RunDiff as RunDiff
 from trieye.runs.comparing import diff as diff
-from trieye.runs.delivery import Delivery as Delivery
+from trieye.runs.delivery import DeliveryResult as DeliveryResult
 from trieye.runs.delivery import close as close
 from trieye.runs.delivery import rebuild as rebuild
 from trieye.runs.delivery import restore_attempt as restore_attempt
@@ -16,11 +16,11 @@ from trieye.runs.finding import ordered as ordered
 from trieye.runs.finding import run_directory as run_directory
 from trieye.runs.finding import select as select
 from trieye.runs.ownership import claim as claim
-from trieye.runs.removal import Pruning as Pruning
+from trieye.runs.removal import PruneResult as PruneResult
 from trieye.runs.removal import Removal as Removal
 from trieye.runs.removal import prune as prune
 from trieye.runs.removal import remove as remove
-from trieye.runs.restarting import Restart as Restart
+from trieye.runs.restarting import RestartPlan as RestartPlan
 from trieye.runs.restarting import fork as fork
 from trieye.runs.restarting import plan_fork as plan_fork
 from trieye.runs.restarting import plan_rerun as plan_rerun

@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Delivery:
+class DeliveryResult:
     """The result of a delivery.
 
     Attributes:
@@ -66,7 +66,7 @@ def close(
     root: Path | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     progress: Progress | None = None,
-) -> Delivery:
+) -> DeliveryResult:
     """Deliver the rest of a killed run's journal to its sinks, and record the run as KILLED.
 
     Args:
@@ -82,7 +82,7 @@ def close(
     record, config = idle_run(run_dir := run_directory(run, root=root))
     sinks = sinks_of(config)
     if _is_delivered(run_dir, record, sinks):
-        return Delivery(run_dir, record.status, sinks)
+        return DeliveryResult(run_dir, record.status, sinks)
     return deliver(config, timeout_s, progress=progress)
 
 
@@ -93,7 +93,7 @@ def rebuild(
     root: Path | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     progress: Progress | None = None,
-) -> Delivery:
+) -> DeliveryResult:
     """Write the sinks of a run again, from its history and its journal; a killed run is recorded as KILLED.
 
     Args:
@@ -128,7 +128,7 @@ def restore_attempt(
     root: Path | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     progress: Progress | None = None,
-) -> Delivery:
+) -> DeliveryResult:
     """Show the superseded points of an attempt again; points of others from the same step on are superseded instead.
 
     Args:
@@ -175,7 +175,7 @@ def deliver(
     rewritten: Sequence[str] = (),
     change: Callable[[HubLogic], None] | None = None,
     progress: Progress | None = None,
-) -> Delivery:
+) -> DeliveryResult:
     """Open a run without training, and wait until its sinks have everything.
 
     Args:
@@ -197,7 +197,7 @@ def deliver(
         if sink["refused"]
     ]
     run_dir = hub.files.paths.run_base_dir
-    return Delivery(
+    return DeliveryResult(
         run_dir,
         _record(run_dir).status,
         sinks_of(config),

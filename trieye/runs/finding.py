@@ -190,16 +190,16 @@ def run_entry(reference: str | Path, roots: Sequence[Path], *, marks: Sequence[s
     if named is not None:
         return named
     if path.is_dir():
-        raise ConfigurationError(f"run {text!r}: that directory is no run, it has no {' and no '.join(marks)}")
-    advice = "give its directory, or with --root the directory of all apps"
+        raise ConfigurationError(f"run {text!r}: the directory is not a run; it has no {' and no '.join(marks)}")
+    advice = "pass the run directory, or the directory of all apps as --root"
     shown_roots = ", ".join(str(root.resolve()) for root in roots or [Path(DEFAULT_ROOT)])
     if not any(root.is_dir() for root in roots):
-        missing = f"there is neither such a directory nor {shown_roots} with runs in it"
-        raise ConfigurationError(f"run {text!r}: {missing}; go where the run was started, or {advice}")
+        missing = f"no such directory, and {shown_roots} does not exist"
+        raise ConfigurationError(f"run {text!r}: {missing}; change to the directory of the project, or {advice}")
     names = [_full_name(directory) for directory in runs]
     hint = _did_you_mean(text, [*names, *(directory.name for directory in runs)])
     raise ConfigurationError(
-        f"run {text!r}: there is none in {shown_roots}{hint} (runs there: {_shortened(sorted(names))}); {advice}"
+        f"run {text!r}: no such run in {shown_roots}{hint} (runs: {_shortened(sorted(names))}); {advice}"
     )
 
 
@@ -255,7 +255,7 @@ def _named(label: str, name: str, runs: Sequence[Path]) -> Path | None:
     if len(named) > 1:
         names = [_full_name(run) for run in named]
         shown = names if len(set(names)) == len(names) else map(str, named)
-        raise ConfigurationError(f"{label}: there are several runs of that name; say which: {', '.join(shown)}")
+        raise ConfigurationError(f"{label}: several runs have this name; choose one: {', '.join(shown)}")
     return named[0] if named else None
 
 
@@ -290,11 +290,8 @@ def _locate(reference: str | Path, roots: Sequence[Path]) -> Path:
     apps = sorted({app.name for root in roots for app in _directories_in(root)})
     sweeps = [sweep.name for sweep in _directories_in(_MULTIRUN)]
     names = [*apps, *sweeps, *map(_full_name, runs), *(run.name for run in runs)]
-    where = ", ".join(map(str, roots)) or "no directory of apps here; name one with --root"
-    raise ConfigurationError(
-        f"{text}: there is no such run, app, sweep or directory{_did_you_mean(text, names)} "
-        f"(apps in {where}: {_shortened(apps)})"
-    )
+    searched = f"apps in {', '.join(map(str, roots))}: {_shortened(apps)}" if roots else f"no {DEFAULT_ROOT} here"
+    raise ConfigurationError(f"{text}: no such run, app, sweep or directory{_did_you_mean(text, names)} ({searched})")
 
 
 def _walk(directory: Path, depth: int = _DEPTH) -> Iterator[Path | Skipped]:

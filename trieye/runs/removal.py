@@ -50,7 +50,7 @@ def remove(run: RunReference, *, root: Path = Path(DEFAULT_ROOT), dry_run: bool 
 
 
 @dataclass(frozen=True)
-class Pruning:
+class PruneResult:
     """What `prune` deletes.
 
     Attributes:
@@ -74,7 +74,7 @@ def prune(
     mode: Mode | None = None,
     root: Path = Path(DEFAULT_ROOT),
     dry_run: bool = False,
-) -> Pruning:
+) -> PruneResult:
     """Delete the runs of an app that ended long ago, except the best and the newest ones.
 
     Runs that are alive and symbolic links are never deleted; with `keep_best`, neither are runs without the metric.
@@ -104,7 +104,7 @@ def prune(
     removals = [run for run in runs if run.last_used <= before and run.run_dir not in kept_dirs]
     for removal in () if dry_run else removals:
         removal.delete()
-    return Pruning(removals, unrated, links)
+    return PruneResult(removals, unrated, links)
 
 
 def _named_directory(run: RunReference, root: Path) -> Path:

@@ -25,7 +25,7 @@ from trieye.runs.stored_run import StoredRun
 
 
 @dataclass(frozen=True)
-class Restart:
+class RestartPlan:
     """A run that is about to be started by the program of a stored one.
 
     Attributes:
@@ -94,7 +94,7 @@ def fork(
     run: RunReference,
     overrides: Sequence[str] = (),
     *,
-    at: str = "last",
+    checkpoint: str = "latest",
     without: Sequence[str] = (),
     root: Path | None = None,
     confirm: Confirm | None = None,
@@ -104,7 +104,7 @@ def fork(
     Args:
         run: The run, its directory or its name.
         overrides: Overrides of the new run, which replace inherited ones; its name is `<run>_fork` by default.
-        at: The checkpoint: `best`, `last` or `step:<N>`.
+        checkpoint: The checkpoint: `best`, `latest` or `step:<N>`.
         without: Keys whose overrides are left out.
         root: Directory of all apps; None: the directories of the project around the working directory.
         confirm: Asks whether to run a stored command that this user's key does not sign; None refuses it.
@@ -113,7 +113,7 @@ def fork(
         ConfigurationError: As `rerun`; or there is no such checkpoint, or the run would be over at once.
         CheckpointError: The checkpoint is damaged or does not fit.
     """
-    restart = plan_fork(run, overrides, at=at, without=without, root=root, confirm=confirm)
+    restart = plan_fork(run, overrides, checkpoint=checkpoint, without=without, root=root, confirm=confirm)
     restart.check_fit()
     return restart.start()
 
@@ -125,7 +125,7 @@ def plan_rerun(
     without: Sequence[str] = (),
     root: Path | None = None,
     confirm: Confirm | None = None,
-) -> Restart:
+) -> RestartPlan:
     """Return what `rerun` would start; its program is started for a dry run only. See `rerun` for the arguments."""
     source = get(run, root=root)
     fixed = {RUN_NAME: _new_name(source, overrides, "rerun")}
@@ -136,19 +136,19 @@ def plan_fork(
     run: RunReference,
     overrides: Sequence[str] = (),
     *,
-    at: str = "last",
+    checkpoint: str = "latest",
     without: Sequence[str] = (),
     root: Path | None = None,
     confirm: Confirm | None = None,
-) -> Restart:
+) -> RestartPlan:
     """Return what `fork` would start; its program is started for a dry run only. See `fork` for the arguments."""
     source = get(run, root=root)
-    purpose = f"fork of {source} --at {at}"
+    purpose = f"fork of {source} --checkpoint {checkpoint}"
     if any(word.lstrip("+~").startswith(LOAD) for word in overrides):
-        raise ConfigurationError(f"{LOAD}: a fork starts from the checkpoint that --at names")
-    checkpoint = named_checkpoint(RunFiles(config_of(source.run_dir).persistence), at, asked=purpose)
-    fixed = {RUN_NAME: _new_name(source, overrides, "fork"), LOAD: str(checkpoint.path)}
-    return _plan(source, overrides, without, fixed, confirm, purpose=purpose, checkpoint=checkpoint)
+        raise ConfigurationError(f"{LOAD}: a fork starts from the checkpoint that --checkpoint names")
+    entry = named_checkpoint(RunFiles(config_of(source.run_dir).persistence), checkpoint, asked=purpose)
+    fixed = {RUN_NAME: _new_name(source, overrides, "fork"), LOAD: str(entry.path)}
+    return _plan(source, overrides, without, fixed, confirm, purpose=purpose, checkpoint=entry)
 
 
 def _plan(
@@ -160,7 +160,7 @@ def _plan(
     *,
     purpose: str,
     checkpoint: CheckpointEntry | None = None,
-) -> Restart:
+) -> RestartPlan:
     then_config = source.config
     program = Program.of(source)
     words = program.with_overrides(source.name, overrides, without, fixed)
@@ -176,7 +176,7 @@ def _plan(
     then = {key: value for key, value in then_config.items() if key in composed.config}
     now = (composed.config, composed.provenance)
     divergence = Divergence.between((then, source.provenance), now, ignored=(LOAD,))
-    return Restart(source, run_dir, program, words, divergence, checkpoint)
+    return RestartPlan(source, run_dir, program, words, divergence, checkpoint)
 
 
 def _new_name(source: StoredRun, overrides: Sequence[str], suffix: str) -> str:

@@ -26,7 +26,7 @@ from trieye.hub.status import read_status
 from trieye.journal.journal import Segment
 from trieye.journal.ranges import Range, merged, overlapping, uncovered
 from trieye.journal.scan import Contents, inspect
-from trieye.journal.watermark import Expected, read_watermark, watermark_path
+from trieye.journal.watermark import Expected, read_watermark, stored_watermark_path
 from trieye.process.lock import is_alive
 from trieye.runs.checkpoint_rows import CheckpointRow, rows_in
 from trieye.runs.config import recorded_config, sinks_of
@@ -200,7 +200,7 @@ def _journal(run_dir: Path, record: RunRecord | None, tensorboard: Path) -> tupl
     advice = "start the run again, or `trieye close` it: that repairs the journal and quarantines the damaged one"
     damage_found = [Damage(f"the journal is damaged: {finding}", meaning, advice) for finding in contents.damage]
     if watermark is not None and watermark.journal is None:
-        problem = f"{watermark_path(path).name} is damaged"
+        problem = f"{stored_watermark_path(path).name} is damaged"
         meaning = "the end of the journal cannot be checked; its entries are intact"
         damage_found.append(Damage(problem, meaning, "no action is needed: the next start of the run rewrites it"))
     return contents, VerifiedPart("journal", text, size_bytes, damage_found)

@@ -14,7 +14,7 @@ from trieye.hub.ray_start import join_ray
 from trieye.process.progress import say
 from trieye.sweeps.jobs import Done
 from trieye.sweeps.pools import Died, Outcome
-from trieye.sweeps.working import Composed, Shared, work
+from trieye.sweeps.working import Composed, SweepContext, work
 
 _ROUNDING = 1e-6
 _LOOK_S = 1.0
@@ -26,7 +26,7 @@ _STOP_S = 30.0
 class RayPool:
     """Runs jobs as Ray tasks with their requested resources; Ray schedules them when resources are free."""
 
-    def __init__(self, shared: Shared, options: LauncherConfig) -> None:
+    def __init__(self, shared: SweepContext, options: LauncherConfig) -> None:
         if options.address is None:
             join_ray(RuntimeConfig(kind="ray"))
         else:
@@ -132,7 +132,7 @@ class RayPool:
             ray.cancel(reference, force=True)
 
 
-def _warn_about_remote_runs(shared: Shared, apart: Sequence[Node]) -> None:
+def _warn_about_remote_runs(shared: SweepContext, apart: Sequence[Node]) -> None:
     if not apart or shared.has_mirror:
         return
     hosts = sorted({node.host or node.address for node in apart})

@@ -208,7 +208,7 @@ class RunningJob:
             overrides=[redacted_text(word) for word in overrides],
             **ProcessIdentity.current().as_mapping(),
         )
-        self._run_lock = RunLock(directory / LOCK, of="job")
+        self._run_lock = RunLock(directory / LOCK, subject="job")
         self._lock = threading.Lock()
         self._over = threading.Event()
 

@@ -30,7 +30,7 @@ from trieye.sweeps.pools import Died, Outcome, ThisProcess, WorkerPool
 from trieye.sweeps.progress import SweepProgress
 from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.status import is_removed
-from trieye.sweeps.working import Shared
+from trieye.sweeps.working import SweepContext
 
 _LOOK_S = 0.5
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "resources")
@@ -89,7 +89,9 @@ class SweepExecution:
     ) -> None:
         self.options, self.config = options, config
         self.directory = Path(str(config.hydra.sweep.dir)).resolve()
-        self._shared = Shared(context, config, task, Singleton.get_state(), self.directory, Path.cwd(), tuple(varying))
+        self._shared = SweepContext(
+            context, config, task, Singleton.get_state(), self.directory, Path.cwd(), tuple(varying)
+        )
         unresolved: Any = OmegaConf.to_container(config.hydra.launcher, resolve=False)
         self._varies = any("${" in str(unresolved.get(name)) for name in _RESOURCES)
         self._running: dict[int, Job] = {}

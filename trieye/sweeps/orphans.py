@@ -95,5 +95,5 @@ def _process(orphan: _Orphan) -> str:
 
 def _error(index: int, orphan: _Orphan) -> JobElsewhereError:
     return JobElsewhereError(
-        f"job {index} is left out: {_process(orphan)} is still running it; wait for that process, or stop it"
+        f"job {index} is skipped: {_process(orphan)} is still running it; wait for that process, or stop it"
     )

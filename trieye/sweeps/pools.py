@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trieye.sweeps.jobs import Done
-from trieye.sweeps.working import Composed, Shared, work
+from trieye.sweeps.working import Composed, SweepContext, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class WorkerPool(Protocol):
 class ThisProcess:
     """Runs jobs sequentially in this process."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SweepContext) -> None:
         self._shared = shared
         self._ended: list[Outcome] = []
 

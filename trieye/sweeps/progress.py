@@ -14,7 +14,7 @@ from trieye.sweeps.grid import shown
 from trieye.sweeps.jobs import Done, Job, JobElsewhereError, ReportedError
 
 if TYPE_CHECKING:
-    from trieye.process.terminal import Table
+    from trieye.process.terminal import TextTable
 
 _MOST_SHOWN = 12
 _REFRESH_S = 0.5
@@ -38,7 +38,7 @@ class SweepProgress:
         self._reported: dict[int, tuple[int, float | None]] = {}
         self._running: dict[int, tuple[Job, float]] = {}
         self._took: list[float] = []
-        self._num = {"done": 0, "failed": 0, "left out": 0, "pruned": 0, "completed before": 0, "killed": 0}
+        self._num = {"done": 0, "failed": 0, "skipped": 0, "pruned": 0, "completed before": 0, "killed": 0}
         self._began = time.monotonic()
         self._live: Any = None
         self._shown_at = 0.0
@@ -77,7 +77,7 @@ class SweepProgress:
         """Record the outcome of a job, or that it was skipped because another process runs it."""
         if isinstance(done.error, JobElsewhereError):
             self._running.pop(job.index, None)
-            self._num["left out"] += 1
+            self._num["skipped"] += 1
             self._say(f"{self._count()} {self._named(job)}: {done.error}")
             return
         _, began = self._running.pop(job.index)
@@ -117,10 +117,10 @@ class SweepProgress:
             self._shown_at = time.monotonic()
             self._live.update(self._table(), refresh=True)
 
-    def _table(self) -> "Table":
-        from trieye.process.terminal import Table
+    def _table(self) -> "TextTable":
+        from trieye.process.terminal import TextTable
 
-        table = Table()
+        table = TextTable()
         table.note(self._caption())
         table.add_column(self._one, justify="right")
         table.add_column("values", no_wrap=True)

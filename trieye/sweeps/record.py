@@ -24,7 +24,7 @@ _SHOWN = 5
 
 def lock_in(directory: Path) -> RunLock:
     """Return the lock that a process holds while it runs the sweep in a directory or changes its record."""
-    return RunLock(directory / LOCK, of="sweep", instead="leave hydra.sweep.dir out")
+    return RunLock(directory / LOCK, subject="sweep", alternative="omit hydra.sweep.dir")
 
 
 class JsonRecord(msgspec.Struct, kw_only=True):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trieye.process.terminal import Table, Terminal
+from trieye.process.terminal import Terminal, TextTable
 from trieye.sweeps.grid import Grid, bare, short
 from trieye.sweeps.record import SweepRecord
 
@@ -19,7 +19,7 @@ def plan_table(grid: Grid) -> None:
     console, grid = Terminal(), grid.without_secrets()
     num = sum(1 for _ in grid) if grid.without else grid.size
     console.print(f"{num} job{'s' if num != 1 else ''}, fingerprint {grid.fingerprint}")
-    table = Table("axis")
+    table = TextTable("axis")
     table.add_column("values", justify="right")
     table.add_column("choices")
     for axis in grid.axes:
@@ -67,10 +67,10 @@ def headings(keys: Sequence[str]) -> list[str]:
     return [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
 
 
-def ranked(jobs: "Sequence[JobStatus]", record: SweepRecord) -> Table:
+def ranked(jobs: "Sequence[JobStatus]", record: SweepRecord) -> TextTable:
     """Return a table of jobs with their varying values and objectives."""
     keys, one = list(dict.fromkeys(key for job in jobs for key in job.values)), "trial" if record.is_study else "job"
-    table = Table(title=f"best of {record.size} {one}s")
+    table = TextTable(title=f"best of {record.size} {one}s")
     table.add_column(one, justify="right")
     for name in headings(keys):
         table.add_column(name, justify="right")

@@ -22,8 +22,11 @@ _HINTS = (
     ("invalid partition", "--partition sets the partition; `sinfo -s` lists the partitions"),
     ("partition specified", "--partition sets the partition; `sinfo -s` lists the partitions"),
     ("time limit", "the partition allows less than --hours; `sinfo -o '%P %l'` lists its limits"),
-    ("memory specification", "no node has this much memory: lower --gigs or --at-once"),
-    ("node configuration is not available", "no node has these resources: lower --gigs, --cpus, --gpus or --at-once"),
+    ("memory specification", "no node has this much memory: lower --memory-gib or --max-concurrent"),
+    (
+        "node configuration is not available",
+        "no node has these resources: lower --memory-gib, --cpus, --gpus or --max-concurrent",
+    ),
     ("job array specification", "too many tasks for one array: raise --per-task"),
     ("qosmax", "submission limit reached: raise --per-task, or wait for other jobs to end"),
     ("assocmax", "submission limit reached: raise --per-task, or wait for other jobs to end"),
@@ -41,24 +44,24 @@ class ArrayRequest:
 
     Attributes:
         hours: Time limit of a task; one second is subtracted, so that limits of full hours stay below them.
-        gigs: Memory of a job in GiB; None: the default of the cluster.
+        memory_gib: Memory of a job in GiB; None: the default of the cluster.
         cpus: CPUs of a job.
         gpus: GPUs of a job; the jobs of a task can share GPUs by fractions.
         per_task: Jobs per task.
-        at_once: Parallel jobs within a task.
-        most_tasks: Maximum number of running tasks; None: no limit.
+        max_concurrent: Parallel jobs within a task.
+        max_tasks: Maximum number of running tasks; None: no limit.
         signal_s: Seconds before the time limit when jobs are signaled to save; the task is then requeued.
         name: Name of the array.
         options: Further sbatch options, each `KEY=VALUE` or `KEY`.
     """
 
     hours: float
-    gigs: float | None = None
+    memory_gib: float | None = None
     cpus: int = 1
     gpus: float = 0.0
     per_task: int = 1
-    at_once: int = 1
-    most_tasks: int | None = None
+    max_concurrent: int = 1
+    max_tasks: int | None = None
     signal_s: int = 120
     name: str
     options: Sequence[str] = ()
@@ -68,20 +71,22 @@ class ArrayRequest:
         for key, value, least in (
             ("cpus", self.cpus, 1),
             ("per-task", self.per_task, 1),
-            ("at-once", self.at_once, 1),
-            ("most-tasks", self.most_tasks or 1, 1),
+            ("max-concurrent", self.max_concurrent, 1),
+            ("max-tasks", self.max_tasks or 1, 1),
             ("gpus", self.gpus, 0),
         ):
             if value < least:
                 raise ConfigurationError(f"--{key} {value}: expected {least} or more")
         if not _LEAST_H <= self.hours <= _MOST_H:
             raise ConfigurationError(f"--hours {self.hours:g}: expected between a minute (0.017) and a year (8760)")
-        if self.gigs is not None and self.gigs <= 0.0:
-            raise ConfigurationError(f"--gigs {self.gigs:g}: expected a value above 0")
+        if self.memory_gib is not None and self.memory_gib <= 0.0:
+            raise ConfigurationError(f"--memory-gib {self.memory_gib:g}: expected a value above 0")
         if not 0 <= self.signal_s < self.hours * 3600.0:
             raise ConfigurationError(f"--signal {self.signal_s}: expected less than the {self.hours:g} h of --hours")
-        if self.at_once > self.per_task:
-            raise ConfigurationError(f"--at-once {self.at_once}: expected at most --per-task {self.per_task}")
+        if self.max_concurrent > self.per_task:
+            raise ConfigurationError(
+                f"--max-concurrent {self.max_concurrent}: expected at most --per-task {self.per_task}"
+            )
 
 
 def time_text(hours: float) -> str:
@@ -129,7 +134,7 @@ def script_of(directory: Path, indices: Sequence[int], request: ArrayRequest, *,
     tasks = [indices[begin : begin + request.per_task] for begin in range(0, len(indices), request.per_task)]
     directory = directory.resolve()
     command = [sys.executable, "-m", "trieye.cli", "sweep", "run", "--yes", "-d", str(directory)]
-    command += ["--at-once", str(request.at_once)] if request.at_once > 1 else []
+    command += ["--max-concurrent", str(request.max_concurrent)] if request.max_concurrent > 1 else []
     options = list(_options(directory, len(tasks), request))
     for text in (str(directory), *options):
         if not text.isprintable():
@@ -162,16 +167,16 @@ exit "$code"
 
 def _options(directory: Path, num_tasks: int, request: ArrayRequest) -> Iterator[str]:
     yield f"job-name={shlex.quote(request.name)}"
-    most = "" if request.most_tasks is None else f"%{request.most_tasks}"
+    most = "" if request.max_tasks is None else f"%{request.max_tasks}"
     yield f"array=0-{num_tasks - 1}{most}"
     yield f"time={time_text(request.hours)}"
     yield "nodes=1"
     yield "ntasks=1"
-    yield f"cpus-per-task={request.cpus * request.at_once}"
-    if request.gigs is not None:
-        yield f"mem={memory_text(request.gigs * request.at_once)}"
+    yield f"cpus-per-task={request.cpus * request.max_concurrent}"
+    if request.memory_gib is not None:
+        yield f"mem={memory_text(request.memory_gib * request.max_concurrent)}"
     if request.gpus:
-        yield f"gres=gpu:{math.ceil(request.gpus * request.at_once)}"
+        yield f"gres=gpu:{math.ceil(request.gpus * request.max_concurrent)}"
     if request.signal_s:
         yield f"signal=B:USR1@{request.signal_s}"
     yield "requeue"

@@ -23,5 +23,5 @@ def grid_of(overrides: Sequence[str], options: SweeperConfig, config_loader: Any
     axes = zipped(axes, options.zip)
     if options.seeds is not None:
         axes = with_seeds(axes, options.seeds)
-    without = tuple({key: str(value) for key, value in combination.items()} for combination in options.without)
+    without = tuple({key: str(value) for key, value in combination.items()} for combination in options.exclude)
     return Grid(axes, without)

@@ -1,4 +1,4 @@
-"""What a process does that runs jobs of a sweep."""
+"""Run a job of a sweep in this process: compose its config, run its program, record its outcome."""
 
 import os
 import pickle
@@ -29,16 +29,16 @@ Composed = DictConfig
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What the jobs of a sweep have in common.
+class SweepContext:
+    """Data that all jobs of a sweep share.
 
     Attributes:
-        context: What Hydra composes with.
+        context: Hydra context, which loads configs.
         config: The config that Hydra composed for the sweep.
-        task: What a job runs.
-        singletons: The state of Hydra in the process that started the sweep.
-        directory: Of the sweep, absolute.
-        working_dir: Where the sweep was started, which is where jobs begin.
+        task: The task function of the program.
+        singletons: Hydra's global state in the process that started the sweep.
+        directory: Sweep directory, absolute.
+        working_dir: Directory in which the sweep was started; the initial working directory of jobs.
         varying: The keys that differ between jobs.
     """
 
@@ -51,7 +51,7 @@ class Shared:
     varying: tuple[str, ...] = ()
 
     def composed(self, index: int, overrides: Sequence[str]) -> DictConfig:
-        """Return the config of a job."""
+        """Compose the config of a job."""
         config = self.context.config_loader.load_sweep_config(self.config, list(overrides))
         with open_dict(config):
             config.hydra.job.id = f"{config.hydra.job.name}_{index}"
@@ -59,7 +59,7 @@ class Shared:
         return config
 
     def composed_or_error(self, index: int, overrides: Sequence[str]) -> DictConfig | Exception:
-        """Return the config of a job, or why it has none."""
+        """Compose the config of a job, or return the error."""
         try:
             return self.composed(index, overrides)
         except (HydraException, OmegaConfBaseException, TrieyeError) as error:
@@ -67,26 +67,26 @@ class Shared:
 
     @property
     def has_mirror(self) -> bool:
-        """Whether runs are copied to where all machines find them."""
+        """Whether runs are copied to a mirror."""
         return OmegaConf.select(self.config, "persistence.mirror", default=None) is not None
 
 
 def work(
-    shared: Shared,
+    shared: SweepContext,
     index: int,
     overrides: Sequence[str],
     config: Composed | None = None,
     *,
     is_own_process: bool = True,
 ) -> Done:
-    """Run a job; return what became of it, which can be pickled.
+    """Run a job and return its outcome, which can be pickled.
 
     Args:
-        shared: What all jobs have in common.
-        index: The number of the job.
-        overrides: Its overrides.
-        config: Its config, if it is composed already; None composes it here.
-        is_own_process: Whether the process has nothing else to do: what it prints goes into a file.
+        shared: Data that all jobs share.
+        index: Index of the job.
+        overrides: Overrides of the job.
+        config: Composed config of the job; None: compose it in this process.
+        is_own_process: Whether the process only runs jobs; its output then goes to the output file of the job.
     """
     directory = shared.directory / str(index)
     job = RunningJob(directory, index, overrides)
@@ -96,11 +96,11 @@ def work(
         if not is_own_process:
             return _ended(_result(shared, index, overrides, config), job)
         setup_globals()
-        # with the plugins that this process has, whose modules would run once more for each job: 12 ms; what else is in
-        # the state came with this job, and is of no other
+        # keep the plugins of this process, whose modules would otherwise be executed for each job (12 ms); the rest of
+        # the state arrived with this job
         instances = {**shared.singletons["instances"], Plugins: Plugins.instance()}
         Singleton.set_state({**shared.singletons, "instances": instances})
-        shared.working_dir.mkdir(parents=True, exist_ok=True)  # on another machine there may be none
+        shared.working_dir.mkdir(parents=True, exist_ok=True)  # may be missing on another machine
         os.chdir(shared.working_dir)
         with printing_to(directory / OUTPUT):
             return _portable(_ended(_result(shared, index, overrides, config), job))
@@ -114,24 +114,24 @@ def _ended(done: Done, job: RunningJob) -> Done:
     return replace(done, record=job.record, run_dir=job.run_dir)
 
 
-def _result(shared: Shared, index: int, overrides: Sequence[str], config: Composed | None) -> Done:
+def _result(shared: SweepContext, index: int, overrides: Sequence[str], config: Composed | None) -> Done:
     returned: JobReturn | None = None
     try:
         returned = _run(shared, overrides, shared.composed(index, overrides) if config is None else config)
         return Done(index, value=returned.return_value, returned=returned)
-    except SystemExit as left:
-        if isinstance(left, KeyboardInterrupt):  # it was asked to stop
+    except SystemExit as exit_:
+        if isinstance(exit_, KeyboardInterrupt):  # RunInterrupted: a stop was requested
             raise
-        if left.code in (None, 0):
+        if exit_.code in (None, 0):
             return Done(index)
-        print(left.code, file=sys.stderr)  # noqa: T201 - as Python does
-        return Done(index, error=RuntimeError(f"it left with {left.code!r}"))
-    except Exception as error:  # noqa: BLE001 - what the job raised, or its config
+        print(exit_.code, file=sys.stderr)  # noqa: T201 - as Python does
+        return Done(index, error=RuntimeError(f"the job exited with {exit_.code!r}"))
+    except Exception as error:  # noqa: BLE001 - an error of the job, or of composing its config
         traceback.print_exc()
         return Done(index, error=error, returned=returned)
 
 
-def _run(shared: Shared, overrides: Sequence[str], config: DictConfig) -> JobReturn:
+def _run(shared: SweepContext, overrides: Sequence[str], config: DictConfig) -> JobReturn:
     if (tags := OmegaConf.select(config, "tags")) is not None and shared.varying:
         with open_dict(config):
             tags.setdefault("mlflow.runName", " ".join(shown(overrides, shared.varying)))
@@ -146,13 +146,13 @@ def _run(shared: Shared, overrides: Sequence[str], config: DictConfig) -> JobRet
 
 
 def _portable(done: Done) -> Done:
-    """Return what another process can unpickle: an error that cannot be is told by its words."""
+    """Return an outcome that another process can unpickle; an error that cannot be pickled is replaced by its text."""
     try:
-        pickle.loads(cloudpickle.dumps(done))  # noqa: S301 - its own
-    except Exception as problem:  # noqa: BLE001 - whatever its class does there
+        pickle.loads(cloudpickle.dumps(done))  # noqa: S301 - pickled here
+    except Exception as problem:  # noqa: BLE001 - pickling runs code of the user's classes
         value = done.number if done.error is None else None
         error = None if done.error is None else RuntimeError(f"{type(done.error).__name__}: {done.error}")
         if error is None and value is None and done.value is not None:
-            print(f"what the job returned cannot be pickled: {problem}", file=sys.stderr)  # noqa: T201 - its file
+            print(f"the return value of the job cannot be pickled: {problem}", file=sys.stderr)  # noqa: T201 - its file
         return Done(done.index, value, error, record=done.record, run_dir=done.run_dir)
     return done

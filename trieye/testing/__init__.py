@@ -3,10 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from trieye.renames import no_attribute
 from trieye.testing.experiment_contract import ExperimentContract
 from trieye.testing.sink_contract import SinkContract
-from trieye.testing.sinks import FlakySink, MemorySink, make_run
-from trieye.testing.sources import MemorySource
+from trieye.testing.sinks import FlakySink, MemorySink, make_run_info
+from trieye.testing.sources import MemoryHistory
 
 if TYPE_CHECKING:
     from trieye.testing.training_contracts import (
@@ -19,18 +20,18 @@ if TYPE_CHECKING:
 __all__ = [
     "ExperimentContract",
     "FlakySink",
+    "MemoryHistory",
     "MemorySink",
-    "MemorySource",
     "PolicyContract",
     "SamplingContract",
     "SinkContract",
     "TrainEngineContract",
     "TransportContract",
-    "make_run",
+    "make_run_info",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:  # torch takes seconds to import, and tests of sinks do not need it
         return getattr(import_module("trieye.testing.training_contracts"), name)
-    raise AttributeError(f"module 'trieye.testing' has no attribute {name!r}")
+    raise no_attribute(__name__, name)

@@ -9,8 +9,8 @@ from unittest import SkipTest
 from trieye.sinks.base import Rerunning, Resumable, RunInfo, RunStatus, Sink
 from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point
-from trieye.testing.sinks import make_run
-from trieye.testing.sources import MemorySource
+from trieye.testing.sinks import make_run_info
+from trieye.testing.sources import MemoryHistory
 
 
 class SinkContract:
@@ -34,7 +34,7 @@ class SinkContract:
         raise NotImplementedError
 
     @contextmanager
-    def running(self, run: RunInfo, source: MemorySource, status: RunStatus = "FINISHED") -> Iterator[SinkThread]:
+    def running(self, run: RunInfo, source: MemoryHistory, status: RunStatus = "FINISHED") -> Iterator[SinkThread]:
         """Run the sink for one attempt, which ends with the block; reusing a source simulates a restart."""
         thread = SinkThread(self.make_sink(), run, source)
         yield thread
@@ -45,15 +45,15 @@ class SinkContract:
         run: RunInfo,
         *batches: Sequence[Point],
         status: RunStatus = "FINISHED",
-        source: MemorySource | None = None,
+        source: MemoryHistory | None = None,
     ) -> None:
         """Write batches like one attempt of a run, and close."""
-        history = MemorySource() if source is None else source
+        history = MemoryHistory() if source is None else source
         with self.running(run, history, status) as thread:
             for batch in batches:
                 self.write(thread, history, batch)
 
-    def write(self, thread: SinkThread, source: MemorySource, points: Sequence[Point]) -> None:
+    def write(self, thread: SinkThread, source: MemoryHistory, points: Sequence[Point]) -> None:
         """Add points, and block until the sink has written them."""
         source.append(points)
         thread.wake()
@@ -66,33 +66,33 @@ class SinkContract:
 
     def test_every_point_arrives_once(self, tmp_path: Path) -> None:
         """Points in excess of one write arrive once each, in order."""
-        run = make_run(tmp_path)
+        run = make_run_info(tmp_path)
         points = _points(0, 2500)
         self.attempt(run, points[:1], [], points[1:])
         assert self.read_points(run) == _rows(points)  # noqa: S101 - a test
 
     def test_an_attempt_without_points_is_fine(self, tmp_path: Path) -> None:
         """A sink can be opened and closed without points."""
-        run = make_run(tmp_path)
+        run = make_run_info(tmp_path)
         self.attempt(run, status="FAILED")
         assert self.read_points(run) == []  # noqa: S101 - a test
 
     def test_a_later_attempt_adds_to_the_earlier(self, tmp_path: Path) -> None:
         """The sink contains the points of both attempts."""
-        run, source = make_run(tmp_path), MemorySource()
+        run, source = make_run_info(tmp_path), MemoryHistory()
         self.attempt(run, _points(1, 2), status="KILLED", source=source)
         self.attempt(run, _points(2, 3), source=source)
         assert self.read_points(run) == _rows(_points(1, 3))  # noqa: S101 - a test
 
     def test_several_metrics_of_a_step_stay_apart(self, tmp_path: Path) -> None:
         """Points that share step and time do not replace each other."""
-        run = make_run(tmp_path)
+        run = make_run_info(tmp_path)
         self.attempt(run, [Point(name, value, 7, 1.7e9) for name, value in (("a", 1.0), ("b/c d", -2.0), ("é", 0.0))])
         assert sorted(self.read_points(run)) == [("a", 1.0, 7), ("b/c d", -2.0, 7), ("é", 0.0, 7)]  # noqa: S101 - a test
 
     def test_extreme_steps_and_times_are_kept(self, tmp_path: Path) -> None:
         """64-bit steps, negative steps and times before 1970 are stored exactly."""
-        run = make_run(tmp_path)
+        run = make_run_info(tmp_path)
         steps = [-(2**63), -1, 0, 2**62, 2**63 - 1]
         self.attempt(run, [Point("loss", float(n), step, -5.0 + n) for n, step in enumerate(steps)])
         assert sorted(self.read_points(run), key=lambda row: row[2]) == [  # noqa: S101 - a test
@@ -103,7 +103,7 @@ class SinkContract:
         """A sink enabled after the start of a run receives its whole history."""
         if getattr(self.make_sink(), "live_only", False):
             raise SkipTest("the sink shows only new points")
-        run, source = make_run(tmp_path), MemorySource(_points(0, 1200))
+        run, source = make_run_info(tmp_path), MemoryHistory(_points(0, 1200))
         self.attempt(run, _points(1200, 1210), source=source)
         assert self.read_points(run) == _rows(_points(0, 1210))  # noqa: S101 - a test
 
@@ -111,7 +111,7 @@ class SinkContract:
         """A process was killed before it stored the sink's cursor, or the cursor was lost."""
         if not self.exactly_once:
             raise SkipTest("the sink may store a point twice")
-        run, source = make_run(tmp_path), MemorySource()
+        run, source = make_run_info(tmp_path), MemoryHistory()
         with self.running(run, source, "KILLED") as thread:
             self.write(thread, source, _points(0, 10))
             stored = dict(source.cursors)
@@ -127,7 +127,7 @@ class SinkContract:
         """A resumable sink shows only the surviving branch, whenever the rewind happened."""
         if not isinstance(self.make_sink(), Resumable):
             raise SkipTest("the sink cannot remove points")
-        run, source = make_run(tmp_path), MemorySource()
+        run, source = make_run_info(tmp_path), MemoryHistory()
         with self.running(run, source, "KILLED") as thread:
             self.write(thread, source, _points(0, 10))
             source.supersede(5, 10)
@@ -143,7 +143,7 @@ class SinkContract:
         """A run restored a checkpoint and computes the same values again, at another time."""
         if not (self.exactly_once and isinstance(self.make_sink(), Resumable | Rerunning)):
             raise SkipTest("the sink may store a point twice")
-        run, source = make_run(tmp_path), MemorySource()
+        run, source = make_run_info(tmp_path), MemoryHistory()
         with self.running(run, source, "KILLED") as thread:
             self.write(thread, source, _points(0, 5))
             stored = dict(source.cursors)

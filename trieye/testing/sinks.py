@@ -11,7 +11,7 @@ from trieye.stats.operations import Medium
 from trieye.stats.point import Point
 
 
-def make_run(root: Path, **changes: Any) -> RunInfo:
+def make_run_info(root: Path, **changes: Any) -> RunInfo:
     """Return a run below `root`, with an MLflow store in a database there; nothing is created.
 
     Args:

@@ -1,4 +1,4 @@
-"""MemorySource: an in-memory history of a run for tests."""
+"""MemoryHistory: an in-memory history of a run for tests."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -8,7 +8,7 @@ from trieye.stats.operations import Item, Medium
 from trieye.stats.point import Point
 
 
-class MemorySource:
+class MemoryHistory:
     """An in-memory history for a sink thread; a second thread with the same source simulates a restart.
 
     Thread-safe. Call `wake` of the sink thread after `append`, and `rewind` after `supersede`.

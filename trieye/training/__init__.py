@@ -1,4 +1,4 @@
-"""Training by reinforcement in one process: policies, engines, and what an algorithm is made of.
+"""Reinforcement learning: policies, engines, collection and evaluation.
 
-Enter by `engine`, `policy`, `rows`, `gae`, `loading` and `launch`.
+Start with `engine`, `policy`, `rows`, `gae`, `loading` and `launch`.
 """

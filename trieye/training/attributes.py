@@ -1,4 +1,4 @@
-"""Attributes: the state that an engine keeps in attributes, saved and given back without a word of its author."""
+"""Attributes: saves and restores the state that an engine stores in its attributes."""
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
@@ -13,44 +13,44 @@ from trieye.snapshot.environment_values import is_data
 from trieye.snapshot.environments import stateful
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
-_ELSEWHERE = "_elsewhere"  # no attribute is saved by such a name
+_OFF_DEVICE = "_elsewhere"  # stored key; no saved attribute begins with _
 
 
 class Attributes:
-    """The attributes of an object whose names do not begin with `_`.
+    """The state in the attributes of an object whose names do not begin with `_`.
 
-    Saved are objects with `state_dict`, random generators and parameters, and plain data (numbers, text, arrays,
-    tensors, and containers of such) that are other than they were when this was made: what is made from the config is
-    what the config says now. Anything else is no state.
+    Saved are objects with `state_dict`, random generators, parameters, and plain data (numbers, text, arrays, tensors
+    and containers of these) that changed since construction. Unchanged data come from the current config instead.
+    Other objects are ignored.
 
-    Tensors return to the current device of the holder. A tensor saved off that device stays on the CPU; one that the
-    set-up has created keeps the device chosen there.
+    Tensors return to the current device of the holder. A tensor saved on another device stays on the CPU; a tensor
+    that the set-up created returns to the device that the set-up chose.
 
     Args:
-        holder: The object, when its own set-up is over.
-        ignored: Names that are left alone.
+        holder: The object, after its own set-up.
+        ignored: Names of attributes to skip.
 
     Raises:
-        ConfigurationError: A container holds objects with a state, which could not be given back.
+        ConfigurationError: A container holds stateful objects, which could not be restored.
     """
 
     def __init__(self, holder: Any, ignored: Collection[str]) -> None:
         self._holder, self._ignored = holder, ignored
-        self._at_first = {name: deepcopy(value) for name, value in self._items() if is_data(value)}
+        self._initial_data = {name: deepcopy(value) for name, value in self._items() if is_data(value)}
         for name, value in self._items():
-            if isinstance(value, _CONTAINERS) and any(self._would_be_lost(item) for item in _items_of(value)):
+            if isinstance(value, _CONTAINERS) and any(self._is_unsaved(item) for item in _items_of(value)):
                 kind = type(holder).__name__
                 raise ConfigurationError(
-                    f"{kind}.{name} is a {type(value).__name__} of objects with a state, which nobody would save; "
-                    "give each an attribute of its own (modules: a torch.nn.ModuleDict or ModuleList)"
+                    f"{kind}.{name} is a {type(value).__name__} of stateful objects, which checkpoints would omit; "
+                    "assign each to a separate attribute (modules: use a torch.nn.ModuleDict or ModuleList)"
                 )
 
-    def _would_be_lost(self, item: Any) -> bool:
-        if not _is_learned(item):
+    def _is_unsaved(self, item: Any) -> bool:
+        if not _is_parameter(item):
             return _has_state(item)
         modules = [value for value in vars(self._holder).values() if isinstance(value, torch.nn.Module)]
-        held = [*vars(self._holder).values(), *(weight for module in modules for weight in module.parameters())]
-        return all(item is not other for other in held)
+        saved = [*vars(self._holder).values(), *(weight for module in modules for weight in module.parameters())]
+        return all(item is not other for other in saved)
 
     def _items(self) -> Iterator[tuple[str, Any]]:
         policy = vars(self._holder).get("policy")
@@ -64,13 +64,13 @@ class Attributes:
                 yield name, value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what has to be saved, by name."""
-        held = {name: value for name, value in self._items() if self._is_state(name, value)}
-        state = {name: value.detach() if _is_learned(value) else value for name, value in held.items()}
+        """Return the state to save, by name."""
+        values = {name: value for name, value in self._items() if self._is_state(name, value)}
+        state = {name: value.detach() if _is_parameter(value) else value for name, value in values.items()}
         own = self._device.type
-        marks = {name: [tensor.device.type != own for tensor in _tensors_of(value)] for name, value in held.items()}
+        marks = {name: [tensor.device.type != own for tensor in _tensors_of(value)] for name, value in values.items()}
         marks = {name: marked for name, marked in marks.items() if any(marked)}
-        return {**state, _ELSEWHERE: marks} if marks else state
+        return {**state, _OFF_DEVICE: marks} if marks else state
 
     @property
     def _device(self) -> torch.device:
@@ -78,56 +78,58 @@ class Attributes:
 
     def _is_state(self, name: str, value: Any) -> bool:
         if is_data(value):
-            return name not in self._at_first or not _are_same(value, self._at_first[name])
-        return _has_state(value) or _is_learned(value)
+            return name not in self._initial_data or not _are_equal(value, self._initial_data[name])
+        return _has_state(value) or _is_parameter(value)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give back what `state_dict` returned."""
-        elsewhere = state.get(_ELSEWHERE, {})
+        """Restore a state that `state_dict` returned."""
+        off_device = state.get(_OFF_DEVICE, {})
         for name, value in state.items():
-            if name == _ELSEWHERE:
+            if name == _OFF_DEVICE:
                 continue
-            held = getattr(self._holder, name, None)
-            if isinstance(held, torch.optim.Optimizer):
-                self._load_optimizer(held, value)
-            elif _has_state(held):
-                stateful(held).load_state_dict(value)
-            elif _is_learned(held):
+            current = getattr(self._holder, name, None)
+            if isinstance(current, torch.optim.Optimizer):
+                self._load_optimizer(current, value)
+            elif _has_state(current):
+                stateful(current).load_state_dict(value)
+            elif _is_parameter(current):
                 with torch.no_grad():
-                    held.copy_(value)  # an optimizer holds it
+                    current.copy_(value)  # in place: an optimizer refers to it
             else:
-                marks = elsewhere.get(name, [False] * len(list(_tensors_of(value))))
-                setattr(self._holder, name, self._placed(value, held, iter(marks)))
+                marks = off_device.get(name, [False] * len(list(_tensors_of(value))))
+                setattr(self._holder, name, self._move_tensors(value, current, iter(marks)))
 
-    def _placed(self, value: Any, held: Any, elsewhere: Iterator[bool]) -> Any:
-        """Return a value with its tensors on the device chosen by the set-up, else that of the holder.
+    def _move_tensors(self, value: Any, current: Any, off_device: Iterator[bool]) -> Any:
+        """Move the tensors of a value to the device of the current tensor, or else of the holder.
 
-        Marked tensors stay on the CPU.
+        Tensors marked as off-device stay on the CPU.
         """
         if isinstance(value, torch.Tensor):
-            is_elsewhere = next(elsewhere)
-            device = held.device if isinstance(held, torch.Tensor) else self._device
-            return value if is_elsewhere else value.to(device)
+            is_off_device = next(off_device)
+            device = current.device if isinstance(current, torch.Tensor) else self._device
+            return value if is_off_device else value.to(device)
         if isinstance(value, dict):
-            made = held if isinstance(held, dict) else {}
-            return type(value)((key, self._placed(item, made.get(key), elsewhere)) for key, item in value.items())
+            items = current if isinstance(current, dict) else {}
+            return type(value)(
+                (key, self._move_tensors(item, items.get(key), off_device)) for key, item in value.items()
+            )
         if isinstance(value, deque):
-            return deque((self._placed(item, None, elsewhere) for item in value), value.maxlen)
+            return deque((self._move_tensors(item, None, off_device) for item in value), value.maxlen)
         if isinstance(value, list | tuple | set | frozenset):
-            return type(value)(self._placed(item, None, elsewhere) for item in value)
+            return type(value)(self._move_tensors(item, None, off_device) for item in value)
         return value
 
     def _load_optimizer(self, optimizer: torch.optim.Optimizer, state: Any) -> None:
-        """Load its moments; what it was made with stays as the config says now, unless a scheduler changes it."""
-        made = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        """Load the moments; hyperparameters keep the values of the current config, unless a scheduler changes them."""
+        current = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         optimizer.load_state_dict(state)
         schedulers = [value for _, value in self._items() if hasattr(value, "optimizer")]
         if not any(scheduler.optimizer is optimizer for scheduler in schedulers):
-            for group, values in zip(optimizer.param_groups, made, strict=True):
+            for group, values in zip(optimizer.param_groups, current, strict=True):
                 group.update(values)
 
 
-def _is_learned(value: Any) -> TypeGuard[torch.Tensor]:
+def _is_parameter(value: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
@@ -148,13 +150,13 @@ def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_of(item)
 
 
-def _are_same(one: Any, other: Any) -> bool:
+def _are_equal(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
         return (one.device, one.dtype) == (other.device, other.dtype) and torch.equal(one, other)
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_are_same(item, other[key]) for key, item in one.items())
+        return one.keys() == other.keys() and all(_are_equal(item, other[key]) for key, item in one.items())
     if isinstance(one, list | tuple | deque):
-        return len(one) == len(other) and all(map(_are_same, one, other))
+        return len(one) == len(other) and all(map(_are_equal, one, other))
     return np.array_equal(one, other)

@@ -1,4 +1,4 @@
-"""Minibatches from a replay buffer as tensors on the device that learns."""
+"""Minibatches from a replay buffer, as tensors on the learner's device."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ class Experience(ReplayBuffer):
     """A replay buffer for collected rows.
 
     Attributes:
-        on_nonfinite: Decides about rows and priorities that are NaN or infinite, which it never takes.
+        on_nonfinite: Handles rows and priorities that are NaN or infinite; the buffer never stores them.
     """
 
     on_nonfinite = OnNonfinite()
@@ -31,10 +31,10 @@ class Experience(ReplayBuffer):
         *,
         versions: ArrayLike | None = None,
     ) -> NDArray[np.int64]:
-        """Copy rows in and return their ids; of `Rows` the valid ones, each as of its environment.
+        """Copy rows into the buffer and return their ids; of `Rows`, the valid rows with their environments' ids.
 
         Raises:
-            NonFiniteError: A row has NaN or infinity, and `loop.on_nonfinite` is `stop`; otherwise it is left out.
+            NonFiniteError: A row has NaN or infinity, and `loop.on_nonfinite` is `stop`. Other modes omit the row.
         """
         rows: Mapping[str, ArrayLike]
         if isinstance(batch, Rows):
@@ -42,103 +42,104 @@ class Experience(ReplayBuffer):
             if not len(env_ids):
                 return np.zeros(0, np.int64)
         else:
-            rows = self.as_own(batch)
+            rows = self.as_engine_rows(batch)
         parts = finite_parts(rows, env_ids, self.on_nonfinite)
         if parts is None:
             return super().extend(rows, env_ids, versions=versions)
         ids = [np.zeros(0, np.int64)]
         for part, env_id in parts:
             if len(part):
-                given = (None if each is None else np.asarray(each)[part] for each in (env_ids, versions))
-                taken = {name: np.asarray(array)[part] for name, array in rows.items()}
-                ids.append(super().extend(taken, next(given), versions=next(given)))
+                selected = (None if each is None else np.asarray(each)[part] for each in (env_ids, versions))
+                part_rows = {name: np.asarray(array)[part] for name, array in rows.items()}
+                ids.append(super().extend(part_rows, next(selected), versions=next(selected)))
             self.interrupt(env_id)
         return np.concatenate(ids)
 
-    def as_own(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
-        """Return rows that are no `Rows` with the keys, shapes and types of an engine's; here they have them."""
+    def as_engine_rows(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
+        """Return rows that are not `Rows` with the keys, shapes and dtypes of an engine's rows; here unchanged."""
         return rows
 
     def update_priorities(self, ids: ArrayLike, priorities: ArrayLike) -> int:
-        """Set priorities of rows, as `ReplayBuffer` does; rows with the id -1 are not of this buffer.
+        """Set priorities of rows, as `ReplayBuffer` does; the id -1 marks rows from elsewhere, which are ignored.
 
         Raises:
-            NonFiniteError: A priority is NaN or infinite, and `loop.on_nonfinite` is `stop`; else the old one stays.
+            NonFiniteError: A priority is NaN or infinite, and `loop.on_nonfinite` is `stop`. Other modes keep the old
+                priority.
         """
-        return super().update_priorities(*own_priorities(ids, priorities, self.on_nonfinite))
+        return super().update_priorities(*valid_priorities(ids, priorities, self.on_nonfinite))
 
     def minibatch(self, n: int, device: torch.device) -> "Minibatch":
-        """Draw `n` rows as tensors on a device; page-locked memory is between where that is faster."""
+        """Sample `n` rows as tensors on a device, through page-locked memory where that is faster."""
         return minibatch_of(self.sample, n, device)
 
 
 def finite_parts(
     rows: Mapping[str, ArrayLike], env_ids: ArrayLike | None, on_nonfinite: OnNonfinite
 ) -> list[tuple[NDArray[np.intp], int]] | None:
-    """Return the rows `[n, ...]` that a replay takes, or None if it takes all.
+    """Split rows `[n, ...]` at non-finite rows; return None if all are finite.
 
     Returns:
-        Indices of consecutive finite rows, in parts, each with the environment whose episode does not continue
-        after it.
+        Indices of consecutive finite rows, in parts, each with the environment whose episode is interrupted after
+        the part.
 
     Raises:
-        NonFiniteError: There are such rows, and the training stops for them.
+        NonFiniteError: A row is not finite, and `loop.on_nonfinite` is `stop`.
     """
-    found = refused_rows(rows)
-    if found is None:
+    refused = refused_rows(rows)
+    if refused is None:
         return None
-    name, bad = found
+    name, bad = refused
     ends, envs = np.flatnonzero(bad), np.zeros(len(bad), np.int64) if env_ids is None else np.asarray(env_ids)
     value = first_nonfinite(np.asarray(rows[name])[ends])
-    told = f"{len(ends)} of {len(bad)} rows given to the replay have {value:g} in {name!r}, first that of "
-    told += f"environment {envs[ends[0]]} {on_nonfinite.where()}"
-    on_nonfinite.found("rows", told.rstrip(), "they are left out", len(ends))
+    message = f"{len(ends)} of {len(bad)} rows for the replay have {value:g} in {name!r}, the first from "
+    message += f"environment {envs[ends[0]]} {on_nonfinite.where()}"
+    on_nonfinite.handle("rows", message.rstrip(), "these rows are omitted", len(ends))
     parts = np.split(np.arange(len(bad)), ends)
-    kept = [parts[0], *(part[1:] for part in parts[1:])]
-    return list(zip(kept, [*envs[ends].tolist(), int(envs[ends[-1]])], strict=True))
+    finite = [parts[0], *(part[1:] for part in parts[1:])]
+    return list(zip(finite, [*envs[ends].tolist(), int(envs[ends[-1]])], strict=True))
 
 
-def own_priorities(ids: ArrayLike, priorities: ArrayLike, on_nonfinite: OnNonfinite) -> tuple[Array, Array]:
-    """Return ids of rows of this replay and their finite priorities.
+def valid_priorities(ids: ArrayLike, priorities: ArrayLike, on_nonfinite: OnNonfinite) -> tuple[Array, Array]:
+    """Return the ids that belong to this replay, with their finite priorities.
 
     Raises:
-        NonFiniteError: There are such priorities, and the training stops for them.
+        NonFiniteError: A priority is not finite, and `loop.on_nonfinite` is `stop`.
     """
-    given, values = paired(ids, priorities)
-    kept = given >= 0
+    row_ids, values = paired(ids, priorities)
+    selected = row_ids >= 0
     if not np.isfinite(values).all():
         bad = ~np.isfinite(values)
-        told = f"{np.count_nonzero(bad)} of {len(bad)} priorities are not finite, the first {values[bad][0]:g}, "
-        told += f"{on_nonfinite.where()}; they are what train_step() gave to replay.update_priorities()"
-        on_nonfinite.found("priorities", told, "these rows keep theirs", int(np.count_nonzero(bad)))
-        kept &= ~bad
-    return given[kept], values[kept]
+        message = f"{np.count_nonzero(bad)} of {len(bad)} priorities are not finite, the first {values[bad][0]:g}, "
+        message += f"{on_nonfinite.where()}; train_step() passed them to replay.update_priorities()"
+        on_nonfinite.handle("priorities", message, "these rows keep their old priorities", int(np.count_nonzero(bad)))
+        selected &= ~bad
+    return row_ids[selected], values[selected]
 
 
 def minibatch_of(sample: Callable[..., Any], n: int, device: torch.device) -> "Minibatch":
-    """Return what a replay's `sample` draws, as tensors on a device."""
+    """Return the result of a replay's `sample` as tensors on a device."""
     if device.type != "cpu":
-        drawn = sample(n, device=str(device))
-        return Minibatch(dict(drawn.data), drawn.ids, drawn.weights)
-    drawn = sample(n)
-    data = {name: torch.from_numpy(array) for name, array in drawn.data.items()}
-    return Minibatch(data, drawn.ids, torch.from_numpy(drawn.weights))
+        batch = sample(n, device=str(device))
+        return Minibatch(dict(batch.data), batch.ids, batch.weights)
+    batch = sample(n)
+    data = {name: torch.from_numpy(array) for name, array in batch.data.items()}
+    return Minibatch(data, batch.ids, torch.from_numpy(batch.weights))
 
 
 class Minibatch:
-    """Rows to learn from: their columns are attributes, tensors `[n, ...]`, or `[n, length, ...]` of sequences.
+    """Rows to learn from; their columns are attributes, tensors `[n, ...]`, or `[n, length, ...]` for sequences.
 
-    A subclass declares further columns, such as extras of the policy, so that type checkers know them:
+    A subclass declares further columns, such as extras of the policy, for type checkers:
     `class PPOBatch(Minibatch): log_prob: torch.Tensor`. `batch["log_prob"]` reads any column.
 
     Attributes:
-        data: The columns by name, the parts of a dict of observations as `obs/<key>` or as a dict.
-        obs: Observations, a dict where the space is one.
+        data: The columns by name; parts of dict observations as `obs/<key>`, or as a dict.
+        obs: Observations; a dict if the space is a `Dict`.
         action: The chosen actions.
-        reward: float32; with `replay.n_step` the sum of so many discounted ones.
+        reward: float32; the discounted sum over `replay.n_step` steps.
         next_obs: The observations after the row, or after the last of `replay.n_step`; from a replay buffer only.
         terminated: Whether the episode terminated.
-        truncated: Whether it was cut.
+        truncated: Whether the episode was truncated.
         discount: Factor of the value of `next_obs`, 0 where the episode terminated; from a replay buffer only.
         ids: int64 `[n]`, for `replay.update_priorities`; from a replay buffer only.
         weights: float32 `[n]`, importance weights, all 1 without priorities; from a replay buffer only.
@@ -161,7 +162,7 @@ class Minibatch:
         if ids is not None and weights is not None:
             self.ids, self.weights = ids, weights
 
-    if not TYPE_CHECKING:  # else no attribute would be unknown to a type checker
+    if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             try:
@@ -170,13 +171,13 @@ class Minibatch:
                 raise AttributeError(f"{type(self).__name__} has no column {error.args[0]}") from None
 
     def __getitem__(self, name: str) -> Any:
-        data = vars(self).get("data", {})  # a copy that is being made has none yet
+        data = vars(self).get("data", {})  # copy() calls this before data exists
         if name in data:
             return data[name]
-        found = {key.partition("/")[2]: item for key, item in data.items() if key.startswith(f"{name}/")}
-        if not found:
+        parts = {key.partition("/")[2]: item for key, item in data.items() if key.startswith(f"{name}/")}
+        if not parts:
             raise KeyError(f"{name!r}{did_you_mean(name, data)} (columns: {', '.join(data)})")
-        return found
+        return parts
 
     def __len__(self) -> int:
         return len(self.action)

@@ -1,4 +1,4 @@
-"""Collector: steps environments with a policy and hands out rows; what can wait until the last step does."""
+"""Collector: steps environments with a policy and returns rows; work that can wait is done once per rollout."""
 
 import math
 from collections import defaultdict
@@ -28,7 +28,7 @@ from trieye.training.policy import (
     Obs,
     Policy,
     chosen_actions,
-    mapped,
+    map_state,
     merge_moments,
 )
 from trieye.training.reward_scale import RewardScale
@@ -37,26 +37,26 @@ from trieye.training.seeds import training_seed
 from trieye.training.spaces import columns_of, nested
 from trieye.training.steps import Steps
 
-_NEXT_STREAM = 1 << 32  # far above the number of any environment
+_STREAM_INCREMENT = 1 << 32  # far above the index of any environment
 
 
 class Collector:
-    """Environments on their way, and how far their episodes are.
+    """Steps environments with an exploring policy, and tracks their episodes.
 
     Args:
-        envs: Vector environments that reset a member in the step after the end of its episode.
-        policy: What acts.
-        config: Of the environments.
+        envs: Vector environments with next-step autoreset.
+        policy: The acting policy.
+        config: Config of the environments.
         gamma: Discount, for `normalize_rewards`.
-        seed: Member `i` begins with `seed + i`.
-        on_nonfinite: Decides about observations and rewards that are NaN or infinite; None raises.
+        seed: Seed of member 0; member `i` has `seed + i`.
+        on_nonfinite: Handles observations and rewards that are NaN or infinite; None raises.
 
     Attributes:
-        env_steps: Environment steps made in the whole run; a reset is none.
-        interrupted: Episodes that were cut: on resume, because their environment could not be saved, or because it gave
-            something that is not finite.
-        generator: Of the policy's exploring, on its device; saved.
-        scale: Of the rewards, with `env.normalize_rewards`.
+        env_steps: Environment steps made in the whole run; resets do not count.
+        interrupted: Episodes cut on resume, because their environment could not be saved, or because of non-finite
+            values.
+        generator: Random generator of exploration, on the policy's device; saved.
+        scale: Scale of the rewards, with `env.normalize_rewards`.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class Collector:
         self._normalizers = [module for module in policy.modules() if isinstance(module, Normalizer)]
         self._moments: list[Moments] = []
         self.scale = RewardScale(envs.num_envs, gamma) if config.normalize_rewards else None
-        self._has_own_metrics = type(policy).on_episode is not Policy.on_episode
+        self._has_custom_metrics = type(policy).on_episode is not Policy.on_episode
         self._ended: dict[str, list[float]] = defaultdict(list)
         self._calls = watchdog.calls()
-        self._cut_by: BaseException | None = None
+        self._interrupted_by: BaseException | None = None
         self._device = policy.device
         self.generator = torch.Generator(self._device).manual_seed(seed)
         self.env_steps = self.interrupted = 0
-        self._streams = np.arange(envs.num_envs)  # the environments as the replay knows them; new after a cut
-        self._refusals: dict[int, int] = {}  # by environment, in a row
-        self._begin(seed)
+        self._streams = np.arange(envs.num_envs)  # environment ids in the replay; replaced after a cut
+        self._refusals: dict[int, int] = {}  # consecutive refused rows by environment
+        self._reset_all(seed)
 
-    def _begin(self, seed: int) -> None:
-        """Begin an episode in each environment."""
+    def _reset_all(self, seed: int) -> None:
+        """Reset all environments."""
         num = self._envs.num_envs
         with self._calls, naming_lost_members(self._envs, self._config):
             obs = self._envs.reset(seed=seed)[0]
@@ -99,201 +99,202 @@ class Collector:
             self.scale.begin(num)
 
     def collect(self, steps: int, before_step: Callable[[], None] | None = None) -> Rows:
-        """Make some steps of each environment, with the policy exploring.
+        """Make `steps` steps of each environment with the exploring policy.
 
-        If an environment raises, or is interrupted, the rows are lost and the episodes under way are cut.
+        If an environment raises or is interrupted, the rows are lost and the current episodes are cut.
 
         Args:
-            steps: How many.
-            before_step: Called before each; it may give the policy other weights.
+            steps: Number of steps.
+            before_step: Called before each step; it may replace the policy's weights.
 
         Raises:
-            EnvironmentLostError: The process of a member of `env.vector=async` is gone.
+            EnvironmentLostError: The process of a member died, with `env.vector=async`.
             StepInterrupted: A stop was requested, and an environment does not return.
         """
-        if self._cut_by is not None:
+        if self._interrupted_by is not None:
             self.interrupted += self.num_open
-            self._streams = self._streams + _NEXT_STREAM
-            self._begin(training_seed(self._seed, self.env_steps))
-            self._cut_by = None
+            self._streams = self._streams + _STREAM_INCREMENT
+            self._reset_all(training_seed(self._seed, self.env_steps))
+            self._interrupted_by = None
         done, state = self._done, self._state
         try:
             with EvaluationMode(self._policy):
-                return self._collected(steps, before_step)
+                return self._collect(steps, before_step)
         except BaseException as error:
-            self._done, self._state, self._cut_by = done, state, error
+            self._done, self._state, self._interrupted_by = done, state, error
             raise
 
-    def _collected(self, steps: int, before_step: Callable[[], None] | None) -> Rows:
-        before = mapped(self._state, torch.clone)  # of inference mode no gradient goes through the state itself
+    def _collect(self, steps: int, before_step: Callable[[], None] | None) -> Rows:
+        before = map_state(self._state, torch.clone)  # autograd rejects tensors made in inference mode
         num, device = self._envs.num_envs, self._device
         ctx = Context(explore=True, env_steps=self.env_steps, generator=self.generator)
-        made, acts, actions = Steps(self._obs, self._done, steps), list[Act](), list[Array]()
-        resets, terminated, truncated = made.resets, made.terminated, made.truncated
+        recorded, acts, actions = Steps(self._obs, self._done, steps), list[Act](), list[Array]()
+        resets, terminated, truncated = recorded.resets, recorded.terminated, recorded.truncated
         lost = naming_lost_members(self._envs, self._config)
-        inference = torch.inference_mode()  # not for all steps at once: environments may need gradients
-        leaves_out = self._on_nonfinite.leaves_out  # else a look at the end is enough, as nothing is used before
+        inference = torch.inference_mode()  # entered for each step: environments may need gradients
+        leaves_out = self._on_nonfinite.leaves_out  # otherwise one check at the end is enough
         try:
             for t in range(steps):
                 if before_step is not None:
                     before_step()
                 with inference:
-                    act = self._policy.act(self._seen_at(t, made.seen, device), self._state, ctx)
+                    act = self._policy.act(self._obs_at(t, recorded.obs_columns, device), self._state, ctx)
                     action = chosen_actions(self._policy, act)
                 with self._calls, lost:
-                    found, made.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
-                made.see(found, t + 1)
+                    obs, recorded.rewards[t], terminated[t], truncated[t], info = self._envs.step(action)
+                recorded.store_obs(obs, t + 1)
                 actions.append(action)
-                if leaves_out and not made.is_finite(t, t + 1):
-                    self._refuse(t, made, action, ctx.env_steps)
+                if leaves_out and not recorded.is_finite(t, t + 1):
+                    self._omit_step(t, recorded, action, ctx.env_steps)
                 self._done = np.logical_or(terminated[t], truncated[t], out=resets[t + 1])
-                self._state = act.state if act.state is None else self._begun(act.state, resets[t])
-                if self._has_own_metrics and self._done.any():
-                    self._take_own_metrics(info)
+                self._state = act.state if act.state is None else self._reset_state(act.state, resets[t])
+                if self._has_custom_metrics and self._done.any():
+                    self._record_custom_metrics(info)
                 acts.append(act)
                 ctx.env_steps += num - int(np.count_nonzero(resets[t]))
-        except Exception:  # perhaps caused by non-finite inputs of the policy or environment
-            self._check_steps(made, actions)
+        except Exception:  # non-finite inputs may be the cause
+            self._check_steps(recorded, actions)
             raise
         if not leaves_out:
-            self._check_steps(made, actions)
+            self._check_steps(recorded, actions)
         self.env_steps = ctx.env_steps
-        rows = self._rows_of(made, np.array(actions), acts, before)
+        rows = self._finish_rows(recorded, np.array(actions), acts, before)
         if self._normalizers and rows.valid.any():
             self._moments.append(Moments.of(rows["obs"][torch.from_numpy(rows.valid).to(device)]))
         return rows
 
-    def _rows_of(self, made: Steps, actions: Array, acts: list[Act], before: Any) -> Rows:
-        """Return the steps that were made as rows, and take note of where they ended."""
+    def _finish_rows(self, recorded: Steps, actions: Array, acts: list[Act], before: Any) -> Rows:
+        """Convert the steps to rows, and store the state at their end."""
         steps = len(actions)
-        self._done, valid, done = made.resets[steps].copy(), ~made.resets[:-1], made.resets[1:]
-        self._obs = {name: item[steps] for name, item in made.seen.items()}
-        if made.cuts:
-            self._note_cuts(made)
-        self._take_episodes(made.rewards, valid, done, made.cuts)
-        arrays = {name: item[:steps] for name, item in made.seen.items()} | {"action": actions}
-        arrays |= {"reward": self._learned_from(made.rewards, valid, done)}
-        arrays |= {"terminated": made.terminated, "truncated": made.truncated}
+        self._done, valid, done = recorded.resets[steps].copy(), ~recorded.resets[:-1], recorded.resets[1:]
+        self._obs = {name: item[steps] for name, item in recorded.obs_columns.items()}
+        if recorded.cuts:
+            self._record_cuts(recorded)
+        self._record_episodes(recorded.rewards, valid, done, recorded.cuts)
+        arrays = {name: item[:steps] for name, item in recorded.obs_columns.items()} | {"action": actions}
+        arrays |= {"reward": self._transform_rewards(recorded.rewards, valid, done)}
+        arrays |= {"terminated": recorded.terminated, "truncated": recorded.truncated}
         extras = {name: torch.stack([act.extras[name] for act in acts]) for name in acts[0].extras}
         self._check_policy(actions, extras)
-        last_state = mapped(self._state, torch.clone)
+        last_state = map_state(self._state, torch.clone)
         streams = self._streams.copy()
         return Rows(arrays, self._obs, valid, extras, before, self._device, last_state, streams)
 
-    def _refuse(self, t: int, made: Steps, action: Array, env_steps: int) -> None:
-        """Leave out a step of the environments that gave NaN or infinity: cut their episodes, and reset them.
+    def _omit_step(self, t: int, recorded: Steps, action: Array, env_steps: int) -> None:
+        """Omit step `t` of the environments with NaN or infinity: cut their episodes, and reset them.
 
         Raises:
-            NonFiniteError: The action was not finite, `loop.on_nonfinite` is `stop`, or there are 100 in a row.
+            NonFiniteError: The action was not finite, `loop.on_nonfinite` is `stop`, or 100 consecutive rows of an
+                environment were refused.
         """
-        faults = made.faults(t)
-        if not faults:  # large numbers, and no more
+        faults = recorded.faults(t)
+        if not faults:  # is_finite() also rejects large finite numbers
             return
         members = np.zeros(self._envs.num_envs, bool)
         members[list(faults)] = True
         owner, at = self._on_nonfinite.owner, f"at environment step {env_steps}"
-        for n, what in faults.items():
+        for n, fault in faults.items():
             if action.dtype.kind == "f" and not np.isfinite(action[n]).all():
                 raise NonFiniteError(f"the policy's action for environment {n}{owner} is not finite {at}")
-            in_a_row = not made.has_row_before(t, n)
+            in_a_row = not recorded.has_row_before(t, n)
             self._refusals[n] = self._refusals.get(n, 0) * in_a_row + 1
             if self._refusals[n] >= MAX_IN_A_ROW:
-                raise NonFiniteError(f"{what} of environment {n}{owner} {at}, {MAX_IN_A_ROW} times in a row")
-        first, what = next(iter(faults.items()))
-        others = f", and others of {len(faults) - 1} more" if len(faults) > 1 else ""
-        consequence = "the row is left out, its episode cut, and the environment reset"
-        told = f"{what} of environment {first}{owner} {at}{others}"
-        self._on_nonfinite.found("rows", told, consequence, len(faults))
-        made.cut(self._reset(members, made, t + 1), t)
+                raise NonFiniteError(f"{fault} of environment {n}{owner} {at}, {MAX_IN_A_ROW} times in a row")
+        first, fault = next(iter(faults.items()))
+        others = f", and values of {len(faults) - 1} other environments" if len(faults) > 1 else ""
+        consequence = "the row is omitted, its episode cut, and the environment reset"
+        message = f"{fault} of environment {first}{owner} {at}{others}"
+        self._on_nonfinite.handle("rows", message, consequence, len(faults))
+        recorded.cut(self._reset(members, recorded, t + 1), t)
 
-    def _check_steps(self, made: Steps, actions: list[Array]) -> None:
-        """Refuse the first step that gave NaN or infinity.
+    def _check_steps(self, recorded: Steps, actions: list[Array]) -> None:
+        """Raise for the first step with NaN or infinity, with `loop.on_nonfinite=stop`.
 
         Raises:
-            NonFiniteError: There is one, and `loop.on_nonfinite` is `stop`.
+            NonFiniteError: A step has NaN or infinity.
         """
-        if self._on_nonfinite.leaves_out or made.is_finite(0, len(actions)):
+        if self._on_nonfinite.leaves_out or recorded.is_finite(0, len(actions)):
             return
         env_steps = self.env_steps
         for t, action in enumerate(actions):
-            if not made.is_finite(t, t + 1):
-                self._refuse(t, made, action, env_steps)
-            env_steps += int(np.count_nonzero(~made.resets[t]))
+            if not recorded.is_finite(t, t + 1):
+                self._omit_step(t, recorded, action, env_steps)
+            env_steps += int(np.count_nonzero(~recorded.resets[t]))
 
-    def _reset(self, members: NDArray[np.bool_], made: Steps, t: int) -> NDArray[np.bool_]:
-        """Reset some environments, and see their first observations at `t`; return which ones it were."""
+    def _reset(self, members: NDArray[np.bool_], recorded: Steps, t: int) -> NDArray[np.bool_]:
+        """Reset some environments, store their first observations at `t`, and return the mask of the reset ones."""
         is_of_gymnasium = isinstance(self._envs, SyncVectorEnv | AsyncVectorEnv)
-        members = members if is_of_gymnasium else np.ones_like(members)  # others can reset all or none
+        members = members if is_of_gymnasium else np.ones_like(members)  # other vectors can only reset all
         if isinstance(self._envs, SyncVectorEnv):
             self._envs._rewards[members] = 0.0  # noqa: SLF001 - docs/private_apis.md
         for _ in range(MAX_IN_A_ROW):
             options = {"reset_mask": members.copy()} if is_of_gymnasium else None
             with self._calls:
-                found = self._envs.reset(options=options)[0]
-            made.see(found, t)
-            if not (faulty := made.unseen(t)):
+                obs = self._envs.reset(options=options)[0]
+            recorded.store_obs(obs, t)
+            if not (faulty := recorded.obs_faults(t)):
                 return members
-        n, what = next(iter(faulty.items()))
+        n, fault = next(iter(faulty.items()))
         raise NonFiniteError(
-            f"{what} of environment {n}{self._on_nonfinite.owner} after reset(), {MAX_IN_A_ROW} times in a row"
+            f"{fault} of environment {n}{self._on_nonfinite.owner} after reset(), {MAX_IN_A_ROW} times in a row"
         )
 
-    def _note_cuts(self, made: Steps) -> None:
-        """Count cut episodes; rows after a cut at the border of two fragments get another stream."""
-        for t, n in made.cuts:
+    def _record_cuts(self, recorded: Steps) -> None:
+        """Count cut episodes; after a cut in the first row, an environment gets a new stream id."""
+        for t, n in recorded.cuts:
             if t == 0:
-                self._streams[n] += _NEXT_STREAM
+                self._streams[n] += _STREAM_INCREMENT
                 self._returns[n], self._lengths[n] = 0.0, 0
-        self.interrupted += len(made.cuts)
+        self.interrupted += len(recorded.cuts)
         self._ended["episode/interrupted"] = [float(self.interrupted)]
-        last = len(made.rewards) - 1
-        self._refusals = {n: num for n, num in self._refusals.items() if not made.has_row_before(last + 1, n)}
+        last = len(recorded.rewards) - 1
+        self._refusals = {n: num for n, num in self._refusals.items() if not recorded.has_row_before(last + 1, n)}
 
     def _check_policy(self, actions: Array, extras: Mapping[str, torch.Tensor]) -> None:
-        """Raise for non-finite outputs of a policy for finite observations, which omitting a row would not cure."""
-        what = None
+        """Raise for non-finite policy outputs; the observations are finite, so that omitting a row would not help."""
+        culprit = None
         if actions.dtype.kind == "f" and not is_finite(actions.reshape(-1)) and not np.isfinite(actions).all():
-            what = "action"
+            culprit = "action"
         elif not extras and self._state is None:
             return
         states = self._state if isinstance(self._state, dict) else {"": self._state}
-        given = {**extras, **{f"state {key}".rstrip(): item for key, item in states.items() if item is not None}}
-        for name, tensor in given.items():
-            # -inf is the log of a forbidden action's probability
+        outputs = {**extras, **{f"state {key}".rstrip(): item for key, item in states.items() if item is not None}}
+        for name, tensor in outputs.items():
+            # -inf is the log probability of a masked action
             if tensor.is_floating_point() and math.isnan(tensor.sum().item()) and bool(tensor.isnan().any()):
-                what = name
-        if what is not None:
+                culprit = name
+        if culprit is not None:
             owner, step = self._on_nonfinite.owner, self.env_steps
             for name, weight in self._policy.named_parameters():
                 if not torch.isfinite(weight).all():
                     raise NonFiniteError(
                         f"policy.{name} is {first_bad(weight):g} at environment step {step}{owner}; resume from the "
-                        "last checkpoint, and look at what changes weights besides optimizers"
+                        "last checkpoint, and check for code that changes weights other than optimizers"
                     )
             raise NonFiniteError(
-                f"the policy's {what} is not finite{owner} before environment step {step}, though its observations "
-                "and weights are: look at what it computes"
+                f"the policy's {culprit} is not finite{owner} before environment step {step}, although its "
+                "observations and weights are: check the computation in act()"
             )
 
     def learned(self) -> None:
-        """Let normalizers take into account what was collected; they had to see it in learning as `act` did."""
+        """Update the normalizers; called after learning, which must normalize observations as `act` did."""
         if self._moments:
             merge_moments(self._policy, self.take_moments())
 
     def take_moments(self) -> list[Moments]:
-        """Return the moments of the observations of each fragment since the last call."""
-        found, self._moments = self._moments, []
-        return found
+        """Return the observation moments of each rollout since the last call."""
+        moments, self._moments = self._moments, []
+        return moments
 
     @staticmethod
-    def _seen_at(t: int, seen: dict[str, Array], device: torch.device) -> Obs:
-        if "obs" in seen:  # by far the most usual, and dicts would take some percent of a step
-            return torch.from_numpy(seen["obs"][t]).to(device)
-        found: Obs = nested({name: torch.from_numpy(item[t]).to(device) for name, item in seen.items()})
-        return found
+    def _obs_at(t: int, columns: dict[str, Array], device: torch.device) -> Obs:
+        if "obs" in columns:  # the usual case; the general one costs some percent of a step
+            return torch.from_numpy(columns["obs"][t]).to(device)
+        obs: Obs = nested({name: torch.from_numpy(item[t]).to(device) for name, item in columns.items()})
+        return obs
 
-    def _begun(self, state: Any, begins: NDArray[np.bool_]) -> Any:
-        """Return the state of a recurrent policy, with that of new episodes where one begins."""
+    def _reset_state(self, state: Any, begins: NDArray[np.bool_]) -> Any:
+        """Return the state of a recurrent policy, replaced by `initial_state` where an episode begins."""
         if not begins.any():
             return state
         fresh, where = self._policy.initial_state(len(begins)), torch.from_numpy(begins).to(self._device)
@@ -301,16 +302,16 @@ class Collector:
         def begun(item: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
             return torch.where(where.reshape(-1, *[1] * (item.ndim - 1)), new, item)
 
-        return mapped(state, begun, fresh)
+        return map_state(state, begun, fresh)
 
-    def _learned_from(self, rewards: Array, valid: Array, done: Array) -> NDArray[np.float32]:
+    def _transform_rewards(self, rewards: Array, valid: Array, done: Array) -> NDArray[np.float32]:
         if self._config.clip_rewards:
             rewards = np.sign(rewards)
         if self.scale is not None:
             rewards = self.scale.scaled(rewards, valid, done)
         return rewards.astype(np.float32)
 
-    def _take_episodes(self, rewards: Array, valid: Array, done: Array, cuts: list[tuple[int, int]]) -> None:
+    def _record_episodes(self, rewards: Array, valid: Array, done: Array, cuts: list[tuple[int, int]]) -> None:
         if not done.any():
             self._returns += rewards.sum(axis=0)
             self._lengths += valid.sum(axis=0)
@@ -325,40 +326,43 @@ class Collector:
         returns = np.add.reduceat(rewards.T.ravel(), first) + np.where(carried, self._returns[env], 0.0)
         lengths = np.add.reduceat(valid.T.ravel(), first, dtype=np.int64) + np.where(carried, self._lengths[env], 0)
         ends = np.append(first[1:], begins.size) - env * steps
-        over = done[ends - 1, env]
-        for segment in np.flatnonzero(over).tolist():
+        has_ended = done[ends - 1, env]
+        for segment in np.flatnonzero(has_ended).tolist():
             if (ends[segment], env[segment]) not in cuts:
                 self._ended["episode/return"].append(float(returns[segment]))
                 self._ended["episode/length"].append(float(lengths[segment]))
         last = ends == steps
-        self._returns, self._lengths = np.where(over, 0.0, returns)[last], np.where(over, 0, lengths)[last]
+        self._returns, self._lengths = np.where(has_ended, 0.0, returns)[last], np.where(has_ended, 0, lengths)[last]
 
-    def _take_own_metrics(self, info: Mapping[str, Any]) -> None:
+    def _record_custom_metrics(self, info: Mapping[str, Any]) -> None:
         for n in np.flatnonzero(self._done).tolist():
             for name, value in self._policy.on_episode(member_of(info, n)).items():
                 self._ended[f"episode/{name}"].append(number_of(f"episode/{name}", value))
 
     def take_ended(self) -> dict[str, list[float]]:
         """Return the values of the episodes that ended since the last call, by metric."""
-        found, self._ended = dict(self._ended), defaultdict(list)
-        return found
+        values, self._ended = dict(self._ended), defaultdict(list)
+        return values
 
     def metrics(self) -> dict[str, float]:
-        """Return means of the episodes that ended since the last call, and how many were cut if that has changed."""
+        """Return means over the episodes that ended since the last call, and the count of cut ones if it changed."""
         return {name: float(np.mean(values)) for name, values in self.take_ended().items()}
 
     @property
     def num_open(self) -> int:
-        """How many episodes are under way."""
+        """Number of unfinished episodes."""
         return int(np.count_nonzero(~self._done))
 
     @property
     def can_save(self) -> bool:
-        """Whether what is saved now goes on exactly; several environments never end at once, and nobody waits."""
+        """Whether a checkpoint taken now resumes bit-exactly.
+
+        Always True for several environments: their episodes rarely end in the same step, so waiting is pointless.
+        """
         return self._envs.num_envs > 1 or bool(self._done.all()) or self._env_state.is_exact
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far environments, episodes and scales are."""
+        """Return the state of environments, episodes and scales."""
         self._env_state.between_episodes = bool(self._done.all())
         return {
             "env_steps": self.env_steps,
@@ -370,22 +374,24 @@ class Collector:
             "returns": self._returns,
             "lengths": self._lengths,
             "scale": None if self.scale is None else self.scale.state_dict(),
-            "envs": None if self._cut_by is not None else self._env_state,
+            "envs": None if self._interrupted_by is not None else self._env_state,
             "generator": self.generator,
         }
 
     def plain_state(self) -> dict[str, Any]:
-        """Return what `state_dict` does as plain data, for another process to save."""
+        """Return `state_dict` as plain data, to be saved by another process."""
         state = self.state_dict()
-        state["policy_state"] = mapped(self._state, torch.Tensor.cpu)
-        held = {name: stateful(state[name]).state_dict() for name in ("envs", "generator") if state[name] is not None}
-        return {**state, **held}
+        state["policy_state"] = map_state(self._state, torch.Tensor.cpu)
+        nested_states = {
+            name: stateful(state[name]).state_dict() for name in ("envs", "generator") if state[name] is not None
+        }
+        return {**state, **nested_states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Go on where `state_dict` was called; return False if episodes had to be cut, and new ones began.
+        """Restore a state; return False if the saved episodes were cut and new ones started.
 
         Raises:
-            SerializationError: The environments have other wrappers.
+            SerializationError: The environments have different wrappers.
         """
         self.env_steps, self.interrupted = int(state["env_steps"]), int(state["interrupted"])
         stateful(self.generator).load_state_dict(state["generator"])
@@ -394,44 +400,44 @@ class Collector:
         done, num = np.array(state["done"]), self._envs.num_envs
         why = f"env.num was {len(done)} and is {num}" if len(done) != num else self._reason_to_cut(state["envs"], done)
         if why is not None:
-            cut = int(np.count_nonzero(~done))
-            self._begin(training_seed(self._seed, self.env_steps))
-            self.interrupted += cut
-            if cut:
+            num_cut = int(np.count_nonzero(~done))
+            self._reset_all(training_seed(self._seed, self.env_steps))
+            self.interrupted += num_cut
+            if num_cut:
                 self._ended["episode/interrupted"] = [float(self.interrupted)]
-            say(f"new episodes begin, {cut} were cut: {why}")
+            say(f"new episodes started, {num_cut} unfinished ones were cut: {why}")
             return False
         self._obs, self._done = {name: np.array(item) for name, item in state["obs"].items()}, done
-        self._state = mapped(state["policy_state"], lambda item: item.to(self._device))
+        self._state = map_state(state["policy_state"], lambda item: item.to(self._device))
         self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"])
         self._streams = np.array(state.get("streams", self._streams))
-        if isinstance(self._envs, SyncVectorEnv):  # where it could not be saved with the members
+        if isinstance(self._envs, SyncVectorEnv):  # the vector's own flags are not part of the members' state
             self._envs._autoreset_envs[:] = done  # noqa: SLF001 - docs/private_apis.md
         return True
 
     def close(self) -> None:
         """Close the environments without waiting for interrupted calls."""
         with self._calls:
-            hangs = isinstance(self._cut_by, StepInterrupted | EnvironmentLostError)
+            hangs = isinstance(self._interrupted_by, StepInterrupted | EnvironmentLostError)
             close_envs(self._envs, in_mid_call=hangs)
 
     def _reason_to_cut(self, saved: Mapping[str, Any] | None, done: NDArray[np.bool_]) -> str | None:
-        """Bring the environments back; return why their episodes cannot go on, if they cannot."""
+        """Restore the environments; return the reason if their episodes cannot continue, else None."""
         if saved is None:
-            return "they were stopped in the middle of a step"
+            return "the environments were interrupted in the middle of a step"
         self._env_state.load_state_dict(saved)
         resets_next = isinstance(self._envs, SyncVectorEnv) or saved["reason"] is None
         if not self._env_state.between_episodes or (done.all() and resets_next):
             return None
-        return f"these environments cannot be saved in the middle of one, because {saved['reason'] or 'they changed'}"
+        return f"these environments cannot be saved within an episode, because {saved['reason'] or 'they changed'}"
 
 
 def member_of(info: Mapping[str, Any], n: int) -> dict[str, Any]:
-    """Return what the infos of a vector environment say of one member."""
-    return dict(_of_member(info, n))
+    """Return the `info` of one member from the `info` of a vector environment."""
+    return dict(_member_items(info, n))
 
 
-def _of_member(info: Mapping[str, Any], n: int) -> Iterator[tuple[str, Any]]:
+def _member_items(info: Mapping[str, Any], n: int) -> Iterator[tuple[str, Any]]:
     for key, values in info.items():
         if key.startswith("_") or (f"_{key}" in info and not info[f"_{key}"][n]):
             continue

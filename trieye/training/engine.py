@@ -1,4 +1,4 @@
-"""TrainEngine: an experiment that collects and learns; an algorithm is a subclass of it."""
+"""TrainEngine: base class of algorithms; an experiment that collects experience and updates a policy."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -43,28 +43,28 @@ from trieye.training.update_ratio import UpdateRatio
 
 PolicyT = TypeVar("PolicyT", bound=Policy[Any, Any], default=Policy[Any, Any])
 BatchT = TypeVar("BatchT", bound=Minibatch, default=Minibatch)
-_OTHER_DRAWS = 1 << 30  # the policy explores with the seed itself
+_GENERATOR_SEED_OFFSET = 1 << 30  # exploration uses the seed itself
 _NO_STATE = {"config", "agent", "device", "envs", "policy", "replay"}
-"""Attributes that are made from the config, or saved by other names."""
+"""Attributes that are created from the config, or saved under other names."""
 
 
 class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
     """An algorithm: `step` collects and learns, `train_step` makes one update.
 
-    A subclass names the types of its config, its agent and its policy, `class DQN(TrainEngine[TrainConfig, DQNConfig,
-    QPolicy])`, makes what it needs in `setup`, and keeps it in attributes. Modules, optimizers, schedulers and random
-    generators among them are saved and restored, and so are numbers, strings, arrays and tensors that have changed
-    since `setup`; names that begin with `_` are not. An optimizer is made with the values of the current config, such
-    as its learning rate, unless a scheduler changes them.
+    A subclass declares its config, agent and policy types, `class DQN(TrainEngine[TrainConfig, DQNConfig, QPolicy])`,
+    and creates its objects in `setup` as attributes. Checkpoints contain modules, optimizers, schedulers and random
+    generators, and the numbers, strings, arrays and tensors that have changed since `setup`. Attributes whose names
+    begin with `_` are not saved. After a resume an optimizer has the hyperparameters of the current config, such as
+    the learning rate, unless a scheduler changes them.
 
     Attributes:
         config: The config of the run.
         agent: `config.agent`.
-        device: Where to learn.
-        envs: The environments, stepped together; None if explorers collect.
-        policy: The acting module, on the device.
-        replay: The replay buffer, of agents whose config is a `ReplayAgentConfig`.
-        updates: Completed updates; in `train_step`, with the one being made.
+        device: Device of the policy and the updates.
+        envs: The vector environment; None if explorers collect.
+        policy: The acting module, on `device`.
+        replay: The replay buffer of an agent whose config is a `ReplayAgentConfig`, else None.
+        updates: Completed updates; within `train_step` the current one is included.
     """
 
     policy_class: ClassVar[type[Policy[Any, Any]]]
@@ -85,14 +85,14 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         kind = type(self).__name__
         if not hasattr(self, "policy_class"):
             raise ConfigurationError(f"{kind} has no policy; write `class {kind}(TrainEngine[Config, Agent, Policy])`")
-        # by name: a module that runs as a program and is imported as well has each of its classes twice
+        # compare names: if a module runs as a program and is also imported, each of its classes exists twice
         if self.agent_class.__qualname__ not in {base.__qualname__ for base in type(config.agent).__mro__}:
             name = type(config.agent).__name__
             raise ConfigurationError(f"agent.engine: {kind} trains a {self.agent_class.__name__}, not a {name}")
-        if config.loop.background_evaluation and self._evaluates_by_itself:
+        if config.loop.background_evaluation and self._overrides_only_evaluate:
             raise ConfigurationError(
-                f"loop.background_evaluation: {kind}.evaluate is its own, and what it needs is here; override "
-                "evaluate_saved, too, or leave loop.background_evaluation out"
+                f"loop.background_evaluation: {kind} overrides evaluate(), whose state exists only in the "
+                "training process; override evaluate_saved() too, or leave out loop.background_evaluation"
             )
         self.agent = cast("AgentT", config.agent)
         if config.agent.num_threads:
@@ -110,18 +110,18 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
                 module.compile()
         replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
         self.replay: Any = None
-        self._generator = torch.Generator(self.device).manual_seed(config.seed + _OTHER_DRAWS)
+        self._generator = torch.Generator(self.device).manual_seed(config.seed + _GENERATOR_SEED_OFFSET)
         self._on_nonfinite = OnNonfinite(config.loop.on_nonfinite)
-        self._source, self.replay = self._make_source(config, replay, spaces)
+        self._row_source, self.replay = self._make_source(config, replay, spaces)
         self._evaluation = Evaluation(config.env, self._stop)
         self._evaluator = Evaluator(config, self.policy_class)
         self._sampling = make_sampling(config, spaces, replay)
         self._update_ratio = UpdateRatio(
             getattr(config.agent, "updates_per_env_step", 0.0), getattr(config.agent, "learning_starts", 0)
         )
-        self._counted, self._version = (0, 0), 0
-        self._shown: int | None = None
-        self._newest: Minibatch | None = None
+        self._reported_counts, self._version = (0, 0), 0
+        self._last_table_step: int | None = None
+        self._newest_batch: Minibatch | None = None
         super().__init__(config, run)
         self._state = Attributes(self, _NO_STATE)
         self._on_nonfinite.where = lambda: f"at environment step {self.env_steps}, update {self.updates}"
@@ -132,21 +132,21 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
 
     @classmethod
     def check_machine(cls, config: ConfigT) -> None:
-        """Refuse a device that torch does not find; see `Experiment.check_machine`."""
+        """Reject a device that torch does not find; see `Experiment.check_machine`."""
         device_of(config.agent.device)
 
     @property
-    def _evaluates_by_itself(self) -> bool:
+    def _overrides_only_evaluate(self) -> bool:
         kind = type(self)
-        is_beside = kind.evaluate_saved is not TrainEngine.evaluate_saved
-        return kind.evaluate is not TrainEngine.evaluate and not is_beside
+        has_evaluate_saved = kind.evaluate_saved is not TrainEngine.evaluate_saved
+        return kind.evaluate is not TrainEngine.evaluate and not has_evaluate_saved
 
     def _make_source(self, config: ConfigT, replay: ReplayConfig, spaces: Spaces) -> tuple[Collector | Explorers, Any]:
-        """Make what rows come from, and the replay buffer of an agent that has one."""
+        """Create the source of rows, and the replay buffer if the agent has one."""
         has_replay = isinstance(config.agent, ReplayAgentConfig)
         if config.explorer.num:
-            held = replay if has_replay else None
-            return make_explorers(config, self.policy, held, self._on_nonfinite, self._stop)
+            replay_config = replay if has_replay else None
+            return make_explorers(config, self.policy, replay_config, self._on_nonfinite, self._stop)
         seed = training_seed(config.seed)
         self.envs = make_envs(config.env, seed=seed)
         source = Collector(
@@ -169,46 +169,46 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
 
     @property
     def env_steps(self) -> int:
-        """Environment steps made in the whole run."""
-        return self._source.env_steps
+        """Environment steps made so far in the run, including earlier attempts."""
+        return self._row_source.env_steps
 
     @property
     def schedule_step(self) -> int:
-        """What schedules are called with: environment steps, or updates with `mode=train`, which makes none."""
+        """Argument of schedules: environment steps, or updates with `mode=train`, which makes no environment steps."""
         steps: int = getattr(self, self.config.schedule_axis)
         return steps
 
     @property
     def generator(self) -> torch.Generator:
-        """A random generator on the device, which is saved; the policy explores with another one."""
+        """Random generator on the device, saved in checkpoints; exploration uses another one."""
         return self._generator
 
     def collect(self, steps: int | None = None) -> Rows:
-        """Make `agent.rollout_steps` steps of each environment, or as many as given, with the policy exploring.
+        """Make `steps` steps of each environment with the exploring policy; default `agent.rollout_steps`.
 
-        The last rollout is cut to the environment steps that the limits of `loop` leave.
+        The last rollout is shortened to the environment steps that the limits of `loop` allow.
 
-        With explorers, wait for a fragment of each instead. Their rows go to the replay by themselves if there is one,
-        and none come back; nor do any with `mode=train`, where there is nothing to collect.
+        With explorers, wait for one fragment from each instead. If there is a replay, it receives their rows directly,
+        and the result is empty. With `mode=train` nothing is collected and the result is empty.
         """
         if self.config.mode == "train":
             return Rows.nothing(self.envs.num_envs, self.device)
-        if isinstance(self._source, Explorers):
-            return self._source.collect(steps)
+        if isinstance(self._row_source, Explorers):
+            return self._row_source.collect(steps)
         if self.config.replay.max_staleness is not None and self.replay is not None:
             self._version += 1
             self.replay.set_version(self._version)
         steps, limit = steps or self.agent.rollout_steps, self.config.loop.limit_on("env_steps")
         if limit is not None and limit > self.env_steps:
             steps = min(steps, math.ceil((limit - self.env_steps) / self.envs.num_envs))
-        return self._source.collect(steps)
+        return self._row_source.collect(steps)
 
     def due_batches(self, kind: type[BatchT] = Minibatch, /) -> Iterator[BatchT]:  # type: ignore[assignment]  # mypy 3737
         """Yield the minibatches that are due: `agent.updates_per_env_step` since `agent.learning_starts`.
 
-        With `mode=train` those are due that `agent.rollout_steps` of each environment would make due. A resume without
-        the replay (`persistence.save_buffer=false`) collects `agent.learning_starts` environment steps before the next
-        update. Each batch counts as an update.
+        With `mode=train`, yield as many as `agent.rollout_steps` steps of each environment would make due. After a
+        resume without the replay (`persistence.save_buffer=false`), `agent.learning_starts` environment steps are
+        collected before the next update. Each batch counts as an update.
 
         Args:
             kind: Class of the batches, a subclass of `Minibatch` that declares further columns.
@@ -216,7 +216,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         agent = self.agent
         if not isinstance(agent, ReplayAgentConfig):
             raise ConfigurationError(
-                f"due_batches(): {type(agent).__name__} is no ReplayAgentConfig, so there is no replay to draw from"
+                f"due_batches(): {type(agent).__name__} is not a ReplayAgentConfig, so the agent has no replay"
             )
         due = self._update_ratio.due(self.env_steps)
         if self.config.mode == "train":
@@ -236,16 +236,16 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         epochs: int = 1,
         **columns: torch.Tensor,
     ) -> Iterator[BatchT]:
-        """Yield all valid rows in random order, about `agent.batch_size` at a time, several times.
+        """Yield all valid rows in random order, in batches of about `agent.batch_size` rows, `epochs` times.
 
-        The number of batches depends on the size of the rollout alone, see `Rows.minibatches`; each is an update, and a
-        limit of updates ends them.
+        The number of batches depends only on the size of the rollout, see `Rows.minibatches`. Each batch counts as an
+        update; iteration stops at a limit of updates.
 
         Args:
-            rows: What `collect` returned.
-            kind: Class of the batches, a subclass of `Minibatch` that declares the columns besides those of a step.
-            epochs: How many times.
-            columns: More columns, `[t, n, ...]`, such as advantages.
+            rows: Rows returned by `collect`.
+            kind: Class of the batches, a subclass of `Minibatch` that declares the additional columns.
+            epochs: Number of passes over the rows.
+            columns: Additional columns `[t, n, ...]`, such as advantages.
         """
         size, limit = self.agent.batch_size, self.config.loop.limit_on("updates")
         for data in rows.minibatches(size, epochs=epochs, generator=self._generator, **columns):
@@ -254,12 +254,12 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
             yield self._counted_batch(kind(data))
 
     def _counted_batch(self, batch: BatchT) -> BatchT:
-        self._newest = batch
+        self._newest_batch = batch
         self.updates += 1
         return batch
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context in which modules compute in `agent.precision`."""
+        """Return a context manager under which modules compute in `agent.precision`."""
         dtype = getattr(torch, self.agent.precision)
         return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
 
@@ -267,7 +267,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         """Make one update.
 
         Args:
-            batch: What it learns from, on the device.
+            batch: The data of the update, on `device`.
 
         Returns:
             Metrics, as numbers or tensors without gradients.
@@ -275,63 +275,63 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         raise NotImplementedError(f"{type(self).__name__} has no train_step()")
 
     def advance(self) -> Mapping[str, float | None]:
-        """Do `step`, and add metrics of learning rates, collection, episodes and the replay.
+        """Run `step`, and add metrics of learning rates, collection, episodes and the replay.
 
         Raises:
-            NonFiniteError: A row, a loss, a gradient or a weight is NaN or infinite; `loop.on_nonfinite` says which of
-                them are left out instead.
-            StepInterrupted: A stop was requested, and the step does not end.
+            NonFiniteError: A row, loss, gradient or weight is NaN or infinite; `loop.on_nonfinite` selects which are
+                skipped instead.
+            StepInterrupted: A stop was requested, and the step does not return.
         """
         try:
             with self._guard:
                 values = dict(self.step())
             self._guard.settle(values)
-            self._source.learned()
+            self._row_source.learned()
         except StepInterrupted as interruption:
-            interruption.made = self._made()
+            interruption.made = self._take_progress()
             raise
-        found = self._made()
-        found |= self._source.metrics() | self._on_nonfinite.metrics()
+        metrics = self._take_progress()
+        metrics |= self._row_source.metrics() | self._on_nonfinite.metrics()
         if self.replay is not None:
-            found |= self.replay.metrics()
-        self._show_sample({"step": 1, "env_steps": found["env_steps"] or 0, "updates": found["updates"] or 0})
-        return {**found, **self._learning_rates(), **values}
+            metrics |= self.replay.metrics()
+        self._show_sample({"step": 1, "env_steps": metrics["env_steps"] or 0, "updates": metrics["updates"] or 0})
+        return {**metrics, **self._learning_rates(), **values}
 
     def _learning_rates(self) -> dict[str, float]:
         """Return the learning rate of each optimizer: `train/lr` of `optimizer`, `train/lr_actor` of `actor_optimizer`.
 
-        An optimizer with several groups of parameters has one for each: `train/lr/0`, `train/lr/1`.
+        An optimizer with several parameter groups has one for each: `train/lr/0`, `train/lr/1`.
         """
-        found = {}
+        rates = {}
         for name, optimizer in vars(self).items():
             if isinstance(optimizer, torch.optim.Optimizer):
                 short = name.strip("_").removesuffix("optimizer").strip("_")
                 metric = f"train/lr_{short}" if short else "train/lr"
                 groups = optimizer.param_groups
                 for number, group in enumerate(groups):
-                    found[metric if len(groups) == 1 else f"{metric}/{number}"] = float(group["lr"])
-        return found
+                    rates[metric if len(groups) == 1 else f"{metric}/{number}"] = float(group["lr"])
+        return rates
 
-    def _made(self) -> dict[str, float | None]:
+    def _take_progress(self) -> dict[str, float | None]:
         """Return the environment steps and updates since the last call."""
-        before, self._counted = self._counted, (self.env_steps, self.updates)
+        before, self._reported_counts = self._reported_counts, (self.env_steps, self.updates)
         return {"env_steps": self.env_steps - before[0], "updates": self.updates - before[1]}
 
-    def _show_sample(self, made: Mapping[str, float]) -> None:
-        """Log a table of the newest batch if it is time; batches are not held any longer."""
-        batch, self._newest = self._newest, None
+    def _show_sample(self, progress: Mapping[str, float]) -> None:
+        """Log a table of the newest batch if one is due, and release the batch."""
+        batch, self._newest_batch = self._newest_batch, None
         every = self.config.sample.table_every_steps
         if batch is None or not every or self._run is None:
             return
-        step = self._run.step + int(made[self.config.loop.axis])  # the loop counts when this step is over
-        if self._shown is None:
-            self._shown = self._run.step  # where this attempt began, or near it
-        if step // every > self._shown // every:
-            self._shown = step
+        step = self._run.step + int(progress[self.config.loop.axis])  # the loop counts this step only after it ends
+        if self._last_table_step is None:
+            self._last_table_step = self._run.step  # near the start of this attempt
+        if step // every > self._last_table_step // every:
+            self._last_table_step = step
             self._run.log_table("sample/rows", table_of(batch), step=step)
 
     def evaluate(self) -> Mapping[str, float]:
-        """Play `env.eval_episodes` whole episodes without exploring, always from the same starts."""
+        """Play `env.eval_episodes` whole episodes without exploration, from the same initial states each time."""
         env = self.config.env
         with_frames = env.eval_video and self._run is not None
         episodes = self._evaluation.play(
@@ -342,16 +342,16 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         return summary(episodes)
 
     def evaluate_saved(self, checkpoint: Path) -> "Future[Mapping[str, float]]":
-        """Begin to evaluate a checkpoint beside the training, in a Ray actor, or in a thread with `runtime=local`."""
+        """Start a background evaluation of a checkpoint, in a Ray actor, or in a thread with `runtime=local`."""
         return self._evaluator.begin(checkpoint)
 
     @property
     def can_save(self) -> bool:
-        """Whether a training that goes on from here goes on exactly; see `EnvState`."""
-        return self._source.can_save
+        """Whether a run resumed from a checkpoint taken now is bit-identical; see `EnvState`."""
+        return self._row_source.can_save
 
-    def save_checkpoint(self, checkpoint_dir: Path) -> Mapping[str, Any] | None:  # noqa: ARG002 - all of it is data
-        """Return the policy, the attributes of the algorithm, the replay, and how far the environments are.
+    def save_checkpoint(self, checkpoint_dir: Path) -> Mapping[str, Any] | None:  # noqa: ARG002 - no extra files
+        """Return the state of policy, attributes, replay, environments and random generators.
 
         Raises:
             NonFiniteError: A weight or a moment of an optimizer is NaN or infinite.
@@ -361,7 +361,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
             "policy": self.policy,
             "spaces": as_data(self.policy.spaces),
             "attributes": self._state.state_dict(),
-            "collector": self._source,
+            "collector": self._row_source,
             "generator": self._generator,
             "nonfinite": dict(self._on_nonfinite.counts),
             "version": self._version,
@@ -372,14 +372,14 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         }
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Go on where the checkpoint was made."""
+        """Restore the state that `save_checkpoint` returned."""
         self.policy.load_state_dict(checkpoint["policy"])
         self._state.load_state_dict(checkpoint["attributes"])
         stateful(self._generator).load_state_dict(checkpoint["generator"])
         self._version = checkpoint["version"]
         self._on_nonfinite.counts.update(checkpoint.get("nonfinite", {}))
-        is_whole = self._source.load_state_dict(checkpoint["collector"])
-        self._counted = (self.env_steps, self.updates)
+        is_whole = self._row_source.load_state_dict(checkpoint["collector"])
+        self._reported_counts = (self.env_steps, self.updates)
         self._sampling.load_state_dict(checkpoint["sampling"])
         if "update_ratio" in checkpoint:
             self._update_ratio.load_state_dict(checkpoint["update_ratio"], self.env_steps, self.updates)
@@ -391,41 +391,41 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         elif not is_offline:
             self._update_ratio.restart(self.env_steps, self.updates)
             say(
-                "the checkpoint has no replay buffer (persistence.save_buffer=false): learning starts again after "
-                f"agent.learning_starts={getattr(self.agent, 'learning_starts', 0)} environment steps"
+                "the checkpoint has no replay buffer (persistence.save_buffer=false): learning starts after "
+                f"another agent.learning_starts={getattr(self.agent, 'learning_starts', 0)} environment steps"
             )
         if not is_whole:
             self.replay.interrupt()
 
     def export_model(self, export_dir: Path) -> list[Path]:
-        """Write the policy as it is now for use elsewhere, and return the files; see `export_policy`.
+        """Write the current policy for use without trieye, and return the files; see `export_policy`.
 
         Raises:
-            ConfigurationError: A file is in the way, or nothing can be written there.
+            ConfigurationError: A file blocks the export, or the directory is not writable.
         """
-        with preserved_generators():  # a policy draws its first weights
-            # no deep copy: it would share the normalizer, and what was compiled
+        with preserved_generators():  # the constructor draws initial weights
+            # a deep copy would share the normalizer and compiled modules
             policy = self.policy_class(self.config, self.policy.spaces)
             policy.load_state_dict(self.policy.state_dict())
             return export_policy(policy.eval(), export_dir, env_steps=self.schedule_step)
 
     def cleanup(self) -> None:
-        """Close the environments and the replay; end explorers."""
+        """Close the environments and the replay, and stop explorers."""
         self._evaluator.close()
-        self._source.close()
+        self._row_source.close()
         self._evaluation.close()
         if self.replay is not None:
             self.replay.close()
 
 
 def mean(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of each metric over the updates that have it, as numbers fetched once from each device.
+    """Return the mean of each metric over the updates that report it; transfer once from each device.
 
     Args:
-        metrics: What `train_step` returned, numbers or tensors of one element; nothing at all gives nothing.
+        metrics: Results of `train_step`, numbers or tensors with one element; empty if there were no updates.
 
     Raises:
-        TypeError: A metric is something else, and is named.
+        TypeError: A metric is not a single number.
     """
     columns: dict[str, list[float]] = {}
     by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
@@ -434,9 +434,9 @@ def mean(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
             columns[name] = []
             tensor = _one_number(name, value)
             by_device.setdefault(tensor.device, []).append((name, tensor))
-    for named in by_device.values():
-        numbers = torch.stack([tensor for _, tensor in named]).cpu().tolist()
-        for (name, _), number in zip(named, numbers, strict=True):
+    for named_tensors in by_device.values():
+        numbers = torch.stack([tensor for _, tensor in named_tensors]).cpu().tolist()
+        for (name, _), number in zip(named_tensors, numbers, strict=True):
             columns[name].append(number)
     return {name: sum(column) / len(column) for name, column in columns.items()}
 
@@ -447,31 +447,29 @@ def _one_number(name: str, value: Any) -> torch.Tensor:
     try:
         tensor = torch.as_tensor(value).detach().float()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"metric {name!r} is {value!r:.60}, and has to be one number: {error}") from error
+        raise TypeError(f"metric {name!r} is {value!r:.60}; expected one number: {error}") from error
     if tensor.numel() != 1:
-        raise TypeError(
-            f"metric {name!r} has the shape {list(tensor.shape)}, and has to be one number, such as its mean()"
-        )
+        raise TypeError(f"metric {name!r} has the shape {list(tensor.shape)}; expected one number, such as its mean()")
     return tensor.reshape(())
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give all parameters of an optimizer a learning rate, that of a schedule for example."""
+    """Set the learning rate of all parameter groups of an optimizer, for example from a schedule."""
     for group in optimizer.param_groups:
         group["lr"] = lr
 
 
 def device_of(name: str, key: str = "agent.device") -> torch.device:
-    """Return the device that `key` names.
+    """Return the torch device named by the config key `key`.
 
     Raises:
-        ConfigurationError: torch does not find it.
+        ConfigurationError: The name is not a device, or torch does not find it.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:  # of AgentConfig.device, pydantic has checked the form
+    except RuntimeError as error:  # pydantic validates AgentConfig.device only
         raise ConfigurationError(f"{key}={name}: choose auto, cpu, mps, cuda, or cuda:N") from error
     missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
     if missing.get(device.type, False):

@@ -1,4 +1,4 @@
-"""Environments: made as a config says, alone or many at once, and refused where no agent could use them."""
+"""Environments: creates them from the config, single or vectorized, and rejects unusable ones."""
 
 import contextlib
 import functools
@@ -21,46 +21,46 @@ from trieye.exceptions import ConfigurationError, EnvironmentLostError
 from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces
 
-_TRIED_STEPS = 10
-_END_S = 2.0
-_WITH_STATISTICS = {
+_CHECKED_STEPS = 10
+_JOIN_TIMEOUT_S = 2.0
+_STATISTICS_WRAPPERS = {
     "NormalizeObservation": "env.normalize_observations",
     "NormalizeReward": "env.normalize_rewards",
 }
-_PLAIN = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
-_ACTIONS = {"discrete": "Discrete ones from 0 on", "continuous": "a Box of floats with bounds"}
-_TROUBLES = (gym.error.Error, ImportError, ValueError, TypeError, AttributeError, AssertionError)
+_SUPPORTED_PARTS = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+_ACTION_DESCRIPTIONS = {"discrete": "a Discrete space that starts at 0", "continuous": "a bounded Box of floats"}
+_MAKE_ERRORS = (gym.error.Error, ImportError, ValueError, TypeError, AttributeError, AssertionError)
 
 
 def make_env(config: EnvConfig, *, render_mode: str | None = None, seed: int | None = None) -> Any:
-    """Make one environment with its wrappers.
+    """Create one environment with its wrappers.
 
-    Discrete observations come out as one-hot vectors, also as parts of a `Dict`; others that are neither a `Box` nor a
-    `Dict` come out flat.
+    Discrete observations become one-hot vectors, also as parts of a `Dict`. Other observations that are neither a
+    `Box` nor a `Dict` are flattened.
 
     Args:
-        config: What to make.
-        render_mode: `rgb_array` for pictures; None for none.
-        seed: Seed of its spaces, which some environments sample; None leaves them unseeded.
+        config: Config of the environment.
+        render_mode: `rgb_array` for frames; None renders nothing.
+        seed: Seed of its spaces, for environments that sample from them; None leaves them unseeded.
 
     Raises:
-        ConfigurationError: There is no such environment or wrapper, or it cannot be made.
+        ConfigurationError: The environment or a wrapper does not exist, or cannot be created.
     """
     if config.atari:
         _check_atari(config)
-    arguments = _arguments(config) | ({"render_mode": render_mode} if render_mode else {})  # which some do not take
+    arguments = _arguments(config) | ({"render_mode": render_mode} if render_mode else {})  # not accepted by all
     try:
         env: Any = gym.make(config.id, disable_env_checker=True, **arguments)
-    except _TROUBLES as error:
-        raise _cannot_be_made(config, error) from error
-    _refuse_own_statistics(env, f"env.id={config.id}")
+    except _MAKE_ERRORS as error:
+        raise _creation_error(config, error) from error
+    _reject_running_statistics(env, f"env.id={config.id}")
     if config.atari:
-        env = _wrapped(env, "env.atari", lambda: gym.wrappers.AtariPreprocessing(env))
+        env = _wrap(env, "env.atari", lambda: gym.wrappers.AtariPreprocessing(env))
     for name, wrapper in config.wrappers.items():
         if wrapper is not None:
             make = functools.partial(_class_of(name, wrapper), env, **wrapper.kwargs)
-            env = _wrapped(env, f"env.wrappers.{name}", make)
-            _refuse_own_statistics(env, f"env.wrappers.{name}.name={wrapper.name}")
+            env = _wrap(env, f"env.wrappers.{name}", make)
+            _reject_running_statistics(env, f"env.wrappers.{name}.name={wrapper.name}")
     if config.frame_stack is not None:
         env = gym.wrappers.FrameStackObservation(env, config.frame_stack)
     space = env.observation_space
@@ -87,7 +87,7 @@ def _with_one_hot_parts(space: Any) -> Any:
 
 
 class OneHotParts(gym.ObservationWrapper[Any, Any, Any]):
-    """Makes one-hot vectors of the discrete parts of a `Dict`: their numbers mean nothing to a network."""
+    """Converts the discrete parts of a `Dict` to one-hot vectors, because networks cannot interpret their numbers."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
@@ -95,11 +95,11 @@ class OneHotParts(gym.ObservationWrapper[Any, Any, Any]):
 
     @property
     def func(self) -> Callable[[Any], Any]:
-        """What `VectorizeTransformObservation` applies to the observation of each member."""
+        """Function that `VectorizeTransformObservation` applies to the observation of each member."""
         return self.observation
 
     def observation(self, observation: Any) -> Any:
-        """Return the observation of one environment."""
+        """Return the converted observation of one environment."""
         spaces: Any = self.env.observation_space
         return {
             key: flatten(spaces[key], part) if _is_discrete(spaces[key]) else part for key, part in observation.items()
@@ -107,30 +107,30 @@ class OneHotParts(gym.ObservationWrapper[Any, Any, Any]):
 
 
 def seed_spaces(env: Any, seed: int) -> None:
-    """Seed the action and observation spaces of an environment, or a vector, and of its wrappers."""
+    """Seed the action and observation spaces of an environment or a vector environment, and of its wrappers."""
     layer = env
     while layer is not None:
         for number, kind in enumerate(("action_space", "observation_space")):
             for space in (getattr(layer, kind, None), getattr(layer, f"single_{kind}", None)):
                 if isinstance(space, gym.Space):
-                    space.seed(training_seed(seed, number))  # not that of `reset`: the draws would be correlated
+                    space.seed(training_seed(seed, number))  # differs from the seed of `reset`: no correlated draws
         layer = layer.env if isinstance(layer, gym.Wrapper | VectorWrapper) else None
 
 
 def _arguments(config: EnvConfig) -> dict[str, Any]:
     limits = {"max_episode_steps": config.max_episode_steps} if config.max_episode_steps is not None else {}
-    skips = {"frameskip": 1} if config.atari else {}  # the wrapper skips, and needs the frames between
+    skips = {"frameskip": 1} if config.atari else {}  # the wrapper skips frames, and needs each of them
     return {**limits, **skips, **config.kwargs}
 
 
-def _cannot_be_made(config: EnvConfig, error: BaseException) -> ConfigurationError:
+def _creation_error(config: EnvConfig, error: BaseException) -> ConfigurationError:
     if isinstance(error, gym.error.UnregisteredEnv) and (match := nearest(config.id, gym.registry)):
         return ConfigurationError(f"env.id={config.id} is not registered with Gymnasium; did you mean {match!r}?")
-    return ConfigurationError(f"env.id={config.id} cannot be made: {_line(error)}")
+    return ConfigurationError(f"env.id={config.id} cannot be created: {_one_line(error)}")
 
 
-def _line(error: object) -> str:
-    """Return what an error says, in one line; a bare assertion, as Gymnasium 1.1 has them, by what it asserts."""
+def _one_line(error: object) -> str:
+    """Return an error on a single line; an assertion without a message (Gymnasium 1.1 has some) as its source."""
     if isinstance(error, Exception) and not str(error):
         return f"{type(error).__name__} in `{traceback.extract_tb(error.__traceback__)[-1].line}`"
     return " ".join(str(error).split())
@@ -138,7 +138,7 @@ def _line(error: object) -> str:
 
 def _check_atari(config: EnvConfig) -> None:
     try:
-        import_module("ale_py")  # registers its games
+        import_module("ale_py")  # registers the Atari games
         import_module("cv2")
     except ImportError as error:
         raise ConfigurationError(
@@ -147,55 +147,55 @@ def _check_atari(config: EnvConfig) -> None:
     spec = gym.registry.get(config.id.rpartition(":")[2])
     if spec is not None and not str(spec.entry_point).startswith("ale_py"):
         raise ConfigurationError(
-            f"env.atari=true: {config.id} is no game of ale-py, such as ALE/Pong-v5; leave env.atari out"
+            f"env.atari=true: {config.id} is not an ale-py game such as ALE/Pong-v5; leave out env.atari"
         )
 
 
 def _class_of(name: str, wrapper: WrapperConfig) -> Callable[..., Any]:
     module, colon, attribute = wrapper.name.rpartition(":")
     try:
-        home: Any = import_module(module) if colon else gym.wrappers
-        found: Callable[..., Any] = getattr(home, attribute)
+        namespace: Any = import_module(module) if colon else gym.wrappers
+        wrapper_class: Callable[..., Any] = getattr(namespace, attribute)
     except (ImportError, AttributeError) as error:
-        known = [] if colon else gym.wrappers.__all__
-        hint = did_you_mean(attribute, known)
+        choices = [] if colon else gym.wrappers.__all__
+        hint = did_you_mean(attribute, choices)
         raise ConfigurationError(
-            f"env.wrappers.{name}.name={wrapper.name}: there is no such class{hint} (a class of gymnasium.wrappers, or "
-            f"module:Class): {error}"
+            f"env.wrappers.{name}.name={wrapper.name}: the class does not exist{hint} (expected a class of "
+            f"gymnasium.wrappers, or module:Class): {error}"
         ) from error
-    return found
+    return wrapper_class
 
 
-def _wrapped(env: Any, key: str, make: Callable[[], Any]) -> Any:
+def _wrap(env: Any, key: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
-    except _TROUBLES as error:
+    except _MAKE_ERRORS as error:
         env.close()
-        raise ConfigurationError(f"{key}: it does not go around this environment: {_line(error)}") from error
+        raise ConfigurationError(f"{key}: cannot wrap this environment: {_one_line(error)}") from error
 
 
-def _refuse_own_statistics(env: Any, key: str) -> None:
-    """Refuse wrappers with their own moving statistics, which evaluations and explorers would not share."""
+def _reject_running_statistics(env: Any, key: str) -> None:
+    """Reject wrappers with private running statistics, which evaluations and explorers would not share."""
     while isinstance(env, gym.Wrapper | VectorWrapper):
-        for name, instead in _WITH_STATISTICS.items():
+        for name, instead in _STATISTICS_WRAPPERS.items():
             if isinstance(env, (getattr(gym.wrappers, name), getattr(vector_wrappers, name))):
                 env.close()
                 raise ConfigurationError(
-                    f"{key}: {name} keeps moving statistics in each environment, and evaluations and explorers would "
-                    f"have others than the training; leave it out, and set {instead}=true"
+                    f"{key}: {name} has separate running statistics in each environment, so that evaluations and "
+                    f"explorers would normalize differently; leave it out, and set {instead}=true"
                 )
         env = env.env
 
 
 def make_envs(config: EnvConfig, *, seed: int | None = None) -> VectorEnv[Any, Any, Any]:
-    """Make `env.num` environments that are stepped together and reset in the step after the end of an episode.
+    """Create a vector environment of `env.num` members with next-step autoreset.
 
     Args:
-        config: What to make.
-        seed: Of the spaces of the first environment, the others count on from it; None leaves them unseeded.
+        config: Config of the environments.
+        seed: Seed of the spaces of member 0, member `i` has `seed + i`; None leaves them unseeded.
 
     Raises:
-        ConfigurationError: They cannot be made, or their own vector form resets them in another way.
+        ConfigurationError: The environments cannot be created, or their vector form has another autoreset mode.
     """
     if config.vector == "own":
         envs = _own_vector(config)
@@ -203,18 +203,18 @@ def make_envs(config: EnvConfig, *, seed: int | None = None) -> VectorEnv[Any, A
             seed_spaces(envs, seed)
         return envs
     seeds = [None if seed is None else seed + member for member in range(config.num)]
-    thunks = [functools.partial(make_env, config, seed=one) for one in seeds]
-    if config.vector == "async":  # a fork would take the threads of this process with it, half alive
+    thunks = [functools.partial(make_env, config, seed=member_seed) for member_seed in seeds]
+    if config.vector == "async":  # fork would copy this process in the middle of its threads' work
         return AsyncVectorEnv(thunks, context="forkserver", autoreset_mode=AutoresetMode.NEXT_STEP)
     return SyncVectorEnv(thunks, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
 
 
-class naming_lost_members:  # noqa: N801 - a context, which a generator would make cost ten times as much
-    """Name the lost member of a vector and how its process ended, instead of Gymnasium's pipe error.
+class naming_lost_members:  # noqa: N801 - a class: a generator-based context manager takes ten times as long
+    """Context manager that reports a dead member and its exit code, instead of Gymnasium's pipe error.
 
     Args:
-        envs: The environments.
-        config: What they are.
+        envs: The vector environment.
+        config: Config of the environments.
     """
 
     def __init__(self, envs: Any, config: EnvConfig) -> None:
@@ -224,75 +224,75 @@ class naming_lost_members:  # noqa: N801 - a context, which a generator would ma
         """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Raise `EnvironmentLostError` instead of such an error."""
+        """Raise `EnvironmentLostError` instead of a pipe error."""
         if isinstance(error, ConnectionError | EOFError) and isinstance(self._envs, AsyncVectorEnv):
-            raise EnvironmentLostError(self._what_happened()) from error
+            raise EnvironmentLostError(self._exit_description()) from error
 
-    def _what_happened(self) -> str:
+    def _exit_description(self) -> str:
         for process in self._envs.processes:
-            process.join(_END_S / len(self._envs.processes))  # its pipe is closed before it has ended
+            process.join(_JOIN_TIMEOUT_S / len(self._envs.processes))  # a dying process closes its pipe before it exits
         ended = {n: code for n, process in enumerate(self._envs.processes) if (code := process.exitcode) is not None}
-        said = [f"{n} ({f'signal {-code}' if code < 0 else f'exit code {code}'})" for n, code in ended.items()]
+        exits = [f"{n} ({f'signal {-code}' if code < 0 else f'exit code {code}'})" for n, code in ended.items()]
         return (
-            f"{self._config.id}: the process of an environment is gone (env.vector=async): "
-            f"{', '.join(said) or 'its pipe is closed'}; an out-of-memory killer or a crash in C ends it without a word"
+            f"{self._config.id}: an environment process died (env.vector=async): "
+            f"{', '.join(exits) or 'its pipe is closed'}; an out-of-memory killer or a crash in C leaves no traceback"
         )
 
 
 def close_envs(envs: VectorEnv[Any, Any, Any], *, in_mid_call: bool) -> None:
-    """Close environments; `in_mid_call`: one of their calls was cut off, and may never end."""
+    """Close environments; `in_mid_call`: a call was interrupted and may never return."""
     if not (isinstance(envs, AsyncVectorEnv) and in_mid_call):
         envs.close()
         return
-    # Gymnasium would wait for the call, and for processes that block SIGTERM, as those that Ray's workers start do
+    # envs.close() would wait for the call, and for processes that block SIGTERM, as children of Ray workers do
     for process, pipe in zip(envs.processes, envs.parent_pipes, strict=True):
         process.kill()
         if pipe is not None:
             pipe.close()
     for process in envs.processes:
-        process.join(_END_S)
+        process.join(_JOIN_TIMEOUT_S)
     envs.closed = True
 
 
 def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
-    make: Any = gym.make_vec  # its types have no keyword arguments of the environment
+    make: Any = gym.make_vec  # its annotations omit the environment's keyword arguments
     spec = gym.registry.get(config.id)
     if spec is not None and spec.vector_entry_point is None:
-        raise ConfigurationError(f"env.vector=own: {config.id} has no vector form of its own; take env.vector=sync")
+        raise ConfigurationError(f"env.vector=own: {config.id} has no vector form; set env.vector=sync")
     try:
         envs: Any = make(config.id, config.num, vectorization_mode="vector_entry_point", **_arguments(config))
     except Exception as error:  # the border to the user's environment
-        raise _cannot_be_made(config, error) from error
+        raise _creation_error(config, error) from error
     if not isinstance(envs, VectorEnv):
         kind = f"{type(envs).__module__}.{type(envs).__qualname__}"
         raise ConfigurationError(
-            f"env.vector=own: {config.id} makes a {kind}, which is no gymnasium.vector.VectorEnv; pools such as "
-            "EnvPool need an adapter of that class, or take env.vector=sync"
+            f"env.vector=own: {config.id} makes a {kind}, not a gymnasium.vector.VectorEnv; write an adapter for pools "
+            "such as EnvPool, or set env.vector=sync"
         )
-    _refuse_own_statistics(envs, f"env.id={config.id}")
+    _reject_running_statistics(envs, f"env.id={config.id}")
     mode = envs.metadata.get("autoreset_mode")
     if mode != AutoresetMode.NEXT_STEP:
         envs.close()
         raise ConfigurationError(
-            f"env.vector=own: {config.id} resets its members in the mode {getattr(mode, 'value', mode)}; needed is "
-            f"{AutoresetMode.NEXT_STEP.value}, which env.kwargs may ask it for; or take env.vector=sync"
+            f"env.vector=own: {config.id} has autoreset mode {getattr(mode, 'value', mode)}; required is "
+            f"{AutoresetMode.NEXT_STEP.value}: select it with env.kwargs if possible, or set env.vector=sync"
         )
     space = envs.single_observation_space
     if _has_discrete_parts(space):
-        one_hot: Any = OneHotParts  # it has the used part of a TransformObservation
+        one_hot: Any = OneHotParts  # it has the attributes of TransformObservation that the wrapper uses
         return vector_wrappers.VectorizeTransformObservation(envs, one_hot)
     return envs if isinstance(space, gym.spaces.Box | gym.spaces.Dict) else vector_wrappers.FlattenObservation(envs)
 
 
 def spaces_of(env: Any) -> Spaces:
-    """Return the spaces of an environment, or of one member of a vector; continuous actions are float32."""
+    """Return the spaces of one environment, or of one member of a vector; continuous actions are float32."""
     of_vector = isinstance(env, VectorEnv)
     observation = env.single_observation_space if of_vector else env.observation_space
-    return Spaces(observation, _in_float32(env.single_action_space if of_vector else env.action_space))
+    return Spaces(observation, _to_float32(env.single_action_space if of_vector else env.action_space))
 
 
-def _in_float32(space: Any) -> Any:
-    """Convert a Box of other floats to float32, the dtype of networks, with bounds rounded inwards."""
+def _to_float32(space: Any) -> Any:
+    """Convert a Box of another float type to float32, the dtype of networks, with bounds rounded inwards."""
     if not isinstance(space, gym.spaces.Box) or space.dtype.kind != "f" or space.dtype == np.float32:
         return space
     with np.errstate(over="ignore"):
@@ -303,7 +303,7 @@ def _in_float32(space: Any) -> Any:
 
 
 def action_kind(space: Any) -> ActionKind | None:
-    """Return the kind of action: `discrete`, indices from 0; `continuous`, floats within bounds; None otherwise."""
+    """Return the kind of action: `discrete` (indices from 0), `continuous` (floats within bounds), or None."""
     if isinstance(space, gym.spaces.Discrete):
         return "discrete" if space.start == 0 else None
     is_continuous = isinstance(space, gym.spaces.Box) and space.dtype.kind == "f" and space.is_bounded()
@@ -311,113 +311,116 @@ def action_kind(space: Any) -> ActionKind | None:
 
 
 @functools.cache
-def _looked_at(made: str) -> tuple[Spaces, bool, str | None]:
-    """Return an environment's spaces, whether it makes pictures, what it does wrong; once for a sweep over seeds."""
-    config = EnvConfig.model_validate_json(made)
+def _inspect(config_json: str) -> tuple[Spaces, bool, str | None]:
+    """Return an environment's spaces, whether it can render, and its first rule violation; cached for sweeps."""
+    config = EnvConfig.model_validate_json(config_json)
     if config.vector == "own":
         _check_own_vector(config)
     with contextlib.closing(make_env(config)) as env:
         is_own = type(env.unwrapped).__module__.partition(".")[0] not in {"gymnasium", "ale_py"}
         has_pictures = "rgb_array" in env.metadata.get("render_modes", ())
-        return spaces_of(env), has_pictures, _fault_of(env.unwrapped) if is_own else None
+        return spaces_of(env), has_pictures, _rule_violation(env.unwrapped) if is_own else None
 
 
 def _check_own_vector(config: EnvConfig) -> None:
-    """Refuse a vector form whose spaces differ from the single form, which evaluations step."""
+    """Reject a vector form whose spaces differ from the single form, which evaluations use."""
     with contextlib.closing(_own_vector(config)) as envs:
-        of_vector = spaces_of(envs)
+        vector_spaces = spaces_of(envs)
     spec = gym.registry.get(config.id)
     if spec is not None and spec.entry_point is None:
         raise ConfigurationError(
-            f"env.vector=own: {config.id} has no single form, which evaluations step; register it with an entry_point, "
-            "too"
+            f"env.vector=own: {config.id} has no single form, which evaluations need; register it with an entry_point "
+            "as well"
         )
     with contextlib.closing(make_env(config)) as env:
-        of_single = spaces_of(env)
-    for name, one, other in zip(Spaces._fields, of_vector, of_single, strict=True):
-        if not _are_alike(one, other):
+        single_spaces = spaces_of(env)
+    for name, one, other in zip(Spaces._fields, vector_spaces, single_spaces, strict=True):
+        if not _are_compatible(one, other):
             raise ConfigurationError(
                 f"env.vector=own: {config.id} has the {name} space {one} in its vector form and {other} in its single "
-                "form, which evaluations step"
+                "form, which evaluations use; make them equal, or set env.vector=sync"
             )
 
 
-def _are_alike(one: Any, other: Any) -> bool:
+def _are_compatible(one: Any, other: Any) -> bool:
     """Return whether a policy for one space fits the other; bounds may differ."""
     if isinstance(one, gym.spaces.Dict) and isinstance(other, gym.spaces.Dict):
-        return list(one) == list(other) and all(_are_alike(one[key], other[key]) for key in one)
+        return list(one) == list(other) and all(_are_compatible(one[key], other[key]) for key in one)
     if isinstance(one, gym.spaces.Box) and isinstance(other, gym.spaces.Box):
         return (one.shape, one.dtype) == (other.shape, other.dtype)
     return bool(one == other)
 
 
 def spaces_of_config(config: EnvConfig) -> Spaces:
-    """Return the spaces of an environment, which is made and closed for it if that was not done before.
+    """Return the spaces of an environment; it is created and closed on the first call for a config.
 
     Raises:
-        ConfigurationError: It cannot be made.
+        ConfigurationError: The environment cannot be created.
     """
-    return _looked_at(_one_of(config).model_dump_json())[0]
+    return _inspect(_single(config).model_dump_json())[0]
 
 
-def _one_of(config: EnvConfig) -> EnvConfig:
+def _single(config: EnvConfig) -> EnvConfig:
     return config.model_copy(update={"num": 1, "eval_episodes": 1, "eval_video": False})
 
 
-def _fault_of(env: Any) -> str | None:
-    """Return what the checker of Gymnasium finds wrong with an environment that is not of Gymnasium."""
-    from gymnasium.utils.env_checker import check_env as checker_of_gymnasium
+def _rule_violation(env: Any) -> str | None:
+    """Return the first violation that Gymnasium's checker, or a few random steps, detect in an environment."""
+    from gymnasium.utils.env_checker import check_env as check_rules
 
     try:
-        with warnings.catch_warnings(action="ignore"):  # matters of taste
-            checker_of_gymnasium(env, skip_render_check=True)
-            return _fault_of_steps(env)
+        with warnings.catch_warnings(action="ignore"):  # the checker's warnings are recommendations
+            check_rules(env, skip_render_check=True)
+            return _step_violation(env)
     except Exception as error:  # noqa: BLE001 - the border to the user's environment
-        return f"{type(error).__name__}: {_line(error)}"
+        return f"{type(error).__name__}: {_one_line(error)}"
 
 
-def _fault_of_steps(env: Any) -> str | None:
-    """Return what is wrong with the observations of some steps, of which Gymnasium's checker only warns."""
+def _step_violation(env: Any) -> str | None:
+    """Return an invalid observation among some steps, for which Gymnasium's checker only warns."""
     space = env.observation_space
     env.action_space.seed(0)
     env.reset(seed=0)
-    for _ in range(_TRIED_STEPS):
+    for _ in range(_CHECKED_STEPS):
         obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
-        same_type = np.asarray(obs, space.dtype) if isinstance(space, gym.spaces.Box) else obs  # float64 does no harm
+        same_type = np.asarray(obs, space.dtype) if isinstance(space, gym.spaces.Box) else obs  # accept float64
         if not space.contains(same_type):
-            return f"step() returned the observation {_line(repr(obs))}, which is not in {space}"
+            return f"step() returned the observation {_one_line(repr(obs))}, which is not in {space}"
         if terminated or truncated:
             env.reset()
     return None
 
 
 def check_env(config: EnvConfig, actions: tuple[ActionKind, ...]) -> None:
-    """Make an environment and close it.
+    """Create an environment, check it, and close it.
 
     Args:
-        config: What to make.
-        actions: What the agent can choose among.
+        config: Config of the environment.
+        actions: Kinds of action that the agent supports.
 
     Raises:
-        ConfigurationError: It cannot be made or breaks Gymnasium's rules, or the agent cannot use its spaces.
+        ConfigurationError: The environment cannot be created or violates Gymnasium's rules, or the agent does not
+            support its spaces.
     """
-    spaces, has_pictures, fault = _looked_at(_one_of(config).model_dump_json())
+    spaces, has_pictures, fault = _inspect(_single(config).model_dump_json())
     if fault is not None:
-        raise ConfigurationError(f"env.id={config.id} is not as Gymnasium wants an environment: {fault}")
+        raise ConfigurationError(f"env.id={config.id} violates the rules of Gymnasium: {fault}")
     if config.eval_video and not has_pictures:
         raise ConfigurationError(
-            f"env.eval_video=true: {config.id} makes no pictures, since `rgb_array` is not among its render_modes"
+            f"env.eval_video=true: {config.id} cannot render frames: its render_modes do not include `rgb_array`"
         )
-    held = spaces.observation
-    parts = held.spaces.values() if isinstance(held, gym.spaces.Dict) else (held,)
-    if not all(isinstance(part, _PLAIN) for part in parts):
+    space = spaces.observation
+    parts = space.spaces.values() if isinstance(space, gym.spaces.Dict) else (space,)
+    if not all(isinstance(part, _SUPPORTED_PARTS) for part in parts):
         raise ConfigurationError(
-            f"env.id={config.id} has observations {held}; needed are Box, Discrete, MultiDiscrete, MultiBinary, or a "
-            "Dict of those; env.wrappers.flat.name=FlattenObservation makes one vector of them"
+            f"env.id={config.id} has the observation space {space}; supported are Box, Discrete, MultiDiscrete, "
+            "MultiBinary, or a Dict of these; env.wrappers.flat.name=FlattenObservation flattens it to one vector"
         )
-    if config.normalize_observations and not isinstance(held, gym.spaces.Box):
-        raise ConfigurationError(f"env.normalize_observations=true needs observations in a Box, and these are {held}")
+    if config.normalize_observations and not isinstance(space, gym.spaces.Box):
+        raise ConfigurationError(f"env.normalize_observations=true needs a Box observation space, not {space}")
     kind = action_kind(spaces.action)
     if kind not in actions:
-        wanted = " or ".join(_ACTIONS[one] for one in actions)
-        raise ConfigurationError(f"env.id={config.id} has actions {spaces.action}; this agent needs {wanted}")
+        supported = " or ".join(_ACTION_DESCRIPTIONS[action] for action in actions)
+        raise ConfigurationError(
+            f"env.id={config.id} has the action space {spaces.action}; this agent supports {supported}"
+        )

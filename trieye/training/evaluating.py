@@ -1,4 +1,4 @@
-"""Evaluating checkpoints beside training: in a Ray actor, or in a thread; what runs there knows nothing of it."""
+"""Background evaluation of checkpoints, in a Ray actor or in a thread."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -13,15 +13,15 @@ from trieye.snapshot.decode import decode
 from trieye.snapshot.generators import preserved_generators
 from trieye.training.environments import spaces_of_config
 from trieye.training.evaluation import Evaluation, summary
-from trieye.training.exploring.places import ThreadWorker, Worker
+from trieye.training.exploring.places import ThreadWorker, WorkerHandle
 from trieye.training.policy import Policy
 
 
 class CheckpointEvaluator:
-    """Evaluates checkpoints of an engine on the CPU, from the same starts each time.
+    """Evaluates checkpoints of an engine on the CPU, from the same initial states each time.
 
     Args:
-        config: Of the run.
+        config: Config of the run.
         policy: Class of the policy.
     """
 
@@ -31,7 +31,7 @@ class CheckpointEvaluator:
         self._evaluation = Evaluation(config.env)
 
     def evaluate(self, checkpoint: str) -> dict[str, float]:
-        """Return what `TrainEngine.evaluate` would return in the state that was saved."""
+        """Return the metrics that `TrainEngine.evaluate` would return in the saved state."""
         if self._config.agent.num_threads:
             torch.set_num_threads(self._config.agent.num_threads)
         saved = decode(load_state(Path(checkpoint)), copy=False)["objects"]
@@ -42,42 +42,42 @@ class CheckpointEvaluator:
         return summary(self._evaluation.play(self._policy, episodes, env_steps=env_steps))
 
     def cancel(self) -> None:
-        """Leave the evaluation that is under way."""
+        """Cancel the current evaluation."""
         self._evaluation.is_cancelled = True
 
 
 class Evaluator:
-    """The way to a `CheckpointEvaluator`, which is started when it is needed, and again if it died.
+    """Starts a `CheckpointEvaluator` on first use, restarts it if it died, and forwards checkpoints to it.
 
     Args:
-        config: Of the run; its `runtime` says where.
+        config: Config of the run; `runtime` selects a thread or a Ray actor.
         policy: Class of the policy.
     """
 
     def __init__(self, config: Any, policy: type[Policy]) -> None:
         self._config, self._make = config, partial(CheckpointEvaluator, config, policy)
-        self._worker: Worker | None = None
+        self._worker: WorkerHandle | None = None
         self._last: Future[Mapping[str, float]] | None = None
 
     def begin(self, checkpoint: Path) -> "Future[Mapping[str, float]]":
-        """Begin to evaluate a checkpoint; the future raises `ConnectionError` if the process died."""
+        """Start the evaluation of a checkpoint; the future raises `ConnectionError` if the process died."""
         if self._last is not None and self._last.done() and isinstance(self._last.exception(), ConnectionError):
             self.close()
         if self._worker is None:
-            self._worker = _started(self._config, self._make)
+            self._worker = _start_worker(self._config, self._make)
         self._last = self._worker.begin("evaluate", str(checkpoint))
         return self._last
 
     def close(self) -> None:
-        """End what evaluates."""
+        """Stop the evaluator."""
         if self._worker is not None:
             self._worker.kill()
         self._worker = self._last = None
 
 
-def _started(config: Any, make: Callable[[], CheckpointEvaluator]) -> Worker:
+def _start_worker(config: Any, make: Callable[[], CheckpointEvaluator]) -> WorkerHandle:
     if config.runtime.kind == "local":
-        with preserved_generators():  # a policy draws its initial weights from the training's generators
+        with preserved_generators():  # the policy's constructor draws initial weights from the global generators
             evaluator = make()
         return ThreadWorker(lambda: evaluator, "trieye-evaluation")
     from trieye.training.exploring.in_ray import start_evaluator

@@ -1,4 +1,4 @@
-"""Evaluation: whole episodes without exploring, in environments of their own, from the same starts each time."""
+"""Evaluation: plays whole episodes without exploration, in separate environments, from fixed seeds."""
 
 import os
 import traceback
@@ -20,25 +20,25 @@ from trieye.process.progress import say
 from trieye.process.stopping import StepInterrupted, StopRequest
 from trieye.run.media import number_of
 from trieye.training.environments import make_env, seed_spaces
-from trieye.training.policy import Context, EvaluationMode, Policy, chosen_actions, mapped
+from trieye.training.policy import Context, EvaluationMode, Policy, chosen_actions, map_state
 from trieye.training.seeds import FIRST_SEED
 from trieye.training.spaces import columns_of, nested
 
-_MAX_AT_ONCE = 16
+_MAX_PARALLEL = 16
 
 
 @dataclass(slots=True)
 class Episode:
-    """How an episode went.
+    """Result of one episode.
 
     Attributes:
-        seed: Of its environment.
-        total: The undiscounted return.
-        length: Steps.
-        metrics: What `Policy.on_episode` returned.
-        frames: uint8 `[h, w, 3]` each, where pictures were asked for.
-        is_cut: Whether it was longer than `env.eval_max_steps`.
-        fps: Frames per second, `render_fps` of the environment.
+        seed: Seed of its environment.
+        total: Undiscounted return.
+        length: Number of steps.
+        metrics: Metrics returned by `Policy.on_episode`.
+        frames: Rendered frames, uint8 `[h, w, 3]` each; empty unless requested.
+        is_cut: Whether it was cut at `env.eval_max_steps` steps.
+        fps: Frames per second, the `render_fps` of the environment.
     """
 
     seed: int
@@ -51,14 +51,14 @@ class Episode:
 
 
 class Evaluation:
-    """Environments for evaluations, made when the first one is wanted.
+    """Environments for evaluations, created on first use.
 
     Args:
-        config: Of the environments; their rewards are those of the environment, neither clipped nor scaled.
-        stop: Whether a stop was requested.
+        config: Config of the environments; their rewards are neither clipped nor scaled.
+        stop: The stop request of the run.
 
     Attributes:
-        is_cancelled: Set by another thread, it ends what is played.
+        is_cancelled: Another thread sets it to cancel `play`.
     """
 
     def __init__(self, config: EnvConfig, stop: StopRequest | None = None) -> None:
@@ -66,7 +66,7 @@ class Evaluation:
         self._config = config.model_copy(update=single)
         self._stop = stop or StopRequest()
         self._envs: list[Any] = []
-        self._has_told_cut = False
+        self._has_reported_cut = False
         self.is_cancelled = False
 
     def play(
@@ -78,18 +78,18 @@ class Evaluation:
         first_seed: int = FIRST_SEED,
         with_frames: bool = False,
     ) -> list[Episode]:
-        """Play whole episodes; those under way at the same time are given to the policy at once.
+        """Play whole episodes; `policy.act` gets a batch with the observations of all running episodes.
 
         Args:
-            policy: What acts, in its evaluation mode and with a generator of its own.
-            episodes: How many, from the starts that the seeds from `first_seed` on make.
-            env_steps: For schedules.
-            first_seed: Seed of the first one.
-            with_frames: Record the pictures of the first one.
+            policy: The policy; it acts in evaluation mode, with a separate random generator.
+            episodes: Number of episodes; their seeds count up from `first_seed`.
+            env_steps: Argument of schedules.
+            first_seed: Seed of the first episode.
+            with_frames: Record frames of the first episode.
 
         Raises:
-            ConfigurationError: The environment cannot be made, or makes no pictures.
-            CancelledError: Another thread has set `is_cancelled`.
+            ConfigurationError: The environment cannot be created or rendered.
+            CancelledError: Another thread set `is_cancelled`.
             StepInterrupted: A stop was requested.
         """
         waiting = [Episode(seed) for seed in reversed(range(first_seed, first_seed + episodes))]
@@ -101,70 +101,70 @@ class Evaluation:
                 if with_frames:
                     with closing(make_env(self._config, render_mode="rgb_array")) as env:
                         waiting[-1].fps = float(env.metadata.get("render_fps") or waiting[-1].fps)
-                        self._play_some([waiting.pop()], [env], policy, ctx, done)
-                while len(self._envs) < min(len(waiting), _MAX_AT_ONCE):
+                        self._play_batched([waiting.pop()], [env], policy, ctx, done)
+                while len(self._envs) < min(len(waiting), _MAX_PARALLEL):
                     self._envs.append(make_env(self._config))
                 if waiting:
-                    self._play_some(waiting, self._envs, policy, ctx, done)
+                    self._play_batched(waiting, self._envs, policy, ctx, done)
         except StepInterrupted:
-            self._envs.clear()  # one may be in the middle of a call, and may never close
+            self._envs.clear()  # a call of one may be stuck, so that close() would block
             raise
-        self._tell_cut(done)
+        self._report_cut(done)
         return sorted(done, key=lambda episode: episode.seed)
 
-    def _play_some(
+    def _play_batched(
         self, waiting: list[Episode], envs: list[Any], policy: Policy, ctx: Context, done: list[Episode]
     ) -> None:
-        """Play the episodes that wait; each environment takes the next one when it is free."""
+        """Play the waiting episodes; free environments take the next one."""
         active: list[tuple[Any, Episode]] = []
         calls = watchdog.calls()
         free, obs, state = list(envs), dict[int, Any](), policy.initial_state(0)
         while waiting or active:
-            begun = 0
+            num_started = 0
             while waiting and free:
                 env, episode = free.pop(), waiting.pop()
                 seed_spaces(env, episode.seed)
                 with calls:
                     obs[id(env)] = env.reset(seed=episode.seed)[0]
                 active.append((env, episode))
-                begun += 1
-            state = mapped(state, _joined, policy.initial_state(begun)) if begun else state
-            columns = columns_of(_stacked([obs[id(env)] for env, _ in active]))
+                num_started += 1
+            state = map_state(state, _join, policy.initial_state(num_started)) if num_started else state
+            columns = columns_of(_stack([obs[id(env)] for env, _ in active]))
             self._check()
             with torch.inference_mode():
-                seen = nested({name: torch.from_numpy(item).to(policy.device) for name, item in columns.items()})
-                act = policy.act(seen, state, ctx)
+                batch_obs = nested({name: torch.from_numpy(item).to(policy.device) for name, item in columns.items()})
+                act = policy.act(batch_obs, state, ctx)
                 actions = chosen_actions(policy, act)
-            going = np.ones(len(active), bool)
+            is_running = np.ones(len(active), bool)
             for n, (env, episode) in enumerate(active):
                 if env.render_mode is not None:
-                    episode.frames.append(_picture(env))
+                    episode.frames.append(_frame_of(env))
                 with calls:
                     obs[id(env)], reward, terminated, truncated, info = env.step(actions[n])
                 episode.total, episode.length = episode.total + float(reward), episode.length + 1
                 episode.is_cut = not (terminated or truncated) and episode.length >= self._config.eval_max_steps
                 if terminated or truncated or episode.is_cut:
-                    going[n] = False
-                    own = {} if episode.is_cut else policy.on_episode(info)  # it reads the info of a last step
-                    episode.metrics = {name: number_of(f"eval/{name}", value) for name, value in own.items()}
+                    is_running[n] = False
+                    custom = {} if episode.is_cut else policy.on_episode(info)  # needs the info of the last step
+                    episode.metrics = {name: number_of(f"eval/{name}", value) for name, value in custom.items()}
                     done.append(episode)
                     free.append(env)
-            state = mapped(act.state, partial(_kept, going=torch.from_numpy(going)))
-            active = [pair for pair, goes in zip(active, going, strict=True) if goes]
+            state = map_state(act.state, partial(_select, is_running=torch.from_numpy(is_running)))
+            active = [pair for pair, still_running in zip(active, is_running, strict=True) if still_running]
 
     def _check(self) -> None:
         if self.is_cancelled:
             raise CancelledError("the evaluation was cancelled")
         if self._stop.is_made:
-            raise StepInterrupted("an evaluation was under way")
+            raise StepInterrupted("interrupted during an evaluation")
 
-    def _tell_cut(self, episodes: list[Episode]) -> None:
+    def _report_cut(self, episodes: list[Episode]) -> None:
         num_cut = sum(episode.is_cut for episode in episodes)
-        if num_cut and not self._has_told_cut:
-            self._has_told_cut = True
+        if num_cut and not self._has_reported_cut:
+            self._has_reported_cut = True
             say(
-                f"evaluation: {num_cut} of {len(episodes)} episodes of {self._config.id} did not end within "
-                f"env.eval_max_steps={self._config.eval_max_steps} steps and were cut; their returns count up to there"
+                f"evaluation: {num_cut} of {len(episodes)} episodes of {self._config.id} were cut at "
+                f"env.eval_max_steps={self._config.eval_max_steps} steps; their returns cover these steps only"
             )
 
     def close(self) -> None:
@@ -174,49 +174,49 @@ class Evaluation:
                 self._envs.pop().close()
 
 
-def _picture(env: Any) -> NDArray[np.uint8]:
+def _frame_of(env: Any) -> NDArray[np.uint8]:
     try:
         picture: Any = env.render()
     except (gym.error.Error, ImportError, NotImplementedError) as error:
-        raise ConfigurationError(f"{env} makes no picture for a video: {error}") from error
+        raise ConfigurationError(f"{env} cannot render a video: {error}") from error
     except Exception as error:
-        if not _is_of_mujoco(error):
+        if not _was_raised_by_mujoco(error):
             raise
         backend = os.environ.get("MUJOCO_GL", "not set")
         raise ConfigurationError(
-            f"{env} makes no picture for a video: {error}; without a display set the environment variable "
-            f"MUJOCO_GL=egl, or MUJOCO_GL=osmesa without a GPU (it is {backend})"
+            f"{env} cannot render a video: {error}; without a display set the environment variable "
+            f"MUJOCO_GL=egl, or MUJOCO_GL=osmesa without a GPU (now {backend})"
         ) from error
     if not isinstance(picture, np.ndarray):
-        raise ConfigurationError(f"{env} makes no picture for a video: its render() returned {picture!r:.60}")
+        raise ConfigurationError(f"{env} cannot render a video: render() returned {picture!r:.60}, not an array")
     return picture
 
 
-def _is_of_mujoco(error: BaseException) -> bool:
+def _was_raised_by_mujoco(error: BaseException) -> bool:
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any({"mujoco", "dm_control"} & set(name.split(".")) for name in modules)
 
 
 def summary(episodes: list[Episode]) -> dict[str, float]:
-    """Return the metrics of an evaluation."""
+    """Return the metrics of an evaluation: means, and the standard deviation of the returns."""
     returns = np.array([episode.total for episode in episodes])
-    found = {"eval/return": float(returns.mean()), "eval/return_std": float(returns.std())}
-    found["eval/length"] = float(np.mean([episode.length for episode in episodes]))
+    metrics = {"eval/return": float(returns.mean()), "eval/return_std": float(returns.std())}
+    metrics["eval/length"] = float(np.mean([episode.length for episode in episodes]))
     for name in dict.fromkeys(name for episode in episodes for name in episode.metrics):
         values = [episode.metrics[name] for episode in episodes if name in episode.metrics]
-        found[f"eval/{name}"] = float(np.mean(values))
-    return found
+        metrics[f"eval/{name}"] = float(np.mean(values))
+    return metrics
 
 
-def _stacked(observations: list[Any]) -> Any:
+def _stack(observations: list[Any]) -> Any:
     if isinstance(observations[0], dict):
         return {key: np.stack([obs[key] for obs in observations]) for key in observations[0]}
     return np.stack(observations)
 
 
-def _joined(item: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
+def _join(item: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
     return torch.cat((item, fresh))
 
 
-def _kept(item: torch.Tensor, going: torch.Tensor) -> torch.Tensor:
-    return item[going.to(item.device)]
+def _select(item: torch.Tensor, is_running: torch.Tensor) -> torch.Tensor:
+    return item[is_running.to(item.device)]

@@ -31,36 +31,36 @@ _NUM_FLAGS = 1024
 
 
 class OnNonfinite:
-    """Do what `loop.on_nonfinite` says about values that are NaN or infinite.
+    """Handles NaN and infinity as `loop.on_nonfinite` selects.
 
     Args:
-        mode: `stop` raises; `skip` counts, and reports the first of each kind; `warn` reports one a second.
-        owner: Whose values they are, for the message, such as ` of explorer 1`.
-        tell: Shows a message.
+        mode: `stop` raises; `skip` counts them, and reports the first of each kind; `warn` reports once per second.
+        owner: Owner of the values, for messages, such as ` of explorer 1`.
+        show: Shows a message.
 
     Attributes:
         counts: Number of omitted values, by kind.
-        leaves_out: Whether the training continues without such values.
+        leaves_out: Whether training continues without the values.
         where: Returns the progress of the training, for messages.
-        check_weights: Raises if weights are not finite, of which such losses and priorities are only a consequence.
+        check_weights: Raises if weights are not finite, which would explain non-finite losses and priorities.
     """
 
-    def __init__(self, mode: str = "stop", *, owner: str = "", tell: Callable[[str], None] = say) -> None:
-        self._mode, self.owner, self._tell = mode, owner, tell
+    def __init__(self, mode: str = "stop", *, owner: str = "", show: Callable[[str], None] = say) -> None:
+        self._mode, self.owner, self._show = mode, owner, show
         self.leaves_out = mode != "stop"
         self.counts: Counter[str] = Counter()
         self.where: Callable[[], str] = str
         self.check_weights: Callable[[], object] = str
-        self._told: dict[str, float] = {}
-        self._logged: Counter[str] = Counter()
+        self._last_shown_at: dict[str, float] = {}
+        self._last_counts: Counter[str] = Counter()
 
-    def found(self, kind: Kind, what: str, consequence: str, num: int = 1) -> None:
-        """Report values that are not finite.
+    def handle(self, kind: Kind, description: str, consequence: str, num: int = 1) -> None:
+        """Raise for non-finite values, or count and report them.
 
         Args:
             kind: Kind of the omitted values.
-            what: The value, its source, and when.
-            consequence: Describes the handling if the training continues.
+            description: The value, its source, and when it occurred.
+            consequence: Effect on the training if it continues.
             num: Number of omitted values.
 
         Raises:
@@ -69,42 +69,46 @@ class OnNonfinite:
         if kind in {"losses", "priorities"}:
             self.check_weights()
         if not self.leaves_out:
-            raise NonFiniteError(f"{what} (loop.on_nonfinite=skip would omit it and continue)")
+            raise NonFiniteError(f"{description} (loop.on_nonfinite=skip would omit it and continue)")
         self.counts[kind] += num
-        self.tell(kind, f"{what}: {consequence}")
+        self.show(kind, f"{description}: {consequence}")
 
-    def tell(self, kind: Kind, text: str) -> None:
-        """Show a report, if it is the first of its kind, or the mode is `warn` and none was shown within a second."""
+    def show(self, kind: Kind, text: str) -> None:
+        """Show a message: the first of its kind, and with the mode `warn` at most one per second."""
         now = time.monotonic()
-        is_due = kind not in self._told or (self._mode == "warn" and now - self._told[kind] >= _REPORT_INTERVAL_S)
+        is_due = kind not in self._last_shown_at or (
+            self._mode == "warn" and now - self._last_shown_at[kind] >= _REPORT_INTERVAL_S
+        )
         if is_due:
-            self._told[kind] = now
-            self._tell(text)
+            self._last_shown_at[kind] = now
+            self._show(text)
 
     def metrics(self) -> dict[str, float]:
         """Return the counts that changed since the last call."""
-        changed = {f"nonfinite/{kind}": float(num) for kind, num in self.counts.items() if num != self._logged[kind]}
-        self._logged = self.counts.copy()
+        changed = {
+            f"nonfinite/{kind}": float(num) for kind, num in self.counts.items() if num != self._last_counts[kind]
+        }
+        self._last_counts = self.counts.copy()
         return changed
 
 
 def is_finite(row: Array) -> bool:
-    """Return whether all numbers `[n]` are finite as float32; False is certain only for NaN and infinity."""
+    """Return whether all numbers `[n]` are finite as float32; large finite numbers may also give False."""
     if not row.size:
         return True
     if row.size > _LONG or (row.size > _SHORT and row.itemsize < _FLOAT32_BYTES):
         return float(np.abs(row).max()) < _LARGEST
     if row.size > _SHORT:
-        return float(row.dot(row)) < _LARGEST  # takes less than half as long as `abs` and `max`
-    return bool(sum(map(abs, row.tolist())) < _LARGEST)  # for a few numbers a fifth of what two calls of NumPy cost
+        return float(row.dot(row)) < _LARGEST  # takes less than half the time of `abs` and `max`
+    return bool(sum(map(abs, row.tolist())) < _LARGEST)  # for few numbers, a fifth of the time of two NumPy calls
 
 
 def finite_members(array: Array) -> NDArray[np.bool_]:
-    """Return for which `[n, ...]` all numbers are finite as float32."""
+    """Return a mask `[n]` of the members of `[n, ...]` whose numbers are all finite as float32."""
     with np.errstate(over="ignore"):
-        of_each = np.isfinite(array.astype(np.float32)).reshape(len(array), -1)
-    found: NDArray[np.bool_] = np.all(of_each, axis=1)
-    return found
+        per_member = np.isfinite(array.astype(np.float32)).reshape(len(array), -1)
+    mask: NDArray[np.bool_] = np.all(per_member, axis=1)
+    return mask
 
 
 def first_nonfinite(array: Array) -> float:
@@ -114,7 +118,7 @@ def first_nonfinite(array: Array) -> float:
 
 
 def refused_rows(rows: Mapping[str, Any]) -> tuple[str, NDArray[np.bool_]] | None:
-    """Return the first column with NaN or infinity and which rows `[n]` have any, or None if there are none."""
+    """Return the first column with NaN or infinity, and the mask `[n]` of affected rows; None if all are finite."""
     floats = {name: array for name, item in rows.items() if (array := np.asarray(item)).dtype.kind == "f"}
     if all(is_finite(array.reshape(-1)) for array in floats.values()):
         return None
@@ -132,19 +136,19 @@ def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs
         guard.check(optimizer)
 
 
-register_optimizer_step_pre_hook(_before_step)  # of all optimizers, so that no algorithm has to name its own
+register_optimizer_step_pre_hook(_before_step)  # a hook for all optimizers, so that algorithms need not register theirs
 
 
 class UpdateGuard:
-    """Let no optimizer that steps inside `with guard` apply a gradient that is NaN or infinite.
+    """Prevents optimizers that step inside `with guard` from applying NaN or infinite gradients.
 
-    On the CPU, and of optimizers that are not fused, each update is decided before it is made. A fused optimizer on
-    another device gets a flag that its kernel reads (as from `torch.amp.GradScaler`), so nothing waits for the device;
-    `settle` fetches the flags. Optimizers that a `GradScaler` steps are left to it: it looks for infinity to adapt.
+    On the CPU, and for optimizers that are not fused, each update is checked before it is made. A fused optimizer on
+    another device gets a flag that its kernel reads (as from `torch.amp.GradScaler`), so that the host does not wait;
+    `settle` fetches the flags. Optimizers under a `GradScaler` are not checked, because it needs infinities to adapt.
 
     Args:
-        engine: Whose updates they are: has `updates`, `env_steps`, modules and optimizers.
-        on_nonfinite: Decides.
+        engine: The engine, with `updates`, `env_steps`, modules and optimizers.
+        on_nonfinite: Handles refused updates.
         in_flags: Use flags on the CPU, too.
     """
 
@@ -153,8 +157,8 @@ class UpdateGuard:
         self._plans: dict[int, _Plan] = {}
         self._pending: list[tuple[_Plan, int]] = []
         self._num_refused = 0
-        self._is_due_at = time.monotonic() + _CHECK_INTERVAL_S
-        self._excepted: frozenset[str] = frozenset(name for name, _ in _bad_tensors(engine))
+        self._next_check_at = time.monotonic() + _CHECK_INTERVAL_S
+        self._initially_bad: frozenset[str] = frozenset(name for name, _ in _bad_tensors(engine))
         self._token: Token[UpdateGuard | None] | None = None
 
     def __enter__(self) -> None:
@@ -166,38 +170,38 @@ class UpdateGuard:
         _ACTIVE.reset(self._token)
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
-        """Keep an optimizer from making its next step if a gradient is not finite.
+        """Prevent the next step of an optimizer if a gradient is not finite.
 
         Raises:
-            NonFiniteError: The mode is `stop`, or no update was finite for a long time.
+            NonFiniteError: The mode is `stop`, or 100 consecutive updates were refused.
         """
         plan = self._plans.get(id(optimizer))
         if plan is None or plan.optimizer is not optimizer:
             plan = self._plans[id(optimizer)] = _Plan(optimizer, in_flags=self._in_flags)
-        given = vars(optimizer).get("found_inf")
-        if given is not None and given is not plan.given:
-            return  # a GradScaler's
+        found_inf = vars(optimizer).get("found_inf")
+        if found_inf is not None and found_inf is not plan.assigned_flag:
+            return  # set by a GradScaler
         grads = [grad for group in optimizer.param_groups for p in group["params"] if (grad := p.grad) is not None]
         if not grads:
             return
         flag = plan.flag(grads)
         if plan.is_deferred:
-            optimizer.found_inf = plan.given = flag  # type: ignore[attr-defined]  # read by the fused step
+            optimizer.found_inf = plan.assigned_flag = flag  # type: ignore[attr-defined]  # read by the fused step
             self._pending.append((plan, self._engine.updates))
             if len(plan.flags) == plan.num_used:
                 self._fetch()
         elif flag.item():
             flag.zero_()
-            self._refuse(plan, _what(self._engine, optimizer), self._engine.updates)
+            self._refuse(plan, _describe(self._engine, optimizer), self._engine.updates)
             plan.withhold()
         else:
             plan.num_in_a_row = 0
 
     def settle(self, values: Mapping[str, Any]) -> None:
-        """Count refused updates of a step, and check its losses and, now and then, the weights.
+        """Count the refused updates of a step, check its losses and, once per second, the weights.
 
         Args:
-            values: Metrics of the step; names with `loss` are checked.
+            values: Metrics of the step; those with `loss` in their name are checked.
 
         Raises:
             NonFiniteError: The mode is `stop`, or the damage cannot be undone.
@@ -207,31 +211,31 @@ class UpdateGuard:
         for name, value in values.items():
             if value is None or "loss" not in name.lower() or math.isfinite(number := number_of(name, value)):
                 continue
-            if not self._num_refused:  # else an update was reported, whose loss it is
-                what = f"metric {name} is {number:g} {self._on_nonfinite.where()}"
-                self._on_nonfinite.found("losses", what, "its gradients are finite, and the update was made")
-        if time.monotonic() >= self._is_due_at:
+            if not self._num_refused:  # otherwise the refused update, already reported, explains the loss
+                message = f"metric {name} is {number:g} {self._on_nonfinite.where()}"
+                self._on_nonfinite.handle("losses", message, "its gradients are finite, and the update was made")
+        if time.monotonic() >= self._next_check_at:
             self.check_weights()
 
     def check_weights(self) -> None:
-        """Raise if a weight, a buffer or a moment of an optimizer is NaN or infinite that was not so at first.
+        """Raise if a weight, a buffer or an optimizer moment is NaN or infinite that was finite at the start.
 
         Raises:
-            NonFiniteError: One is.
+            NonFiniteError: A tensor is not finite.
         """
-        self._is_due_at = time.monotonic() + _CHECK_INTERVAL_S
+        self._next_check_at = time.monotonic() + _CHECK_INTERVAL_S
         for name, tensor in _bad_tensors(self._engine):
-            if name not in self._excepted:
+            if name not in self._initially_bad:
                 raise NonFiniteError(
-                    f"{name} is {first_bad(tensor):g} {self._on_nonfinite.where()}: something else than a finite "
-                    "gradient changed it; resume from the last checkpoint, and look at what changes weights besides "
+                    f"{name} is {first_bad(tensor):g} {self._on_nonfinite.where()}, although all applied gradients "
+                    "were finite; resume from the last checkpoint, and check for code that changes weights other than "
                     "optimizers"
                 )
 
     def _fetch(self) -> None:
-        """Take note of the flags of the updates since the last call; one transfer for each optimizer."""
+        """Fetch and process the flags of the updates since the last call; one transfer for each optimizer."""
         pending, self._pending = self._pending, []
-        flags = {id(plan): iter(plan.fetched()) for plan, _ in pending}
+        flags = {id(plan): iter(plan.fetch()) for plan, _ in pending}
         for plan, update in pending:
             if next(flags[id(plan)]):
                 name = _name_of(self._engine, plan.optimizer)
@@ -239,14 +243,16 @@ class UpdateGuard:
             else:
                 plan.num_in_a_row = 0
 
-    def _refuse(self, plan: "_Plan", what: str, update: int) -> None:
-        self.check_weights()  # if they are not finite, their gradients are only a consequence
+    def _refuse(self, plan: "_Plan", description: str, update: int) -> None:
+        self.check_weights()  # non-finite weights would be the cause
         self._num_refused += 1
         plan.num_in_a_row += 1
-        told = f"{what} in update {update} at environment step {self._engine.env_steps}"
+        message = f"{description} in update {update} at environment step {self._engine.env_steps}"
         if plan.num_in_a_row >= MAX_IN_A_ROW:
-            raise NonFiniteError(f"{told}, and so it was in {MAX_IN_A_ROW} updates in a row: nothing is learned")
-        self._on_nonfinite.found("updates", told, "the update was not made")
+            raise NonFiniteError(
+                f"{message}, in the last of {MAX_IN_A_ROW} consecutive refused updates: training has stalled"
+            )
+        self._on_nonfinite.handle("updates", message, "the update was not made")
 
 
 class _Plan:
@@ -254,32 +260,32 @@ class _Plan:
 
     Attributes:
         optimizer: The optimizer.
-        is_deferred: Whether its own kernel reads the flag.
-        given: The flag that it was given last.
-        flags: float32 `[n]`, one for each update until they are fetched; a single one if nothing is deferred.
-        num_used: How many are in use.
-        num_in_a_row: Updates that were refused since the last finite one.
+        is_deferred: Whether the optimizer's kernel reads the flag.
+        assigned_flag: The flag last assigned to the optimizer.
+        flags: float32 `[n]`, one for each update until they are fetched; a single one if not deferred.
+        num_used: Number of flags in use.
+        num_in_a_row: Refused updates since the last finite one.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, in_flags: bool) -> None:
         self.optimizer = optimizer
         params = [p for group in optimizer.param_groups for p in group["params"]]
         device = params[0].device
-        # what decides by itself without the host is what GradScaler leaves it to
+        # GradScaler also checks this attribute to find optimizers whose kernel reads the flag
         is_fused = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         self.is_deferred = is_fused and (in_flags or device.type != "cpu")
-        self.given: torch.Tensor | None = None
+        self.assigned_flag: torch.Tensor | None = None
         self.num_used = self.num_in_a_row = 0
         self.flags = torch.zeros(_NUM_FLAGS if self.is_deferred else 1, device=device)
         self._only_flag = None if self.is_deferred else self.flags[0]  # indexing a tensor takes 1.5 µs
         self._one = torch.ones((), device=device)
-        # the kernel of GradScaler takes tensors of one device and type
+        # GradScaler's kernel requires tensors of one device and dtype
         kinds = {(p.device, p.dtype) for p in params}
         is_dense = all(p.grad is None or p.grad.layout is torch.strided for p in params)
         self._is_uniform = is_dense and kinds == {(device, torch.float32)} and device.type in {"cpu", "cuda"}
 
     def flag(self, grads: list[torch.Tensor]) -> torch.Tensor:
-        """Return a flag, a number on the device, above 0 if a gradient is not finite."""
+        """Return a flag, a number on the device that is above 0 if a gradient is not finite."""
         flag = self.flags[self.num_used] if self._only_flag is None else self._only_flag
         if self._is_uniform:
             torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, self._one)
@@ -289,28 +295,28 @@ class _Plan:
         self.num_used += self.is_deferred
         return flag
 
-    def fetched(self) -> list[float]:
-        """Return the flags in use, which are free again."""
-        found: list[float] = self.flags[: self.num_used].tolist()
-        if any(found):
+    def fetch(self) -> list[float]:
+        """Return the values of the flags in use, and release them."""
+        values: list[float] = self.flags[: self.num_used].tolist()
+        if any(values):
             self.flags = torch.zeros_like(self.flags)
         self.num_used = 0
-        if getattr(self.optimizer, "found_inf", None) is self.given:
+        if getattr(self.optimizer, "found_inf", None) is self.assigned_flag:
             self.optimizer.found_inf = None  # type: ignore[attr-defined]
-        return found
+        return values
 
     def withhold(self) -> None:
-        """Take the gradients away until the step is over: without them an optimizer changes nothing."""
-        held = [(p, p.grad) for group in self.optimizer.param_groups for p in group["params"]]
-        for param, _ in held:
+        """Remove the gradients until the step ends: without them an optimizer changes nothing."""
+        gradients = [(p, p.grad) for group in self.optimizer.param_groups for p in group["params"]]
+        for param, _ in gradients:
             param.grad = None
 
-        def give_back(*_: object) -> None:
-            for param, grad in held:
+        def restore(*_: object) -> None:
+            for param, grad in gradients:
                 param.grad = grad
             handle.remove()
 
-        handle = self.optimizer.register_step_post_hook(give_back)
+        handle = self.optimizer.register_step_post_hook(restore)
 
 
 def _values(grad: torch.Tensor) -> torch.Tensor:
@@ -318,7 +324,7 @@ def _values(grad: torch.Tensor) -> torch.Tensor:
 
 
 def _owned(engine: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the modules, optimizers and learned tensors among the attributes of an engine."""
+    """Yield the modules, optimizers and parameters among the attributes of an engine."""
     for name, value in vars(engine).items():
         is_learned = isinstance(value, torch.Tensor) and value.requires_grad
         if name[0] != "_" and (is_learned or isinstance(value, torch.nn.Module | torch.optim.Optimizer)):
@@ -326,15 +332,15 @@ def _owned(engine: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _named_tensors(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the floating-point tensors of an engine that a checkpoint holds."""
+    """Yield the floating-point tensors of an engine that checkpoints contain, with their names."""
     names: dict[int, str] = {}
     optimizers: list[tuple[str, torch.optim.Optimizer]] = []
     for owner, value in _owned(engine):
         if isinstance(value, torch.optim.Optimizer):
             optimizers.append((owner, value))
             continue
-        named = {"": value} if isinstance(value, torch.Tensor) else {**value.state_dict(keep_vars=True)}
-        for name, tensor in named.items():
+        named_tensors = {"": value} if isinstance(value, torch.Tensor) else {**value.state_dict(keep_vars=True)}
+        for name, tensor in named_tensors.items():
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and id(tensor) not in names:
                 names[id(tensor)] = f"{owner}.{name}".rstrip(".")
                 yield names[id(tensor)], tensor
@@ -346,21 +352,21 @@ def _named_tensors(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def first_bad(tensor: torch.Tensor) -> float:
-    """Return the first NaN or infinity of a tensor that has any."""
+    """Return the first NaN or infinity of a tensor that contains one."""
     return float(tensor[~torch.isfinite(tensor)][0].item())
 
 
 def _bad_tensors(engine: Any) -> Iterable[tuple[str, torch.Tensor]]:
-    """Return the tensors that are not finite, by name; one transfer for each device."""
+    """Return the non-finite tensors of an engine with their names; one transfer for each device."""
     tensors = list(_named_tensors(engine))
     by_device: dict[torch.device, list[int]] = {}
-    for place, (_, tensor) in enumerate(tensors):
-        by_device.setdefault(tensor.device, []).append(place)
+    for index, (_, tensor) in enumerate(tensors):
+        by_device.setdefault(tensor.device, []).append(index)
     bad: list[int] = []
-    for places in by_device.values():
-        are_finite = torch.stack([torch.isfinite(tensors[place][1].detach()).all() for place in places]).tolist()
-        bad += [place for place, good in zip(places, are_finite, strict=True) if not good]
-    return [tensors[place] for place in sorted(bad)]
+    for indices in by_device.values():
+        are_finite = torch.stack([torch.isfinite(tensors[index][1].detach()).all() for index in indices]).tolist()
+        bad += [index for index, good in zip(indices, are_finite, strict=True) if not good]
+    return [tensors[index] for index in sorted(bad)]
 
 
 def _name_of(engine: Any, optimizer: torch.optim.Optimizer) -> str:
@@ -368,21 +374,21 @@ def _name_of(engine: Any, optimizer: torch.optim.Optimizer) -> str:
     return names[0] if names else type(optimizer).__name__
 
 
-def _what(engine: Any, optimizer: torch.optim.Optimizer) -> str:
-    """Return which gradient of an optimizer is not finite."""
+def _describe(engine: Any, optimizer: torch.optim.Optimizer) -> str:
+    """Describe the first gradient of an optimizer that is not finite."""
     names = {id(tensor): name for name, tensor in _named_tensors(engine)}
     for group in optimizer.param_groups:
         for number, param in enumerate(group["params"]):
             if param.grad is not None and not torch.isfinite(values := _values(param.grad)).all():
                 name = names.get(id(param), f"weight {number}")
                 owner = _name_of(engine, optimizer)
-                return f"the gradient of {name} is {first_bad(values):g} ({owner}){_of_batch(engine)}"
+                return f"the gradient of {name} is {first_bad(values):g} ({owner}){_describe_batch(engine)}"
     return f"a gradient of {_name_of(engine, optimizer)} is not finite"
 
 
-def _of_batch(engine: Any) -> str:
-    """Return which column of the newest batch is not finite, if one is."""
-    newest = getattr(engine, "_newest", None)
+def _describe_batch(engine: Any) -> str:
+    """Describe the first column of the newest batch that is not finite; empty if there is none."""
+    newest = getattr(engine, "_newest_batch", None)
     for name, tensor in (newest.data if newest else {}).items():
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
             return f", whose batch has {first_bad(tensor):g} in {name!r},"

@@ -1,4 +1,4 @@
-"""Advantages of what was collected."""
+"""gae: generalized advantage estimates of collected rows."""
 
 from typing import NamedTuple
 
@@ -9,11 +9,11 @@ from trieye.training.rows import Rows
 
 
 class Advantages(NamedTuple):
-    """What `gae` returns.
+    """Advantages and value targets.
 
     Attributes:
         advantages: float32 `[t, n]`; 0 where a row is not valid.
-        returns: float32 `[t, n]`, the targets of the values: advantages plus values.
+        returns: float32 `[t, n]`, targets of the value function: advantages plus values.
     """
 
     advantages: torch.Tensor
@@ -23,23 +23,22 @@ class Advantages(NamedTuple):
 def gae(rows: Rows, last_value: torch.Tensor, *, gamma: float, lam: float) -> Advantages:
     """Return generalized advantage estimates (Schulman et al. 2016, equation 16).
 
-    An episode that terminated is worth nothing afterwards; one that was truncated is worth the value of the observation
-    after its last step, and so are the rows that were collected last.
+    After termination the value is 0. After truncation, and after the last row, it is the value of the next observation.
 
     Args:
-        rows: What was collected, with the value of each observation as the extra `value`, `[t, n]`.
-        last_value: `[n]`, the values of the observations after the last row, `rows.after`.
+        rows: Collected rows; the extra `value`, `[t, n]`, holds the value of each observation.
+        last_value: `[n]`, values of the observations after the last row, `rows.after`.
         gamma: Discount.
-        lam: Decay of the terms further away: 0 = one step, 1 = all of them.
+        lam: Decay of later temporal differences: 0 = one-step, 1 = Monte Carlo.
     """
     values = torch.cat((rows["value"].float(), last_value.float().reshape(1, -1))).cpu().numpy()
     terminated, done = rows.arrays["terminated"], rows.arrays["terminated"] | rows.arrays["truncated"]
     deltas = rows.arrays["reward"] + gamma * ~terminated * values[1:] - values[:-1]
-    deltas, decays = deltas * rows.valid, gamma * lam * ~done * rows.valid  # nothing passes the row of a reset
+    deltas, decays = deltas * rows.valid, gamma * lam * ~done * rows.valid  # rows of resets block propagation
     advantages = np.empty(deltas.shape, np.float32)
     later = np.zeros(deltas.shape[1])
     for t in range(len(deltas) - 1, -1, -1):
         later = deltas[t] + decays[t] * later
         advantages[t] = later
-    found = torch.from_numpy(advantages).to(rows.device)
-    return Advantages(found, found + rows["value"].float())
+    estimates = torch.from_numpy(advantages).to(rows.device)
+    return Advantages(estimates, estimates + rows["value"].float())

@@ -1,4 +1,4 @@
-"""train and evaluate: what the commands of a project call; engines are imported when one is needed."""
+"""train, evaluate and bench: entry points of a project's commands; engines are imported only when needed."""
 
 import json
 from fnmatch import fnmatchcase
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trieye.checkpoints.store import CheckpointStore, Which, load_checkpoint
+from trieye.config.locations import checkpoint_reference
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.files.atomic import write_atomic
@@ -22,23 +23,23 @@ if TYPE_CHECKING:
 
 
 def train(config: TrieyeConfig) -> float | None:
-    """Do what `config.mode` says with the class that `config.agent.engine` names.
+    """Run `config.mode` with the class named by `config.agent.engine`.
 
     Args:
         config: The config of the run.
 
     Returns:
-        The best value of `loop.objective`, by which sweeps compare; None if there is none, as with `mode=explore`.
+        The best value of `loop.objective`, which sweeps compare; None without one, as with `mode=explore`.
 
     Raises:
-        ConfigurationError: There is no such class, or the config sets no limit.
-        CheckpointError: A checkpoint does not fit, or cannot be saved.
+        ConfigurationError: The class does not exist, or the config sets no limit.
+        CheckpointError: A checkpoint does not match, or cannot be saved.
         RunInterrupted: A signal asked the run to stop; its state is saved.
     """
     agent: Any = getattr(config, "agent", None)
     if agent is None or not hasattr(agent, "engine"):
         raise ConfigurationError(
-            f"train(): {type(config).__name__} has no agent.engine; make it a subclass of trieye.TrainingConfig"
+            f"train(): {type(config).__name__} has no agent.engine; derive it from trieye.TrainingConfig"
         )
     if isinstance(config, TrainingConfig) and config.mode == "bench":
         return bench(config)
@@ -47,7 +48,7 @@ def train(config: TrieyeConfig) -> float | None:
 
         explore(config)
         return None
-    return run_experiment(agent.engine, config).objective  # by its name: torch takes seconds, a finished run none
+    return run_experiment(agent.engine, config).objective  # a name: a finished run is reported without importing torch
 
 
 def evaluate(
@@ -59,26 +60,26 @@ def evaluate(
     video: str | Path | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Play whole episodes with the policy of a run, without exploring; nothing of the run changes.
+    """Play whole episodes with the policy of a run, without exploration; the run is not modified.
 
-    A run whose config has the key `evaluator`, such as `my_agent.sb3:evaluate`, is evaluated by the function that it
-    names, which takes the same arguments.
+    If the config of the run has the key `evaluator`, such as `my_agent.sb3:evaluate`, the function that it names is
+    called instead, with the same arguments.
 
     Args:
         run: A stored run, its directory, or its name: `run` or `app/run`.
-        which: The best checkpoint (the newest one if none was rated), the newest one, or that of a step.
-        episodes: How many.
-        first_seed: Seed of the first one; the others count on from it.
-        video: A GIF of the first episode is written here; None: none.
-        device: Where the policy acts: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto`.
+        which: `best` (the latest checkpoint if none was rated), `latest`, or a step.
+        episodes: Number of episodes.
+        first_seed: Seed of the first episode; the following seeds count up from it.
+        video: Path of a GIF of the first episode; None writes no video.
+        device: Device of the policy: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto`.
 
     Returns:
-        `run`, `checkpoint` (its path), `is_best` (False if it is just the newest), `step`, `episodes`, `return_mean`,
-        `return_std`, `return_min`, `return_max`, `length_mean`, `returns` (of each episode, in the order of seeds), and
+        `run`, `checkpoint` (its path), `is_best` (False if it is only the latest), `step`, `episodes`, `return_mean`,
+        `return_std`, `return_min`, `return_max`, `length_mean`, `returns` (one per episode, in the order of seeds), and
         the mean of each metric of `Policy.on_episode`.
 
     Raises:
-        CheckpointError: There is no such checkpoint, or it is not that of an engine.
+        CheckpointError: The checkpoint does not exist, or no engine saved it.
         ConfigurationError: The run's engine, its environment or the device does not exist.
     """
     import numpy as np
@@ -106,7 +107,7 @@ def evaluate(
     if video is not None:
         _write_gif(Path(video), played[0].frames, played[0].fps)
     returns = np.array([episode.total for episode in played])
-    own = {name.partition("/")[2]: value for name, value in summary(played).items()}
+    metrics = {name.partition("/")[2]: value for name, value in summary(played).items()}
     return {
         "run": run_dir.resolve().name,
         "checkpoint": str(saved.path),
@@ -117,23 +118,23 @@ def evaluate(
         "return_std": float(returns.std()),
         "return_min": float(returns.min()),
         "return_max": float(returns.max()),
-        "length_mean": own.pop("length"),
-        **{name: value for name, value in own.items() if name not in {"return", "return_std"}},
+        "length_mean": metrics.pop("length"),
+        **{name: value for name, value in metrics.items() if name not in {"return", "return_std"}},
         "returns": returns.tolist(),
     }
 
 
 def bench(config: TrainingConfig) -> float:
-    """Evaluate checkpoints of the run that `config.run_name` names, and write what came out to its `bench.json`.
+    """Evaluate checkpoints of the run named by `config.run_name`, and write the results to its `bench.json`.
 
     Returns:
         The best mean return.
 
     Raises:
-        CheckpointError: There is none, or none that `bench.which` fits.
+        CheckpointError: The run has no checkpoint, or none matches `bench.checkpoints`.
     """
     run_dir = RunFiles(config.persistence).run_base_dir
-    chosen = _chosen(run_dir, config.bench.which)
+    chosen = _selected_checkpoints(run_dir, config.bench.checkpoints)
     reports: list[dict[str, Any]] = []
     for number, which in enumerate(chosen, 1):
         report = evaluate(run_dir, which, episodes=config.bench.episodes)
@@ -142,23 +143,23 @@ def bench(config: TrainingConfig) -> float:
         say(f"{run_dir.name}, step {report['step']} ({number} of {len(chosen)}): return {spread}")
     path = run_dir / "bench.json"
     write_atomic(path, json.dumps(reports, indent=1).encode())
-    say(f"{len(reports)} checkpoints, {config.bench.episodes} episodes each, are in {path}")
+    say(f"wrote {path}: {len(reports)} checkpoints, {config.bench.episodes} episodes each")
     return max(float(report["return_mean"]) for report in reports)
 
 
-def _chosen(run_dir: Path, which: str) -> list[Which]:
-    """Return the checkpoints that `latest`, `best`, `each`, or a pattern of their names means."""
-    named: dict[str, Which] = {"latest": "latest", "best": "best"}
-    if which in named:
-        return [named[which]]
+def _selected_checkpoints(run_dir: Path, which: str) -> list[Which]:
+    """Return the checkpoints selected by `latest`, `best`, `step:N`, `each`, or a pattern of their names."""
+    reference = checkpoint_reference(which)
+    if reference is not None and reference.run_name is None:
+        return [reference.which]
     entries = CheckpointStore(run_dir / "checkpoints", read_only=True).entries()
     if not entries:
-        raise CheckpointError(f"{run_dir} holds no checkpoint; name a run by run_name=NAME")
-    found: list[Which] = [entry.step for entry in entries if which == "each" or fnmatchcase(entry.path.name, which)]
-    if not found:
+        raise CheckpointError(f"{run_dir} has no checkpoints; select a run with run_name=NAME")
+    matches: list[Which] = [entry.step for entry in entries if which == "each" or fnmatchcase(entry.path.name, which)]
+    if not matches:
         names = ", ".join(entry.path.name for entry in entries)
-        raise CheckpointError(f"bench.which={which} fits no checkpoint of {run_dir} (there are: {names})")
-    return found
+        raise CheckpointError(f"bench.checkpoints={which} matches no checkpoint of {run_dir} (choose from: {names})")
+    return matches
 
 
 def _write_gif(path: Path, frames: "list[NDArray[np.uint8]]", fps: float) -> None:

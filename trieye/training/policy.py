@@ -1,4 +1,4 @@
-"""Policy: a torch module that acts; its parameters and buffers are what is published, saved and loaded."""
+"""Policy: a torch module that chooses actions; its parameters and buffers are published, saved and loaded."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,18 +19,18 @@ ConfigT = TypeVar("ConfigT", bound=TrainingConfig, default=Any)
 AgentT = TypeVar("AgentT", bound=AgentConfig, default=Any)
 
 Obs = torch.Tensor | dict[str, torch.Tensor]
-"""Observations `[n, ...]`, of each key if the space is a `Dict`."""
+"""Observations `[n, ...]`; a dict with one tensor per key if the space is a `Dict`."""
 
 
 @dataclass(slots=True)
 class Context:
-    """What a policy is told beside observations.
+    """Inputs of `act` besides observations and state.
 
     Attributes:
         explore: Whether to explore; False in evaluations.
-        env_steps: What schedules are called with: environment steps made so far, or updates with `mode=train`.
-        generator: Random generator on the policy's device, for all that is random in `act`: saved, so that a run that
-            was killed goes on with the same numbers.
+        env_steps: Argument of schedules: environment steps so far, or updates with `mode=train`.
+        generator: Random generator on the policy's device. Draw all random numbers of `act` from it: it is saved, so
+            a resumed run draws the same numbers.
     """
 
     explore: bool
@@ -40,13 +40,13 @@ class Context:
 
 @dataclass(slots=True)
 class Act:
-    """What a policy chose.
+    """Actions chosen by a policy.
 
     Attributes:
-        action: `[n, ...]`, as the action space wants them: int64 indices, or numbers within its bounds.
-        extras: `[n, ...]` by name, kept beside each row for the training: the log probability, the value.
-        state: Of a recurrent policy, tensors `[n, ...]` in the form of `initial_state`; given back with the next
-            observations.
+        action: `[n, ...]` in the form of the action space: int64 indices, or numbers within its bounds.
+        extras: `[n, ...]` by name, stored with each row for training, such as log probability and value.
+        state: State of a recurrent policy, tensors `[n, ...]` in the form of `initial_state`; passed to `act` with the
+            next observations.
     """
 
     action: torch.Tensor
@@ -55,23 +55,23 @@ class Act:
 
 
 class Policy(nn.Module, Generic[ConfigT, AgentT]):
-    """A module that acts, made from the config and the spaces alone.
+    """A module that chooses actions, constructed from the config and the spaces alone.
 
-    Engines, evaluations, `trieye.load_policy`, and explorers make it by `cls(config, spaces)`, and load its weights.
-    Subclasses name the types of their config, `class QPolicy(Policy[TrainConfig, DQNConfig])`, call
-    `super().__init__(config, spaces)`, then make their networks.
+    Engines, evaluations, explorers and `trieye.load_policy` call `cls(config, spaces)` and load the weights.
+    Subclasses declare their config types, `class QPolicy(Policy[TrainConfig, DQNConfig])`, call
+    `super().__init__(config, spaces)`, then create their networks.
 
     Args:
         config: The config of the run.
         spaces: The spaces of its environment.
 
     Attributes:
-        config: Likewise.
+        config: The config of the run.
         agent: `config.agent`.
-        spaces: Likewise.
-        schedule_step: What `predict` calls schedules with: `TrainEngine.schedule_step` when the loaded state was saved.
-        normalizer: Makes observations of mean 0 and standard deviation 1 where `env.normalize_observations` says so,
-            else returns them unchanged; `act` and the losses call it.
+        spaces: The spaces of its environment.
+        schedule_step: Argument of schedules in `predict`: `TrainEngine.schedule_step` at the time of the checkpoint.
+        normalizer: Normalizes observations to mean 0 and standard deviation 1 with `env.normalize_observations`, else
+            returns them unchanged. Call it in `act` and in the losses.
     """
 
     def __init__(self, config: ConfigT, spaces: Spaces) -> None:
@@ -84,32 +84,33 @@ class Policy(nn.Module, Generic[ConfigT, AgentT]):
         )
 
     def act(self, obs: Obs, state: Any, ctx: Context) -> Act:
-        """Choose actions; called in evaluation mode (no dropout, running statistics), and without gradients.
+        """Choose actions; called in evaluation mode (no dropout, running statistics) and without gradients.
 
         Args:
             obs: `[n, ...]` on the policy's device.
-            state: What the last `act` gave as `state`, and that of `initial_state` where an episode begins; None if
-                there is none.
-            ctx: Whether to explore, and how far the training is.
+            state: `Act.state` of the previous call, with the rows of `initial_state` where an episode begins; None for
+                a policy without state.
+            ctx: Exploration flag, schedule step and random generator.
         """
         raise NotImplementedError(f"{type(self).__name__} has no act()")
 
     def predict(self, obs: ArrayLike | Mapping[str, ArrayLike], deterministic: bool = True) -> NDArray[Any]:
-        """Choose actions for NumPy observations, as `trieye.make_env` gives them.
+        """Choose actions for NumPy observations, as environments of `trieye.make_env` return them.
 
         Args:
-            obs: One observation, or several `[n, ...]`; a dict of such where the space is one.
-            deterministic: Act as in evaluations; False explores, and draws from a generator that torch's global one
-                seeds.
+            obs: One observation or a batch `[n, ...]`; a dict of these if the space is a `Dict`.
+            deterministic: Act as in evaluations. False explores, with a generator seeded from torch's global one.
 
         Returns:
-            The action in the form that the action space wants, or actions `[n, ...]`.
+            One action in the form of the action space, or a batch `[n, ...]`.
 
         Raises:
-            ConfigurationError: `obs` does not have the keys and shapes of the space, or the policy is recurrent.
+            ConfigurationError: The keys or shapes of `obs` do not match the space, or the policy is recurrent.
         """
         if self.initial_state(1) is not None:
-            raise ConfigurationError(f"{_name(self)} is recurrent: predict() keeps no state; call act() with one")
+            raise ConfigurationError(
+                f"{_name(self)} is recurrent, and predict() does not carry its state; call act() with a state"
+            )
         batch, is_single = as_batch(obs, self.spaces.observation)
         columns = {name: torch.from_numpy(column).to(self.device) for name, column in columns_of(batch).items()}
         seed = 0 if deterministic else int(torch.randint(1 << 62, ()))
@@ -120,18 +121,18 @@ class Policy(nn.Module, Generic[ConfigT, AgentT]):
         return actions[0] if is_single else actions
 
     def initial_state(self, n: int) -> Any:
-        """Return the state of a recurrent policy where `n` episodes begin: a tensor `[n, ...]` or a dict of such."""
+        """Return a recurrent policy's state at the start of `n` episodes: a tensor `[n, ...]` or a dict of them."""
         del n
 
     def on_episode(self, info: Mapping[str, Any]) -> Mapping[str, float]:
-        """Return metrics of one's own of an episode that has ended, from the `info` of its last step."""
+        """Return custom metrics of a finished episode, from the `info` of its last step."""
         del info
         return {}
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
-        tensors = chain(self.parameters(), self.buffers())  # lazy: listing all of them takes four times as long
+        """Device of the weights."""
+        tensors = chain(self.parameters(), self.buffers())  # lazy: a list of all of them takes four times as long
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
@@ -161,7 +162,7 @@ class EvaluationMode:
 
 
 def chosen_actions(policy: Policy, act: object) -> NDArray[Any]:
-    """Return the chosen actions, `[n, ...]`, for environments.
+    """Return the chosen actions `[n, ...]` as an array.
 
     Raises:
         ConfigurationError: `act()` did not return an `Act` with a tensor.
@@ -179,8 +180,8 @@ def _name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def mapped(state: Any, change: Callable[..., torch.Tensor], *others: Any) -> Any:
-    """Return the state of a recurrent policy with each tensor changed, given those of other states in its place."""
+def map_state(state: Any, change: Callable[..., torch.Tensor], *others: Any) -> Any:
+    """Apply `change` to each tensor of a policy state, together with the same tensor of the other states."""
     if isinstance(state, dict):
         return {key: change(item, *(other[key] for other in others)) for key, item in state.items()}
     return None if state is None else change(state, *others)
@@ -195,7 +196,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, obs: torch.Tensor) -> Self:
-        """Return those of observations `[n, ...]`, at least one."""
+        """Return the moments of observations `[n, ...]`, `n >= 1`."""
         obs = obs.float()
         return cls(len(obs), obs.mean(0), obs.var(0, unbiased=False))
 
@@ -205,15 +206,15 @@ class Moments(NamedTuple):
 
 
 class Normalizer(nn.Module):
-    """Observations less their mean, over their standard deviation, of all that were collected so far.
+    """Normalizes observations by the mean and standard deviation of all observations collected so far.
 
     The running moments are buffers: they are published, saved and loaded with the policy. Batches are merged by the
-    parallel algorithm of Chan, Golub and LeVeque (1979). A deep copy of a policy, such as a target network, shares it:
-    what observations are like has no slow form.
+    parallel algorithm of Chan, Golub and LeVeque (1979). A deep copy of a policy, such as a target network, shares the
+    normalizer, because the moments describe the observations, not the weights.
 
     Args:
-        shape: Of one observation.
-        clip: Bound of what comes out.
+        shape: Shape of one observation.
+        clip: Bound of the absolute normalized values.
     """
 
     mean: torch.Tensor
@@ -225,34 +226,34 @@ class Normalizer(nn.Module):
         self.clip = clip
         self.register_buffer("mean", torch.zeros(shape))
         self.register_buffer("variance", torch.ones(shape))
-        self.register_buffer("count", torch.tensor(0))  # an integer, as some devices (mps) have no float64
+        self.register_buffer("count", torch.tensor(0))  # an integer, because some devices (mps) have no float64
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """Normalize `[..., *shape]`."""
+        """Normalize observations `[..., *shape]`."""
         return ((obs - self.mean) * (self.variance + 1e-8).rsqrt()).clamp(-self.clip, self.clip)
 
     def update(self, obs: torch.Tensor) -> None:
-        """Take observations `[n, *shape]` into account."""
+        """Update the moments with observations `[n, *shape]`."""
         if len(obs):
             self.merge(Moments.of(obs))
 
     @torch.no_grad()
-    def merge(self, found: Moments) -> None:
-        """Take the moments of observations into account."""
-        mean, variance = found.mean.to(self.mean), found.variance.to(self.mean)
-        self.count += found.num
-        weight = found.num / self.count  # of the new observations
+    def merge(self, moments: Moments) -> None:
+        """Merge moments of new observations into the running moments."""
+        mean, variance = moments.mean.to(self.mean), moments.variance.to(self.mean)
+        self.count += moments.num
+        weight = moments.num / self.count  # of the new observations
         delta = mean - self.mean
         self.variance.lerp_(variance, weight).add_(delta.square() * weight * (1 - weight))
         self.mean.lerp_(mean, weight)
 
 
-def merge_moments(policy: nn.Module, found: Iterable[Moments]) -> None:
-    """Let all normalizers of a policy take moments of observations into account."""
+def merge_moments(policy: nn.Module, batches: Iterable[Moments]) -> None:
+    """Merge moments of new observations into all normalizers of a policy."""
     normalizers = [module for module in policy.modules() if isinstance(module, Normalizer)]
-    for moments in found:
+    for moments in batches:
         for normalizer in normalizers:
             normalizer.merge(moments)

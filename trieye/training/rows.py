@@ -1,4 +1,4 @@
-"""Rows: what an engine has just collected, `[steps, environments, ...]`, and minibatches of it."""
+"""Rows: the steps that an engine has just collected, `[steps, environments, ...]`, and minibatches of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,26 +17,26 @@ Array = NDArray[Any]
 
 @dataclass(eq=False, slots=True)
 class Rows:
-    """Steps of some environments.
+    """Steps of several environments.
 
-    After the end of an episode its environment is reset in place of a step (Gymnasium's autoreset in the next step).
-    The row of that is not valid: its action was not used. So the observation after a row is always that of the next,
-    also where an episode was truncated, and so is its value.
+    After an episode ends, the next step resets its environment instead of stepping it (Gymnasium's next-step
+    autoreset). The row of a reset is not valid: its action was not used. The observation after a row is therefore
+    always the observation of the next row, also at a truncation, and the same holds for its value.
 
-    By name, like a dict: `obs`, `action`, `reward`, `terminated`, `truncated` and the extras of the policy as tensors
-    `[t, n, ...]` on the policy's device; `obs` is a dict if the space is.
+    Columns are read by name, as in a dict: `obs`, `action`, `reward`, `terminated`, `truncated` and the extras of the
+    policy are tensors `[t, n, ...]` on `device`; `obs` is a dict if the space is a `Dict`.
 
     Attributes:
-        arrays: The same as NumPy arrays in the memory of the CPU, but for extras; `obs/<key>` in place of a dict.
-        last_obs: `[n, ...]`, the observation after the last row, with keys as in `arrays`.
-        valid: bool `[t, n]`, which rows are steps.
-        extras: What the policy gave, `[t, n, ...]`.
-        state: The state of a recurrent policy before the first row.
-        device: Where tensors are handed out.
-        last_state: The state of a recurrent policy after the last row, with which it sees `after`. Here and between
-            rows, the state after a row that is not valid is that of `initial_state`.
-        streams: int64 `[n]`, the environments as a replay knows them; None: their numbers. One whose episode was cut
-            before the first row has another one than in earlier rows.
+        arrays: All columns except extras as NumPy arrays; parts of dict observations as `obs/<key>`.
+        last_obs: `[n, ...]`, the observation after the last row, with the keys of `arrays`.
+        valid: bool `[t, n]`, True for steps, False for resets.
+        extras: `Act.extras` of the policy, `[t, n, ...]`.
+        state: State of a recurrent policy before the first row.
+        device: Device of the tensors returned by name.
+        last_state: State of a recurrent policy after the last row, to use with `after`. After a row that is not valid,
+            here and between rows, the state is `initial_state`.
+        streams: int64 `[n]`, ids of the environments in a replay; None = their indices. If an episode was cut before
+            the first row, its environment has a new id.
     """
 
     arrays: dict[str, Array]
@@ -57,7 +57,7 @@ class Rows:
 
     @classmethod
     def nothing(cls, num_envs: int, device: torch.device) -> Self:
-        """Return no rows at all."""
+        """Return an instance without rows."""
         return cls({}, {}, np.zeros((0, num_envs), bool), device=device)
 
     def keys(self) -> list[str]:
@@ -74,13 +74,13 @@ class Rows:
     @property
     def after(self) -> Obs:
         """The observations after the last row, `[n, ...]`."""
-        found: Obs = nested({name: self._tensor(array) for name, array in self.last_obs.items()})
-        return found
+        obs: Obs = nested({name: self._tensor(array) for name, array in self.last_obs.items()})
+        return obs
 
     def transitions(self) -> tuple[dict[str, Array], NDArray[np.int64]]:
-        """Return the valid rows for a replay buffer, `[rows, ...]` by key, and the environment of each.
+        """Return the valid rows for a replay buffer, `[rows, ...]` by key, and the environment id of each.
 
-        Observations before and after have the keys `obs` and `next_obs`, or `obs/<key>` and `next_obs/<key>`.
+        Observations have the keys `obs` and `next_obs`, or `obs/<key>` and `next_obs/<key>`.
         """
         chosen = self.valid.reshape(-1)
         flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in self.arrays.items()}
@@ -96,17 +96,17 @@ class Rows:
         return {name: array[chosen] for name, array in flat.items()}, env_ids.reshape(-1)[chosen]
 
     def as_payload(self) -> dict[str, Array]:
-        """Return all of it as arrays of their own by name, in which it travels; `of_payloads` makes rows of them."""
-        found = {f"rows/{name}": array for name, array in self.arrays.items()} | {"valid": self.valid}
-        found |= {f"last/{name}": array for name, array in self.last_obs.items()}
-        found |= {f"extras/{name}": tensor.cpu().numpy() for name, tensor in self.extras.items()}
+        """Return all fields as NumPy arrays by name, for transport; `of_payloads` is the inverse."""
+        payload = {f"rows/{name}": array for name, array in self.arrays.items()} | {"valid": self.valid}
+        payload |= {f"last/{name}": array for name, array in self.last_obs.items()}
+        payload |= {f"extras/{name}": tensor.cpu().numpy() for name, tensor in self.extras.items()}
         for name, state in (("state", self.state), ("last_state", self.last_state)):
-            found |= {key: tensor.cpu().numpy() for key, tensor in _named(name, state).items()}
-        return found
+            payload |= {key: tensor.cpu().numpy() for key, tensor in _named(name, state).items()}
+        return payload
 
     @classmethod
     def of_payloads(cls, payloads: Sequence[Mapping[str, Array]], device: torch.device) -> Self:
-        """Return the rows of several fragments of equal length, their environments side by side."""
+        """Return the rows of several fragments of equal length, concatenated along the environment axis."""
 
         def joined(part: str, axis: int) -> dict[str, Array]:
             names = [name for name in payloads[0] if name.startswith(part)]
@@ -115,8 +115,8 @@ class Rows:
             }
 
         def state(part: str) -> Any:
-            held = {name: torch.from_numpy(array).to(device) for name, array in joined(part, 0).items()}
-            return held.get("", {name.removeprefix("/"): item for name, item in held.items()} or None)
+            tensors = {name: torch.from_numpy(array).to(device) for name, array in joined(part, 0).items()}
+            return tensors.get("", {name.removeprefix("/"): item for name, item in tensors.items()} or None)
 
         extras = {name: torch.from_numpy(array).to(device) for name, array in joined("extras/", 1).items()}
         valid = np.concatenate([payload["valid"] for payload in payloads], 1)
@@ -125,26 +125,29 @@ class Rows:
     def minibatches(
         self, size: int, *, epochs: int = 1, generator: torch.Generator | None = None, **columns: torch.Tensor
     ) -> Iterator[dict[str, Any]]:
-        """Yield all valid rows in random order, in batches of nearly equal size, several times.
+        """Yield all valid rows in random order, in batches of nearly equal size, `epochs` times.
 
-        An epoch has `round(steps * environments / size)` batches, at least one and no empty one: their number does not
-        depend on how many rows are resets, which merely make batches smaller.
+        An epoch has `round(steps * environments / size)` batches, at least one, none of them empty. Their number does
+        not depend on the number of resets, which only make batches smaller.
 
         Args:
-            size: Rows of a batch, if it divides the number of rows and all of them are valid.
-            epochs: How many times.
-            generator: Of the order; the CPU's global one if None.
-            columns: More columns, `[t, n, ...]`, such as advantages.
+            size: Rows per batch; exact if it divides the number of rows and all rows are valid.
+            epochs: Number of passes over the rows.
+            generator: Generator of the order; None = torch's global CPU generator.
+            columns: Additional columns `[t, n, ...]`, such as advantages.
 
         Raises:
-            ConfigurationError: The size is below 1, or a column has another shape.
+            ConfigurationError: `size` is below 1, or the shape of a column does not match.
         """
         if size < 1:
-            raise ConfigurationError(f"minibatches({size}): at least 1 row must be asked for")
+            raise ConfigurationError(f"minibatches({size}): size must be at least 1")
         shape = self.valid.shape
         for name, column in columns.items():
             if tuple(column.shape[:2]) != shape:
-                raise ConfigurationError(f"minibatches(): {name} is {list(column.shape)}, and rows are {list(shape)}")
+                actual, expected = list(column.shape), ", ".join(map(str, shape))
+                raise ConfigurationError(
+                    f"minibatches(): column {name} has shape {actual}; expected [{expected}, ...] as in the rows"
+                )
         if not len(self):  # the reset of a single environment
             return
         chosen = torch.from_numpy(np.flatnonzero(self.valid))
@@ -156,7 +159,7 @@ class Rows:
                 len(chosen), generator=generator, device=None if generator is None else generator.device
             )
             for picked in order.tensor_split(num_batches):
-                yield {name: _taken(value, picked) for name, value in flat.items()}
+                yield {name: _pick(value, picked) for name, value in flat.items()}
 
 
 def _named(name: str, state: Any) -> dict[str, torch.Tensor]:
@@ -172,5 +175,5 @@ def _flat(value: Any, chosen: torch.Tensor | None) -> Any:
     return merged if chosen is None else merged[chosen.to(value.device)]
 
 
-def _taken(value: Any, picked: torch.Tensor) -> Any:
+def _pick(value: Any, picked: torch.Tensor) -> Any:
     return {key: item[picked] for key, item in value.items()} if isinstance(value, dict) else value[picked]

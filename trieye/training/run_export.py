@@ -1,4 +1,4 @@
-"""export_run: the policy of a stored run as files for programs that do not use trieye."""
+"""export_run: write the policy of a stored run as files for programs that do not use trieye."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Export(NamedTuple):
     Attributes:
         policy: The policy.
         checkpoint: Its checkpoint.
-        is_best: Whether this is the checkpoint with the best objective, not the newest one for want of a rated one.
+        is_best: True for the checkpoint with the best objective, False for the latest one.
         files: The files, `policy.pt` first.
     """
 
@@ -28,24 +28,24 @@ class Export(NamedTuple):
 
 
 def export_run(
-    run: RunReference, export_dir: Path | None = None, *, which: str = "best", root: Path | None = None
+    run: RunReference, export_dir: Path | None = None, *, checkpoint: str = "best", root: Path | None = None
 ) -> Export:
-    """Export the policy of a stored run, which may be alive; see `export_policy`.
+    """Export the policy of a stored run, which may still be training; see `export_policy`.
 
     Args:
         run: The run, its directory or its name.
-        export_dir: Where to write; None: `export` in the directory of the run.
-        which: The checkpoint: `best` (the newest one if none was rated), `latest` or `step:<N>`.
+        export_dir: Target directory; None: `export` in the directory of the run.
+        checkpoint: The checkpoint: `best` (the latest one if none was rated), `latest` or `step:<N>`.
         root: Directory of all apps; None: the directories of the project around the working directory.
 
     Raises:
-        ConfigurationError: There is no such run, its engine cannot be imported, or nothing can be written there.
-        CheckpointError: There is no such checkpoint, or it does not hold the state of an engine.
+        ConfigurationError: The run does not exist, its engine cannot be imported, or the directory is not writable.
+        CheckpointError: The checkpoint does not exist, or no engine saved it.
     """
-    run_dir, reference = run_directory(run, root=root), reference_of(which, asked="--which").which
-    checkpoint = load_checkpoint(run_dir, reference)
-    policy = policy_of(run_dir, checkpoint)
-    origin = {"run": run_dir.name, "step": checkpoint.step, "objective": checkpoint.objective}
+    run_dir, which = run_directory(run, root=root), reference_of(checkpoint, asked="--checkpoint").which
+    loaded = load_checkpoint(run_dir, which)
+    policy = policy_of(run_dir, loaded)
+    origin = {"run": run_dir.name, "step": loaded.step, "objective": loaded.objective}
     target = (export_dir or run_dir / "export").absolute()
     files = export_policy(policy, target, env_steps=policy.schedule_step, origin=origin)
-    return Export(policy, checkpoint, reference == "best" and checkpoint.objective is not None, files)
+    return Export(policy, loaded, which == "best" and loaded.objective is not None, files)

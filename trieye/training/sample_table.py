@@ -1,4 +1,4 @@
-"""The table of sampled rows: what the newest batch of an engine looks like, for people."""
+"""The table of sampled rows: shows the first rows of an engine's newest batch."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,23 +8,23 @@ import torch
 from trieye.training.batches import Minibatch
 
 NUM_ROWS = 8
-_MAX_SHOWN = 8
-"""Numbers of an observation or an action that are shown one by one."""
+_MAX_NUMBERS = 8
+"""Longest observation or action whose numbers are all shown."""
 
 
 def table_of(batch: Minibatch) -> dict[str, list[Any]]:
-    """Return the first rows of a batch, as columns of plain cells for `Run.log_table`.
+    """Return the first rows of a batch as columns of plain cells for `Run.log_table`.
 
-    Numbers stand as they are; a few numbers become a text of them, pictures a text with their shape, mean and bounds.
-    Of observations those before the step are shown.
+    Single numbers stay numbers; short vectors become text, larger arrays a text of their shape, mean, minimum and
+    maximum. Columns of the next observation are omitted.
 
     Args:
-        batch: A minibatch; rows from a replay buffer have ids and weights, too.
+        batch: A minibatch; rows from a replay buffer also have ids and weights.
     """
-    found = {name: _cells(column) for name, column in _columns(batch.data) if not name.startswith("next_")}
-    if "ids" in vars(batch):  # it was drawn from a replay buffer
-        found |= {"id": batch.ids[:NUM_ROWS].tolist(), "weight": batch.weights[:NUM_ROWS].tolist()}
-    return found
+    columns = {name: _cells(column) for name, column in _columns(batch.data) if not name.startswith("next_")}
+    if "ids" in vars(batch):  # drawn from a replay buffer
+        columns |= {"id": batch.ids[:NUM_ROWS].tolist(), "weight": batch.weights[:NUM_ROWS].tolist()}
+    return columns
 
 
 def _columns(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -43,7 +43,7 @@ def _cells(column: torch.Tensor) -> list[Any]:
 def _cell(row: torch.Tensor) -> Any:
     if row.numel() == 1:
         return row.item()
-    if row.ndim == 1 and row.numel() <= _MAX_SHOWN:
+    if row.ndim == 1 and row.numel() <= _MAX_NUMBERS:
         return " ".join(f"{value:.4g}" for value in row.tolist())
     numbers = row.double()
     shape = "x".join(map(str, row.shape))

@@ -1,4 +1,4 @@
-"""Sampling: batches from the replay buffer, and from rows that others collected."""
+"""Sampling: draws batches from the replay buffer and from external data."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError, NonFiniteError
 from trieye.replay.exchange import import_minari, import_npz, import_parquet, import_sb3
 from trieye.training.batches import Experience, Minibatch
-from trieye.training.config import TrainingConfig, own_class
+from trieye.training.config import TrainingConfig, project_class
 from trieye.training.finite import OnNonfinite
 from trieye.training.spaces import Spaces, as_column
 
@@ -20,10 +20,10 @@ _FORMATS = ".npz, .parquet, minari:ID, or sb3:FILE"
 
 
 class Sampling(Protocol):
-    """Makes the batches of an engine.
+    """Draws the batches of an engine.
 
-    A class of a project, `sample.kind=my_agent.sampling:MyStrategy`, is called with the config of the run and with the
-    rows of `data`, an `Experience`, or None without `data`. It passes `trieye.testing.SamplingContract`.
+    `sample.kind=my_agent.sampling:MyStrategy` selects a class of the project. It is called with the config of the run
+    and the rows of `data`, an `Experience`, or None without `data`. Test it with `trieye.testing.SamplingContract`.
     """
 
     def minibatch(self, replay: Experience, n: int, device: torch.device, *, updates: int) -> Minibatch:
@@ -31,20 +31,20 @@ class Sampling(Protocol):
 
         Args:
             replay: The replay buffer.
-            n: Rows.
-            device: Where to.
+            n: Number of rows.
+            device: Device of the tensors.
             updates: Updates made so far.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return its state, besides that of the replay buffer."""
+        """Return the state, without the replay buffer."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was called."""
+        """Restore the state that `state_dict` returned."""
 
 
 class FromReplay:
-    """All rows are from the replay buffer, as its kind draws them."""
+    """Draws all rows from the replay buffer."""
 
     def minibatch(
         self,
@@ -52,29 +52,29 @@ class FromReplay:
         n: int,
         device: torch.device,
         *,
-        updates: int,  # noqa: ARG002 - the same at any time
+        updates: int,  # noqa: ARG002 - does not depend on it
     ) -> Minibatch:
         """Return a batch; see `Sampling`."""
         return replay.minibatch(n, device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the replay buffer saves itself."""
+        """Return an empty dict: the replay buffer saves itself."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing."""
+        """Do nothing: there is no state."""
 
 
 class FromData:
-    """A part of the rows of some batches is from data; the column `is_data` tells which.
+    """Draws part of the rows of a batch from external data, marked by the column `is_data`.
 
-    Rows from data have the id -1, which `Experience.update_priorities` leaves out.
+    Rows from data have the id -1, which `Experience.update_priorities` ignores.
 
     Args:
-        data: The rows.
-        ratio: Part of each batch from data.
-        until_update: Only batches before this many updates have such rows; None: all.
-        name: Of the data; a saved state of other data is left alone.
+        data: The external rows.
+        ratio: Fraction of each batch drawn from data.
+        until_update: Number of updates after which all rows come from the replay; None: no limit.
+        name: Name of the data; a saved state of other data is ignored.
     """
 
     def __init__(self, data: Experience, ratio: float, until_update: int | None = None, name: str = "") -> None:
@@ -84,71 +84,71 @@ class FromData:
         """Return a batch; see `Sampling`."""
         from_data = round(n * self._ratio) if self._until is None or updates < self._until else 0
         if not from_data:
-            return _marked(replay.minibatch(n, device), value=False)
-        given = _marked(self.data.minibatch(from_data, device), value=True)
-        given.ids = np.full(from_data, -1)
+            return _with_source_column(replay.minibatch(n, device), value=False)
+        external = _with_source_column(self.data.minibatch(from_data, device), value=True)
+        external.ids = np.full(from_data, -1)
         if from_data == n:
-            return given
-        own = _marked(replay.minibatch(n - from_data, device), value=False)
-        joined = {key: torch.cat((own.data[key], given.data[key])) for key in own.data if key in given.data}
-        return Minibatch(joined, np.concatenate((own.ids, given.ids)), torch.cat((own.weights, given.weights)))
+            return external
+        own = _with_source_column(replay.minibatch(n - from_data, device), value=False)
+        joined = {key: torch.cat((own.data[key], external.data[key])) for key in own.data if key in external.data}
+        return Minibatch(joined, np.concatenate((own.ids, external.ids)), torch.cat((own.weights, external.weights)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows, which are saved once, and how far their draws are."""
+        """Return the data buffer, whose rows are stored once, with the state of its draws."""
         return {"data": self.data, "name": self._name}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the draws."""
-        if "data" in state and state.get("name", self._name) == self._name:  # else the run had none, or others
+        """Restore the state of the draws."""
+        if "data" in state and state.get("name", self._name) == self._name:  # else the run had other data or none
             self.data.load_state_dict(state["data"])
 
 
-def _marked(batch: Minibatch, *, value: bool) -> Minibatch:
+def _with_source_column(batch: Minibatch, *, value: bool) -> Minibatch:
     batch.data["is_data"] = torch.full((len(batch),), value, device=batch.weights.device)
     return batch
 
 
 def make_sampling(config: TrainingConfig, spaces: Spaces, replay: ReplayConfig) -> Sampling:
-    """Make what `config.sample` describes.
+    """Create the sampling strategy that `config.sample` selects.
 
     Args:
-        config: Of the run.
-        spaces: Of its environment.
-        replay: Of its replay buffer, with the discount of the agent.
+        config: Config of the run.
+        spaces: Spaces of its environment.
+        replay: Config of its replay buffer, with the discount of the agent.
 
     Raises:
-        ConfigurationError: The data cannot be read, or a class of one's own is not there.
+        ConfigurationError: The data cannot be read, or a class of the project does not exist.
     """
-    chosen, given = config.sample, None
+    chosen, data = config.sample, None
     if chosen.kind == "default":
         return FromReplay()
     if config.data is not None:
         uniform, on_nonfinite = replay.model_copy(update={"kind": "uniform"}), OnNonfinite(config.loop.on_nonfinite)
-        given = data_of(config.data, spaces, uniform, seed=config.seed + 1, on_nonfinite=on_nonfinite)
+        data = data_of(config.data, spaces, uniform, seed=config.seed + 1, on_nonfinite=on_nonfinite)
     if chosen.kind not in {"mix", "warmup"}:
-        made: Sampling = own_class("sample.kind", chosen.kind)(config, given)
-        return made
-    assert given is not None  # noqa: S101 - the config wants `data` for both
+        strategy: Sampling = project_class("sample.kind", chosen.kind)(config, data)
+        return strategy
+    assert data is not None  # noqa: S101 - the config requires `data` for both kinds
     ratio, until = (chosen.data_ratio, None) if chosen.kind == "mix" else (1.0, chosen.warmup_updates)
-    return FromData(given, ratio, until, config.data or "")
+    return FromData(data, ratio, until, config.data or "")
 
 
-class _Foreign(Experience):
-    """Takes rows as others name and shape them."""
+class _ExternalExperience(Experience):
+    """Accepts rows with the names and shapes of other libraries."""
 
     spaces: Spaces
 
-    def as_own(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
-        """Return the rows as an engine keeps its own."""
+    def as_engine_rows(self, rows: Mapping[str, ArrayLike]) -> Mapping[str, ArrayLike]:
+        """Return the rows with the keys, shapes and dtypes of an engine's rows."""
         own = {name: np.asarray(array) for name, array in rows.items()}
         inner, action = getattr(self.spaces.observation, "spaces", {}), self.spaces.action
-        for key in inner:  # others keep the parts of a dict under their keys alone
-            for given, name in ((key, f"obs/{key}"), (f"next_{key}", f"next_obs/{key}")):
-                if name not in own and given in own:
-                    own[name] = own.pop(given)
+        for key in inner:  # other libraries store the parts of a dict under their bare keys
+            for bare, name in ((key, f"obs/{key}"), (f"next_{key}", f"next_obs/{key}")):
+                if name not in own and bare in own:
+                    own[name] = own.pop(bare)
         missing = [name for name in ([f"obs/{key}" for key in inner] or ["obs"]) if name not in own]
         if missing:
-            raise ConfigurationError(f"the rows have no {missing[0]}; they have {', '.join(own)}")
+            raise ConfigurationError(f"the data have no column {missing[0]}; columns: {', '.join(own)}")
         observed = {name: array for name, array in own.items() if name.removeprefix("next_").partition("/")[0] == "obs"}
         own |= {name: as_column(array) for name, array in observed.items()}
         dtype = np.int64 if action.dtype.kind in "iu" else np.float32
@@ -160,41 +160,42 @@ class _Foreign(Experience):
 def data_of(
     name: str, spaces: Spaces, replay: ReplayConfig, *, seed: int, on_nonfinite: OnNonfinite | None = None
 ) -> Experience:
-    """Return a buffer with rows that others collected, with the keys, shapes and types of an engine's own.
+    """Return a buffer with external rows, with the keys, shapes and dtypes of an engine's rows.
 
     Args:
-        name: A file that `export_npz` or `export_parquet` wrote, `minari:ID` for a dataset of Minari, which is
-            downloaded if need be, or `sb3:FILE` for a replay buffer of stable-baselines3.
-        spaces: Of the environment.
-        replay: What kind of buffer; its capacity must hold all rows. Rows of others have neither versions nor a bound
-            on their uses.
-        seed: Of its draws.
-        on_nonfinite: Decides about rows with NaN or infinity; None refuses the data.
+        name: A file written by `export_npz` or `export_parquet`; `minari:ID` for a Minari dataset, which is downloaded
+            if necessary; or `sb3:FILE` for a replay buffer of stable-baselines3.
+        spaces: Spaces of the environment.
+        replay: Config of the buffer; its capacity must hold all rows. `max_staleness` and `max_reuse` are ignored.
+        seed: Seed of its draws.
+        on_nonfinite: Handles rows with NaN or infinity; None rejects the data.
 
     Raises:
-        ConfigurationError: There is no such data, there are more rows than the buffer holds, or one is not finite.
+        ConfigurationError: The data do not exist, exceed the capacity, or are not finite.
     """
     unbounded = replay.model_copy(update={"max_staleness": None, "max_reuse": None})
-    buffer = _Foreign.from_config(unbounded, seed=seed)
+    buffer = _ExternalExperience.from_config(unbounded, seed=seed)
     buffer.spaces, buffer.on_nonfinite = spaces, on_nonfinite or OnNonfinite()
     kind, colon, rest = name.partition(":")
     try:
         if colon and kind == "minari":
             count = import_minari(buffer, rest, download=True)
         elif colon and kind == "sb3":
-            count = import_sb3(buffer, rest, allow_pickle=True)  # of which it makes arrays only
+            count = import_sb3(buffer, rest, allow_pickle=True)  # the import restricts the pickle to arrays
         elif name.endswith(".npz"):
             count = import_npz(buffer, Path(name))
         elif name.endswith(".parquet"):
             count = import_parquet(buffer, Path(name))
         else:
-            raise ConfigurationError(f"data={name} is of no known form; possible are {_FORMATS}")
+            raise ConfigurationError(f"data={name}: unknown format; choose from {_FORMATS}")
     except OSError as error:
         raise ConfigurationError(f"data={name} cannot be read: {error}") from error
     except NonFiniteError as error:
         raise ConfigurationError(f"data={name}: {error}") from error
     if count > len(buffer):
-        raise ConfigurationError(f"data={name} has {count} rows, and replay.capacity={replay.capacity} holds fewer")
+        raise ConfigurationError(
+            f"data={name} has {count} rows, more than replay.capacity={replay.capacity}; raise replay.capacity"
+        )
     if not count:
         raise ConfigurationError(f"data={name} has no rows")
     return buffer

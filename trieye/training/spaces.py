@@ -1,4 +1,4 @@
-"""Spaces of one environment, also as plain data, to make a policy without an environment; observations as arrays."""
+"""Spaces of one environment, their plain-data form, and conversion of observations to arrays."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import ConfigurationError, SerializationError
 
-_PICTURE_AXES = 3  # environments, height and width
+_MIN_IMAGE_AXES = 3  # environments, height and width
 
 
 class Spaces(NamedTuple):
     """The spaces of one environment, wrappers included.
 
     Attributes:
-        observation: A `Box`, `Discrete`, `MultiDiscrete` or `MultiBinary` of Gymnasium, or a `Dict` of such.
-        action: Likewise, but no `Dict`.
+        observation: A Gymnasium `Box`, `Discrete`, `MultiDiscrete` or `MultiBinary`, or a `Dict` of these.
+        action: One of the same spaces, except `Dict`.
     """
 
     observation: Any
@@ -25,20 +25,20 @@ class Spaces(NamedTuple):
 
 
 def as_data(spaces: Spaces) -> dict[str, Any]:
-    """Return spaces as dicts, numbers and arrays."""
+    """Return spaces as plain data: dicts, numbers and arrays."""
     return {name: _data(space) for name, space in spaces._asdict().items()}
 
 
 def from_data(data: dict[str, Any]) -> Spaces:
-    """Return the spaces that `as_data` described.
+    """Return the spaces described by `as_data`.
 
     Raises:
-        SerializationError: The data describe no spaces.
+        SerializationError: The data do not describe spaces.
     """
     try:
-        return Spaces(**{name: _space(held) for name, held in data.items()})
+        return Spaces(**{name: _space(description) for name, description in data.items()})
     except (KeyError, TypeError, ValueError, AssertionError) as error:
-        raise SerializationError(f"these are no spaces: {error}") from error
+        raise SerializationError(f"the data do not describe the spaces of an environment: {error}") from error
 
 
 def _data(space: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _data(space: Any) -> dict[str, Any]:
 def _space(data: dict[str, Any]) -> Any:
     kind = data["kind"]
     if kind == "dict":
-        # a plain dict would be sorted, and policies join the parts in their order
+        # pairs: Gymnasium sorts a plain dict, and policies concatenate the parts in their original order
         return gym.spaces.Dict([(key, _space(item)) for key, item in data["spaces"].items()])
     if kind == "discrete":
         return gym.spaces.Discrete(data["n"], start=data["start"])
@@ -66,32 +66,34 @@ def _space(data: dict[str, Any]) -> Any:
         return gym.spaces.MultiBinary(data["shape"] if len(data["shape"]) > 1 else data["shape"][0])
     if kind == "box":
         return gym.spaces.Box(data["low"], data["high"], dtype=data["low"].dtype.type)
-    raise SerializationError(f"there is no space of the kind {kind!r}")
+    raise SerializationError(
+        f"unknown kind of space {kind!r}; choose from: dict, discrete, multi_discrete, multi_binary, box"
+    )
 
 
 def columns_of(obs: Any) -> dict[str, NDArray[Any]]:
-    """Return observations `[n, ...]` as `obs`, or a dict of them as `obs/<key>`.
+    """Return observations `[n, ...]` as the column `obs`, or the parts of a dict as `obs/<key>`.
 
-    Images, uint8 with two axes or more, keep their dtype; other numbers become float32.
+    Images (uint8 with at least two axes) keep their dtype; other arrays become float32.
     """
-    found = {f"obs/{key}": item for key, item in obs.items()} if isinstance(obs, Mapping) else {"obs": obs}
-    return {name: as_column(np.asarray(item)) for name, item in found.items()}
+    items = {f"obs/{key}": item for key, item in obs.items()} if isinstance(obs, Mapping) else {"obs": obs}
+    return {name: as_column(np.asarray(item)) for name, item in items.items()}
 
 
 def as_column(array: NDArray[Any]) -> NDArray[Any]:
-    """Return observations `[n, ...]` in their stored form: images as bytes, anything else as float32."""
-    is_image = array.dtype == np.uint8 and array.ndim >= _PICTURE_AXES
+    """Return observations `[n, ...]` in their stored dtype: images as uint8, all others as float32."""
+    is_image = array.dtype == np.uint8 and array.ndim >= _MIN_IMAGE_AXES
     return array if is_image else array.astype(np.float32, copy=False)
 
 
 def nested(values: dict[str, Any]) -> Any:
-    """Return the value under `obs`, or a dict of those under `obs/<key>`, `next_obs/<key>` and the like."""
+    """Return the value of `obs`, or a dict of the values of `obs/<key>`; likewise for `next_obs` and other prefixes."""
     name = next(iter(values))
     return values[name] if "/" not in name else {key.partition("/")[2]: value for key, value in values.items()}
 
 
 def as_batch(obs: Any, space: Any) -> tuple[Any, bool]:
-    """Return observations `[n, ...]` of a space, and whether a single one was given, which becomes a batch of one.
+    """Return observations as a batch `[n, ...]`, and whether `obs` was a single one, which becomes a batch of one.
 
     Raises:
         ConfigurationError: Keys or shapes do not match the space.
@@ -99,7 +101,7 @@ def as_batch(obs: Any, space: Any) -> tuple[Any, bool]:
     if isinstance(space, gym.spaces.Dict):
         if not isinstance(obs, Mapping) or obs.keys() != space.spaces.keys():
             keys = list(obs) if isinstance(obs, Mapping) else type(obs).__name__
-            raise ConfigurationError(f"the observation needs the keys {', '.join(space.spaces)}, not {keys}")
+            raise ConfigurationError(f"the observation has keys {keys}; expected {', '.join(space.spaces)}")
         parts = {key: as_batch(obs[key], part) for key, part in space.spaces.items()}
         sizes = {(is_single, len(batch)) for batch, is_single in parts.values()}
         if len(sizes) > 1:
@@ -109,6 +111,8 @@ def as_batch(obs: Any, space: Any) -> tuple[Any, bool]:
     if array.shape == shape:
         return array[None], True
     if array.shape[1:] != shape or array.ndim != len(shape) + 1:
-        several = ", ".join(map(str, ("n", *shape)))
-        raise ConfigurationError(f"the observation has shape {list(array.shape)}, not {list(shape)} or [{several}]")
+        batch_shape = ", ".join(map(str, ("n", *shape)))
+        raise ConfigurationError(
+            f"the observation has shape {list(array.shape)}; expected {list(shape)} or [{batch_shape}]"
+        )
     return array, False

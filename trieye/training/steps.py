@@ -14,43 +14,43 @@ class Steps:
     """Consecutive vector steps of environments, `[t, n, ...]`.
 
     Args:
-        obs: The observations before the first one.
-        done: Environments that the first step resets instead.
-        steps: How many there will be.
+        obs: The observations before the first step, by column.
+        done: Environments that the first step resets instead of stepping them.
+        steps: Number of steps to allocate.
 
     Attributes:
-        seen: Observations by column, including the ones after the last step.
+        obs_columns: Observations by column, including the ones after the last step.
         rewards: float64.
-        terminated: Whether an episode ended there.
-        truncated: Likewise.
-        resets: Whether a step resets the environment instead of stepping it; including the next step.
+        terminated: Whether an episode terminated in the step.
+        truncated: Whether an episode was truncated in the step.
+        resets: Whether a step resets the environment instead of stepping it; includes the step after the last one.
         cuts: (t, n) of omitted steps that cut an episode.
     """
 
-    __slots__ = ("_flat", "cuts", "resets", "rewards", "seen", "terminated", "truncated")
+    __slots__ = ("_flat", "cuts", "obs_columns", "resets", "rewards", "terminated", "truncated")
 
     def __init__(self, obs: Mapping[str, Array], done: NDArray[np.bool_], steps: int) -> None:
         num = len(done)
-        self.seen = {name: np.empty((steps + 1, *item.shape), item.dtype) for name, item in obs.items()}
+        self.obs_columns = {name: np.empty((steps + 1, *item.shape), item.dtype) for name, item in obs.items()}
         self.rewards = np.empty((steps, num))
         self.terminated, self.truncated = np.empty((2, steps, num), bool)
         self.resets = np.empty((steps + 1, num), bool)
         self.cuts: list[tuple[int, int]] = []
-        self._flat = [item.reshape(steps + 1, -1) for item in self.seen.values() if item.dtype.kind == "f"]
+        self._flat = [item.reshape(steps + 1, -1) for item in self.obs_columns.values() if item.dtype.kind == "f"]
         for name, item in obs.items():
-            self.seen[name][0] = item
+            self.obs_columns[name][0] = item
         self.resets[0] = done
 
-    def see(self, obs: Any, t: int) -> None:
-        """Store observations, whose types are the ones of `columns_of`."""
-        if "obs" in self.seen:
-            self.seen["obs"][t] = obs
+    def store_obs(self, obs: Any, t: int) -> None:
+        """Store the observations at `t`; they are cast to the dtypes of `columns_of`."""
+        if "obs" in self.obs_columns:
+            self.obs_columns["obs"][t] = obs
             return
         for key, item in obs.items():
-            self.seen[f"obs/{key}"][t] = item
+            self.obs_columns[f"obs/{key}"][t] = item
 
     def is_finite(self, first: int, end: int) -> bool:
-        """Return True if the rewards of some steps and the observations after them are finite; else ask `faults`."""
+        """Return True if rewards and next observations of some steps are finite; False needs a check by `faults`."""
         if not is_finite(self.rewards[first:end].reshape(-1)):
             return False
         for flat in self._flat:  # noqa: SIM110 - all() takes longer
@@ -59,28 +59,28 @@ class Steps:
         return True
 
     def faults(self, t: int) -> dict[int, str]:
-        """Return the non-finite observation or reward of a step, described, by environment."""
-        found = self.unseen(t + 1)
+        """Return a description of each environment's non-finite observation or reward after step `t`."""
+        described = self.obs_faults(t + 1)
         for n in np.flatnonzero(~finite_members(self.rewards[t])).tolist():
-            found[n] = f"the reward {self.rewards[t, n]:g}"
-        return found
+            described[n] = f"the reward {self.rewards[t, n]:g}"
+        return described
 
-    def unseen(self, t: int) -> dict[int, str]:
-        """Return the non-finite observation, described, by environment."""
-        found: dict[int, str] = {}
-        for name, item in self.seen.items():
+    def obs_faults(self, t: int) -> dict[int, str]:
+        """Return a description of each environment's non-finite observation at `t`."""
+        described: dict[int, str] = {}
+        for name, item in self.obs_columns.items():
             if item.dtype.kind == "f":
                 label = name.replace("obs", "the observation", 1).replace("/", " ")
                 for n in np.flatnonzero(~finite_members(item[t])).tolist():
-                    found[n] = f"{label} with {first_nonfinite(item[t, n]):g}"
-        return found
+                    described[n] = f"{label} with {first_nonfinite(item[t, n]):g}"
+        return described
 
     def has_row_before(self, t: int, n: int) -> bool:
-        """Return whether the step before `t` is a row; False at `t=0`."""
+        """Return whether step `t - 1` is a row, not a reset; False for `t=0`."""
         return t > 0 and not self.resets[t - 1, n]
 
     def cut(self, members: NDArray[np.bool_], t: int) -> None:
-        """Omit a step of some environments, which were reset instead; the row before it is truncated."""
+        """Omit step `t` of some environments, which were reset, and truncate the row before it."""
         for n in np.flatnonzero(members & ~self.resets[t]).tolist():
             self.cuts.append((t, n))
             if self.has_row_before(t, n):

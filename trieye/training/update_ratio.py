@@ -1,4 +1,4 @@
-"""UpdateRatio: how many updates are due, a number per environment step since learning started."""
+"""UpdateRatio: computes how many updates are due for the environment steps since learning started."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,19 +17,19 @@ class UpdateRatio:
         self._env_steps, self._updates = learning_starts, 0
 
     def due(self, env_steps: int) -> int:
-        """Return the updates that should have been made after this many environment steps."""
+        """Return the total number of updates due after `env_steps` environment steps."""
         return self._updates + max(int((env_steps - self._env_steps) * self._per_env_step), 0)
 
     def start(self, env_steps: int, updates: int) -> None:
-        """Count from here: after `env_steps`, `updates` had been made."""
+        """Restart counting from `updates` updates at `env_steps` environment steps."""
         self._env_steps, self._updates = env_steps, updates
 
     def restart(self, env_steps: int, updates: int) -> None:
-        """Let an empty replay be filled again before the next update."""
+        """Delay the next update until an empty replay has been filled again."""
         self.start(env_steps + self._learning_starts, updates)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where counting started, and the ratio."""
+        """Return the start of counting and the ratio."""
         return {name.removeprefix("_"): value for name, value in vars(self).items()}
 
     def load_state_dict(self, state: Mapping[str, Any], env_steps: int, updates: int) -> None:

@@ -1,4 +1,4 @@
-"""Every option on disk composes to a valid config, and mistakes are named."""
+"""Test that every option composes to a valid config, and that errors name the invalid key."""
 
 from pathlib import Path
 
@@ -18,11 +18,11 @@ def compose(*overrides: str, config_name: str = "train") -> TrainConfig:
 
 @pytest.mark.parametrize("file", sorted(FILES), ids=str)
 def test_every_option_composes(file: Path):
-    needed = ["data=rows.npz"] if file.stem in {"mix", "warmup"} else []
-    assert isinstance(compose(f"{file.parent}={file.stem}", *needed), TrainConfig)
+    dataset = ["data=rows.npz"] if file.stem in {"mix", "warmup"} else []
+    assert isinstance(compose(f"{file.parent}={file.stem}", *dataset), TrainConfig)
 
 
-def test_the_command_line_reaches_the_config():
+def test_overrides_reach_the_config():
     config = compose("agent=dqn", "agent.lr=3e-4", "runtime=local", "agent.hidden_sizes=[8,8]", "logger=tensorboard")
     assert config.agent.lr(0) == 3e-4
     assert config.runtime.kind == "local"
@@ -30,53 +30,53 @@ def test_the_command_line_reaches_the_config():
     assert config.sinks.enabled == ["tensorboard"]
 
 
-def test_explorers_are_two_words():
+def test_explorers_take_two_overrides():
     config = compose("explorer.num=4", "sync=fully_async")
     assert (config.explorer.num, config.sync.style) == (4, "fully_async")
     assert compose("explorer=four").explorer.num == 4
 
 
-def test_hydra_composes_the_same_configs():
+def test_hydra_composes_the_same_config():
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         config = hydra.compose("train", overrides=["debug=limit", "seed=7"])
     assert config.loop.steps == compose("debug=limit").loop.steps == 1
     assert config.seed == 7
 
 
-def test_presets_win_over_the_defaults_and_what_is_typed_over_presets():
+def test_presets_override_defaults_and_the_command_line_overrides_presets():
     assert compose("debug=default").loop.steps == 20
     assert compose("debug=default", "loop.steps=7").loop.steps == 7
 
 
-def test_checkpoints_are_evaluated_by_another_primary_config():
+def test_the_eval_config_benchmarks_checkpoints():
     assert compose("run_name=first", config_name="eval").mode == "bench"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "named"),
+    ("overrides", "message"),
     [
         (["agent=dqm"], "did you mean 'dqn'"),
         (["agent=dqn", "agent.lrr=1"], "agent.lr"),
-        (["agent=dqn", "agent.lr=-1"], "agent.lr=-1: a number from 0 to 1"),
+        (["agent=dqn", "agent.lr=-1"], "agent.lr=-1: expected a number from 0 to 1"),
         (["agent=dqn", "agent.hidden_sizes=[8,0]"], "agent.hidden_sizes"),
         (["agent=dqn", "replay=sequence"], "choose uniform or prioritized"),
         (["agent=ppo", "replay=prioritized"], "has no replay"),
         (["agent=dqn", "sample=mix"], "set data=<file>"),
     ],
 )
-def test_a_mistake_is_named(overrides: list[str], named: str):
-    with pytest.raises(trieye.ConfigurationError, match=named):
+def test_an_error_names_the_key(overrides: list[str], message: str):
+    with pytest.raises(trieye.ConfigurationError, match=message):
         compose(*overrides)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "named"),
+    ("overrides", "message"),
     [
-        (["agent=dqn", "env=pendulum"], "this agent needs Discrete ones"),
-        (["agent=sac", "env=cartpole"], "this agent needs a Box"),
+        (["agent=dqn", "env=pendulum"], "this agent supports a Discrete space"),
+        (["agent=sac", "env=cartpole"], "this agent supports a bounded Box"),
         (["agent=dqn", "env.id=CartPol-v1"], "did you mean 'CartPole-v1'"),
     ],
 )
-def test_an_environment_that_does_not_fit_is_named_before_anything_starts(overrides: list[str], named: str):
-    with pytest.raises(trieye.ConfigurationError, match=named):
+def test_check_rejects_an_environment_that_does_not_fit(overrides: list[str], message: str):
+    with pytest.raises(trieye.ConfigurationError, match=message):
         compose(*overrides).check()

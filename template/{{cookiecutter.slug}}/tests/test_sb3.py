@@ -1,4 +1,4 @@
-"""Algorithms of stable-baselines3 train as runs that resume, and what they do not take is named."""
+"""Test that algorithms of stable-baselines3 train, resume and evaluate, and that errors name the invalid key."""
 
 from pathlib import Path
 
@@ -22,12 +22,10 @@ def compose(root: Path, *overrides: str) -> sb3.Config:
 
 
 @pytest.mark.parametrize("algorithm", SMALL)
-def test_a_run_goes_on_where_it_was_and_is_evaluated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str
-):
+def test_a_run_resumes_and_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str):
     for steps in (128, 256):
-        words = [f"algorithm={algorithm}", *SMALL[algorithm], "run_name=one", f"loop.steps={steps}"]
-        sb3.train(compose(tmp_path, *words, "loop.evaluate_every_steps=64"))
+        overrides = [f"algorithm={algorithm}", *SMALL[algorithm], "run_name=one", f"loop.steps={steps}"]
+        sb3.train(compose(tmp_path, *overrides, "loop.evaluate_every_steps=64"))
     assert "resumes at step 128" in capsys.readouterr().err
     report = trieye.evaluate(tmp_path / "{{ cookiecutter.slug }}" / "runs" / "one", episodes=3)
     assert (report["is_best"], len(report["returns"])) == (True, 3)
@@ -35,7 +33,7 @@ def test_a_run_goes_on_where_it_was_and_is_evaluated(
 
 
 @pytest.mark.parametrize(
-    ("overrides", "named"),
+    ("overrides", "message"),
     [
         (["algorithm=PPOO"], "did you mean 'PPO'"),
         (["hyperparameters.learning_rat=1"], "did you mean 'learning_rate'"),
@@ -45,7 +43,7 @@ def test_a_run_goes_on_where_it_was_and_is_evaluated(
         (["loop.target=475"], "loop.target"),
     ],
 )
-def test_a_mistake_is_named_before_anything_starts(tmp_path: Path, overrides: list[str], named: str):
-    with pytest.raises(trieye.ConfigurationError, match=named):
+def test_check_names_the_invalid_key_before_a_run_is_created(tmp_path: Path, overrides: list[str], message: str):
+    with pytest.raises(trieye.ConfigurationError, match=message):
         compose(tmp_path, *overrides).check()
     assert list(tmp_path.iterdir()) == []

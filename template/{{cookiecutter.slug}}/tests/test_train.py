@@ -1,4 +1,4 @@
-"""Each algorithm trains, is saved and evaluated, and a killed run goes on exactly."""
+"""Test that each algorithm trains, saves and evaluates, and that a killed run resumes bit-identically."""
 
 import json
 import os
@@ -29,27 +29,27 @@ AGENTS = {
 }
 
 
-def typed(root: Path, agent: str, run: str) -> list[str]:
-    """Return a command line on a small budget, in updates."""
+def overrides_of(root: Path, agent: str, run: str) -> list[str]:
+    """Return overrides for a short run."""
     small = ["debug=default", "sinks=[]", "env.max_episode_steps=30", f"persistence.root_data_dir={root}"]
     return [*AGENTS[agent], *small, f"run_name={run}"]
 
 
-def train(*words: str) -> Path:
-    config = trieye.compose(words, config_path=PROJECT / "conf", config_type=TrainConfig)
+def train(*overrides: str) -> Path:
+    config = trieye.compose(overrides, config_path=PROJECT / "conf", config_type=TrainConfig)
     trieye.train(config)
     return config.persistence.get_run_base_dir()
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_an_algorithm_learns_from_updates_and_is_saved(tmp_path: Path, agent: str):
-    saved = trieye.load_checkpoint(train(*typed(tmp_path, agent, agent)), "latest")
-    assert saved.objects["loop"]["updates"] >= 20
-    assert saved.objective is not None
+def test_an_algorithm_trains_and_saves_a_checkpoint(tmp_path: Path, agent: str):
+    checkpoint = trieye.load_checkpoint(train(*overrides_of(tmp_path, agent, agent)), "latest")
+    assert checkpoint.objects["loop"]["updates"] >= 20
+    assert checkpoint.objective is not None
 
 
-def test_a_policy_acts_in_the_environment_of_its_run_and_is_evaluated(tmp_path: Path):
-    run_dir = train(*typed(tmp_path, "dqn", "one"))
+def test_a_saved_policy_acts_and_is_evaluated(tmp_path: Path):
+    run_dir = train(*overrides_of(tmp_path, "dqn", "one"))
     policy, env = trieye.load_policy(run_dir), trieye.make_env(run_dir)
     assert env.action_space.contains(policy.predict(env.reset(seed=0)[0]))
     env.close()
@@ -57,37 +57,37 @@ def test_a_policy_acts_in_the_environment_of_its_run_and_is_evaluated(tmp_path: 
     assert (report["run"], report["episodes"], len(report["returns"])) == ("one", 3, 3)
 
 
-def test_debug_overfit_begins_each_episode_in_the_same_state():
+def test_same_start_resets_every_episode_to_one_state():
     env = SameStart(gym.make("CartPole-v1"), seed=7)
     assert np.array_equal(env.reset(seed=1)[0], env.reset()[0])
 
 
-def test_the_single_file_goes_on_where_it_was(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_the_single_file_resumes(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     small = ["learning_starts=50", "loop.evaluate_every_steps=100", "eval_episodes=1", "sinks=[]", "run_name=single"]
     for steps in (100, 200):
-        words = [*small, f"loop.steps={steps}", f"persistence.root_data_dir={tmp_path}"]
-        where = {"config_path": PROJECT / "conf", "config_name": "single_file"}
-        single_file.train(trieye.compose(words, **where, config_type=single_file.Config))
+        overrides = [*small, f"loop.steps={steps}", f"persistence.root_data_dir={tmp_path}"]
+        config = {"config_path": PROJECT / "conf", "config_name": "single_file", "config_type": single_file.Config}
+        single_file.train(trieye.compose(overrides, **config))
     assert "resumes at step 100" in capfd.readouterr().err
 
 
 def test_a_killed_run_resumes_with_bit_identical_weights(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    more = ["loop.steps=200", "loop.evaluate_every_steps=0", "persistence.keep_last=0"]
-    whole = train(*typed(tmp_path, "dqn", "whole"), *more)
+    extra = ["loop.steps=200", "loop.evaluate_every_steps=0", "persistence.keep_last=0"]
+    uninterrupted = train(*overrides_of(tmp_path, "dqn", "uninterrupted"), *extra)
 
-    command = [sys.executable, "-m", f"{NAME}.train", *typed(tmp_path, "dqn", "killed"), *more]
-    killed = subprocess.Popen(command, cwd=PROJECT)
+    command = [sys.executable, "-m", f"{NAME}.train", *overrides_of(tmp_path, "dqn", "killed"), *extra]
+    process = subprocess.Popen(command, cwd=PROJECT)
     checkpoints = tmp_path / NAME / "runs" / "killed" / "checkpoints"
     deadline = time.monotonic() + 120
     while len(list(checkpoints.glob("checkpoint_step_*"))) < 3:
-        assert killed.poll() is None and time.monotonic() < deadline, "no checkpoints appeared"
+        assert process.poll() is None and time.monotonic() < deadline, "fewer than 3 checkpoints were saved"
         time.sleep(0.01)
-    os.kill(killed.pid, signal.SIGKILL)
-    assert killed.wait() == -signal.SIGKILL
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
 
-    again = train(*typed(tmp_path, "dqn", "killed"), *more)
+    resumed = train(*overrides_of(tmp_path, "dqn", "killed"), *extra)
     assert "resumes at step" in capfd.readouterr().err
-    one, other = (trieye.load_policy(run_dir, "latest").state_dict() for run_dir in (whole, again))
+    one, other = (trieye.load_policy(run_dir, "latest").state_dict() for run_dir in (uninterrupted, resumed))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    assert json.loads((again / "run.json").read_text())["attempt"] == 2
+    assert json.loads((resumed / "run.json").read_text())["attempt"] == 2

@@ -1,1 +1,1 @@
-"""The agent, its environment, its config, and the commands that train and evaluate it."""
+"""Agent, environments, config and training commands of this project."""

@@ -1,4 +1,4 @@
-"""Double DQN (Mnih et al. 2015, van Hasselt et al. 2016), in one file: it is yours to change."""
+"""Double DQN (Mnih et al. 2015, van Hasselt et al. 2016)."""
 
 import copy
 from typing import Any
@@ -12,64 +12,64 @@ from {{ cookiecutter.slug }}.networks import Encoder, mlp
 
 
 class QPolicy(trieye.Policy[TrainConfig, DQNConfig]):
-    """Takes the action of the highest value, or while it explores a random one now and then."""
+    """Select the action with the highest value; during exploration, a random one with probability epsilon."""
 
     def __init__(self, config: TrainConfig, spaces: trieye.Spaces) -> None:
-        """Make the network from the config and the spaces alone."""
+        """Create the network; it depends only on the config and the spaces."""
         super().__init__(config, spaces)
         self.num_actions = int(spaces.action.n)
         self.encoder = Encoder(spaces.observation, self.normalizer)
         self.head = mlp([self.encoder.size, *self.agent.hidden_sizes, self.num_actions])
 
     def forward(self, obs: Any) -> torch.Tensor:
-        """Return the value of each action, `[n, actions]`."""
+        """Return the action values, `[n, actions]`."""
         values: torch.Tensor = self.head(self.encoder(obs))
         return values
 
     def act(self, obs: Any, state: Any, ctx: trieye.Context) -> trieye.Act:
-        """Choose epsilon-greedily; epsilon falls with the environment steps."""
+        """Select epsilon-greedy actions; epsilon is scheduled over environment steps."""
         action = self(obs).argmax(1)
         if ctx.explore:
-            draws = torch.rand(action.shape, generator=ctx.generator, device=action.device)
-            explores = draws < self.agent.epsilon(ctx.env_steps)
-            if explores.any():  # seldom, later on
+            samples = torch.rand(action.shape, generator=ctx.generator, device=action.device)
+            explores = samples < self.agent.epsilon(ctx.env_steps)
+            if explores.any():  # rare once epsilon is small
                 random = torch.randint(self.num_actions, action.shape, generator=ctx.generator, device=action.device)
                 action = torch.where(explores, random, action)
         return trieye.Act(action)
 
 
 class DQN(trieye.TrainEngine[TrainConfig, DQNConfig, QPolicy]):
-    """A step collects a few rows, then makes the updates that are due."""
+    """Double DQN engine: each step collects rows and makes the updates that are due."""
 
     def setup(self, config: TrainConfig) -> None:
-        """Make what learns; `self.policy`, `self.replay` and `self.device` are there."""
+        """Create target network and optimizer; `self.policy`, `self.replay` and `self.device` already exist."""
         self.target = copy.deepcopy(self.policy).requires_grad_(False)
-        # fused: one kernel for all weights; it is half the time of an update of a small network on the CPU
+        # fused: one kernel for all weights; on the CPU, Adam takes about half of an update of a small network
         self.weights = list(self.policy.parameters())
         self.optimizer = torch.optim.Adam(self.weights, lr=self.agent.lr(0), fused=True)
         self.is_prioritized = config.replay.kind == "prioritized"
 
     def step(self) -> dict[str, float]:
-        """Collect, learn, and return the means of what the updates said."""
+        """Collect, update, and return the mean metrics of the updates."""
         self.replay.extend(self.collect())
         trieye.set_lr(self.optimizer, self.agent.lr(self.schedule_step))
         metrics = trieye.mean(self.train_step(batch) for batch in self.due_batches())
         return metrics | {"epsilon": self.agent.epsilon(self.schedule_step)}
 
     def train_step(self, batch: trieye.Minibatch) -> dict[str, torch.Tensor]:
-        """Make one update; where it is time, the target becomes a copy of the policy."""
+        """Make one update; copy the policy to the target network every `agent.target_update_interval` updates."""
         with self.autocast():
             with torch.no_grad():
                 next_values = self.target(batch.next_obs)
-                if self.agent.double:  # the online network chooses, the target rates (van Hasselt et al. 2016)
-                    best = self.policy(batch.next_obs).argmax(1, keepdim=True)
-                    next_value = next_values.gather(1, best)[:, 0]
+                if self.agent.double:  # the online network selects, the target evaluates (van Hasselt et al. 2016)
+                    greedy = self.policy(batch.next_obs).argmax(1, keepdim=True)
+                    next_value = next_values.gather(1, greedy)[:, 0]
                 else:
                     next_value = next_values.amax(1)
             value = self.policy(batch.obs).gather(1, batch.action[:, None])[:, 0].float()
-        # the discount is gamma^replay.n_step, and 0 where the episode terminated; not where it was merely truncated
+        # discount = gamma^replay.n_step, and 0 if the episode terminated; a truncated episode is bootstrapped
         target = batch.reward + batch.discount * next_value
-        # Huber's loss is what clipping errors to [-1, 1] means (Mnih et al. 2015); weights correct for priorities
+        # Huber loss = TD errors clipped to [-1, 1] (Mnih et al. 2015); the weights correct for prioritized sampling
         loss = (nn.functional.huber_loss(value, target, reduction="none") * batch.weights).mean()
         self.optimizer.zero_grad()
         loss.backward()

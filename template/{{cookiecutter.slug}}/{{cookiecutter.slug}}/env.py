@@ -1,4 +1,4 @@
-"""Environments and wrappers of this project, for the files in `conf/env/`."""
+"""Environments and wrappers of this project, used by the files in `conf/env/`."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ import gymnasium as gym
 
 
 class SameStart(gym.Wrapper[Any, Any, Any, Any]):
-    """Let every episode begin in the same state, that of one seed: for `debug=overfit`."""
+    """Start every episode in the same state, for `debug=overfit`."""
 
     def __init__(self, env: gym.Env[Any, Any], seed: int) -> None:
-        """Go around an environment."""
+        """Wrap an environment whose resets all use `seed`."""
         super().__init__(env)
-        self.start = seed
+        self.start_seed = seed
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset with the seed of this wrapper, whatever was asked for."""
-        return self.env.reset(seed=self.start, options=options)
+        """Reset with the seed of this wrapper; ignore the `seed` argument."""
+        return self.env.reset(seed=self.start_seed, options=options)

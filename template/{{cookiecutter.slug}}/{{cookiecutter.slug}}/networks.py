@@ -1,4 +1,4 @@
-"""Networks: perceptrons for vectors, convolutions for pictures, chosen by the shape of the observations."""
+"""Networks for the algorithms: an encoder that fits the observation space, and MLPs."""
 
 import math
 from itertools import pairwise
@@ -9,26 +9,26 @@ from torch import nn
 
 
 class Encoder(nn.Module):
-    """Normalized observations as vectors: images go through convolutions, others are flattened, a dict is concatenated.
+    """Normalize and encode observations: images by convolutions, others flattened; parts of a dict are concatenated.
 
     Args:
-        space: A `Box`, or a `Dict` of such.
-        normalizer: The normalizer of the policy; images that it normalizes are no bytes any more.
+        space: A `Box`, or a `Dict` of boxes.
+        normalizer: The policy's observation normalizer; unless it is `Identity`, byte images are not scaled by 1/255.
 
     Attributes:
-        size: Length of a vector.
+        size: Length of an encoded vector.
     """
 
     def __init__(self, space: Any, normalizer: nn.Module) -> None:
-        """Make a part for each key."""
+        """Create one part per key, or a single part for a `Box`."""
         super().__init__()
-        # a bound method: as a submodule it would be saved again with each encoder
+        # a bound method, because as a submodule it would be saved once per encoder
         self.normalize = normalizer.forward
         normalized = not isinstance(normalizer, nn.Identity)
         self.keys = list(space.spaces) if hasattr(space, "spaces") else None
         spaces = [space] if self.keys is None else list(space.spaces.values())
         self.parts = nn.ModuleList(_encoder(part, normalized=normalized) for part in spaces)
-        self.size = sum(part(torch.zeros(held.shape)).shape[0] for part, held in zip(self.parts, spaces, strict=True))
+        self.size = sum(part(torch.zeros(box.shape)).shape[0] for part, box in zip(self.parts, spaces, strict=True))
 
     def forward(self, obs: Any) -> torch.Tensor:
         """Return `[..., size]` for observations `[..., *shape]`."""
@@ -41,20 +41,20 @@ class Encoder(nn.Module):
 
 def _encoder(space: Any, *, normalized: bool) -> nn.Module:
     is_bytes, axes = space.dtype.kind == "u", len(space.shape)
-    is_picture = axes > 2 or (axes == 2 and is_bytes)
+    is_image = axes > 2 or (axes == 2 and is_bytes)
     scale = 1 / 255 if is_bytes and not normalized else 1.0
-    return Convolutions(space.shape, scale=scale) if is_picture else Flat(axes)
+    return Convolutions(space.shape, scale=scale) if is_image else Flat(axes)
 
 
 class Flat(nn.Module):
-    """The last axes as one.
+    """Flatten the last axes into one.
 
     Args:
-        axes: How many.
+        axes: Number of axes.
     """
 
     def __init__(self, axes: int) -> None:
-        """Note how many axes there are."""
+        """Store the number of axes."""
         super().__init__()
         self.axes = axes
 
@@ -64,18 +64,18 @@ class Flat(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Those of Mnih et al. (2015), or one of 3x3 for pictures of less than 36 pixels (MinAtar, Young and Tian 2019).
+    """Convolutions of Mnih et al. (2015), or one 3x3 layer for images below 36 pixels (MinAtar, Young and Tian 2019).
 
-    The channels are the axis that differs where height and width are equal, else the smaller one of the first and the
-    last, and the last one where all are equal, as in MinAtar's Seaquest.
+    For square images, the channel axis is the axis that differs in size; if all three are equal, as in MinAtar's
+    Seaquest, it is the last. Otherwise it is the smaller of the first and the last axis.
 
     Args:
-        shape: `[height, width]`, with channels before or after them, and the frames of a stack before all.
-        scale: Factor of the pixels.
+        shape: `[height, width]`, with channels first or last; stacked frames are the leading axis.
+        scale: Factor applied to the pixels.
     """
 
     def __init__(self, shape: tuple[int, ...], *, scale: float) -> None:
-        """Find out where the channels are, and make the layers that fit the size."""
+        """Determine the channel axis and create layers that fit the image size."""
         super().__init__()
         self.axes, self.scale = len(shape), scale
         self.channels_last = len(shape) > 2 and _has_channels_last(*shape[-3:])
@@ -91,10 +91,10 @@ class Convolutions(nn.Module):
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Return `[..., size]`."""
-        before = obs.shape[: obs.ndim - self.axes]
+        batch_shape = obs.shape[: obs.ndim - self.axes]
         planes = obs.movedim(-1, -3) if self.channels_last else obs
         features: torch.Tensor = self.layers(planes.reshape(-1, *self.planes).float() * self.scale)
-        return features.reshape(*before, -1)
+        return features.reshape(*batch_shape, -1)
 
 
 def _has_channels_last(first: int, middle: int, last: int) -> bool:
@@ -104,6 +104,6 @@ def _has_channels_last(first: int, middle: int, last: int) -> bool:
 
 
 def mlp(sizes: list[int], activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    """Return a perceptron, `[..., sizes[0]]` to `[..., sizes[-1]]`, with the activation between its layers."""
+    """Return an MLP, `[..., sizes[0]]` to `[..., sizes[-1]]`, with the activation between layers."""
     layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), activation())]
     return nn.Sequential(*layers[:-1])

@@ -1,6 +1,6 @@
-"""Soft actor-critic (Haarnoja et al. 2018, with the learned temperature of "Algorithms and applications"): it is yours.
+"""Soft actor-critic (Haarnoja et al. 2018), with the learned temperature of "Algorithms and Applications".
 
-The weight of the entropy is called `ent_coef`, as in PPO; the papers call it alpha.
+The weight of the entropy is named `ent_coef`, as in PPO; the papers name it alpha.
 """
 
 import copy
@@ -16,13 +16,13 @@ from {{ cookiecutter.slug }}.networks import Encoder, mlp
 
 
 class GaussianActor(trieye.Policy[TrainConfig, SACConfig]):
-    """Draws from a Gaussian that a tanh squashes into the bounds; what is published is the actor alone."""
+    """Actor: a Gaussian squashed into the action bounds by tanh; explorers receive the actor without the critics."""
 
     center: torch.Tensor
     scale: torch.Tensor
 
     def __init__(self, config: TrainConfig, spaces: trieye.Spaces) -> None:
-        """Make the network from the config and the spaces alone."""
+        """Create the network; it depends only on the config and the spaces."""
         super().__init__(config, spaces)
         low, high = torch.as_tensor(spaces.action.low), torch.as_tensor(spaces.action.high)
         self.register_buffer("center", (low + high) / 2)
@@ -32,22 +32,22 @@ class GaussianActor(trieye.Policy[TrainConfig, SACConfig]):
         self.head = mlp([self.encoder.size, *self.agent.hidden_sizes, 2 * self.size])
 
     def forward(self, obs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean and the log of the standard deviation before the tanh, `[n, size]` each."""
+        """Return mean and log standard deviation before the tanh, `[n, size]` each."""
         mean, log_std = self.head(self.encoder(obs)).chunk(2, dim=1)
         return mean, log_std.clamp(-20, 2)  # bounds of the authors' code
 
     def draw(self, obs: Any, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return actions between -1 and 1, `[n, size]`, through which gradients flow, and their log probabilities."""
+        """Return differentiable actions in [-1, 1], `[n, size]`, and their log probabilities, `[n]`."""
         mean, log_std = (part.float() for part in self(obs))
         noise = torch.empty_like(mean).normal_(generator=generator)
-        before = mean + log_std.exp() * noise
+        pre_tanh = mean + log_std.exp() * noise
         # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which does not overflow (appendix C of the paper)
-        squashed = 2 * (math.log(2) - before - nn.functional.softplus(-2 * before))
-        log_prob = -(0.5 * noise.square() + log_std + squashed).sum(1) - 0.5 * math.log(2 * math.pi) * self.size
-        return before.tanh(), log_prob
+        log_jacobian = 2 * (math.log(2) - pre_tanh - nn.functional.softplus(-2 * pre_tanh))
+        log_prob = -(0.5 * noise.square() + log_std + log_jacobian).sum(1) - 0.5 * math.log(2 * math.pi) * self.size
+        return pre_tanh.tanh(), log_prob
 
     def act(self, obs: Any, state: Any, ctx: trieye.Context) -> trieye.Act:
-        """Choose actions: any at random until learning starts (a known detail), then drawn; the mean in evaluations."""
+        """Select actions: uniform before `agent.learning_starts`, then sampled; the mean in evaluations."""
         if not ctx.explore:
             action = self(obs)[0].tanh()
         elif ctx.env_steps < self.agent.learning_starts:
@@ -57,64 +57,64 @@ class GaussianActor(trieye.Policy[TrainConfig, SACConfig]):
         return trieye.Act(self.center + self.scale * action.reshape(-1, *self.center.shape))
 
     def unscaled(self, action: torch.Tensor) -> torch.Tensor:
-        """Return actions of the environment as numbers between -1 and 1, `[n, size]`."""
+        """Scale the environment's actions to [-1, 1], `[n, size]`."""
         return ((action - self.center) / self.scale).flatten(1)
 
 
 class Critics(nn.Module):
-    """Two networks that rate actions; the lower of two ratings counts, as errors upwards add up (Fujimoto et al. 2018).
+    """Two Q-networks; updates use the lower value, which counters overestimation (Fujimoto et al. 2018).
 
     Args:
-        policy: Whose observations and actions they rate.
-        hidden_sizes: Sizes of hidden layers.
+        policy: The actor, whose spaces and normalizer the critics share.
+        hidden_sizes: Units per hidden layer.
     """
 
     def __init__(self, policy: GaussianActor, hidden_sizes: list[int]) -> None:
-        """Make both networks."""
+        """Create both networks."""
         super().__init__()
         self.encoder = Encoder(policy.spaces.observation, policy.normalizer)
         sizes = [self.encoder.size + policy.size, *hidden_sizes, 1]
         self.first, self.second = mlp(sizes), mlp(sizes)
 
     def forward(self, obs: Any, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return both ratings, `[n]` each."""
-        both = torch.cat((self.encoder(obs), action), dim=1)
-        return self.first(both)[:, 0].float(), self.second(both)[:, 0].float()
+        """Return both Q-values, `[n]` each."""
+        inputs = torch.cat((self.encoder(obs), action), dim=1)
+        return self.first(inputs)[:, 0].float(), self.second(inputs)[:, 0].float()
 
 
 class SAC(trieye.TrainEngine[TrainConfig, SACConfig, GaussianActor]):
-    """A step collects a few rows, then makes the updates that are due."""
+    """SAC engine: each step collects rows and makes the updates that are due."""
 
     def setup(self, config: TrainConfig) -> None:
-        """Make what learns; `self.policy`, `self.replay` and `self.device` are there."""
+        """Create critics, temperature and optimizers; `self.policy`, `self.replay` and `self.device` already exist."""
         agent = self.agent
         self.critics = Critics(self.policy, agent.hidden_sizes).to(self.device)
         self.target = copy.deepcopy(self.critics).requires_grad_(False)
-        first = math.log(1.0 if agent.ent_coef is None else agent.ent_coef)
-        self.log_ent_coef = nn.Parameter(torch.tensor(first, device=self.device))
+        log_ent_coef = math.log(1.0 if agent.ent_coef is None else agent.ent_coef)
+        self.log_ent_coef = nn.Parameter(torch.tensor(log_ent_coef, device=self.device))
         self.target_entropy = -float(self.policy.size) if agent.target_entropy is None else agent.target_entropy
-        # Adam treats each weight by itself, so that actor and temperature can share one; fused: one kernel for all
-        self.acting = [*self.policy.parameters(), *([self.log_ent_coef] if agent.ent_coef is None else [])]
-        self.actor_optimizer = torch.optim.Adam(self.acting, lr=agent.lr(0), fused=True)
+        # Adam is element-wise, so actor and temperature can share one; fused: one kernel for all weights
+        self.actor_weights = [*self.policy.parameters(), *([self.log_ent_coef] if agent.ent_coef is None else [])]
+        self.actor_optimizer = torch.optim.Adam(self.actor_weights, lr=agent.lr(0), fused=True)
         self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), lr=agent.lr(0), fused=True)
         self.is_prioritized = config.replay.kind == "prioritized"
 
     def step(self) -> dict[str, float]:
-        """Collect, learn, and return the means of what the updates said."""
+        """Collect, update, and return the mean metrics of the updates."""
         self.replay.extend(self.collect())
         for optimizer in (self.actor_optimizer, self.critic_optimizer):
             trieye.set_lr(optimizer, self.agent.lr(self.schedule_step))
         return trieye.mean(self.train_step(batch) for batch in self.due_batches())
 
     def train_step(self, batch: trieye.Minibatch) -> dict[str, torch.Tensor]:
-        """Make one update of critics, actor, temperature and target."""
+        """Make one update of critics, actor, temperature and target critics."""
         policy, obs, next_obs = self.policy, batch.obs, batch.next_obs
         ent_coef = self.log_ent_coef.detach().exp()
 
         with torch.no_grad(), self.autocast():
             next_action, next_log_prob = policy.draw(next_obs, self.generator)
             next_value = torch.min(*self.target(next_obs, next_action)) - ent_coef * next_log_prob
-            # the discount is gamma^replay.n_step, and 0 where the episode terminated; not where it was merely truncated
+            # discount = gamma^replay.n_step, and 0 if the episode terminated; a truncated episode is bootstrapped
             target = batch.reward + batch.discount * next_value
         with self.autocast():
             first, second = self.critics(obs, policy.unscaled(batch.action))
@@ -128,10 +128,10 @@ class SAC(trieye.TrainEngine[TrainConfig, SACConfig, GaussianActor]):
             action, log_prob = policy.draw(obs, self.generator)
             value = torch.min(*self.critics(obs, action))
         actor_loss = (ent_coef * log_prob - value).mean()
-        # the temperature rises while the entropy is below the wanted one; its log is learned, as in the authors' code
+        # the temperature rises while the entropy is below the target; its logarithm is learned, as in the authors' code
         ent_coef_loss = -self.log_ent_coef * (log_prob.detach().mean() + self.target_entropy)
         self.actor_optimizer.zero_grad()
-        (actor_loss + ent_coef_loss).backward(inputs=self.acting)  # and not through the weights of the critics
+        (actor_loss + ent_coef_loss).backward(inputs=self.actor_weights)  # the critics receive no gradient
         self.actor_optimizer.step()
 
         with torch.no_grad():
@@ -139,5 +139,5 @@ class SAC(trieye.TrainEngine[TrainConfig, SACConfig, GaussianActor]):
                 slow.lerp_(fast, self.agent.tau)
         if self.is_prioritized:
             self.replay.update_priorities(batch.ids, torch.max(*map(torch.abs, errors)).detach().cpu().numpy())
-        found = {"loss/critic": critic_loss, "loss/actor": actor_loss, "q/mean": value.mean(), "ent_coef": ent_coef}
-        return {**{name: value.detach() for name, value in found.items()}, "policy/entropy": -log_prob.detach().mean()}
+        metrics = {"loss/critic": critic_loss, "loss/actor": actor_loss, "q/mean": value.mean(), "ent_coef": ent_coef}
+        return {name: value.detach() for name, value in (metrics | {"policy/entropy": -log_prob.mean()}).items()}

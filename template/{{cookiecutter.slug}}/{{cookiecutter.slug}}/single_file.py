@@ -1,6 +1,6 @@
-"""DQN in one file, with the whole loop in your hands: the config, the network, and a `trieye.Run` around them.
+"""DQN in one file: config, network and training loop, tracked and checkpointed by `trieye.Run`.
 
-Give it a `run_name`: Ctrl-C saves, and the same command goes on. Nothing else in this project is needed for it but
+With a `run_name`, Ctrl-C saves a checkpoint and the same command resumes. Of this project, the file needs only
 `conf/single_file.yaml`.
 """
 
@@ -18,34 +18,34 @@ from torch import nn
 
 
 class Config(trieye.TrieyeConfig):
-    """What this file can be told, besides what every run can be."""
+    """Hyperparameters of this file, added to the keys of every run."""
 
     env_id: str = Field(default="CartPole-v1", description="Gymnasium id of an environment with discrete actions.")
     lr: float = Field(default=1e-3, gt=0, description="Learning rate of Adam.")
-    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of a reward one step later.")
-    buffer_size: int = Field(default=50_000, ge=1, description="Transitions that are kept.")
-    batch_size: int = Field(default=64, ge=1, description="Transitions in one update.")
-    learning_starts: int = Field(default=1_000, ge=1, description="Steps before the first update.")
-    train_frequency: int = Field(default=2, ge=1, description="Steps between two updates.")
-    target_update_interval: int = Field(default=500, ge=1, description="Steps between two copies to the target.")
-    epsilon_end: float = Field(default=0.05, ge=0, le=1, description="Share of random actions in the end.")
-    exploration_steps: int = Field(default=10_000, ge=1, description="Steps in which that share falls from 1.")
-    eval_episodes: int = Field(default=10, ge=1, description="Episodes of one evaluation.")
+    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount factor per environment step.")
+    buffer_size: int = Field(default=50_000, ge=1, description="Capacity of the replay buffer, in transitions.")
+    batch_size: int = Field(default=64, ge=1, description="Transitions per update.")
+    learning_starts: int = Field(default=1_000, ge=1, description="Environment steps before the first update.")
+    train_frequency: int = Field(default=2, ge=1, description="Environment steps per update.")
+    target_update_interval: int = Field(default=500, ge=1, description="Environment steps per target network copy.")
+    epsilon_end: float = Field(default=0.05, ge=0, le=1, description="Final epsilon (probability of random actions).")
+    exploration_steps: int = Field(default=10_000, ge=1, description="Environment steps of the linear epsilon decay.")
+    eval_episodes: int = Field(default=10, ge=1, description="Episodes per evaluation.")
 
 
 def make_network(size: int, actions: int) -> nn.Sequential:
-    """Return a Q-network: observations `[n, size]` to values `[n, actions]`."""
+    """Return a Q-network that maps observations `[n, size]` to action values `[n, actions]`."""
     return nn.Sequential(nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, actions))
 
 
 @torch.inference_mode()
 def greedy(q: nn.Module, obs: NDArray[Any]) -> int:
-    """Return the action of the highest value."""
+    """Return the action with the highest value."""
     return int(q(torch.as_tensor(obs, dtype=torch.float32).flatten()).argmax())
 
 
 def evaluate(q: nn.Module, cfg: Config) -> float:
-    """Return the mean return of greedy episodes, always from the same starts."""
+    """Return the mean return of greedy episodes with fixed seeds."""
     env, total = gym.make(cfg.env_id), 0.0
     for seed in range(cfg.eval_episodes):
         (obs, _), done = env.reset(seed=1_000_000 + seed), False
@@ -59,7 +59,7 @@ def evaluate(q: nn.Module, cfg: Config) -> float:
 @trieye.main(config_path="../conf", config_name="single_file")
 def train(cfg: Config) -> float:
     """Train a DQN in one file."""
-    torch.set_num_threads(1)  # for networks this small, more threads cost more than they give
+    torch.set_num_threads(1)  # more threads slow down networks this small
     random.seed(cfg.seed)
     torch.manual_seed(cfg.seed)
     env = gym.make(cfg.env_id)
@@ -74,14 +74,14 @@ def train(cfg: Config) -> float:
     state: dict[str, Any] = {"q": q, "target": target, "optimizer": optimizer, "buffer": replay}
     state |= {"env": env, "episode": episode}
     with trieye.Run(cfg) as run:
-        run.restore(**state)  # all of `state` as it was saved, and the random generators; nothing on a fresh run
-        for step in run.steps(cfg.loop.steps):  # goes on where the last attempt stopped; Ctrl-C ends it after a step
+        run.restore(**state)  # restores `state` and the random generators; no effect in a new run
+        for step in run.steps(cfg.loop.steps):  # resumes after the last saved step; Ctrl-C ends the loop after a step
             epsilon = max(cfg.epsilon_end, 1.0 - (1.0 - cfg.epsilon_end) * step / cfg.exploration_steps)
             obs = episode["obs"]
             action = random.randrange(actions) if random.random() < epsilon else greedy(q, obs)
             next_obs, reward, terminated, truncated, _ = env.step(action)
-            ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
-            replay.add(obs=obs, action=action, reward=float(reward), next_obs=next_obs, **ends)
+            flags = {"terminated": bool(terminated), "truncated": bool(truncated)}
+            replay.add(obs=obs, action=action, reward=float(reward), next_obs=next_obs, **flags)
             episode.update({"obs": next_obs, "return": episode["return"] + reward, "length": episode["length"] + 1})
             if terminated or truncated:
                 run.log({"episode/return": episode["return"], "episode/length": episode["length"]})
@@ -91,7 +91,7 @@ def train(cfg: Config) -> float:
             if step > cfg.learning_starts and step % cfg.train_frequency == 0:
                 batch = replay.sample(cfg.batch_size)
                 data = {name: torch.from_numpy(batch[name]) for name in ("obs", "next_obs", "reward", "discount")}
-                with torch.no_grad():  # the discount is 0 where the episode terminated, and not where it was cut
+                with torch.no_grad():  # discount is 0 if the episode terminated, not if it was truncated
                     targets = data["reward"] + data["discount"] * target(data["next_obs"]).amax(1)
                 values = q(data["obs"]).gather(1, torch.from_numpy(batch["action"])[:, None])[:, 0]
                 loss = nn.functional.smooth_l1_loss(values, targets)
@@ -106,7 +106,7 @@ def train(cfg: Config) -> float:
             every = cfg.loop.evaluate_every_steps
             if step == cfg.loop.steps or (every and step % every == 0):
                 run.log("eval/return", score := evaluate(q, cfg))
-                run.save(objective=score, **state)  # what is rated can be the best
+                run.save(objective=score, **state)  # a checkpoint with an objective can become the best
             elif run.save_due:
                 run.save(**state)
         return run.best()

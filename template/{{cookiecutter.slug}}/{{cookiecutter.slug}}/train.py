@@ -1,4 +1,4 @@
-"""The command that trains; `--help` tells what can be set."""
+"""Training command; `--help` lists its options."""
 
 import trieye
 
@@ -7,7 +7,7 @@ from {{ cookiecutter.slug }}.config import TrainConfig
 
 @trieye.main(config_path="../conf", config_name="train")
 def train(cfg: TrainConfig) -> float | None:
-    """Train what agent.engine names and return the best value of loop.objective, by which sweeps compare."""
+    """Train the engine that agent.engine names and return the best value of loop.objective, which sweeps optimize."""
     return trieye.train(cfg)
 
 

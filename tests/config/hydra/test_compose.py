@@ -57,14 +57,14 @@ def test_the_config_of_a_project_composes_with_its_own_type(project):
 
 
 def test_a_required_key_that_nobody_sets_is_asked_for(project):
-    with pytest.raises(ConfigurationError, match=r"^steps has no value; give it one with steps=<value>"):
+    with pytest.raises(ConfigurationError, match=r"^steps has no value; set it with steps=<value>"):
         compose(config_path=project.conf, config_type=TrainConfig)
 
 
 def test_mistakes_raise_a_configuration_error():
-    with pytest.raises(ConfigurationError, match=r"^runtime=lokal: 'lokal' is no option of runtime"):
+    with pytest.raises(ConfigurationError, match=r"^runtime=lokal: unknown option 'lokal' of runtime"):
         compose(["runtime=lokal"])
-    with pytest.raises(ConfigurationError, match=r"^loop\.steps=0: an integer >= 1 or null is expected"):
+    with pytest.raises(ConfigurationError, match=r"^loop\.steps=0: expected an integer >= 1 or null"):
         compose(["loop.steps=0"])
 
 
@@ -89,14 +89,14 @@ def test_composing_leaves_hydra_as_it_was():
 
 def test_a_task_may_compose_another_config_in_every_job_of_a_sweep(project):
     (project.directory / "train.py").write_text(COMPOSING)
-    ended = project.run("-m", "seed=1,2", "runtime=glob(l*)")  # Hydra itself looks for options of trieye
+    ended = project.run("-m", "seed=1,2", "runtime=glob(l*)")  # Hydra itself lists the options of trieye
     assert ended.code == 0, ended.err
     assert [line for line in ended.out.splitlines() if line.startswith("job")] == ["job 0 1 5 train", "job 1 2 5 train"]
 
 
 @pytest.fixture
 def registered(monkeypatch):
-    """Undo what a test registers."""
+    """Restore the registration after a test."""
     monkeypatch.setattr(registration, "current", None)
     yield
     ConfigStore.instance().repo.pop("schema.yaml", None)
@@ -166,9 +166,13 @@ def test_the_config_type_is_read_from_the_annotation():
     def for_type_checkers(config: "Unknown") -> None: ...  # noqa: F821
 
     assert [config_type_of(task) for task in (annotated, in_quotes)] == [TrainConfig, TrainConfig]
-    with pytest.raises(ConfigurationError, match=r"bare: config is not annotated; write bare\(config: TrainConfig\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"bare: parameter config is not annotated; write bare\(config: TrainConfig\)"
+    ):
         config_type_of(bare)
-    with pytest.raises(ConfigurationError, match=r"wrong: config is annotated with <class 'dict'>; write wrong"):
+    with pytest.raises(
+        ConfigurationError, match=r"wrong: parameter config is annotated with <class 'dict'>; write wrong"
+    ):
         config_type_of(wrong)
     with pytest.raises(ConfigurationError, match=r"config is annotated with 'Unknown'"):
         config_type_of(for_type_checkers)
@@ -183,7 +187,7 @@ def test_a_config_path_may_be_a_package(monkeypatch):
 
 
 def test_a_directory_of_configs_that_is_not_there_is_said_with_what_can_be_done(tmp_path):
-    message = rf"^config_path={tmp_path}/conf: there is no such directory; put train\.yaml .*'pkg://trieye\.conf'"
+    message = rf"^config_path={tmp_path}/conf: no such directory; create it with train\.yaml, .*'pkg://trieye\.conf'"
     with pytest.raises(ConfigurationError, match=message):
         compose(config_path=tmp_path / "conf")
 

@@ -10,7 +10,7 @@ from pydantic import Field
 import trieye
 from trieye.config import TrieyeConfig
 from trieye.config.base import StrictModel
-from trieye.config.hydra.loader import Source, opened
+from trieye.config.hydra.loader import ConfigSource, opened
 from trieye.config.hydra.preflight import Preflight
 
 Helped = Callable[..., str]
@@ -47,11 +47,11 @@ def helped(project, monkeypatch, capsys):
 
 def test_help_shows_every_group_with_its_options_and_marks_the_choice(helped):
     lines = helped().splitlines()
-    runtime = lines.index("  runtime: Where the hub lives.")
+    runtime = lines.index("  runtime: Where the hub lives, which records the run.")
     assert lines[runtime + 1 : runtime + 4] == [
-        "      cluster  A Ray actor on a cluster; runtime.address names its head.",
-        "    * local    In this process, no Ray: deterministic, for small runs, tests and debugging.",
-        "      ray      A Ray actor on this machine; Ray is started if none is running.",
+        "      cluster  The hub is a Ray actor on the cluster at runtime.address.",
+        "    * local    Everything in this process, without Ray: deterministic, for small runs, tests and debugging.",
+        "      ray      The hub is a Ray actor on this machine; Ray is started if it is not running.",
     ]
     assert [line.split(":")[0].strip() for line in lines if line.startswith("  ") and line[2] != " " and ": " in line][
         :8
@@ -110,7 +110,7 @@ def test_every_example_of_help_composes(project, helped):
         words = shlex.split(example)
         overrides = [word for word in words if "=" in word or word.startswith("~")]
         assert overrides
-        with opened(Source(str(project.conf), "train"), TrainConfig, run_name="r") as loader:
+        with opened(ConfigSource(str(project.conf), "train"), TrainConfig, run_name="r") as loader:
             Preflight(loader, TrainConfig).compose(overrides, multirun="-m" in words)
 
 
@@ -118,7 +118,7 @@ def test_help_explains_the_keys_of_a_metric(helped):
     text = helped("stats.metrics")
     options = "latest, mean, sum, rate, min, max, std, count, quantile, ema, each"
     assert f"  stats.metrics.<name>.aggregation\n      one of {options}. " in text
-    assert "metrics=[] logs every undeclared event as it comes, see stats.undeclared" in helped("metrics")
+    assert "metrics=[] declares no metric, so stats.undeclared applies to every event" in helped("metrics")
 
 
 def test_help_explains_a_group_and_its_keys_but_those_that_another_key_sets(helped):
@@ -126,7 +126,7 @@ def test_help_explains_a_group_and_its_keys_but_those_that_another_key_sets(help
     lines = helped("loop").splitlines()
     assert lines[0].startswith("  loop: ")
     assert "  loop.steps = null" in lines
-    assert "      an integer >= 1 or null. Stop after this many steps, as `axis` counts them." in lines
+    assert "      an integer >= 1 or null. Stop after this many steps, in units of `axis`; null = never." in lines
 
 
 def test_a_group_is_explained_by_the_comment_in_the_defaults_list(project, helped):

@@ -1,4 +1,4 @@
-"""Launchers and callbacks that come from elsewhere: they pickle configs and tasks into other processes."""
+"""Third-party launchers and callbacks, which pickle configs and tasks for other processes."""
 
 import json
 from importlib.util import find_spec
@@ -61,7 +61,7 @@ def test_a_job_that_a_callback_pickled_runs_again(program):
     if not hasattr(callbacks, "PickleJobInfoCallback"):
         pytest.skip("this Hydra reruns from the overrides, and pickles nothing")
     callback = "+hydra.callbacks.save._target_=hydra.experimental.callbacks.PickleJobInfoCallback"
-    assert program.run("run_name=first", "seed=7", callback).code == 0  # it says where the pickle is
+    assert program.run("run_name=first", "seed=7", callback).code == 0  # prints the path of the pickle
     assert results(program) == [{"seed": 7, "lr": 0.5, "metrics": results(program)[0]["metrics"]}]
     (pickled,) = Path(program.directory).rglob("config.pickle")
     before = results(program)

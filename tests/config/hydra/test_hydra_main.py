@@ -1,4 +1,4 @@
-"""The command line in a process of its own: names, directories, exit codes."""
+"""Command lines in another process: names, directories, exit codes."""
 
 import os
 from pathlib import Path
@@ -109,7 +109,7 @@ def test_a_run_name_that_looks_like_a_number_stays_as_typed(project):
     assert _said(ended.out, "config")[0].startswith("1e3 0 ")
     assert "├── run_name = '1e3'" in ended.out
     records = project.directory / ".trieye_data" / "tested" / "runs" / "1e3" / ".hydra" / "config.yaml"
-    assert yaml.safe_load(records.read_text())["tags"] == {"a": "b", "note": "x"}  # they are open
+    assert yaml.safe_load(records.read_text())["tags"] == {"a": "b", "note": "x"}  # open dict
     ended = project.ran("-m", "run_name=1e3,007")
     assert [said.split()[0] for said in _said(ended.out, "config")] == ["1e3_0", "007_1"]
 
@@ -157,19 +157,19 @@ def test_a_mistake_ends_with_two_before_anything_is_made_or_loaded(project, type
 def test_the_config_is_shown_also_where_a_run_with_it_would_be_refused_which_is_said_beside_it(project):
     ended = project.run("loop.steps=-3", "seed=x", "--cfg", "job", "--package", "loop")
     assert (ended.code, yaml.safe_load(ended.out)["steps"]) == (0, -3)
-    assert ended.err.startswith("note: a run with this config would be refused\n      ")
-    assert "loop.steps=-3: an integer >= 1" in ended.err
-    assert "seed=x: an integer >= 0" in ended.err
-    project.ran("loop.steps=3", "--cfg", "job")  # says nothing on stderr
+    assert ended.err.startswith("note: this config is invalid, and a run with it would fail\n      ")
+    assert "loop.steps=-3: expected an integer >= 1" in ended.err
+    assert "seed=x: expected an integer >= 0" in ended.err
+    project.ran("loop.steps=3", "--cfg", "job")  # prints nothing to stderr
     assert project.run("loop.stps=3", "--cfg", "job").code == 2
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["-m", "--cfg", "job"], "error: --multirun and --cfg do not go together; type one of them\n"),
-        (["--resolve"], "error: --resolve goes together with --cfg only; type --cfg job --resolve\n"),
-        (["--cfg", "job", "seed=1,2"], "error: seed=1,2: this is more than one value; add -m to run a job for each, "),
+        (["-m", "--cfg", "job"], "error: --multirun and --cfg cannot be combined; choose one\n"),
+        (["--resolve"], "error: --resolve requires --cfg; type --cfg job --resolve\n"),
+        (["--cfg", "job", "seed=1,2"], "error: seed=1,2: more than one value; add -m to run a job for each, "),
         (["-m", "seed=1,2", f"run_name={'x' * 198}"], "error: run_name 'xxx"),
     ],
 )
@@ -188,7 +188,7 @@ def test_a_sweep_asked_for_by_the_mode_has_its_directory_and_its_sweeper_the_obj
         "        print('objective', job_return.return_value)\n"
     )
     words = ["hydra.mode=MULTIRUN", "hydra.sweep.dir='my sweep!'", "+hydra.callbacks.seen._target_=seen.Seen"]
-    ended = project.run(*words, "seed=5,6")  # Hydra 1.4 warns of callbacks that are not its own
+    ended = project.run(*words, "seed=5,6")  # Hydra 1.4 warns about third-party callbacks
     assert ended.code == 0, ended.err
     assert _said(ended.out, "objective") == ["5.0", "6.0"]
     assert [said.split()[:2] for said in _said(ended.out, "config")] == [["my_sweep_0", "5"], ["my_sweep_1", "6"]]
@@ -209,5 +209,5 @@ def test_a_task_that_does_not_say_what_its_config_is_is_one_message(project):
     program.write_text(program.read_text().replace("config: TrieyeConfig", "config"))
     ended = project.run("seed=1")
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("error: train: config is not annotated; write train(config: TrainConfig)")
+    assert ended.err.startswith("error: train: parameter config is not annotated; write train(config: TrainConfig)")
     assert "Traceback" not in ended.err

@@ -1,4 +1,4 @@
-"""The plugin that shows Hydra our configs leaves programs that use Hydra for something else as they are."""
+"""The search path plugin does not affect Hydra programs without trieye."""
 
 import json
 import subprocess
@@ -40,4 +40,4 @@ def test_a_foreign_program_composes_what_it_always_did(tmp_path, first):
     config, sources, ours = json.loads(done.stdout)
     assert config == {"mine": 1, "runtime": {"kind": "own"}, "seed": 7}
     assert sources == ["hydra", "main", "schema"]
-    assert ours == (["trieye"] if first else [])  # what costs time is not even imported
+    assert ours == (["trieye"] if first else [])  # slow modules are not imported

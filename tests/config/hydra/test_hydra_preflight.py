@@ -1,4 +1,4 @@
-"""What is checked before anything is made: every value of every axis of a sweep, libraries, checkpoints, paths."""
+"""Checks before anything is created: every value of every axis of a sweep, libraries, checkpoints, paths."""
 
 import sys
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def test_every_value_of_every_axis_is_checked(mistaken, typed, parts):
 
 def test_values_that_depend_on_an_axis_are_checked_with_it(project, mistaken):
     project.write("train", (project.conf / "train.yaml").read_text() + "loop:\n  steps: ${seed}\n")
-    assert mistaken("-m", "seed=3,2,0").startswith("loop.steps=0: an integer >= 1 or null is expected, found 0")
+    assert mistaken("-m", "seed=3,2,0").startswith("loop.steps=0: expected an integer >= 1 or null, found 0")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_options_of_the_launcher_and_the_sweeper_are_checked_before_a_job_begins
 
 
 class CheckedConfig(TrieyeConfig):
-    """A config that knows what its machine has."""
+    """A config that checks its machine."""
 
     def check(self) -> None:
         super().check()
@@ -93,7 +93,7 @@ def test_a_project_refuses_what_its_machine_cannot_run(mistaken):
         (
             "gcsfs",
             "persistence.mirror=gs://a/b",
-            "persistence.mirror=gs://a/b: the package gcsfs is missing; pip insta",
+            "persistence.mirror=gs://a/b: the package gcsfs is not installed; pip insta",
         ),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_library_that_is_missing_is_known_before_anything_starts(
         ("frist:best", "app 'tested' has no run 'frist'; did you mean 'first'?"),
         ("first:step:9", "run 'first' has no checkpoint"),
         ("best", "has no checkpoint"),
-        ("first:bset", "there is no such checkpoint; did you mean 'first:best'?"),
+        ("first:bset", "no such checkpoint; did you mean 'first:best'?"),
     ],
 )
 def test_a_checkpoint_that_is_not_there_is_known_before_anything_starts(
@@ -146,8 +146,8 @@ def test_a_root_that_cannot_be_written_is_refused(tmp_path, below):
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     message = refused(root_data_dir=str(tmp_path / below))
-    assert message.startswith(f"persistence.root_data_dir={tmp_path / below}: nothing can be written there")
-    assert message.endswith("choose a directory that you may write to")
+    assert message.startswith(f"persistence.root_data_dir={tmp_path / below} is not writable")
+    assert message.endswith("choose another one")
 
 
 @pytest.mark.parametrize("key", ["load_checkpoint_path", "load_buffer_path"])

@@ -1,4 +1,4 @@
-"""The schema that Hydra gets is derived from the models."""
+"""The schema in the ConfigStore is derived from the models."""
 
 import pickle
 import subprocess
@@ -89,7 +89,7 @@ def test_every_key_has_the_default_of_its_model():
 def test_sinks_are_off_where_a_group_turns_them_on():
     assert [_schema()["sinks"][name]["enabled"] for name in OUR_NAMES] == [False, False, False, False]
     in_python = set(TrieyeConfig().sinks.enabled)
-    assert in_python == {"mlflow", "tensorboard", "console"}  # those that need no account
+    assert in_python == {"mlflow", "tensorboard", "console"}  # sinks that need no account
 
 
 def test_keys_that_another_key_sets_are_left_out():
@@ -112,14 +112,14 @@ def test_a_config_has_its_types_in_another_process_however_it_was_pickled():
     class Local(MyConfig):
         steps: int = 3
 
-    # another registration, as that of `trieye.compose` in a task, takes nothing from configs that exist
+    # another registration, such as by `trieye.compose` in a task, does not affect existing configs
     nodes = [stored(MyConfig), stored(MyConfig)]
     pickles = [pickle.dumps(nodes), cloudpickle.dumps(nodes), cloudpickle.dumps([stored(Local)])]
     done = subprocess.run(
         [sys.executable, "-c", USE_ELSEWHERE],
         input=pickle.dumps(pickles),
         capture_output=True,
-        cwd=Path(__file__).parent,  # where this module is found
+        cwd=Path(__file__).parent,  # importable from there
         timeout=60,
     )
     assert done.returncode == 0, done.stderr.decode()

@@ -1,4 +1,4 @@
-"""A mistake is one message with the key as typed, the value that was found, what is allowed, and the nearest match."""
+"""Error messages contain the key as typed, the value, the allowed values and the closest match."""
 
 import re
 from collections.abc import Callable
@@ -41,10 +41,10 @@ class TrainConfig(TrieyeConfig):
         ("runtime.namespace=", "not empty|''"),
         ("stats.metrics.step_ms.log_to=[mlflo]", "mlflow, tensorboard, console|'mlflo'|'mlflow'?"),
         ("optimizer.layers=[]", "a list|length >= 1|an integer|[]"),
-        ("way=locl", "way=locl: one of local, files or text such as my_agent.dqn:DQN|'locl'|'local'?"),
+        ("way=locl", "way=locl: expected one of local, files or text such as my_agent.dqn:DQN|'locl'|'local'?"),
         ("betas=[1]", "a list|length >= 2 and length <= 2|a number|[1]"),
         ("positive=[0]", "a list|an integer >= 1|0"),
-        ("persistence.mlflow_tracking_uri=foo", "begins with its scheme|sqlite:///|http"),
+        ("persistence.mlflow_tracking_uri=foo", "needs a scheme|sqlite:///|http"),
         ("persistence.mlflow_tracking_uri=sqlit:///x", "'sqlit'|'sqlite'?"),
         ("stats.metrics.eval_return.name=time/step_ms", "stats.metrics: |time/step_ms"),
         ("stats.metrics.step_ms.aggregation=rate", "stats.metrics.step_ms: |'time/step_ms'|'rate_numerator_event'"),
@@ -59,41 +59,41 @@ class TrainConfig(TrieyeConfig):
         (f"run_name={'x' * 300}", "300 bytes|at most 200"),
         ("persistence.runs_dir_name=../up", "persistence.runs_dir_name|'../up'"),
         # keys
-        ("loop.stps=3", "'stps' of loop|'steps'?|background_evaluation, env_steps, evaluate_every_steps, mode"),
-        ("+loop.stps=3", "'stps' of loop|'steps'?|background_evaluation, env_steps, evaluate_every_steps, mode"),
+        ("loop.stps=3", "'stps' in loop|'steps'?|background_evaluation, env_steps, evaluate_every_steps, mode"),
+        ("+loop.stps=3", "'stps' in loop|'steps'?|background_evaluation, env_steps, evaluate_every_steps, mode"),
         ("+sead=3", "'sead'|'seed'?|app_name, betas"),
-        ("replay.alpah=1", "'alpah' of replay|'replay.prioritized.alpha'?"),
+        ("replay.alpah=1", "'alpah' in replay|'replay.prioritized.alpha'?"),
         ("steps=3", "'steps'|'loop.steps'?|metrics"),
         ("lr=1e-3", "'lr'|'optimizer.lr'?"),
         ("resume=true", "'persistence.auto_resume_latest' or 'persistence.resume_dirs'?"),
-        ("seed.x=3", "'x' of seed"),
+        ("seed.x=3", "'x' in seed"),
         ("+seed.x=3", "seed: |keys with values"),
-        ("~stats.metrics.stp_ms", "'stp_ms' of stats.metrics|'step_ms'?"),
-        ("stats.metrics.step_ms.nam=x", "'nam' of stats.metrics.step_ms|'name'?|aggregation, context_key"),
-        ("stats.metrics.r.name=x", "'r' of stats.metrics|episode_return|'+metric@stats.metrics.r=<option>'|max"),
-        ("+stats.metrics.r={name: R}", "'r' of stats.metrics|'+metric@stats.metrics.r=<option>'"),
-        ("stats.metrics=3", "stats.metrics=3|keys with values, found 3"),
+        ("~stats.metrics.stp_ms", "'stp_ms' in stats.metrics|'step_ms'?"),
+        ("stats.metrics.step_ms.nam=x", "'nam' in stats.metrics.step_ms|'name'?|aggregation, context_key"),
+        ("stats.metrics.r.name=x", "'r' in stats.metrics|episode_return|'+metric@stats.metrics.r=<option>'|max"),
+        ("+stats.metrics.r={name: R}", "'r' in stats.metrics|'+metric@stats.metrics.r=<option>'"),
+        ("stats.metrics=3", "stats.metrics=3|name for each item, found 3"),
         ("+seed=3", "Either remove + prefix: 'seed=3'"),
         ("~seed=3", "'seed' is 0 and not 3"),
         ("persistence.run_name=x", "type run_name=<value>"),
-        ("hydra.sweep.dri=x", "'dri' of hydra.sweep|'dir'?|(keys: dir, subdir)"),
-        ("hydra.swep.dir=x", "'swep' of hydra|'sweep'?"),
+        ("hydra.sweep.dri=x", "'dri' in hydra.sweep|'dir'?|(keys: dir, subdir)"),
+        ("hydra.swep.dir=x", "'swep' in hydra|'sweep'?"),
         # groups and their options
         ("runtme=local", "'runtme'|'runtime'?|metrics"),
-        ("runtime=lokal", "runtime=lokal: 'lokal' is no option of runtime|'local'?|(options: cluster, local, ray)"),
-        ("metrics=[core,reply]", "'reply' is no option of metrics|'replay'?|(options: core, replay)"),
-        ("sinks=[[mlflow]]", "no option of sinks|console, mlflow"),
-        ("loop=3", "3 is no option of loop|(options: default)"),
+        ("runtime=lokal", "runtime=lokal: unknown option 'lokal' of runtime|'local'?|(options: cluster, local, ray)"),
+        ("metrics=[core,reply]", "unknown option 'reply' of metrics|'replay'?|(options: core, replay)"),
+        ("sinks=[[mlflow]]", "unknown option|of sinks|console, mlflow"),
+        ("loop=3", "unknown option 3 of loop|(options: default)"),
         ("sinks=null", "takes a list|sinks=[]|console, mlflow"),
-        ("+runtime=ray", "in the defaults list already|type runtime=ray"),
+        ("+runtime=ray", "already in the defaults list|type runtime=ray"),
         ("metric=max", "'metric'|+metric=max"),
         ("~metric", "'metric'|No match in the defaults list"),
         ("+metric=max", "'+metric@<key>=<option>'|--help metric"),
-        ("+metric@stats.metric.y=max", "'metric' of stats|'metrics'?"),
-        ("+metrc@stats.metrics.y=max", "no group 'metrc'|'metric'?|debug, experiment"),
+        ("+metric@stats.metric.y=max", "'metric' in stats|'metrics'?"),
+        ("+metrc@stats.metrics.y=max", "unknown group 'metrc'|'metric'?|debug, experiment"),
         ("hydra/lancher=x", "'hydra/lancher'|'hydra/launcher'?"),
         ("hydra.searchpath=3", "must be a list"),
-        ("hydra.job.env_set.A=3", "'A' of hydra.job.env_set|'+hydra.job.env_set.A=3'"),
+        ("hydra.job.env_set.A=3", "'A' in hydra.job.env_set|'+hydra.job.env_set.A=3'"),
         ("hydra.callbacks=3", "hydra.callbacks=3|Cannot assign int"),
         ("hydra.sweeper.params.seed=3", "hydra.sweeper.params.seed=3: "),
         # several values
@@ -102,16 +102,16 @@ class TrainConfig(TrieyeConfig):
         ("sinks=mlflow,wandb", "add -m|type 'sinks=[mlflow,wandb]'"),
         ("optimizer.layers=8,16", "add -m|type 'optimizer.layers=[8,16]'"),
         ("optimizer.layers=range(1,3)", "add -m|or choose one"),
-        # what Hydra cannot parse
-        ("seed", "not key=value"),
-        ("loop.steps=a=b", "not key=value|'loop.steps=\"...\"'"),
+        # overrides that Hydra cannot parse
+        ("seed", "not a valid key=value override"),
+        ("loop.steps=a=b", "not a valid key=value override|'loop.steps=\"...\"'"),
         ("seed=rnage(1,3)", "'rnage'|range"),
-        ("persistence.root_data_dir=~/a b*", "not key=value|quotes"),
-        ("optimizer.lr = 1e-3", "not key=value|without spaces around ="),
-        ("optimizer.lr =1e-3", "not key=value|without spaces around ="),
-        ("tags={a", "not key=value"),
-        ("{}", "not key=value"),
-        ("run_name=a\0b", "run_name=a\\x00b: |not key=value"),
+        ("persistence.root_data_dir=~/a b*", "not a valid key=value override|quote special characters"),
+        ("optimizer.lr = 1e-3", "not a valid key=value override|without spaces around ="),
+        ("optimizer.lr =1e-3", "not a valid key=value override|without spaces around ="),
+        ("tags={a", "not a valid key=value override"),
+        ("{}", "not a valid key=value override"),
+        ("run_name=a\0b", "run_name=a\\x00b: |not a valid key=value override"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_what_was_found_and_what_is_allowed(mistaken, typed, parts):
@@ -125,7 +125,7 @@ def test_a_mistake_is_named_with_what_was_found_and_what_is_allowed(mistaken, ty
 def test_pieces_of_a_torn_override_are_named(mistaken):
     for flags in ([], ["-m"], ["--cfg", "job"]):
         message = mistaken("optimizer.lr", "=", "1e-3", *flags, config_type=TrainConfig)
-        assert message.startswith("optimizer.lr: this is not key=value")
+        assert message.startswith("optimizer.lr: not a valid key=value override")
         assert "without spaces around =" in message
 
 
@@ -139,8 +139,8 @@ def test_pieces_of_a_torn_override_are_named(mistaken):
         ("--loop.steps=3", "type loop.steps=3"),
         ("--lr 1e-4", "type optimizer.lr=<value>"),
         ("-lr=1e-4", "type optimizer.lr=1e-4"),
-        ("--x 3", "no such flag (--help"),
-        ("--multirn", "no such flag; did you mean '--multirun'?"),
+        ("--x 3", "unknown flag (see --help"),
+        ("--multirn", "unknown flag; did you mean '--multirun'?"),
     ],
 )
 def test_a_flag_that_is_a_key_is_answered_with_what_to_type(mistaken, typed, advice):
@@ -168,14 +168,14 @@ def test_all_mistakes_are_reported_at_once_and_nothing_else(mistaken):
 def test_an_option_in_a_folder_of_a_group_has_a_nearest_match(project, mistaken):
     project.write("experiment/atari/pong", "# @package _global_\nseed: 1\n")
     message = mistaken("experiment=atari/pnog")
-    assert "'atari/pnog' is no option of experiment; did you mean 'atari/pong'?" in message
+    assert "unknown option 'atari/pnog' of experiment; did you mean 'atari/pong'?" in message
 
 
 @pytest.mark.parametrize(
     ("preset", "parts"),
     [
         ("loop:\n  steps: many\n", "loop.steps=many|an integer >= 1 or null|'many'"),
-        ("loop:\n  stps: 3\n", "experiment/wrong|'stps' of loop|'steps'?"),
+        ("loop:\n  stps: 3\n", "experiment/wrong|'stps' in loop|'steps'?"),
         ("defaults:\n  - override /runtime: lokal\n", "runtime/lokal|local"),
         ("defaults:\n  - override /runtme: local\n", "experiment/wrong|'runtme'"),
         ("loop: [\n", "wrong.yaml"),
@@ -197,7 +197,7 @@ def test_a_primary_config_that_cannot_be_read_is_named(project, mistaken):
     assert "train.yaml" in mistaken()
     message = mistaken("--config-name=trian")
     assert message.startswith("config_name=trian: ")
-    assert f"{project.conf}; did you mean 'train'? (there: train" in message
+    assert f"{project.conf}; did you mean 'train'? (configs: train" in message
     for flag in ("--config-dir", "--config-path"):
         assert "/no/such" in mistaken(f"{flag}=/no/such")
 
@@ -247,7 +247,7 @@ def test_metrics_as_a_list_are_named_with_their_file_and_key(mistaken, project, 
     primary = (project.conf / "train.yaml").read_text()
     project.write(config, f"{primary}stats:{LISTED}" if text is None else text)
     message = mistaken(*typed)
-    assert message.startswith(f"{config}.yaml: stats.metrics takes keys with values, found a list")
+    assert message.startswith(f"{config}.yaml: stats.metrics takes a short name for each item, found a list")
     assert "{loss: {name: loss}}" in message
     assert "ListConfig" not in message
 
@@ -255,4 +255,4 @@ def test_metrics_as_a_list_are_named_with_their_file_and_key(mistaken, project, 
 @pytest.mark.parametrize("value", ["[{name: a}]", "[a,b]", "5"])
 def test_metrics_of_another_type_are_named_with_what_to_type(mistaken, value):
     message = mistaken(f"stats.metrics={value}")
-    assert message.startswith(f"stats.metrics={value}: stats.metrics takes keys with values, found ")
+    assert message.startswith(f"stats.metrics={value}: stats.metrics takes a short name for each item, found ")

@@ -1,4 +1,4 @@
-"""A checked command line is run by Hydra without another composition."""
+"""Hydra runs a checked command line without composing again."""
 
 import sys
 
@@ -26,7 +26,7 @@ def compositions(monkeypatch):
 
 @pytest.fixture
 def start(project, monkeypatch):
-    """Start a program in this process; gives the configs that its task got."""
+    """Return a function that runs a program in this process and returns the configs of its task."""
 
     def started(*arguments: str) -> list[TrieyeConfig]:
         configs: list[TrieyeConfig] = []
@@ -117,7 +117,7 @@ def test_a_typed_limit_replaces_one_of_the_config_that_counts_the_same(
     (config,) = start("run_name=x", *typed.replace("+experiment", "experiment").split())
     assert (config.loop.steps, config.loop.env_steps) == limits
     told = capsys.readouterr().err
-    assert f"trieye: {replaced} of the config is replaced" in told if replaced else "replaced" not in told
+    assert f"trieye: the typed limit replaces {replaced} of the config" in told if replaced else "replaces" not in told
     assert len(compositions) == 1
 
 

@@ -1,4 +1,4 @@
-"""A field that is one of several models: it composes, is explained, is validated, and mistakes in it are named."""
+"""Fields with one of several models: composition, help, validation and error messages."""
 
 import sys
 from typing import Annotated, Any, Literal, Self
@@ -11,7 +11,7 @@ import trieye
 from tests.config.conftest import Project
 from trieye.config import TrieyeConfig
 from trieye.config.base import StrictModel, Variants
-from trieye.config.hydra.loader import Source, opened
+from trieye.config.hydra.loader import ConfigSource, opened
 from trieye.config.hydra.preflight import Preflight
 from trieye.exceptions import ConfigurationError
 
@@ -86,7 +86,7 @@ def config_type(request):
 
 @pytest.fixture
 def variants(project):
-    """A project with the options that an author of algorithms writes: one says its kind, two leave it to their name."""
+    """A project with typical option files: one sets its kind, for two it is the name of the option."""
     project.write("agent/dqn", "# Q-learning.\n")
     project.write("agent/ppo", "lam: 0.9\n")
     project.write("agent/big", "kind: ppo\nnet:\n  width: 512\n")
@@ -139,11 +139,11 @@ def test_a_model_or_a_plain_value(project):
 
 def test_a_sweep_may_go_over_kinds(variants):
     words = ["agent=dqn,ppo,big", "agent.lr=0.1,0.2"]
-    with opened(Source(str(variants.conf), "train"), TrainConfig, run_name="r") as loader:
+    with opened(ConfigSource(str(variants.conf), "train"), TrainConfig, run_name="r") as loader:
         check = Preflight(loader, TrainConfig).compose
         check(words, multirun=True)
         check(["agent.kind=dqn,ppo"], multirun=True)
-        with pytest.raises(ConfigurationError, match=r"^agent\.lr=0\.7: a number > 0 and <= 0\.5 is expected"):
+        with pytest.raises(ConfigurationError, match=r"^agent\.lr=0\.7: expected a number > 0 and <= 0\.5"):
             check(["agent=ppo", "agent.lr=0.1,0.7"], multirun=True)
 
 
@@ -164,8 +164,8 @@ def test_a_sweep_may_go_over_kinds(variants):
         ("critic={kind: ppo,lam: 2}", "critic={kind: ppo,lam: 2}: lam (2.0) is above 1"),
         ("critic={lam: 2}", "critic.kind|critic.kind=<value>|dqn, ppo"),
         ("critic.lam=0.5", "critic.lam=0.5: |use +critic.lam=0.5"),
-        ("critic=3", "critic=3: |keys with values or null|3"),
-        ("rate=fast", "rate=fast: |a number or keys with values|'fast'"),
+        ("critic=3", "critic=3: |{kind, lr, epsilon, dqn} or {kind, lr, lam, net} or null|3"),
+        ("rate=fast", "rate=fast: |a number or {start, end}|'fast'"),
         ("rate={end: 3}", "rate.start|rate.start=<value>, a number"),
         ("seed=13", "seed 13 brings bad luck; choose another seed"),
         ("seed=14", "seed 14 is as bad"),
@@ -188,14 +188,36 @@ def test_help_explains_each_variant(variants, monkeypatch, capsys):
         return capsys.readouterr().out.splitlines()
 
     lines = helped("agent", "agent=ppo")
-    kinds = [line for line in lines if " agent with kind=" in line]
-    assert kinds == ["  agent with kind=dqn: Deep Q-learning.", "* agent with kind=ppo: Proximal policy optimization."]
+    kinds = [line for line in lines if line.startswith("agent=")]
+    assert kinds == ["agent=dqn: Deep Q-learning.", "agent=ppo (current): Proximal policy optimization."]
     assert "  agent.lam = 0.9" in lines
     assert "  agent.epsilon = 0.1" in lines
     assert "  agent.net.width = 64" in lines
     assert {"  agent.lr = 0.001", "  agent.lr = 0.0003"} < set(lines)
-    assert helped("agent.lam") == ["  agent.lam = 0.95", "      a number >= 0. Of the advantages."]
-    assert helped("rate")[0] == "  rate = 0.1"
+    assert helped("agent.lr") == [
+        "agent=dqn (current): Deep Q-learning.",
+        "  agent.lr = 0.01",
+        "      a number > 0. Step size of DQN.",
+        "agent=ppo: Proximal policy optimization.",
+        "  agent.lr = 0.0003",
+        "      a number > 0 and <= 0.5. Step size of PPO.",
+    ]
+    about_lam = [
+        "agent=ppo: Proximal policy optimization.",
+        "  agent.lam = 0.95",
+        "      a number >= 0. Of the advantages.",
+    ]
+    assert helped("agent.lam") == about_lam
+    assert helped("critic.lam")[0] == "critic.kind=ppo: Proximal policy optimization."
+    assert helped("rate") == [
+        "  rate = 0.1",
+        "      a number or {start, end}. A number, or a line.",
+        "  rate as Linear",
+        "  rate.start (required)",
+        "      a number.",
+        "  rate.end = 0.0",
+        "      a number.",
+    ]
     assert "  agent.*" in "\n".join(helped())
 
 
@@ -213,7 +235,7 @@ class WithASchedule(trieye.TrieyeConfig):
     ("typed", "said"),
     [
         ("lr=-1", "lr=-1: a number >= 0 is expected"),
-        ("lr=abc", "lr=abc: a number or keys with values is expected, found 'abc'"),
+        ("lr=abc", "lr=abc: expected a number or {start, end, steps, shape}, found 'abc'"),
         ("lr={start: 1, steps: 3}", "end and steps belong together"),
     ],
 )
@@ -225,7 +247,7 @@ def test_a_bad_schedule_is_named_whether_it_is_a_number_or_keys(project, typed, 
 
 
 class Learner(Variants):
-    """What a library knows of an algorithm; projects have the kinds."""
+    """Base class of a library; projects define the kinds."""
 
     gamma: float = Field(default=0.99, ge=0, le=1, description="Discount.")
 
@@ -277,11 +299,11 @@ def test_a_field_of_an_open_class_takes_each_of_its_kinds_and_the_newest_of_a_ki
         (["agent.kind=td4"], r"agent\.kind=td4.*td3"),
         (["agent.lr=fast"], r"agent\.lr.*fast"),
         (["agent.lr={start: 1, end: 0.5}"], r"agent\.lr.*end and steps belong together"),
-        (["agent.lr.steps=3"], r"agent\.lr: a plain number, or .*\{'steps': 3\} has no start.*\{start: 1e-3, end: "),
-        (["agent.lr.step=3"], r"there is no key 'step' of agent\.lr; did you mean 'steps'"),
+        (["agent.lr.steps=3"], r"agent\.lr: schedule \{'steps': 3\} is missing 'start'.*\{start: 1e-3, end: "),
+        (["agent.lr.step=3"], r"unknown key 'step' in agent\.lr; did you mean 'steps'"),
         (["agent.lr={start: 1, end: 0.5, steps: 0}"], r"agent\.lr\.steps=0"),
         (["agent.lr={start: 1, end: 0.5, steps: 9, shape: square}"], r"agent\.lr\.shape=square.*linear"),
-        (["agent.lr={start: 1, end: 0, steps: 9, shape: exponential}"], r"agent\.lr.*an end of one sign"),
+        (["agent.lr={start: 1, end: 0, steps: 9, shape: exponential}"], r"agent\.lr.*the same sign"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -303,7 +325,7 @@ def test_mistakes_in_an_open_field_and_in_schedules_are_named(learners, words, s
         ("total_timesteps=9", "'loop.env_steps'"),
         ("lr=1", "'agent.lr'"),
         ("gamma=1", "'replay.gamma' or 'agent.gamma'"),
-        ("agent=sac agent.learning_rate=1", None),  # it has none
+        ("agent=sac agent.learning_rate=1", None),  # SAC has no such key
         ("num_envs=3", None),  # this project has no environments
     ],
 )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from trieye.replay.fragments import FragmentBuffer, FragmentMeta, FragmentRules
-from trieye.replay.limiter import Limiter
+from trieye.replay.limiter import RateLimiter
 
 STEPS = 4
 FRAGMENT_BYTES = 4 * 64  # each array occupies 64 bytes
@@ -57,4 +57,4 @@ def versions(buffer):
 
 def at_most_ahead(num_chunks):
     """Return a limiter that permits at most that many unused chunks, at least 2."""
-    return Limiter(1.0, error_buffer=num_chunks - 1)
+    return RateLimiter(1.0, error_buffer=num_chunks - 1)

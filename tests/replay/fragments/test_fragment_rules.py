@@ -13,7 +13,7 @@ from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError, LeaseExpiredError, ReplayTimeoutError
 from trieye.replay.fragments import FragmentBuffer, FragmentMeta, FragmentRules, streams
 from trieye.replay.fragments import buffer as buffer_module
-from trieye.replay.limiter import Limiter
+from trieye.replay.limiter import RateLimiter
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_early_fragments_are_few_and_leave_in_time(clock):
     assert result.should_retry
     assert "session 's' version 1 is not announced yet, and max_early=2 fragments already wait" in result.reason
     clock.now += 51
-    assert buffer.metrics()["replay/early"] == 0
+    assert buffer.metrics()["replay/out_of_order"] == 0
     assert add(buffer, 2, version=1) == ["early"]
 
 
@@ -166,14 +166,14 @@ def test_a_session_that_its_worker_has_left_holds_up_nothing_when_the_next_one_i
     assert add(buffer, 1, 2, session="b") == ["early", "early"]
     buffer.set_version("b", 0)
     assert numbers(buffer.fetch(1)) == [[1, 2]]
-    assert buffer.metrics()["replay/early"] == 0
+    assert buffer.metrics()["replay/out_of_order"] == 0
 
 
 def test_fragments_behind_one_that_stays_early_wait_with_it():
     buffer = make_buffer(fragments_per_chunk=2)
     assert [add(buffer, 0, version=1), add(buffer, 1)] == [["early"], ["early"]]
     buffer.set_version("s", 0)
-    assert buffer.metrics()["replay/early"] == 2
+    assert buffer.metrics()["replay/out_of_order"] == 2
     buffer.set_version("s", 1)
     assert numbers(buffer.fetch(1, timeout_s=0)) == [[0, 1]]
 
@@ -221,7 +221,7 @@ def test_a_limiter_pushes_writers_back():
 
 
 def test_a_limiter_holds_readers_back_until_there_is_enough():
-    buffer = make_buffer(limiter=Limiter(1.0, min_size_to_sample=3, error_buffer=1.0))
+    buffer = make_buffer(limiter=RateLimiter(1.0, min_size_to_sample=3, error_buffer=1.0))
     fill(buffer, 2)
     with pytest.raises(ReplayTimeoutError, match=r"fetch\(1\): 2 of 1 chunks are available after 0 s"):
         buffer.fetch(1, timeout_s=0)
@@ -232,7 +232,7 @@ def test_a_limiter_holds_readers_back_until_there_is_enough():
 
 
 def test_chunks_that_left_are_not_counted_as_there_by_a_limiter():
-    buffer = make_buffer(limiter=Limiter(1.0, min_size_to_sample=2, error_buffer=2.0), max_reuse=1)
+    buffer = make_buffer(limiter=RateLimiter(1.0, min_size_to_sample=2, error_buffer=2.0), max_reuse=1)
     fill(buffer, 2)
     buffer.fetch(1)
     with pytest.raises(ReplayTimeoutError):
@@ -247,7 +247,7 @@ def test_a_limiter_does_not_keep_writers_from_a_reader_that_waits():
     buffer.set_version("s", 1)
     with ThreadPoolExecutor(1) as threads:
         reader = threads.submit(buffer.fetch, 2, timeout_s=10)
-        while not buffer.metrics()["replay/waiters"]:
+        while not buffer.metrics()["replay/waiting_readers"]:
             pass
         for worker in "ab":
             assert buffer.add(payload(0), meta(worker, version=1)).status == "accepted"

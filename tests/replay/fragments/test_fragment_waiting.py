@@ -12,7 +12,7 @@ from trieye.exceptions import ReplayClosedError, ReplayTimeoutError, TrieyeError
 
 
 def num_waiting(buffer):
-    return buffer.metrics(reset=False)["replay/waiters"]
+    return buffer.metrics(reset=False)["replay/waiting_readers"]
 
 
 class Readers:
@@ -138,7 +138,11 @@ def test_cancelled_tasks_take_nothing_and_leave_no_place_in_the_line():
     buffer = make_buffer(max_reuse=1)
     asyncio.run(cancel_all())
     metrics = buffer.metrics()
-    assert (metrics["replay/waiters"], metrics["replay/leases"], metrics["replay/samples_per_insert"]) == (0, 0, 0)
+    assert (metrics["replay/waiting_readers"], metrics["replay/leases"], metrics["replay/samples_per_insert"]) == (
+        0,
+        0,
+        0,
+    )
     assert numbers(buffer.fetch(1, timeout_s=0)) == [[0]]
 
 

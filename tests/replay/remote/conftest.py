@@ -9,7 +9,7 @@ import pytest
 
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
 from trieye.replay.remote.channel import group_of
-from trieye.replay.samplers.base import Draw
+from trieye.replay.samplers.base import SampledIds
 
 
 class FlakyChannel:
@@ -94,7 +94,7 @@ def content(replay):
     """Return the column `x` of a table's rows in shared memory, in id order."""
     view = replay.attach()
     ids = np.arange(view.counters()["low"], view.counters()["total"])
-    return view.rows(Draw(ids, np.ones(len(ids), np.float32)))["x"].tolist()
+    return view.rows(SampledIds(ids, np.ones(len(ids), np.float32)))["x"].tolist()
 
 
 def row(value, *, terminated=False):

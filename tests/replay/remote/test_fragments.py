@@ -73,7 +73,7 @@ def test_an_actor_serves_readers_that_wait_and_goes_on_after_its_death(ray_clust
     replay = RemoteFragments.start(rules, name=name, directory=tmp_path / "snapshot", timeout_s=120)
     with ThreadPoolExecutor(12) as threads:
         waiting = [threads.submit(replay.fetch, 2, 60.0) for _ in range(12)]
-        while replay.metrics()["replay/waiters"] < 12:
+        while replay.metrics()["replay/waiting_readers"] < 12:
             replay.snapshot()
         filled(replay)
         assert [len(fetch.result(60).chunks) for fetch in waiting] == [2] * 12

@@ -10,7 +10,7 @@ import pytest
 from tests.replay.remote.conftest import row
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
-from trieye.replay.hindsight import Hindsight
+from trieye.replay.hindsight import HindsightRelabeler
 
 
 def add(replay, values, **options):
@@ -248,7 +248,7 @@ def no_reward(achieved, desired, info):
 
 
 def test_goals_that_are_made_by_the_buffer_are_made_by_the_server(make_replay):
-    replay = make_replay(her=Hindsight(no_reward))
+    replay = make_replay(her=HindsightRelabeler(no_reward))
     with replay.writer() as writer:
         for value in range(20):
             goals = {"next_achieved_goal": float(value), "desired_goal": 100.0}

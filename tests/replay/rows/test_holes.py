@@ -8,9 +8,9 @@ import pytest
 from tests.replay.plain_replay import assert_same, restored
 from trieye.exceptions import CheckpointError, ReplayTimeoutError
 from trieye.files.checksum import FileEntry
-from trieye.replay import Hindsight, Limiter, ReplayBuffer
+from trieye.replay import HindsightRelabeler, RateLimiter, ReplayBuffer
 from trieye.replay.rows.segments import Gaps
-from trieye.replay.samplers.base import Draw
+from trieye.replay.samplers.base import SampledIds
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.snapshot.nodes import PartFile
@@ -138,7 +138,7 @@ def test_priorities_stay_with_their_rows(tmp_path):
 
 
 def _draw(ids):
-    return Draw(ids, np.ones(len(ids), np.float32))
+    return SampledIds(ids, np.ones(len(ids), np.float32))
 
 
 @pytest.mark.parametrize("cross_episodes", [False, True])
@@ -156,7 +156,7 @@ def test_no_sequence_lies_across_a_hole(tmp_path, cross_episodes):
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
 def test_goals_in_hindsight_are_of_the_same_episode(tmp_path, strategy):
     reward, keys = lambda _achieved, desired, _info: np.zeros(len(desired)), {"goal_keys": ("goal",)}
-    her = Hindsight(reward, strategy=strategy, achieved_key="achieved", **keys)
+    her = HindsightRelabeler(reward, strategy=strategy, achieved_key="achieved", **keys)
 
     def add(buffer, first, end):
         numbers = np.arange(first, end)
@@ -198,7 +198,7 @@ def test_a_buffer_of_another_capacity_leaves_damaged_rows_out_as_well(tmp_path, 
 
 
 def test_lost_rows_do_not_count_as_there_for_a_limiter(tmp_path):
-    before, after = (Limiter(1.0, min_size_to_sample=450, error_buffer=1e6) for _ in range(2))
+    before, after = (RateLimiter(1.0, min_size_to_sample=450, error_buffer=1e6) for _ in range(2))
     encoded, _ = damaged(saved_in_parts(ReplayBuffer(400, limiter=before), World()), tmp_path, (2,))
     assert before.can_sample()
     with pytest.raises(ReplayTimeoutError):

@@ -19,7 +19,7 @@ from trieye.sinks.mlflow.run import RUN_ID_TAG
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point
-from trieye.testing import MemorySource, SinkContract, make_run
+from trieye.testing import MemoryHistory, SinkContract, make_run_info
 
 
 def client_of(run):
@@ -61,7 +61,7 @@ class TestContract(SinkContract):
 
 @pytest.fixture
 def run(tmp_path):
-    return make_run(tmp_path, app_name="my app", run_name="first try")
+    return make_run_info(tmp_path, app_name="my app", run_name="first try")
 
 
 def test_the_run_carries_the_names_times_and_status_of_ours(run):
@@ -89,7 +89,9 @@ def test_a_later_attempt_continues_the_run(run, tmp_path):
     first = opened(run)
     first.log_params({"lr": "0.1"})
     first.close("FAILED")
-    again = make_run(tmp_path, app_name="my app", run_name="first try", mlflow_run_id=first.run_id, tags={"b": "2"})
+    again = make_run_info(
+        tmp_path, app_name="my app", run_name="first try", mlflow_run_id=first.run_id, tags={"b": "2"}
+    )
     second = opened(again)
     second.write([Point("loss", 1.0, 1, 1.7e9)])
     assert second.run_id == first.run_id
@@ -278,7 +280,7 @@ def test_a_deleted_experiment_is_explained_and_points_wait_for_its_return(run, c
     experiment_id = client.get_experiment_by_name("my app").experiment_id
     client.delete_experiment(experiment_id)
     sink = MlflowSink()
-    thread = SinkThread(sink, run, MemorySource([Point("loss", 1.0, 1, 1.7e9)]), first_delay_s=0.05)
+    thread = SinkThread(sink, run, MemoryHistory([Point("loss", 1.0, 1, 1.7e9)]), first_delay_s=0.05)
     assert not thread.flush(1)
     assert f"mlflow experiments restore --experiment-id {experiment_id}" in caplog.text
     assert "my app" in thread.error
@@ -294,7 +296,7 @@ def test_a_run_deleted_meanwhile_keeps_its_points_until_it_is_restored(run):
     with pytest.raises(TrieyeError, match=f"mlflow runs restore --run-id {sink.run_id}"):
         sink.write(points)
     with pytest.raises(TrieyeError, match="was deleted"):
-        opened(make_run(run.mlflow_dir.parent.parent, app_name="my app", mlflow_run_id=sink.run_id))
+        opened(make_run_info(run.mlflow_dir.parent.parent, app_name="my app", mlflow_run_id=sink.run_id))
     assert sink.refused == 0
     client_of(run).restore_run(sink.run_id)
     sink.write(points)
@@ -312,7 +314,7 @@ def test_an_experiment_deleted_meanwhile_is_named_with_what_restores_it(run):
 
 @pytest.mark.parametrize("deleted", ["database", "directory", "run"])
 def test_what_was_deleted_while_a_run_wrote_to_it_is_said_once_and_filled_at_the_next_start(run, caplog, deleted):
-    source, sink = MemorySource(points(0, 10)), MlflowSink()
+    source, sink = MemoryHistory(points(0, 10)), MlflowSink()
     thread = SinkThread(sink, run, source, first_delay_s=0.01)
     assert thread.flush(SOON_S)
     if deleted == "database":
@@ -343,13 +345,13 @@ def test_what_was_deleted_while_a_run_wrote_to_it_is_said_once_and_filled_at_the
 def test_a_store_that_cannot_be_made_is_explained(tmp_path):
     (tmp_path / "app").write_text("a file where the app's directory belongs")
     with pytest.raises(TrieyeError, match=r"MLflow at sqlite:.* failed to open: .*directory is writable"):
-        opened(make_run(tmp_path))
+        opened(make_run_info(tmp_path))
 
 
 def test_a_given_client_and_run_are_used_as_they_are(run, tmp_path):
     client = client_of(run)
     run_id = client.create_run(client.create_experiment("theirs")).info.run_id
-    sink = opened(make_run(tmp_path / "here", mlflow_run_id=run_id), client=client)
+    sink = opened(make_run_info(tmp_path / "here", mlflow_run_id=run_id), client=client)
     sink.write([Point("loss", 1.0, 1, 1.7e9)])
     assert client.get_run(run_id).data.metrics == {"loss": 1.0}
     assert not (tmp_path / "here").exists()
@@ -362,8 +364,8 @@ from pathlib import Path
 from mlflow import MlflowClient
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.stats.point import Point
-from trieye.testing import make_run
-run = make_run(Path({str(tmp_path)!r}), tracking_uri=Path({str(tmp_path / "mlruns")!r}).as_uri())
+from trieye.testing import make_run_info
+run = make_run_info(Path({str(tmp_path)!r}), tracking_uri=Path({str(tmp_path / "mlruns")!r}).as_uri())
 sink = MlflowSink()
 sink.open(run)
 sink.write([Point("loss", 0.5, 3, 1.7e9)])

@@ -13,7 +13,7 @@ from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.thread import SinkThread
 from trieye.stats.operations import LogParams
 from trieye.stats.point import Point
-from trieye.testing import MemorySink, MemorySource, make_run
+from trieye.testing import MemoryHistory, MemorySink, make_run_info
 
 pytestmark = pytest.mark.usefixtures("patient")
 
@@ -29,13 +29,13 @@ def port():
 
 @pytest.fixture
 def run(tmp_path, port):
-    return make_run(tmp_path, tracking_uri=f"http://127.0.0.1:{port}")
+    return make_run_info(tmp_path, tracking_uri=f"http://127.0.0.1:{port}")
 
 
 def test_an_unreachable_server_costs_neither_time_nor_points(run, port, caplog):
     other = MemorySink()
     sink = MlflowSink()
-    source = MemorySource()
+    source = MemoryHistory()
     fan_out = FanOut([sink, other], run, source)
     start = time.monotonic()
     source.append([*points(0, 10), LogParams({"lr": "0.1"})])
@@ -63,8 +63,8 @@ def test_a_server_that_never_answers_does_not_hold_up_the_end(tmp_path):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        run = make_run(tmp_path, tracking_uri=f"http://127.0.0.1:{silent.getsockname()[1]}")
-        thread = SinkThread(MlflowSink(), run, MemorySource(points(0, 10)))
+        run = make_run_info(tmp_path, tracking_uri=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        thread = SinkThread(MlflowSink(), run, MemoryHistory(points(0, 10)))
         connection, _ = silent.accept()
         with connection:
             start = time.monotonic()
@@ -74,8 +74,8 @@ def test_a_server_that_never_answers_does_not_hold_up_the_end(tmp_path):
 
 
 def test_passwords_stay_out_of_the_log(tmp_path, port, caplog):
-    run = make_run(tmp_path, tracking_uri=f"http://ann:s3cret@127.0.0.1:{port}")
-    thread = SinkThread(MlflowSink(), run, MemorySource())
+    run = make_run_info(tmp_path, tracking_uri=f"http://ann:s3cret@127.0.0.1:{port}")
+    thread = SinkThread(MlflowSink(), run, MemoryHistory())
     wait_until(lambda: thread.error)
     thread.close("FINISHED", 5)
     assert "ann:***@127.0.0.1" in caplog.text

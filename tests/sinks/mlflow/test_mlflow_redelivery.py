@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point
-from trieye.testing import MemorySource
+from trieye.testing import MemoryHistory
 
 METRICS = ("loss", "episode/return", "acc@1")
 NUM_STEPS = 2500
@@ -101,7 +101,7 @@ def test_a_write_that_is_repeated_leaves_the_same_points_out(run):
 
 
 def test_a_store_that_knows_nothing_of_the_run_gets_all_of_it(run):
-    source = MemorySource(points_of("loss", 30))
+    source = MemoryHistory(points_of("loss", 30))
     assert SinkThread(MlflowSink(), run, source).close("KILLED", 60.0)
     assert source.cursor("mlflow").index == 30
     elsewhere = dataclasses.replace(run, tracking_uri=f"sqlite:///{run.mlflow_dir / 'other.db'}")

@@ -18,7 +18,7 @@ from trieye.sinks.mlflow import store
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.mlflow.store import prepare_database
 from trieye.stats.point import Point
-from trieye.testing import make_run
+from trieye.testing import make_run_info
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
 
@@ -30,9 +30,9 @@ import mlflow.store.tracking.sqlalchemy_store
 from trieye.sinks.mlflow import store
 from trieye.sinks.mlflow.sink import MlflowSink
 importlib.reload(store)  # in a warm program it copies tables
-from trieye.testing import make_run
+from trieye.testing import make_run_info
 print("ready", flush=True)
-MlflowSink().open(make_run(Path(sys.argv[1])))
+MlflowSink().open(make_run_info(Path(sys.argv[1])))
 """
 
 
@@ -43,11 +43,11 @@ def _tables_of_its_own(monkeypatch):
 
 
 def database_of(tmp_path):
-    return make_run(tmp_path).mlflow_dir / "mlflow.db"
+    return make_run_info(tmp_path).mlflow_dir / "mlflow.db"
 
 
 def open_and_write(tmp_path):
-    run = make_run(tmp_path)
+    run = make_run_info(tmp_path)
     sink = MlflowSink()
     sink.open(run)
     sink.write([Point("loss", 0.5, 1, 1.7e9)])
@@ -97,7 +97,7 @@ def path(run_with_store):
 def test_a_file_that_is_no_database_is_left_alone_and_explained(tmp_path, path):
     path.write_bytes(b"not a database " * 1000)
     with pytest.raises(TrieyeError, match="file is not a database"):
-        MlflowSink().open(make_run(tmp_path))
+        MlflowSink().open(make_run_info(tmp_path))
     assert path.read_bytes().startswith(b"not a database")
 
 

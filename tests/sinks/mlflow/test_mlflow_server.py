@@ -20,7 +20,7 @@ from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.mlflow.store import prepare_database
 from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point
-from trieye.testing import MemorySource, make_run
+from trieye.testing import MemoryHistory, make_run_info
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("patient")]
 NUM_MEMBERS = 8
@@ -57,7 +57,7 @@ def server(tmp_path_factory, port):
 
 @pytest.fixture
 def run(tmp_path, server, request):
-    return make_run(tmp_path, tracking_uri=server, app_name=request.node.name, run_id=request.node.name)
+    return make_run_info(tmp_path, tracking_uri=server, app_name=request.node.name, run_id=request.node.name)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def opened(run, **options):
 
 
 def test_points_arrive_when_the_server_comes_up(tmp_path, port, request):  # the first test: no other has started one
-    run, source = make_run(tmp_path, tracking_uri=f"http://127.0.0.1:{port}"), MemorySource(points(1200))
+    run, source = make_run_info(tmp_path, tracking_uri=f"http://127.0.0.1:{port}"), MemoryHistory(points(1200))
     assert not SinkThread(MlflowSink(), run, source).close("KILLED", 2)  # an attempt that never sees the server
     sink = MlflowSink()
     source.append(points(1500)[1200:])

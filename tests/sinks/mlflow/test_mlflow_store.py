@@ -21,7 +21,7 @@ from trieye.sinks.fan_out import FanOut
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.mlflow.store import database_lock, forget_connections, prepare_client
 from trieye.stats.point import Point
-from trieye.testing import MemorySource, make_run
+from trieye.testing import MemoryHistory, make_run_info
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
 
@@ -32,9 +32,9 @@ from pathlib import Path
 import mlflow.store.tracking.sqlalchemy_store
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.stats.point import Point
-from trieye.testing import make_run
+from trieye.testing import make_run_info
 number = sys.argv[1]
-run = make_run(Path(sys.argv[2]), run_name=f"run {number}", run_id=number, group="/sweeps/1")
+run = make_run_info(Path(sys.argv[2]), run_name=f"run {number}", run_id=number, group="/sweeps/1")
 print("ready", flush=True)
 sys.stdin.readline()
 sink = MlflowSink()
@@ -60,7 +60,7 @@ def test_the_end_of_a_run_waits_for_the_other_runs_that_are_before_it_at_the_dat
     before = threading.Thread(target=be_before_it)
     before.start()
     assert others.wait(20)
-    fan_out = FanOut([sink := MlflowSink()], run_with_store, MemorySource([Point("m", 0.5, 1, 1.7e9)]))
+    fan_out = FanOut([sink := MlflowSink()], run_with_store, MemoryHistory([Point("m", 0.5, 1, 1.7e9)]))
     assert fan_out.close("FINISHED", 0.8, patient=True)
     before.join()
     client = MlflowClient(tracking_uri=run_with_store.tracking_uri)
@@ -107,7 +107,7 @@ def test_many_processes_may_open_a_fresh_database_at_once(tmp_path):
     outputs = [child.communicate(timeout=200) for child in children]
     assert [child.returncode for child in children] == [0] * NUM_PROCESSES, outputs[0][1]
 
-    client = MlflowClient(tracking_uri=make_run(tmp_path).tracking_uri)
+    client = MlflowClient(tracking_uri=make_run_info(tmp_path).tracking_uri)
     experiments = [experiment for experiment in client.search_experiments() if experiment.name == "app"]
     assert len(experiments) == 1
     runs = client.search_runs([experiments[0].experiment_id])
@@ -130,7 +130,7 @@ def test_a_store_whose_password_was_left_out_is_never_asked(tmp_path, monkeypatc
         place = f"127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://bob:s3cret@elsewhere")
         with pytest.raises(ConfigurationError, match=r"set the environment variable MLFLOW_TRACKING_URI") as caught:
-            MlflowSink().open(make_run(tmp_path, tracking_uri=f"http://ann:***@{place}"))
+            MlflowSink().open(make_run_info(tmp_path, tracking_uri=f"http://ann:***@{place}"))
         assert "currently http://bob:***@elsewhere" in str(caught.value)
         with pytest.raises(BlockingIOError):
             server.accept()
@@ -210,7 +210,7 @@ def moved(run_with_store, tmp_path):
     (tmp_path / "app").rename(tmp_path / "app.moving")
     (tmp_path / "new").mkdir()
     (tmp_path / "app.moving").rename(tmp_path / "new" / "app")
-    return make_run(tmp_path / "new"), {name: sink.run_id for name, sink in opened.items()}
+    return make_run_info(tmp_path / "new"), {name: sink.run_id for name, sink in opened.items()}
 
 
 def places(run, ids):

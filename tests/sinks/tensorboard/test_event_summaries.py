@@ -4,7 +4,7 @@ from tensorboard.plugins.hparams import metadata as hparams
 
 from trieye.sinks.tensorboard.summaries import header, scalars, session_start
 from trieye.stats.point import Point
-from trieye.testing import make_run
+from trieye.testing import make_run_info
 
 
 def parsed(records):
@@ -40,7 +40,7 @@ def test_names_that_are_no_text_do_not_stop_the_others():
 
 
 def params_shown(tmp_path, params):
-    (event,) = parsed(session_start(params, make_run(tmp_path, run_name="my run", created=12.5)))
+    (event,) = parsed(session_start(params, make_run_info(tmp_path, run_name="my run", created=12.5)))
     (value,) = event.summary.value
     assert value.tag == hparams.SESSION_START_INFO_TAG
     shown = hparams.parse_session_start_info_plugin_data(value.metadata.plugin_data.content)

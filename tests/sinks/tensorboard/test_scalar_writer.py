@@ -1,7 +1,7 @@
 from trieye.sinks.base import Resumable
 from trieye.sinks.tensorboard.sink import ScalarWriterSink
 from trieye.stats.point import Point
-from trieye.testing import make_run
+from trieye.testing import make_run_info
 
 
 class Writer:
@@ -21,7 +21,7 @@ class Writer:
 
 
 def test_a_given_writer_is_used_as_it_is(tmp_path):
-    run, writer = make_run(tmp_path), Writer()
+    run, writer = make_run_info(tmp_path), Writer()
     sink = ScalarWriterSink(writer)
     sink.open(run)
     sink.write([Point("a", 1.0, 1, 10.5)])

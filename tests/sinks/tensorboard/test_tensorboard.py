@@ -15,7 +15,7 @@ from trieye.sinks.base import Flushable, MediaSink, Resumable, Tracker
 from trieye.sinks.tensorboard.sink import TensorboardSink
 from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point
-from trieye.testing import MemorySource, SinkContract
+from trieye.testing import MemoryHistory, SinkContract
 
 
 def loaded(run):
@@ -75,7 +75,7 @@ def point(step, value=1.0):
 @pytest.mark.parametrize("is_own", [False, True], ids=["the run's directory", "a directory of their own"])
 def test_files_deleted_while_a_run_writes_to_them_are_said_once_and_written_anew_at_the_next_start(run, is_own, caplog):
     run = run if is_own else replace(run, tensorboard_dir=run.run_dir)
-    source = MemorySource(points(0, 10))
+    source = MemoryHistory(points(0, 10))
     thread = SinkThread(TensorboardSink(0.01), run, source, first_delay_s=0.01)
     assert thread.flush(SOON_S)
     shutil.rmtree(run.tensorboard_dir)

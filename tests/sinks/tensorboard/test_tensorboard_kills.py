@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from tests import warm
-from trieye.testing import make_run
+from trieye.testing import make_run_info
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
 WARM = warm.RUN
@@ -25,12 +25,12 @@ from trieye.sinks.tensorboard.files import frame
 from trieye.sinks.tensorboard.summaries import scalars
 from trieye.sinks.tensorboard.sink import TensorboardSink
 from trieye.stats.point import Point
-from trieye.testing import make_run
+from trieye.testing import make_run_info
 
 root, cursor, num_points, chance = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), random.Random(sys.argv[4])
 index, position = json.loads(cursor.read_text()) if cursor.exists() else (0, None)
 sink = TensorboardSink()
-sink.open(make_run(root))
+sink.open(make_run_info(root))
 if not sink.resume(position):
     sink.clear()
     index = 0
@@ -76,7 +76,7 @@ def test_every_point_is_there_exactly_once_after_kills_at_random_moments(tmp_pat
             break
     assert attempt(tmp_path, seed, None)[0]
     assert begun_at == sorted(begun_at)
-    files = sorted(make_run(tmp_path).tensorboard_dir.iterdir())
+    files = sorted(make_run_info(tmp_path).tensorboard_dir.iterdir())
     steps = [event.step for path in files for event in EventFileLoader(str(path)).Load() if event.summary.value]
     assert steps == list(range(NUM_POINTS))
     accumulator = EventAccumulator(str(files[0].parent), size_guidance={"tensors": 0, "scalars": 0}).Reload()
@@ -90,5 +90,5 @@ def test_a_kill_before_the_first_cursor_leaves_nothing_twice(tmp_path):
         attempt(tmp_path, seed, 0.01)
         (tmp_path / "cursor.json").unlink(missing_ok=True)
     assert attempt(tmp_path, 4, None)[0]
-    accumulator = EventAccumulator(str(make_run(tmp_path).tensorboard_dir), size_guidance={"scalars": 0}).Reload()
+    accumulator = EventAccumulator(str(make_run_info(tmp_path).tensorboard_dir), size_guidance={"scalars": 0}).Reload()
     assert [event.step for event in accumulator.Scalars("a")] == list(range(NUM_POINTS))

@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 from trieye.run import media
 from trieye.sinks.tensorboard.sink import TensorboardSink
 from trieye.stats.point import Point
-from trieye.testing import make_run
+from trieye.testing import make_run_info
 
 TIMEOUT_S = 60
 RUN = "app/runs/run/tensorboard"
@@ -81,7 +81,7 @@ def server(request, tmp_path):
 @pytest.fixture
 def sink(tmp_path):
     sink = TensorboardSink()
-    sink.open(make_run(tmp_path))
+    sink.open(make_run_info(tmp_path))
     yield sink
     sink.close("FINISHED")
 
@@ -118,7 +118,7 @@ def test_a_server_that_reads_along_shows_the_surviving_branch(server, sink, tmp_
     position = sink.position()
     server.wait_for("a", [(step, 1.0) for step in range(20)])
     later = TensorboardSink()
-    later.open(make_run(tmp_path))
+    later.open(make_run_info(tmp_path))
     assert later.resume(position)
     write(later, 20, 30, 2.0)
     server.wait_for("a", [(step, 1.0 if step < 20 else 2.0) for step in range(30)])

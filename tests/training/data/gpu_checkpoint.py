@@ -1,8 +1,8 @@
-"""Makes `gpu_checkpoint/`: what a run on one GPU saves, simulated, since no GPU was at hand.
+"""Creates `gpu_checkpoint/`: the simulated checkpoint of a run on one GPU, for lack of a GPU.
 
-`python -m tests.training.data.gpu_checkpoint` trains on the CPU and changes in the checkpoint what a GPU would have
-made different: states of torch generators, which hold 16 bytes there (the seed, and how many numbers were drawn), and
-those of the process, which has one for each CUDA device. Weights and moments are saved as numbers without a device.
+`python -m tests.training.data.gpu_checkpoint` trains on the CPU and modifies the checkpoint as a GPU would: states of
+torch generators have 16 bytes there (the seed, and the number of draws), and the process has an additional generator
+for each CUDA device. Weights and moments are saved as numbers without a device.
 """
 
 import json
@@ -24,7 +24,7 @@ DIRECTORY = Path(__file__).parent / "gpu_checkpoint"
 
 
 class Small(ActorCritic):
-    """Few weights, and normalized observations."""
+    """Has few weights, and normalizes observations."""
 
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
@@ -32,7 +32,7 @@ class Small(ActorCritic):
 
 
 class OnGPU(PPO, policy=Small):
-    """What was trained; it keeps a tensor on its device."""
+    """The trained engine; has a tensor on its device."""
 
     def setup(self, config):
         super().setup(config)

@@ -1,4 +1,4 @@
-"""Fragments count once in whatever order they arrive, and no more of them wait than can be learned from in time."""
+"""Fragments count once in any order of arrival, and only as many wait as can be learned from in time."""
 
 import time
 from concurrent.futures import Future
@@ -10,11 +10,11 @@ from tests.training.algorithms import DQN, PPO
 from tests.training.exploring.test_explorers import DQN_PARTS, PPO_PARTS
 from tests.waiting import wait_until
 from trieye.replay.fragments import AddResult
-from trieye.training.exploring.places import ThreadPlace
+from trieye.training.exploring.places import ThreadExplorerPool
 
 
-class Swapping(ThreadPlace):
-    """Two answers of each explorer arrive in the wrong order."""
+class Swapping(ThreadExplorerPool):
+    """Two results of each explorer arrive in the wrong order."""
 
     def __init__(self):
         self.env_steps = 0
@@ -44,22 +44,22 @@ class Swapping(ThreadPlace):
 def test_answers_in_the_wrong_order_cost_no_fragment(train_config, num, style):
     parts = PPO_PARTS | {"explorer": {"num": num, "fragment_steps": 4}, "sync": {"style": style, "max_staleness": 3}}
     engine = PPO(train_config(**parts))
-    place = engine._source._group._place = Swapping()
+    place = engine._row_source._group._pool = Swapping()
     for _ in range(30):
         engine.collect()
-        engine._source.learned()
-    state = engine._source.state_dict()
+        engine._row_source.learned()
+    state = engine._row_source.state_dict()
     waiting = sum(report["env_steps"] for report in state["inbox"]["reports"])
-    metrics = engine._source.metrics()
+    metrics = engine._row_source.metrics()
     engine.cleanup()
     assert [name for name in metrics if name.startswith("replay/dropped")] == []
-    assert metrics["explorer/lost"] == 0
+    assert metrics["explorer/lost_fragments"] == 0
     assert engine.env_steps + waiting == place.env_steps
 
 
 def test_fragments_that_are_refused_again_and_again_are_reported_with_the_reason(train_config, capsys):
     engine = PPO(train_config(**PPO_PARTS, explorer={"num": 2, "fragment_steps": 4}))
-    buffer, calls = engine._source._inbox._buffer, []
+    buffer, calls = engine._row_source._queue._buffer, []
     add = buffer.add
 
     def sometimes(payload, meta):
@@ -69,14 +69,14 @@ def test_fragments_that_are_refused_again_and_again_are_reported_with_the_reason
     buffer.add = sometimes
     for _ in range(10):
         engine.collect()
-        engine._source.learned()
+        engine._row_source.learned()
     engine.cleanup()
-    assert "fragments were dropped when they arrived: " in capsys.readouterr().err
+    assert "fragments were dropped on arrival: " in capsys.readouterr().err
     assert len(set(calls)) == len(calls), "a number is never used twice"
 
 
 class Watched:
-    """Notes how many fragments wait when explorers can collect no more, and whether they collect while it learns."""
+    """Records how many fragments wait when explorers are blocked, and whether they collect during learning."""
 
     def setup(self, config):
         super().setup(config)
@@ -85,7 +85,7 @@ class Watched:
 
     def step(self):
         self.collect()
-        group, inbox = self._source._group, self._source._inbox
+        group, inbox = self._row_source._group, self._row_source._queue
         time.sleep(0.02)
         with group.lock:
             self.idle += not (inbox.versions() or any(slot.grants for slot in group.slots))
@@ -121,7 +121,7 @@ def test_after_a_resume_with_more_explorers_no_more_fragments_wait_than_can_be_u
     result = trieye.run_experiment(engine, config)
     assert engine.last.most <= 4 * (4 + 4)
     assert result.env_steps < 1000 + 4 * 4 * (4 + 4)
-    assert engine.last._source._group.lost == 0
+    assert engine.last._row_source._group.lost == 0
     assert [name for name in engine.last.figures if name.startswith("replay/dropped")] == []
 
 

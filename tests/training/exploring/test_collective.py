@@ -1,4 +1,4 @@
-"""Weights that torch.distributed broadcasts: to explorers that come, die and fail, and into trainings in Ray."""
+"""Broadcasts by torch.distributed to explorers that join, die and fail, and in trainings on Ray."""
 
 import pickle
 import time
@@ -12,11 +12,11 @@ from tests.training.exploring.test_in_ray import processes
 from tests.training.exploring.test_transports import module
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError
-from trieye.training.exploring.collective import CollectiveTransport, Receiver
+from trieye.training.exploring.collective import BroadcastReceiver, CollectiveTransport
 from trieye.training.exploring.explorer import Task
 from trieye.training.exploring.explorers import Explorers
 from trieye.training.exploring.inbox import Reports
-from trieye.training.exploring.places import ThreadPlace
+from trieye.training.exploring.places import ThreadExplorerPool
 from trieye.training.exploring.synchronizer import Synchronizer
 from trieye.training.exploring.transports import SupersededError, load_weights
 
@@ -31,7 +31,7 @@ def way():
 
 
 def arrived(way):
-    """Return what an explorer gets, as in another process."""
+    """Return the explorer's side of the transport, as in another process."""
     return pickle.loads(pickle.dumps(way))
 
 
@@ -48,12 +48,12 @@ def test_transport_roundtrip_collective(way, dtype):
         published = {name: value.clone() for name, value in ours.state_dict().items()}
         handle = way.publish(version, ours.state_dict())
         with torch.no_grad():
-            ours[0].weight.add_(1.0)  # what was published stays as it was
+            ours[0].weight.add_(1.0)  # published weights do not change
         for explorer, its in zip(explorers, theirs, strict=True):
             load_weights(its, explorer.fetch(handle))
             assert same(its.state_dict(), published)
     assert [parameter.data_ptr() for parameter in theirs[0].parameters()] == places
-    with pytest.raises(ConfigurationError, match=r"0\.weight is \[5, 3\], and needed are \[6, 3\]"):
+    with pytest.raises(ConfigurationError, match=r"0\.weight has shape \[5, 3\], expected \[6, 3\]"):
         load_weights(module(1, width=6), explorers[0].fetch(handle))
 
 
@@ -65,7 +65,7 @@ def test_who_comes_later_gets_the_newest_weights_and_who_is_slow_is_told_their_v
     with pytest.raises(SupersededError) as newer:
         arrived(way).fetch(handles[2])
     assert (newer.value.version, newer.value.weights["n"].item()) == (5, 5)
-    assert first.fetch(handles[4])["n"].item() == 4  # it was there all the time, and they were kept
+    assert first.fetch(handles[4])["n"].item() == 4  # the explorer was connected, and retained the weights
     assert first.fetch(handles[5])["n"].item() == 5
 
 
@@ -83,8 +83,8 @@ def test_the_group_of_a_user_is_left_alone(way):
     assert not torch.distributed.is_initialized()
 
 
-class Falls(Receiver):
-    """Has no memory for what it received."""
+class Falls(BroadcastReceiver):
+    """Runs out of memory for received weights."""
 
     def take_part(self, order):
         super().take_part(order)
@@ -96,12 +96,12 @@ def test_version_not_bumped_on_failed_broadcast(train_config, way):
     policy = DQN(config).policy
     board = Synchronizer()
     task = Task(config, type(policy), policy.spaces, way)
-    explorers = Explorers(task, ThreadPlace(), Reports(1, policy.device, lambda _: None), board, policy)
+    explorers = Explorers(task, ThreadExplorerPool(), Reports(1, policy.device, lambda _: None), board, policy)
     try:
         explorers.collect()
         newest = board.latest()
         assert newest.version == explorers.version == 0
-        Falls(*way.way)
+        Falls(*way.receiver_args)
         wait_until(lambda: way.num_members == 2)
         with pytest.raises(ConnectionError, match=r"version 1 did not reach the explorers in 3 epochs: out of memory"):
             explorers.learned()
@@ -125,8 +125,8 @@ def test_collective_member_death(ray_cluster, train_config):
     sync = {"style": "fully_async", "max_staleness": 2, "transport": "collective"}
     engine = PPO(train_config(**parts, sync=sync))
     try:
-        source, way, ends = engine._source, engine._source._task.transport, time.monotonic() + 120
-        while way.num_members < 2:  # whoever starts first may have collected for the other
+        source, way, ends = engine._row_source, engine._row_source._task.transport, time.monotonic() + 120
+        while way.num_members < 2:  # the explorer that starts first may have collected for the other
             engine.advance()
             assert time.monotonic() < ends
         epoch, versions = way.epoch, []
@@ -146,7 +146,7 @@ def test_collective_member_death(ray_cluster, train_config):
 
 
 def where(slot):
-    """Return the epoch that an explorer is in, and the version that it was sent last."""
+    """Return the epoch of an explorer, and the newest version that it received."""
     import ray
 
     def look(actor):

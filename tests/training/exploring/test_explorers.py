@@ -1,4 +1,4 @@
-"""Training with explorers in threads: the same classes and the same rules as in processes."""
+"""Training with explorers in threads; classes and rules are the same as in processes."""
 
 import pickle
 
@@ -38,7 +38,7 @@ def same(one, other):
 @pytest.mark.parametrize("normalized", [pytest.param(False, marks=pytest.mark.long), True])
 def test_one_explorer_in_step_trains_as_the_engine_alone(train_config, engine, parts, steps, normalized):
     env = {"num": 2, "normalize_observations": normalized, "normalize_rewards": normalized}
-    loop = {"axis": "step", "steps": steps}  # a limit of environment steps cuts the last rollout of the engine alone
+    loop = {"axis": "step", "steps": steps}  # a limit of environment steps shortens only the engine's last rollout
     alone = trained(train_config, engine, **parts, env=env, loop=loop, run_name="alone")
     helped = trained(train_config, engine, **parts, env=env, loop=loop, run_name="helped", explorer={"num": 1})
     assert same(alone, helped)
@@ -63,19 +63,19 @@ def test_staleness_never_exceeded_and_pacing_no_drops(train_config, style, stale
     versions = []
     for _ in range(40):
         rows = engine.collect()
-        taken = engine._source._learned  # its own
+        taken = engine._row_source._learned  # its private list
         assert len(taken) == 3
-        assert all(0 <= engine._source.version - report.version_min <= staleness for report in taken)
+        assert all(0 <= engine._row_source.version - report.version_min <= staleness for report in taken)
         assert rows.valid.shape == (4, 3)
-        versions.append(engine._source.version)
-        engine._source.learned()
-    metrics = engine._source.metrics()
+        versions.append(engine._row_source.version)
+        engine._row_source.learned()
+    metrics = engine._row_source.metrics()
     engine.cleanup()
     assert versions == sorted(versions)
     assert versions[-1] >= (39 if style != "explorer_driven" else 1)
     assert not any(value for name, value in metrics.items() if name.startswith("replay/dropped"))
     assert metrics["replay/staleness_max"] <= staleness
-    assert metrics["explorer/lost"] == 0
+    assert metrics["explorer/lost_fragments"] == 0
     assert metrics["explorer/alive"] == 3
 
 
@@ -94,15 +94,15 @@ def test_weights_that_come_while_a_fragment_is_collected_are_taken(train_config)
         Published(version, handle=transport.publish(version, learner.policy.state_dict())) for version in (0, 1)
     )
     explorer = Explorer(Task(config, PPO.policy_class, learner.policy.spaces, transport, board), 0, 0)
-    board.publish(second)  # after the fragment was granted
-    report = explorer.rollout(Grant(number=0, steps=10_000, env_steps=0, published=first))  # takes a second at least
+    board.publish(second)  # after the fragment was assigned
+    report = explorer.rollout(Grant(number=0, steps=10_000, env_steps=0, published=first))  # takes at least a second
     assert (report.version_min, report.version_max) == (0, 1)
     explorer.close()
     learner.cleanup()
 
 
 def test_what_an_explorer_on_a_gpu_sends_can_be_read_without_one(train_config):
-    """Its moments of observations and the state of its recurrent policy are simulated as tensors of a GPU."""
+    """Simulates observation moments and recurrent state on a GPU."""
     config = train_config(**PPO_PARTS, env={"normalize_observations": True})
     policy, board, transport = PPO(config).policy, Synchronizer(), LocalTransport()
     explorer = Explorer(Task(config, type(policy), policy.spaces, transport, board), 0, 0)
@@ -120,8 +120,8 @@ def test_what_an_explorer_on_a_gpu_sends_can_be_read_without_one(train_config):
 def test_version_not_bumped_on_failed_publish(train_config):
     engine = PPO(train_config(**PPO_PARTS, explorer={"num": 1}))
     engine.collect()
-    engine._source.learned()
-    transport, version = engine._source._task.transport, engine._source.version
+    engine._row_source.learned()
+    transport, version = engine._row_source._task.transport, engine._row_source.version
 
     def fails(version, weights):
         raise OSError("no way")
@@ -129,12 +129,12 @@ def test_version_not_bumped_on_failed_publish(train_config):
     transport.publish = fails
     engine.collect()
     with pytest.raises(OSError, match="no way"):
-        engine._source.learned()
-    assert engine._source.version == version
-    assert engine._source._board.latest().version == version
+        engine._row_source.learned()
+    assert engine._row_source.version == version
+    assert engine._row_source._registry.latest().version == version
     del transport.publish
-    engine._source.learned()
-    assert engine._source._board.latest().version == version + 1
+    engine._row_source.learned()
+    assert engine._row_source._registry.latest().version == version + 1
     engine.cleanup()
 
 
@@ -144,10 +144,10 @@ def test_an_environment_that_raises_once_is_made_anew_and_that_is_counted(train_
     engine = PPO(train_config(**PPO_PARTS, env={"id": "tests.training.worlds:FailsOnce-v0"}, explorer=explorer))
     for _ in range(15):
         engine.collect()
-        engine._source.learned()
+        engine._row_source.learned()
     assert Troubled.num_steps > 50
-    assert engine._source.interrupted == 1
-    assert engine._source.metrics()["explorer/restarts"] == 0
+    assert engine._row_source.interrupted == 1
+    assert engine._row_source.metrics()["explorer/restarts"] == 0
     engine.cleanup()
 
 
@@ -158,7 +158,7 @@ def test_all_explorers_dead_raises(train_config):
     with pytest.raises(ZeroDivisionError, match="the world ended") as caught:
         for _ in range(50):
             engine.collect()
-            engine._source.learned()
+            engine._row_source.learned()
     assert "in explorer" in caught.value.__notes__[0]
     engine.cleanup()
 
@@ -180,11 +180,11 @@ def test_an_explorer_that_hangs_is_begun_anew_and_the_others_go_on(train_config)
     engine = PPO(train_config(**PPO_PARTS, env=env, explorer=explorer, sync={"style": "fully_async"}))
     for _ in range(6):
         engine.collect()
-        engine._source.learned()
-    metrics = engine._source.metrics()
+        engine._row_source.learned()
+    metrics = engine._row_source.metrics()
     engine.cleanup()
     assert metrics["explorer/restarts"] >= 1
-    assert metrics["explorer/lost"] >= 1
+    assert metrics["explorer/lost_fragments"] >= 1
 
 
 @pytest.mark.parametrize(("engine", "parts"), [(DQN, DQN_PARTS), (PPO, PPO_PARTS)])
@@ -237,7 +237,7 @@ def test_a_replay_with_a_bound_hands_out_no_row_of_older_weights(train_config):
     added = engine.replay.metrics()["replay/size"]
     engine.cleanup()
     assert added > 500
-    assert drawn.ids.min() > added - 6 * 2 * 16  # what two explorers collect with four versions, and what is under way
+    assert drawn.ids.min() > added - 6 * 2 * 16  # fragments of two explorers and four versions, and those in flight
 
 
 def test_all_explorers_scale_rewards_by_one_deviation_which_a_rebuild_does_not_lose(train_config):

@@ -1,4 +1,4 @@
-"""What goes wrong anywhere in a training with explorers reaches the caller, and costs no checkpoint."""
+"""Errors anywhere in a training with explorers reach the caller, and no checkpoint is lost."""
 
 import os
 import subprocess
@@ -18,16 +18,16 @@ from tests.waiting import wait_until
 from trieye.files.run_record import RunRecord
 from trieye.training.exploring import group
 from trieye.training.exploring.explorer import Explorer, Grant, Task
-from trieye.training.exploring.places import ThreadPlace
+from trieye.training.exploring.places import ThreadExplorerPool
 from trieye.training.exploring.synchronizer import Published
 from trieye.training.exploring.transports import LocalTransport
 
 LATE = 60
-"""Environment steps of the whole run after which something goes wrong."""
+"""Environment steps of the whole run after which the fault occurs."""
 
 
 class FailingPolicy(QPolicy):
-    """Goes wrong in the way that the tags of its run name."""
+    """Fails as the tags of its run select."""
 
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
@@ -46,7 +46,7 @@ class FailingPolicy(QPolicy):
 
 
 def failing(transport):
-    """Return a transport of the same kind that refuses later versions."""
+    """Return a transport class that fails for later versions."""
 
     class Failing(type(transport)):
         def publish(self, version, weights):
@@ -62,7 +62,7 @@ class Failing(DQN, policy=FailingPolicy):
         super().setup(config)
         self.where = config.tags["where"]
         if self.where == "transport":
-            transport = self._source._task.transport
+            transport = self._row_source._task.transport
             transport.__class__ = failing(transport)
 
     def step(self):
@@ -75,7 +75,7 @@ ERRORS = {
     "engine": (ZeroDivisionError, "in engine"),
     "policy": (ZeroDivisionError, "in policy"),
     "environment": (ZeroDivisionError, "the world ended"),
-    "explorer": (ConnectionError, "its process is gone"),
+    "explorer": (ConnectionError, "its process died"),
     "transport": (ZeroDivisionError, "in transport"),
     "replay": (trieye.ConfigurationError, "new"),
 }
@@ -102,7 +102,7 @@ def test_error_propagates_and_latest_untouched_with_explorers(ray_cluster, train
     )
     with pytest.raises(kind, match=message) as caught:
         trieye.run_experiment(Failing, config)
-    if runtime == "ray" and where == "environment":  # where it was raised in the other process
+    if runtime == "ray" and where == "environment":  # the line in the other process
         assert "in act" in str(caught.value) or "in step" in str(caught.value)
     run_dir = config.persistence.get_run_base_dir()
     assert RunRecord.read(run_dir / "run.json").status == "FAILED"
@@ -122,7 +122,7 @@ def test_a_sink_that_is_required_fails_the_training_with_explorers(train_config,
         sinks={"mlflow": {"enabled": True}, "required": ["mlflow"]},
         runtime={"kind": "local"},
     )
-    with pytest.raises(trieye.ProcessingError, match=r"sinks.required names 'mlflow', which does not work: .*file"):
+    with pytest.raises(trieye.ProcessingError, match=r"the sink 'mlflow' of sinks.required does not work: .*file"):
         trieye.run_experiment(DQN, config)
     run_dir = config.persistence.get_run_base_dir()
     assert RunRecord.read(run_dir / "run.json").status == "FAILED"
@@ -156,8 +156,8 @@ train()
     assert "ZeroDivisionError: the world ended" in done.stderr
 
 
-class FullPlace(ThreadPlace):
-    """Has no room for an explorer that is begun again, as a cluster that lost a node."""
+class FullPlace(ThreadExplorerPool):
+    """Cannot place restarted explorers, as a cluster that lost a node."""
 
     def start(self, task, index, incarnation):
         worker = super().start(task, index, incarnation)
@@ -170,8 +170,8 @@ def test_a_training_goes_on_and_is_saved_while_an_explorer_waits_for_room(train_
     engine = DQN(
         train_config(explorer={"num": 2, "fragment_steps": 8}, sync={"style": "fully_async", "max_staleness": 2})
     )
-    explorers = engine._source._group
-    explorers._place = FullPlace()
+    explorers = engine._row_source._group
+    explorers._pool = FullPlace()
     for _ in range(5):
         engine.advance()
     with explorers.lock:
@@ -181,16 +181,16 @@ def test_a_training_goes_on_and_is_saved_while_an_explorer_waits_for_room(train_
     for _ in range(20):
         engine.advance()
     assert engine.env_steps >= before + 200
-    assert engine._source.metrics()["explorer/alive"] == 1
+    assert engine._row_source.metrics()["explorer/alive"] == 1
     began = time.monotonic()
-    state = engine._source.state_dict()
+    state = engine._row_source.state_dict()
     assert time.monotonic() - began < 60, "explorer.fragment_timeout_s is 300 s"
     assert [held["state"] is None for held in state["explorers"]] == [False, True]
     engine.cleanup()
 
 
-class SomeRoom(ThreadPlace):
-    """Two machines, each with room for one explorer, and a third that comes later."""
+class SomeRoom(ThreadExplorerPool):
+    """Two machines with resources for one explorer each, and a third that joins later."""
 
     def __init__(self):
         self.third = Future()
@@ -209,13 +209,13 @@ def test_where_explorers_are_is_said_and_one_without_room_is_not_given_up(train_
     monkeypatch.setattr(group, "PATIENCE_S", 0.5)
     parts = {"num": 3, "fragment_steps": 8, "fragment_timeout_s": 2.0, "max_restarts": 0, "num_cpus": 4}
     engine = DQN(train_config(explorer=parts, sync={"style": "fully_async", "max_staleness": 2}))
-    place = engine._source._group._place = SomeRoom()
+    place = engine._row_source._group._pool = SomeRoom()
     said, ends = "", time.monotonic() + 3.0
-    while time.monotonic() < ends or "without room" not in said:  # longer than explorer.fragment_timeout_s
+    while time.monotonic() < ends or "waiting for a node" not in said:  # longer than explorer.fragment_timeout_s
         engine.advance()
         said += capsys.readouterr().err
     here = "explorers: 1 on machine0, 1 on machine1"
-    assert f"{here}, 1 without room on any node yet (explorer.num_cpus=4)" in said
+    assert f"{here}, 1 waiting for a node with free resources (explorer.num_cpus=4)" in said
     assert "it did not start" not in said
     place.third.set_result("machine0")
     wait_until(lambda: "explorers: 2 on machine0, 1 on machine1" in capsys.readouterr().err, within_s=20)
@@ -226,7 +226,7 @@ def test_explorers_that_ask_for_nothing_are_starting_and_not_without_room(train_
     monkeypatch.setattr(group, "PATIENCE_S", 0.2)
     explorer = {"num": 3, "fragment_steps": 8}
     engine = DQN(train_config(explorer=explorer, sync={"style": "fully_async", "max_staleness": 2}))
-    engine._source._group._place = SomeRoom()
+    engine._row_source._group._pool = SomeRoom()
     said = ""
     while "explorers: 1 on machine0, 1 on machine1, " not in said:
         engine.advance()
@@ -239,7 +239,7 @@ NUMBERED = {"replay": {"n_step": 3}, "explorer": {"num": 1, "fragment_steps": 4}
 
 
 def numbered(*fails_at):
-    """Return an environment that raises at some of its steps."""
+    """Return the config of an environment that raises at some steps."""
     Numbered.begin()
     return {"id": "tests.training.worlds:Numbered-v0", "kwargs": {"fails_at": fails_at}}
 
@@ -248,12 +248,12 @@ def test_rows_of_environments_that_were_made_again_continue_no_earlier_episode(t
     engine = DQN(train_config(**NUMBERED, env=numbered(58, 110, 163)))
     for _ in range(60):
         engine.collect()
-        engine._source.learned()
+        engine._row_source.learned()
     batch = engine.replay.minibatch(2000, engine.device)
-    lost = engine._source.metrics()["explorer/lost"]
+    lost = engine._row_source.metrics()["explorer/lost_fragments"]
     engine.cleanup()
     assert Numbered.num_joined(batch["obs"].numpy(), batch["next_obs"].numpy(), 3) == 0
-    assert engine._source.interrupted == lost == 3
+    assert engine._row_source.interrupted == lost == 3
 
 
 def test_an_explorer_that_has_failed_collects_no_fragment_that_it_was_told_before(train_config):
@@ -267,7 +267,7 @@ def test_an_explorer_that_has_failed_collects_no_fragment_that_it_was_told_befor
     explorer.rollout(Grant(number=0, steps=4, env_steps=0, published=published))
     with pytest.raises(ZeroDivisionError):
         explorer.rollout(Grant(number=1, steps=4, env_steps=4, published=published))
-    with pytest.raises(Exception, match="given up"):
+    with pytest.raises(Exception, match="abandoned"):
         explorer.rollout(Grant(number=2, steps=4, env_steps=8, published=published))
     assert learner.replay.metrics()["replay/size"] == 4
     explorer.close()
@@ -275,11 +275,11 @@ def test_an_explorer_that_has_failed_collects_no_fragment_that_it_was_told_befor
 
 
 class FailsToPublish(DQN):
-    """Its transport fails in the way that the tags of its run name."""
+    """Its transport fails as the tags of its run select."""
 
     def setup(self, config):
         super().setup(config)
-        self._source._task.transport.__class__ = flaky(config.tags["where"])
+        self._row_source._task.transport.__class__ = flaky(config.tags["where"])
 
 
 def flaky(where):
@@ -315,11 +315,11 @@ def flaky_config(train_config, where, **explorer):
 def test_publishing_is_tried_again(train_config, capsys):
     result = trieye.run_experiment(FailsToPublish, flaky_config(train_config, "publish"))
     assert result.env_steps >= 400
-    assert "publishing version 4 of the weights failed and is tried again: the disk" in capsys.readouterr().err
+    assert "publishing version 4 of the weights failed, retrying in " in capsys.readouterr().err
 
 
 def test_an_error_of_the_transport_is_not_taken_for_one_of_the_environment(train_config, capsys):
-    with pytest.raises(trieye.TrieyeError, match=r"weights cannot be fetched by Flaky: ZeroDivisionError: no weights"):
+    with pytest.raises(trieye.TrieyeError, match=r"Flaky cannot fetch version \d+ .*: ZeroDivisionError: no weights"):
         trieye.run_experiment(FailsToPublish, flaky_config(train_config, "fetch", max_restarts=0))
     assert "rebuilds its environments" not in capsys.readouterr().err
 

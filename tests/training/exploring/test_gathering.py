@@ -1,4 +1,4 @@
-"""mode=explore: rows of a checkpoint's policy as a file, which mode=train reads; the run stays as it is."""
+"""mode=explore writes rows of a checkpoint's policy to a file for mode=train, and leaves the run unchanged."""
 
 import os
 import threading
@@ -66,7 +66,7 @@ def test_explorers_in_ray_collect_too(train_config, trained, ray_cluster):
 
 
 class Known(QPolicy):
-    """Acts by a buffer."""
+    """Its action is stored in a buffer."""
 
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
@@ -93,8 +93,8 @@ def test_the_checkpoint_is_chosen(train_config, which, action):
     trieye.train(config)
     run_dir = config.persistence.get_run_base_dir()
     if which == "first":
-        which = CheckpointStore(run_dir / "checkpoints", read_only=True).entries()[0].step
-    trieye.train(train_config(mode="explore", loop={"steps": 30}, explore={"which": which}))
+        which = f"step:{CheckpointStore(run_dir / 'checkpoints', read_only=True).entries()[0].step}"
+    trieye.train(train_config(mode="explore", loop={"steps": 30}, explore={"checkpoint": which}))
     rows = rows_in(run_dir / "explored_1.npz")
     assert set(rows["action"]) == {action}
 
@@ -128,13 +128,13 @@ def test_no_file_is_overwritten(train_config, trained, tmp_path):
     explore()
     assert {path.name for path in trained.glob("*.npz")} == {"explored_1.npz", "explored_2.npz"}
     name = tmp_path / "mine.parquet"
-    explore(explore={"file": str(name)})
+    explore(explore={"output": str(name)})
     before = name.read_bytes()
-    with pytest.raises(ConfigurationError, match=r"explore.file=\S+mine.parquet is there already"):
-        explore(explore={"file": str(name)})
+    with pytest.raises(ConfigurationError, match=r"explore.output=\S+mine.parquet already exists"):
+        explore(explore={"output": str(name)})
     assert name.read_bytes() == before
-    with pytest.raises(ConfigurationError, match=r"explore.file=\S+nowhere/a.npz cannot be written"):
-        explore(explore={"file": str(tmp_path / "nowhere/a.npz")})
+    with pytest.raises(ConfigurationError, match=r"explore.output=\S+nowhere/a.npz cannot be written"):
+        explore(explore={"output": str(tmp_path / "nowhere/a.npz")})
 
 
 class Breaks(Known):
@@ -160,7 +160,7 @@ def test_what_was_collected_before_an_error_is_written(train_config):
     assert len(rows_in(run_dir / "explored_1.npz")["reward"]) > 100
     with pytest.raises(ZeroDivisionError, match="broken"):
         trieye.train(train_config(mode="explore", loop={"steps": 1000}))
-    assert not (run_dir / "explored_2.npz").exists()  # there was nothing to write
+    assert not (run_dir / "explored_2.npz").exists()  # no rows were collected
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,9 @@ def test_what_was_collected_before_an_error_is_written(train_config):
     [
         ({"loop": {}}, "mode=explore would never stop; set loop.env_steps"),
         ({"loop": {"axis": "updates", "steps": 5}}, "set loop.axis=env_steps, not updates"),
-        ({"loop": {"steps": 5}, "sync": {"style": "fully_async"}}, "mode=explore has no learner to be in step with"),
-        ({"loop": {"steps": 5}, "data": "a.npz"}, "has no use here"),
-        ({"loop": {"steps": 5}, "explore": {"file": "a.csv"}}, "explore.file"),
+        ({"loop": {"steps": 5}, "sync": {"style": "fully_async"}}, "mode=explore has no learner"),
+        ({"loop": {"steps": 5}, "data": "a.npz"}, "is not used"),
+        ({"loop": {"steps": 5}, "explore": {"output": "a.csv"}}, "explore.output"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_sentence(train_config, given, told):

@@ -1,16 +1,16 @@
-"""When weights are published and fragments begin, as a function of counts."""
+"""SyncRules: publishing of weights and start of fragments as functions of counts."""
 
 import random
 
 import pytest
 
 from trieye.config.explorer import SyncConfig
-from trieye.training.exploring.pace import Counts, Pace
+from trieye.training.exploring.pace import InFlightCounts, SyncRules
 
 
 def counts(**given):
     zeros = dict.fromkeys(("steps_left", "outstanding", "own_outstanding", "own_on_version"), 0)
-    return Counts(**{"explorers": 2, **zeros, **given})
+    return InFlightCounts(**{"explorers": 2, **zeros, **given})
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def counts(**given):
     ],
 )
 def test_need_sync_table(style, interval, step, published_step, is_asked, expected):
-    pace = Pace(SyncConfig(style=style, interval=interval))
-    assert pace.needs_publish(step, published_step, is_asked=is_asked) is expected
+    pace = SyncRules(SyncConfig(style=style, interval=interval))
+    assert pace.needs_publish(step, published_step, is_requested=is_asked) is expected
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_in_step_an_explorer_is_ahead_by_the_offset_and_no_more():
         (1, 1, 0, False, 2),
         (1, 0, 3, False, 1),  # a resume with a smaller interval
     ):
-        pace = Pace(SyncConfig(interval=interval, offset=offset))
-        left = pace.steps_left(steps, has_taken=has_taken)
+        pace = SyncRules(SyncConfig(interval=interval, offset=offset))
+        left = pace.steps_left(steps, has_fragments=has_taken)
         allowed = [own for own in range(20) if pace.may_begin(counts(steps_left=left, own_outstanding=own))]
         assert allowed == list(range(most))
 
@@ -66,20 +66,20 @@ def test_in_step_an_explorer_is_ahead_by_the_offset_and_no_more():
 @pytest.mark.parametrize("interval", [1, 2])
 @pytest.mark.parametrize("explorers", [1, 3])
 def test_whatever_is_begun_is_learned_from_before_it_is_too_stale(staleness, interval, explorers):
-    """As many as may be are begun at every moment, each takes as long as it likes, and nobody waits for ever."""
-    pace = Pace(SyncConfig(style="fully_async", interval=interval, max_staleness=staleness))
+    """Start as many fragments as allowed, with arbitrary durations; neither side waits forever."""
+    pace = SyncRules(SyncConfig(style="fully_async", interval=interval, max_staleness=staleness))
     rng = random.Random(100 * staleness + 10 * interval + explorers)
     version = published_step = 0
     under_way, waiting, seen = [], [], set()
     for step in range(300):
         while True:
-            steps_left = pace.steps_left(step - published_step, has_taken=False)
+            steps_left = pace.steps_left(step - published_step, has_fragments=False)
             outstanding = len(waiting) + len(under_way)
             while pace.may_begin(counts(explorers=explorers, steps_left=steps_left, outstanding=outstanding)):
                 under_way.append(version)
                 outstanding += 1
             left = sorted(waiting)[explorers:] + under_way
-            steps_left = pace.steps_left(step - published_step, has_taken=True)
+            steps_left = pace.steps_left(step - published_step, has_fragments=True)
             may_take = pace.may_take(version, left, explorers=explorers, steps_left=steps_left)
             if len(waiting) >= explorers and (may_take or not under_way):
                 break
@@ -87,13 +87,13 @@ def test_whatever_is_begun_is_learned_from_before_it_is_too_stale(staleness, int
             waiting.append(under_way.pop(rng.randrange(len(under_way))))
         taken, waiting = sorted(waiting)[:explorers], sorted(waiting)[explorers:]
         seen |= {version - begun for begun in taken}
-        if pace.needs_publish(step + 1, published_step, is_asked=False):
+        if pace.needs_publish(step + 1, published_step, is_requested=False):
             assert all(pace.is_fresh(begun, version + 1) for begun in [*waiting, *under_way])
             version, published_step = version + 1, step + 1
     assert max(seen) == staleness
 
 
 def test_an_explorer_asks_after_some_fragments_with_the_same_weights():
-    pace = Pace(SyncConfig(style="explorer_driven", interval=2))
-    assert [pace.asks(counts(own_on_version=number)) for number in range(4)] == [False, False, True, True]
-    assert not Pace(SyncConfig(style="fully_async")).asks(counts(own_on_version=9))
+    pace = SyncRules(SyncConfig(style="explorer_driven", interval=2))
+    assert [pace.wants_weights(counts(own_on_version=number)) for number in range(4)] == [False, False, True, True]
+    assert not SyncRules(SyncConfig(style="fully_async")).wants_weights(counts(own_on_version=9))

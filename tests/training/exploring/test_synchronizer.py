@@ -1,4 +1,4 @@
-"""The board of versions: whole, growing, and heard of at once."""
+"""The version registry announces complete, increasing versions without delay."""
 
 import statistics
 import sys
@@ -37,9 +37,9 @@ def test_versions_grow():
     board = Synchronizer()
     board.publish(Published(3, session="a"))
     for version in (3, 2):
-        with pytest.raises(ConfigurationError, match=f"version {version} was to be published after version 3"):
+        with pytest.raises(ConfigurationError, match=f"version {version} is not above version 3"):
             board.publish(Published(version, session="a"))
-    board.publish(Published(1, session="b"))  # another attempt goes on from its checkpoint
+    board.publish(Published(1, session="b"))  # another attempt resumes from its checkpoint
     assert board.latest().version == 1
 
 
@@ -62,7 +62,7 @@ def test_wait_newer_event_latency():
         published_at[0] = time.perf_counter()
         board.publish(Published(version))
     waiter.join()
-    assert statistics.median(took) < 0.03  # a poll of 0.1 s would show
+    assert statistics.median(took) < 0.03  # polling every 0.1 s would take longer
 
 
 def test_a_wait_is_over_when_its_time_is():
@@ -79,9 +79,7 @@ def test_wait_newer_in_ray_is_woken_and_a_killed_synchronizer_knows_the_next_ver
 
     board = RayBoard()
     board.publish(Published(0, handle=Handle(serial=1, version=0)))
-    assert not ray.get(
-        board._actor.__ray_call__.remote(lambda _: "torch" in sys.modules)
-    )  # it takes long to start with
+    assert not ray.get(board._actor.__ray_call__.remote(lambda _: "torch" in sys.modules))  # its start takes long
     took = []
     for version in range(1, 20):
         waiting = board._actor.wait_newer.remote(version - 1, 10.0)  # its own
@@ -92,7 +90,7 @@ def test_wait_newer_in_ray_is_woken_and_a_killed_synchronizer_knows_the_next_ver
         took.append(time.perf_counter() - began)
     assert statistics.median(took) < 0.5
     ray.kill(board._actor, no_restart=False)  # its own
-    time.sleep(0.5)  # it takes a moment to die
+    time.sleep(0.5)  # its death takes a moment
     board.publish(Published(20))
     assert board.latest().version == 20
     assert board.wait_newer(19, 5.0).version == 20

@@ -1,4 +1,4 @@
-"""Transports bring weights as they were, in place, and say which name does not fit."""
+"""Transports deliver unchanged weights in place, and name a weight that does not match."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def transport(name, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("width", [5, 30_000])  # from some size on, the object store has them
+@pytest.mark.parametrize("width", [5, 30_000])  # large weights go to the object store
 @pytest.mark.parametrize("name", ["local", "checkpoint", "object_store"])
 def test_transport_roundtrip(name, width, dtype, tmp_path, request):
     if name == "object_store":
@@ -35,7 +35,7 @@ def test_transport_roundtrip(name, width, dtype, tmp_path, request):
     handle = way.publish(0, ours.state_dict())
     published = {key: value.clone() for key, value in ours.state_dict().items()}
     with torch.no_grad():
-        ours[0].weight.add_(1.0)  # what was published stays as it was
+        ours[0].weight.add_(1.0)  # published weights do not change
     load_weights(theirs, way.fetch(handle))
     assert all(torch.equal(value, published[key]) for key, value in theirs.state_dict().items())
     assert [parameter.data_ptr() for parameter in theirs.parameters()] == places
@@ -45,7 +45,7 @@ def test_transport_roundtrip(name, width, dtype, tmp_path, request):
 def test_weights_of_another_module_are_refused_by_name_and_change_nothing():
     ours = module(0)
     before = {key: value.clone() for key, value in ours.state_dict().items()}
-    with pytest.raises(ConfigurationError, match=r"0\.weight is \[6, 3\], and needed are \[5, 3\]"):
+    with pytest.raises(ConfigurationError, match=r"0\.weight has shape \[6, 3\], expected \[5, 3\]"):
         load_weights(ours, as_arrays(module(1, width=6).state_dict()))
     with pytest.raises(ConfigurationError, match=r"2\.bias"):
         load_weights(ours, {key: value for key, value in module(1).state_dict().items() if key != "2.bias"})
@@ -70,12 +70,12 @@ def test_files_of_weights_are_few_and_those_that_are_no_weights_are_passed_over(
         "version_000000000003.safetensors",
     ]
     ours = module(9)
-    load_weights(ours, way.fetch(handles[0]))  # gone: the newest in its place
+    load_weights(ours, way.fetch(handles[0]))  # the file is gone: falls back to the newest
     assert torch.equal(ours[0].weight, module(3)[0].weight)
     way.paths()[1].write_bytes(b"garbage")
     load_weights(ours, way.fetch(handles[3]))
     assert torch.equal(ours[0].weight, module(2)[0].weight)
-    assert "version_000000000003.safetensors is passed over" in capfd.readouterr().err
+    assert "version_000000000003.safetensors: " in capfd.readouterr().err
     way.paths()[0].unlink()
-    with pytest.raises(CheckpointError, match="holds no others that are whole"):
+    with pytest.raises(CheckpointError, match="contains no intact weights"):
         way.fetch(handles[3])

@@ -1,1 +1,1 @@
-"""What knows Hydra: the command line, composing, and its messages."""
+"""Everything that imports Hydra: command line, composition, schema and error messages."""

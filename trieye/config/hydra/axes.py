@@ -1,4 +1,4 @@
-"""What an override sweeps over, by Hydra's own grammar and in the order of Hydra's own sweeper."""
+"""Values and search dimensions that an override sweeps over, in Hydra's grammar and order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,42 +15,41 @@ from trieye.exceptions import ConfigurationError
 
 
 def axes_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None) -> list[tuple[str, tuple[str, ...]]]:
-    """Return each key as it is typed, with all its values; one for a key that does not vary.
+    """Return each key as typed, with its values; a key that does not vary has one value.
 
-    A key that is typed twice has the values of the last time in the place of the first.
+    If a key occurs twice, its last values are used, at its first position.
 
     Args:
-        overrides: As typed.
-        config_loader: Knows the options of groups, over which `glob(*)` sweeps.
+        overrides: Overrides as typed.
+        config_loader: Lists the options of a group for `glob(*)`.
 
     Raises:
-        ConfigurationError: Something is no override, has no values, or is a range of numbers that has no steps.
+        ConfigurationError: An override cannot be parsed, has no values, or is an interval.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    axes: dict[str, tuple[str, ...]] = {}
     for item in _parsed(overrides, config_loader):
         key = item.get_key_element()
         if not item.is_sweep_override():
-            found[key] = (str(item.get_value_element_as_str()),)
+            axes[key] = (str(item.get_value_element_as_str()),)
         elif item.is_discrete_sweep():
             try:
-                found[key] = tuple(item.sweep_string_iterator())
+                axes[key] = tuple(item.sweep_string_iterator())
             except HydraException as error:
                 raise ConfigurationError(
-                    f"{item.input_line}: which options there are is known to the program only; start that with -m, "
-                    "or type them"
+                    f"{item.input_line}: only the program knows the options of a group; run it with -m, or list them"
                 ) from error
             except OmegaConfBaseException as error:
-                raise ConfigurationError(f"{item.input_line}: a range cannot stand beside other values") from error
-            except ValueError as error:  # of a range
+                raise ConfigurationError(f"{item.input_line}: a range cannot be combined with other values") from error
+            except ValueError as error:  # from a range
                 raise ConfigurationError(f"{item.input_line}: {error}") from error
-            if not found[key]:
-                raise ConfigurationError(f"{item.input_line}: {key} would have no values, so there would be no jobs")
+            if not axes[key]:
+                raise ConfigurationError(f"{item.input_line}: {key} has no values, so the sweep has no jobs")
         else:
             raise ConfigurationError(
-                f"{item.input_line}: an interval has no steps, so a grid cannot have it; type values, as in "
-                f"{key}=1,2,3 or {key}=range(1,4), or let a search draw them, with hydra.sweeper.kind=random"
+                f"{item.input_line}: a grid cannot sweep over an interval; type values, as in {key}=1,2,3 or "
+                f"{key}=range(1,4), or choose a search with hydra.sweeper.kind=random"
             )
-    return list(found.items())
+    return list(axes.items())
 
 
 def _parsed(overrides: Sequence[str], config_loader: ConfigLoader | None) -> list[Override]:
@@ -59,40 +58,42 @@ def _parsed(overrides: Sequence[str], config_loader: ConfigLoader | None) -> lis
         try:
             items += parser.parse_overrides([word])
         except HydraException as error:
-            shown = redacted_text(word)  # of one with a secret the parser would say that
-            said = " ".join(str(error).partition("\nSee https:")[0].split()) if shown == word else "see its brackets"
-            raise ConfigurationError(f"{shown}: this is no override: {said}") from error
+            shown = redacted_text(word)  # the parser's message would contain the secret
+            reason = (
+                " ".join(str(error).partition("\nSee https:")[0].split()) if shown == word else "check its brackets"
+            )
+            raise ConfigurationError(f"{shown}: not a valid override: {reason}") from error
     return items
 
 
 def quoted(text: str) -> str:
-    """Return a text as a value of Hydra's grammar."""
+    """Return a text, quoted as a value in Hydra's grammar."""
     return QuotedString(text, Quote.single).with_quotes()
 
 
 def value_of(text: str) -> Any:
-    """Return a value that is typed in Hydra's grammar as Python has it: a number, a text, a list.
+    """Parse a value in Hydra's grammar to a Python value: a number, a string, a list.
 
     Raises:
-        ConfigurationError: It is none, or several.
+        ConfigurationError: The text is not a valid value, or contains several.
     """
     (item,) = _parsed([f"value={text}"], None)
     if item.is_sweep_override():
-        raise ConfigurationError(f"{text}: this is more than one value")
+        raise ConfigurationError(f"{text}: more than one value")
     return item.value()
 
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """What a search may choose for a key.
+    """Search space of one key: choices or an interval.
 
     Attributes:
-        key: As it is typed.
-        choices: The values, as typed; empty if it is an interval.
+        key: The key as typed.
+        choices: Values as typed; empty for an interval.
         low: Lower end of an interval.
-        high: Upper end of an interval, which belongs to it.
-        is_int: Whether whole numbers only.
-        is_log: Whether it is searched by orders of magnitude.
+        high: Upper end of an interval, inclusive.
+        is_int: Whether only integers are chosen.
+        is_log: Whether values are chosen on a logarithmic scale.
     """
 
     key: str
@@ -104,31 +105,33 @@ class Dimension:
 
 
 def dimensions_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None) -> list[Dimension]:
-    """Return what a search may choose for each key: `interval(a,b)`, a range of whole numbers, or single values.
+    """Return the search space of each key: `interval(a,b)`, a range of integers, or single values.
 
-    `tag(log, interval(1e-5,1e-2))` is searched by orders of magnitude, `tag(int, interval(1,8))` has whole numbers.
+    `tag(log, interval(1e-5,1e-2))` has a logarithmic scale, `tag(int, interval(1,8))` contains integers only.
 
     Args:
-        overrides: As typed.
-        config_loader: As for `axes_of`.
+        overrides: Overrides as typed.
+        config_loader: See `axes_of`.
 
     Raises:
-        ConfigurationError: Something is no override, or an interval is none.
+        ConfigurationError: An override cannot be parsed, or an interval is invalid.
     """
-    found = []
+    dimensions = []
     for word in overrides:
         (item,) = _parsed([word], config_loader)
         swept = item.value() if item.is_sweep_override() else None
         if isinstance(swept, IntervalSweep):
-            found.append(_interval(item, swept))
+            dimensions.append(_interval(item, swept))
         elif isinstance(swept, RangeSweep) and isinstance(swept.start, int) and swept.step == 1 and not swept.shuffle:
             numbers = swept.range()
             key = item.get_key_element()
-            found.append(Dimension(key, low=min(numbers), high=max(numbers), is_int=True, is_log="log" in swept.tags))
+            dimensions.append(
+                Dimension(key, low=min(numbers), high=max(numbers), is_int=True, is_log="log" in swept.tags)
+            )
         else:
             ((key, values),) = axes_of([word], config_loader)
-            found.append(Dimension(key, values))
-    return list({dimension.key: dimension for dimension in found}.values())
+            dimensions.append(Dimension(key, values))
+    return list({dimension.key: dimension for dimension in dimensions}.values())
 
 
 def _interval(item: Override, interval: IntervalSweep) -> Dimension:
@@ -137,8 +140,8 @@ def _interval(item: Override, interval: IntervalSweep) -> Dimension:
     if unknown := sorted(tags - {"int", "log"}):
         raise ConfigurationError(f"{item.input_line}: unknown tag {unknown[0]!r} (tags: int, log)")
     if not low < high or (is_log and low <= 0):
-        wanted = "0 < a < b" if is_log else "a < b"
-        raise ConfigurationError(f"{item.input_line}: interval(a,b) needs {wanted}")
+        condition = "0 < a < b" if is_log else "a < b"
+        raise ConfigurationError(f"{item.input_line}: interval(a,b) needs {condition}")
     if is_int and not (low.is_integer() and high.is_integer()):
-        raise ConfigurationError(f"{item.input_line}: an interval of whole numbers needs whole numbers as its ends")
+        raise ConfigurationError(f"{item.input_line}: an interval of integers needs integers as its ends")
     return Dimension(item.get_key_element(), low=low, high=high, is_int=is_int, is_log=is_log)

@@ -1,4 +1,4 @@
-"""From a command line to a typed config: what is behind `trieye.main`, and `trieye.compose`."""
+"""`trieye.compose`, and the wrapped task function that `trieye.main` returns."""
 
 import functools
 import os
@@ -19,7 +19,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Application(Protocol[Config_contra, Result_co]):
-    """What `trieye.main` makes of a task function."""
+    """A task function decorated with `trieye.main`."""
 
     @overload
     def __call__(self) -> None: ...
@@ -28,23 +28,23 @@ class Application(Protocol[Config_contra, Result_co]):
     def __call__(self, config: Config_contra) -> Result_co: ...
 
     def __call__(self, config: Config_contra | None = None) -> Result_co | None:
-        """Run the command line; with a config, run the task with it and return its value."""
+        """Run the command line in `sys.argv`; with a config, call the task with it and return its value."""
 
 
 def application(
     task: Callable[[Config], Result], *, config_path: str, config_name: str, hooks: Hooks
 ) -> Application[Config, Result]:
-    """Return what `trieye.main` makes of a task function.
+    """Return a task function that runs the command line when called without a config.
 
     Args:
         task: The task function.
         config_path: See `trieye.main`.
-        config_name: Likewise.
-        hooks: Calls into the packages above.
+        config_name: See `trieye.main`.
+        hooks: Callbacks into higher packages.
     """
 
     @functools.wraps(task)
-    def made(config: Config | None = None) -> Result | None:
+    def call(config: Config | None = None) -> Result | None:
         if config is not None:
             return task(config)
         from trieye.config.hydra.main import run_command_line
@@ -52,7 +52,7 @@ def application(
         run_command_line(task, config_path=config_path, config_name=config_name, hooks=hooks)
         return None
 
-    return made  # type: ignore[return-value]  # wraps hides the overloads
+    return call  # type: ignore[return-value]  # wraps hides the overloads
 
 
 def compose(
@@ -62,29 +62,29 @@ def compose(
     config_name: str | None = None,
     config_type: type[Config] | None = None,
 ) -> Config:
-    """Return the typed config of a command line, for tests and notebooks.
+    """Compose a typed config, for tests and notebooks.
 
     Args:
-        overrides: What one would type, such as `["runtime=local", "loop.steps=10"]`.
-        config_path: The config directory, relative to the file of the caller (in a notebook: to the working directory),
-            or absolute, or `pkg://` and a package; the configs of trieye itself if None.
-        config_name: The primary config; `train`, or `trieye` among the configs of trieye itself.
-        config_type: The type of the config; `TrieyeConfig` if None.
+        overrides: Command-line overrides, such as `["runtime=local", "loop.steps=10"]`.
+        config_path: Config directory: absolute, `pkg://` and a package, or relative to the file of the caller (in a
+            notebook: to the working directory). If None, the configs of trieye itself.
+        config_name: Primary config; by default `train`, or `trieye` if `config_path` is None.
+        config_type: Type of the config; by default `TrieyeConfig`.
 
     Raises:
-        ConfigurationError: The config cannot be composed, or a value is not allowed.
+        ConfigurationError: The config does not compose, or a value is invalid.
     """
-    from trieye.config.hydra.loader import Source, absolute, opened
+    from trieye.config.hydra.loader import ConfigSource, absolute, opened
     from trieye.config.hydra.preflight import Preflight
 
-    chosen: Any = config_type or TrieyeConfig
+    model: Any = config_type or TrieyeConfig
     directory = OWN_CONFIGS
     if config_path is not None:
-        directory = absolute(os.fspath(config_path), sys._getframe(1).f_globals.get("__file__"))  # noqa: SLF001 - its caller
+        directory = absolute(os.fspath(config_path), sys._getframe(1).f_globals.get("__file__"))  # noqa: SLF001 - the caller
     name = config_name or ("trieye" if config_path is None else "train")
     try:
-        with opened(Source(directory, name), chosen, run_name=default_run_name()) as loader:
-            config: Config = Preflight(loader, chosen).compose(overrides).config
+        with opened(ConfigSource(directory, name), model, run_name=default_run_name()) as loader:
+            config: Config = Preflight(loader, model).compose(overrides).config
             return config
     except ConfigurationError as error:
-        raise error from None  # it says what Hydra found; the frames of Hydra would be 60 lines above it
+        raise error from None  # the message is complete; Hydra's frames would add 60 lines of traceback

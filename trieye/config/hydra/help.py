@@ -1,4 +1,4 @@
-"""The text of `--help`: groups with their options, keys with their bounds, flags."""
+"""The output of `--help`: groups and their options, keys with type, bounds and description, flags."""
 
 import json
 import re
@@ -8,45 +8,45 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from trieye.config.base import did_you_mean, models_in, set_by
 from trieye.config.hydra.keys import by_tag, field_at, is_variant, meant, tag_of
 from trieye.config.hydra.loader import Loader
-from trieye.config.hydra.messages import wanted
+from trieye.config.hydra.messages import allowed_values
 from trieye.config.hydra.preflight import Preflight
 from trieye.config.hydra.schema import defaults_of
 from trieye.config.hydra.typed import complete
 from trieye.exceptions import ConfigurationError
 
 _FLAGS = {
-    "-m, --multirun": "run one job for each combination of values: -m seed=0,1,2 loop.steps=100,1000",
-    "--cfg job": "print the composed config and stop; --cfg job -p loop prints one part of it",
-    "--info defaults": "print from which files the config is composed, in order",
-    "-cn, --config-name": "another primary config",
-    "-cd, --config-dir": "one more directory with configs",
+    "-m, --multirun": "run a job for each combination of values: -m seed=0,1,2 loop.steps=100,1000",
+    "--cfg job": "print the composed config and exit; --cfg job -p loop prints one part",
+    "--info defaults": "print the defaults list: the files that compose the config, in order",
+    "-cn, --config-name": "use another primary config",
+    "-cd, --config-dir": "add a config directory to the search path",
     "--hydra-help": "all flags of Hydra",
 }
 _EXAMPLES = {
-    "runtime": ("runtime=local loop.steps=1000", "choose an option of a group, set a key"),
-    "metrics": ("metrics=[core,replay] '~stats.metrics.step_ms'", "several options, then one metric less"),
+    "runtime": ("runtime=local loop.steps=1000", "select an option of a group, set a key"),
+    "metrics": ("metrics=[core,replay] '~stats.metrics.step_ms'", "several options, without one of their metrics"),
     "": (
         "'+metric@stats.metrics.a=max' stats.metrics.a.name=episode/top stats.metrics.a.raw_event_name=episode/return",
-        "one metric more",
+        "an additional metric",
     ),
-    "experiment": ("experiment=example", "a preset; whatever you type wins over it"),
+    "experiment": ("experiment=example", "a preset; overrides on the command line take precedence"),
 }
-"""What to type and what it means, by the group that the defaults list of the project has to name."""
+"""Example overrides and their meaning, by the group that they need in the defaults list of the project."""
 _GROUPS = {
-    "metric": "templates for one metric more: +metric@stats.metrics.<slug>=<option>",
-    "metrics": "sets of metrics, as many as you like",
+    "metric": "templates for an additional metric: +metric@stats.metrics.<name>=<option>",
+    "metrics": "sets of metrics; several can be combined",
     "experiment": "presets",
-    "debug": "presets for finding mistakes",
-    "logger": "the same as sinks",
+    "debug": "presets for debugging",
+    "logger": "alias of sinks",
 }
-_NOTES = {"metrics": "metrics=[] logs every undeclared event as it comes, see stats.undeclared"}
+_NOTES = {"metrics": "metrics=[] declares no metric, so stats.undeclared applies to every event"}
 _DEFAULTS_ENTRY = re.compile(r"\s*-\s*(?:(?:override|optional)\s+)*/?([\w/]+)(?:@[\w.:]+)?\s*:[^#]*#\s*(\S.*)")
 
 
@@ -60,19 +60,19 @@ def print_help(
     """Print the help of a command line.
 
     Args:
-        loader: The loader of its configs.
-        preflight: Its checks.
-        arguments: Overrides, and names of groups and keys to explain instead of giving the overview.
-        task: The task function, whose docstring comes first.
-        config_type: The type of its config.
+        loader: Loader of the program's configs.
+        preflight: Composes the overrides.
+        arguments: Overrides, and names of groups and keys to explain; without names, the overview is printed.
+        task: Task function; the overview starts with the first paragraph of its docstring.
+        config_type: Type of the config.
 
     Raises:
-        ConfigurationError: There is no such group or key, or the overrides are wrong.
+        ConfigurationError: A group or key is unknown, or the overrides do not compose.
     """
     topics = [argument for argument in arguments if "=" not in argument and not argument.startswith("~")]
     overrides = [argument for argument in arguments if argument not in topics]
     composed = preflight.load(overrides)
-    with suppress(ConfigurationError):  # a part whose kind is not clear is explained all the same
+    with suppress(ConfigurationError):  # a variant of unknown kind is explained with the defaults of each kind
         complete(composed, config_type, composed.hydra.runtime.choices)
     text = _Help(loader, composed, loader.chosen(overrides), config_type)
     lines = [line for topic in topics for line in text.topic(topic)] or text.overview(task)
@@ -80,60 +80,59 @@ def print_help(
 
 
 class _Help:
-    """The parts of the help of one composed config."""
+    """Renders the help of one composed config."""
 
     def __init__(self, loader: Loader, composed: DictConfig, chosen: list[str], config_type: type[BaseModel]) -> None:
         self._loader = loader
         self._composed = composed
         self._config_type = config_type
         self._chosen = chosen
-        self._values: Any = OmegaConf.to_container(composed, resolve=False)  # interpolations are shown as they stand
+        self._values: Any = OmegaConf.to_container(composed, resolve=False)  # interpolations are shown unresolved
         self._directories = loader.directories
-        # the defaults list is in an order that its author chose
+        # groups in the defaults list come first, in its order
         self._groups = [
             group
             for group in dict.fromkeys([*loader.entries(), *loader.groups()])
-            if loader.options(group) and self._has_use(group)
+            if loader.options(group) and self._is_relevant(group)
         ]
 
-    def _has_use(self, group: str) -> bool:
-        """Tell whether a group is for this program: those of trainings are for no other one."""
+    def _is_relevant(self, group: str) -> bool:
+        """Return False for groups of trieye without a field in the config type, such as `sync` outside trainings."""
         if group in {*self._loader.entries(), *self._config_type.model_fields, *_GROUPS}:
             return True
         return any((directory / group).is_dir() for directory in self._directories if directory.parent.name != "trieye")
 
     def overview(self, task: Callable[..., Any]) -> Iterator[str]:
-        """Yield the lines of the help as a whole."""
+        """Yield the lines of the overview."""
         command = _command()
         if task.__doc__:
             yield from (task.__doc__.strip().split("\n\n")[0], "")
         yield from ("Usage", f"  {command} [group=option | key=value ...] [flags]", "")
-        listed = {"", *self._loader.entries(), *self._composed.hydra.runtime.choices}
-        examples = [example for group, example in _EXAMPLES.items() if group in listed] + [
+        groups = {"", *self._loader.entries(), *self._composed.hydra.runtime.choices}
+        examples = [example for group, example in _EXAMPLES.items() if group in groups] + [
             ("-m seed=0,1,2", "three runs")
         ]
         yield from (f"  {command} {typed}\n      {meaning}" for typed, meaning in examples)
-        yield from ("", "Groups: type group=option; * is the choice now")
+        yield from ("", "Groups: select with group=option; * marks the current selection")
         for group in self._groups:
             yield from self._group(group)
-        yield from ("", "Keys: type key=value; --help <key or group> explains all keys below it")
+        yield from ("", "Keys: set with key=value; --help <key or group> explains all keys below it")
         yield from self._top_level()
         yield from ("", "Flags")
         yield from _columns(_FLAGS)
 
     def topic(self, topic: str) -> Iterator[str]:
-        """Yield the lines about one group, or about the keys at or below one key."""
+        """Yield the lines about a group, and about the keys at or below a key."""
         info = field_at(self._config_type, topic.split("."))
         if topic not in self._groups and info is None:
-            known = [*self._groups, *self._config_type.model_fields]
+            names = sorted({*self._groups, *self._config_type.model_fields})
             raise ConfigurationError(
-                f"--help {topic}: there is no such group or key{did_you_mean(topic, known)} "
-                f"(known: {', '.join(sorted(set(known)))})"
+                f"--help {topic}: unknown group or key{did_you_mean(topic, names)} (known: {', '.join(names)})"
             )
         if topic in self._groups:
             yield from self._group(topic)
         if info is not None:
-            yield from _explained(self._config_type, topic.split("."), self._values)
+            yield from _KeyHelp(self._loader).lines(self._config_type, topic.split("."), self._values)
 
     def _group(self, group: str) -> Iterator[str]:
         yield f"  {group}: {self._about_group(group)}"
@@ -172,37 +171,66 @@ class _Help:
         yield from _columns(rows)
 
 
-def _explained(model: type[BaseModel], path: list[str], values: Any, before: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the lines about the keys at or below a path of keys."""
-    names = path[:1] or [name for name, info in model.model_fields.items() if not set_by(info)]
-    for name, info in ((name, model.model_fields[name]) for name in names if name in model.model_fields):
-        models, many = models_in(info)
-        here, value = (*before, name), values.get(name) if isinstance(values, dict) else None
-        if is_variant(info):
-            yield from _explained_variant(info, path[1:], value, here)
-        elif many:
-            yield from _explained(models[0], path[2:], None, (*here, "<name>"))
-        elif models:
-            yield from _explained(models[0], path[1:], value, here)
-        else:
-            yield f"  {'.'.join(here)}" if "<name>" in here else f"  {'.'.join(here)} = {_as_yaml(value)}"
-            yield f"      {wanted(info)}. {info.description or ''}".rstrip()
+class _KeyHelp:
+    """Renders keys with value, type, bounds and description; the keys of a schedule and the like only once."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._explained: set[type[BaseModel]] = set()
+
+    def lines(
+        self, model: type[BaseModel], path: list[str], values: Any, parents: tuple[str, ...] = ()
+    ) -> Iterator[str]:
+        """Yield the lines about the keys of a model at or below a path.
+
+        Args:
+            model: The model.
+            path: Keys below the model; empty for all of its keys.
+            values: Values of the model in the composed config, shown next to the keys.
+            parents: Keys that lead to the model.
+        """
+        names = path[:1] or [name for name, info in model.model_fields.items() if not set_by(info)]
+        for name, info in ((name, model.model_fields[name]) for name in names if name in model.model_fields):
+            models, many = models_in(info)
+            key, value = (*parents, name), values.get(name) if isinstance(values, dict) else None
+            if is_variant(info):
+                yield from self._variant(info, path[1:], value, key)
+            elif many:
+                yield from self.lines(models[0], path[2:], None, (*key, "<name>"))
+            elif models:
+                yield from self.lines(models[0], path[1:], value, key)
+            else:
+                yield from _described(info, ".".join(key), None if "<name>" in key else _as_yaml(value))
+
+    def _variant(self, info: FieldInfo, path: list[str], value: Any, key: tuple[str, ...]) -> Iterator[str]:
+        """Yield the lines about each model that a key may hold, below a heading with the option that selects it."""
+        models, dotted = models_in(info)[0], ".".join(key)
+        kinds = {model: kind for kind, model in by_tag(models).items()}
+        if not path and not (kinds and isinstance(value, dict)):
+            yield from _described(info, dotted, _as_yaml(value))
+        for model in models:
+            is_current = isinstance(value, dict) and list(meant(models, value)) == [model]
+            if not (kinds or path) and model in self._explained:
+                continue
+            self._explained.add(model)
+            lines = list(self.lines(model, path, value if is_current else defaults_of(model, {}), key))
+            title = f"  {dotted} as {model.__name__}"
+            if model in kinds:
+                title = self._selector(key, str(tag_of(models)), kinds[model]) + " (current)" * is_current
+            if lines and (kinds or not path):
+                summary = (model.__doc__ or "").strip().split("\n")[0]
+                yield f"{title}: {summary}".rstrip(": ")
+            yield from lines
+
+    def _selector(self, key: tuple[str, ...], tag: str, kind: str) -> str:
+        """Return the override that selects a kind: `agent=ppo` if the group has this option, else `agent.kind=ppo`."""
+        group = "/".join(key)
+        return f"{group}={kind}" if kind in self._loader.options(group) else f"{'.'.join(key)}.{tag}={kind}"
 
 
-def _explained_variant(info: FieldInfo, path: list[str], value: Any, here: tuple[str, ...]) -> Iterator[str]:
-    """Yield the lines about each of the models that a key may hold, under a heading; * is the one that it holds."""
-    models, key = models_in(info)[0], ".".join(here)
-    kinds = {model: f"with {tag_of(models)}={kind}" for kind, model in by_tag(models).items()}
-    if not isinstance(value, dict) and not path:
-        yield f"  {key} = {_as_yaml(value)}"
-        yield f"      {wanted(info)}. {info.description or ''}".rstrip()
-    for model in models:
-        is_chosen = isinstance(value, dict) and list(meant(models, value)) == [model]
-        text = list(_explained(model, path, value if is_chosen else defaults_of(model, {}), here))
-        if text and not path:
-            about = (model.__doc__ or "").strip().split("\n")[0]
-            yield f"{'*' if is_chosen else ' '} {key} {kinds.get(model, f'as {model.__name__}')}: {about}".rstrip(": ")
-        yield from text
+def _described(info: FieldInfo, key: str, value: str | None) -> Iterator[str]:
+    yield f"  {key}" if value is None else f"  {key} (required)" if value == MISSING else f"  {key} = {value}"
+    yield f"      {allowed_values(info)}. {info.description or ''}".rstrip()
 
 
 def _columns(rows: dict[str, str], indent: str = "  ") -> Iterator[str]:

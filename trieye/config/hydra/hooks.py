@@ -1,4 +1,4 @@
-"""Hooks: calls from a command line into the packages above the config."""
+"""Hooks: callbacks of the command line into packages above `trieye.config`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from trieye.config.root import TrieyeConfig
 
 @dataclass(frozen=True)
 class Hooks:
-    """Calls from a command line into the packages above the config.
+    """Callbacks of the command line into packages above `trieye.config`.
 
     Attributes:
-        check: Refuses a valid config that cannot run, before anything is created.
-        check_lock: Refuses the directory of a run that another process writes to; True for a run on a cluster.
+        check: Raises if a valid config cannot run here; called before anything is created.
+        check_lock: Raises if another process writes to a run directory; the flag is True for runs on a cluster.
         print_config: Prints a config as a tree.
         say: Prints a line on stderr.
     """

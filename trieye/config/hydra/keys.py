@@ -1,4 +1,4 @@
-"""Keys: which fields and models of a config type a path of keys leads to."""
+"""Lookup of fields and models of a config type by dotted keys; variants and their kinds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
@@ -12,13 +12,13 @@ Models = Sequence[type[BaseModel]]
 
 
 def field_at(model: type[BaseModel], path: Sequence[str]) -> FieldInfo | None:
-    """Return the field at a path of keys, or None if the path leads nowhere."""
+    """Return the field at a path of keys, or None if there is no such field."""
     holders = models_at(model, path[:-1]) if path else []
     return next((holder.model_fields[path[-1]] for holder in holders if path[-1] in holder.model_fields), None)
 
 
 def models_at(model: type[BaseModel], path: Sequence[str]) -> Models:
-    """Return the config model at a path of keys; all models of a variant, and none if the path leads elsewhere."""
+    """Return the models at a path of keys: one, all models of a variant, or none if the path is not a config model."""
     holders: Models = [model]
     steps = iter(path)
     for name in steps:
@@ -30,20 +30,20 @@ def models_at(model: type[BaseModel], path: Sequence[str]) -> Models:
 
 
 def item_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
-    """Return the model of the items of the keyed collection at a path of keys, or None if there is no collection."""
+    """Return the model of the items of a keyed collection at a path of keys, or None if it is not a collection."""
     info = field_at(model, path)
     models, many = models_in(info) if info is not None else ([], False)
     return models[0] if many else None
 
 
 def is_in_variant(model: type[BaseModel], path: Sequence[str]) -> bool:
-    """Tell whether a path of keys leads to a variant or into one."""
+    """Return True if a path of keys leads to or into a variant."""
     infos = (field_at(model, path[:depth]) for depth in range(1, len(path) + 1))
     return any(info is not None and is_variant(info) for info in infos)
 
 
 def holds_text(model: type[BaseModel], path: Sequence[str]) -> bool:
-    """Tell whether the value at a path of keys is text and nothing else, also among the texts of an open dict."""
+    """Return True if the value at a path of keys can only be text, including items of a dict of texts."""
     info, holder = field_at(model, path), field_at(model, path[:-1])
     if info is None and holder is not None and is_open(holder):
         # the annotation may be `dict[str, str] | None`
@@ -53,8 +53,8 @@ def holds_text(model: type[BaseModel], path: Sequence[str]) -> bool:
 
 
 def paths_below(models: Models) -> list[tuple[str, ...]]:
-    """Return the paths of all keys further down than those of the models themselves; keyed collections are left out."""
-    return list(dict.fromkeys(_paths_below(models)))  # the models of a variant share some
+    """Return the paths of all keys nested in the models, without the models' own keys and keyed collections."""
+    return list(dict.fromkeys(_paths_below(models)))  # the models of a variant share keys
 
 
 def _paths_below(models: Models) -> Iterator[tuple[str, ...]]:
@@ -66,11 +66,11 @@ def _paths_below(models: Models) -> Iterator[tuple[str, ...]]:
 
 
 def keys_named(name: str, model: type[BaseModel]) -> list[str]:
-    """Return the keys of a model that have a name, at any depth, as `optimizer.lr` for `lr`."""
+    """Return the nested keys of a model with a name, such as `optimizer.lr` for `lr`."""
     return [".".join(path) for path in paths_below([model]) if path[-1] == name]
 
 
-_OUR_NAMES = {
+_SYNONYMS = {
     "buffer_size": "replay.capacity", "clip_coef": "clip_range", "discount": "gamma", "entropy_coef": "ent_coef",
     "env_id": "env.id", "eval_freq": "loop.evaluate_every_steps", "exploration": "epsilon",
     "exploration_fraction": "epsilon", "exploration_final_eps": "epsilon", "exploration_initial_eps": "epsilon",
@@ -80,46 +80,46 @@ _OUR_NAMES = {
     "timesteps": "loop.env_steps", "total_timesteps": "loop.env_steps", "train_freq": "rollout_steps",
     "update_epochs": "epochs", "value_coef": "vf_coef",
 }  # fmt: skip
-"""What stable-baselines3, CleanRL and others call a key of ours, or one of the new project's algorithms."""
+"""Names in stable-baselines3, CleanRL and other libraries, and the key of trieye or of a generated project."""
 
 
-def keys_meant(name: str, root: type[BaseModel], place: Sequence[str] = (), holders: Models = ()) -> list[str]:
-    """Return the keys that are meant by a name of other libraries; none if it is no such name, or nothing is called so.
+def keys_meant(name: str, root: type[BaseModel], parents: Sequence[str] = (), holders: Models = ()) -> list[str]:
+    """Return the keys of this config that other libraries call `name`; none if there are none.
 
     Args:
-        name: As typed.
+        name: Last part of the key as typed.
         root: The model of the whole config.
-        place: Where it was typed: a key there, and not elsewhere, is meant by a name without a place of its own.
-        holders: The models at this place.
+        parents: Parent keys as typed; only a synonym with a full path may refer to a key elsewhere.
+        holders: The models at the parent keys.
     """
-    ours = _OUR_NAMES.get(name, "").split(".")
-    if len(ours) > 1:
-        return [".".join(ours)] if field_at(root, ours) else []
-    if place:
-        return [".".join((*place, *ours))] if any(ours[0] in holder.model_fields for holder in holders) else []
-    return keys_named(ours[0], root)
+    path = _SYNONYMS.get(name, "").split(".")
+    if len(path) > 1:
+        return [".".join(path)] if field_at(root, path) else []
+    if parents:
+        return [".".join((*parents, *path))] if any(path[0] in holder.model_fields for holder in holders) else []
+    return keys_named(path[0], root)
 
 
 def is_variant(info: FieldInfo) -> bool:
-    """Tell whether a field is a variant: it holds one of several models, or a model or a plain value."""
+    """Return True if a field is a variant: one of several models, or a model or a plain value."""
     models, many = models_in(info)
     return not many and (len(models) > 1 or (len(models) == 1 and takes_values(info)))
 
 
 def tag_of(models: Models) -> str | None:
-    """Return the key that tells models apart: each has a `Literal` there, and no two share a value."""
+    """Return the key that discriminates models: a `Literal` in each, without common values; None if there is none."""
     names = models[0].model_fields if len(models) > 1 else ()
-    return next((name for name in names if _tells_apart([_literals(model, name) for model in models])), None)
+    return next((name for name in names if _are_disjoint([_literals(model, name) for model in models])), None)
 
 
 def by_tag(models: Models) -> dict[str, type[BaseModel]]:
-    """Return each model under the values of the key that tells them apart, such as `dqn`; empty if no key does."""
+    """Return the models by the value of their discriminator, such as `dqn`; empty if they have none."""
     tag = tag_of(models)
     return {} if tag is None else {value: model for model in models for value in _literals(model, tag)}
 
 
 def meant(models: Models, values: Any) -> Models:
-    """Return the model that values say they are of; all models if the values do not say, none if there is no such."""
+    """Return the model that the discriminator in `values` selects; all models without one, none if it is unknown."""
     tag = tag_of(models)
     if tag is None or not isinstance(values, Mapping) or values.get(tag) is None:
         return models
@@ -133,6 +133,6 @@ def _literals(model: type[BaseModel], name: str) -> list[str]:
     return [str(value) for value in get_args(info.annotation)] if info is not None and is_literal else []
 
 
-def _tells_apart(values: Sequence[Sequence[str]]) -> bool:
-    listed = [value for each in values for value in each]
-    return all(values) and len(listed) == len(set(listed))
+def _are_disjoint(values: Sequence[Sequence[str]]) -> bool:
+    all_values = [value for each in values for value in each]
+    return all(values) and len(all_values) == len(set(all_values))

@@ -1,4 +1,4 @@
-"""Launch: how this process was started by Hydra, for what a run writes down about itself."""
+"""Launch: how Hydra started this process (overrides, sweep, directories), for the provenance of a run."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 RECORDS = ".hydra"
-"""Hydra's own records of a job."""
+"""Directory of Hydra's records of a job."""
 
 
 @dataclass(frozen=True)
@@ -16,14 +16,14 @@ class Launch:
     """How the running task was started.
 
     Attributes:
-        overrides: The overrides of this job, as typed, without those of Hydra itself.
-        is_multirun: Whether the task is one job of a sweep.
-        sweep_dir: Absolute directory of the sweep, which names its group; None for a single run.
-        job_num: Number of the job in its sweep, from 0; None for a single run.
-        output_dir: Absolute directory with Hydra's own records of the job.
-        working_dir: Absolute directory in which the command was typed.
-        choices: The chosen option of each config group, of Hydra's own ones, too.
-        config_dir: The config directory of the program; None if that is in a package.
+        overrides: Overrides of this job as typed, without Hydra's own keys.
+        is_multirun: Whether the task is a job of a sweep.
+        sweep_dir: Absolute directory of the sweep, which identifies its group of runs; None for a single run.
+        job_num: Index of the job in its sweep, from 0; None for a single run.
+        output_dir: Absolute directory of Hydra's records of the job.
+        working_dir: Absolute working directory of the command.
+        choices: The selected option of each config group, including Hydra's groups.
+        config_dir: The config directory of the program; None if it is in a package.
     """
 
     overrides: tuple[str, ...]
@@ -37,9 +37,9 @@ class Launch:
 
 
 def earlier_run_name(launch: Launch) -> str | None:
-    """Return the name of the run that an earlier start of this job began; None if it began none.
+    """Return the name of the run that an earlier attempt of this job started; None if there is none.
 
-    The link in the directory of the job leads to it. In a copied sweep that may be the run of the original.
+    The job's directory links to the run. In a copied sweep, links to runs of the original sweep are ignored.
     """
     if launch.sweep_dir is None:
         return None
@@ -48,7 +48,7 @@ def earlier_run_name(launch: Launch) -> str | None:
 
 
 def belongs_to_other_sweep(launch: Launch, run_dir: Path) -> bool:
-    """Return whether a run is that of a job of another sweep: one whose own link leads to the run."""
+    """Return True if a run belongs to a job of another sweep, whose link leads to the run."""
     try:
         group = json.loads((run_dir / "run.json").read_bytes())["group"]
         link = Path(group) / str(launch.job_num) / "run"
@@ -57,21 +57,21 @@ def belongs_to_other_sweep(launch: Launch, run_dir: Path) -> bool:
     return link.parents[1] != launch.sweep_dir and link.resolve() == run_dir.resolve()
 
 
-_runs_begun: list[str] = []
+_started_runs: list[str] = []
 
 
 def note_run(name: str) -> None:
-    """Note that this process has begun a run: from then on an error is no mistake of the command line."""
-    _runs_begun.append(name)
+    """Record that this process has started a run; errors from then on are not errors of the command line."""
+    _started_runs.append(name)
 
 
-def num_runs_begun() -> int:
-    """Return the number of runs that this process has begun."""
-    return len(_runs_begun)
+def num_started_runs() -> int:
+    """Return the number of runs that this process has started."""
+    return len(_started_runs)
 
 
 def launch_info() -> Launch | None:
-    """Return how the running task was started, or None outside of a task that Hydra runs; loads no Hydra."""
+    """Return how the running task was started; None outside of Hydra tasks. Does not import Hydra."""
     module = sys.modules.get("hydra.core.hydra_config")
     if module is None or not module.HydraConfig.initialized():
         return None
@@ -79,7 +79,7 @@ def launch_info() -> Launch | None:
 
 
 def publish_records(run_dir: Path, log_dir: Path) -> None:
-    """Move the records of Hydra to `.hydra` of a run; they are in its log directory while it may refuse the attempt."""
+    """Move Hydra's records from the log directory to `.hydra` of the run, once the run has accepted the attempt."""
     launch, staged = launch_info(), log_dir / RECORDS
     if launch is None or launch.is_multirun or launch.output_dir.resolve() != run_dir.resolve() or not staged.is_dir():
         return
@@ -97,7 +97,7 @@ def _of(hydra: object) -> Launch | None:
     if runtime.get("output_dir") in (None, "???"):
         return None
     working_dir = Path(runtime["cwd"])
-    sources = [held for held in runtime["config_sources"] if held["schema"] == "file"]
+    sources = [source for source in runtime["config_sources"] if source["schema"] == "file"]
     is_multirun = getattr(mode, "name", mode) == "MULTIRUN"
     return Launch(
         overrides=tuple(overrides),
@@ -107,5 +107,5 @@ def _of(hydra: object) -> Launch | None:
         output_dir=Path(runtime["output_dir"]),
         working_dir=working_dir,
         choices=dict(runtime["choices"]),
-        config_dir=next((Path(held["path"]) for held in sources if held["provider"] == "main"), None),
+        config_dir=next((Path(source["path"]) for source in sources if source["provider"] == "main"), None),
     )

@@ -1,4 +1,4 @@
-"""Loading: from a config directory and overrides to a composed config."""
+"""Loader: composes configs with Hydra's config loader, from a directory and overrides."""
 
 import os
 import re
@@ -39,25 +39,25 @@ from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 
 VERSION_BASE: dict[str, Any] = {"version_base": None} if BEFORE_1_4 else {}
-"""Hydra 1.3 wants `version_base` and changes its behavior without; 1.4 warns about it."""
+"""Hydra 1.3 changes its behavior without `version_base`; 1.4 warns about it."""
 
 _UNEXPECTED = (ValueError, TypeError, AttributeError, AssertionError)
 NOT_COMPOSED = (HydraException, OmegaConfBaseException, YAMLError, *_UNEXPECTED)
-"""What composing raises; Hydra and OmegaConf raise the builtin errors for lists and keys that they did not expect."""
+"""Errors of composition; Hydra and OmegaConf raise builtin errors for unexpected lists and keys."""
 
 _PLAIN = re.compile(r"~?[\w./+@%$-]*")
 _SCALAR = re.compile(r"[+-]?(?:[\d_]+\.?[\d_]*|\.[\d_]+)(?:e[+-]?[\d_]+)?|[+-]?(?:inf|nan)|true|false", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where configs come from.
+class ConfigSource:
+    """The primary config of a program.
 
     Attributes:
-        directory: An absolute directory, or `pkg://` and a package.
-        name: The primary config, without `.yaml`.
-        extra_directory: What `--config-dir` adds.
-        job_name: What Hydra calls the program.
+        directory: Absolute config directory, or `pkg://` and a package.
+        name: Name of the primary config, without `.yaml`.
+        extra_directory: Directory that `--config-dir` adds.
+        job_name: Hydra's name of the program.
     """
 
     directory: str
@@ -68,26 +68,26 @@ class Source:
 
 @dataclass
 class Loader:
-    """Hydra's config loader for one source."""
+    """Hydra's config loader for one primary config."""
 
-    source: Source
+    source: ConfigSource
     config_loader: ConfigLoaderImpl
     config_type: type[TrieyeConfig]
 
     def load(self, overrides: Sequence[str]) -> DictConfig:
-        """Compose, with the node `hydra`; an override with several values is left to the jobs of a sweep.
+        """Compose the config, including the node `hydra`; overrides with several values are left to jobs of a sweep.
 
         Raises:
-            Exception: The config cannot be composed; one of `NOT_COMPOSED`.
+            Exception: The config does not compose; one of `NOT_COMPOSED`.
         """
         is_sweep = any(item.is_sweep_override() for item in parsed(overrides, self.config_type))
         mode = RunMode.MULTIRUN if is_sweep else RunMode.RUN
         config = self.config_loader.load_configuration(self.source.name, self._quoted(overrides), mode)
-        assert isinstance(config, DictConfig)  # noqa: S101 - Hydra's own promise
+        assert isinstance(config, DictConfig)  # noqa: S101 - as documented
         return config
 
     def record(self, overrides: Sequence[str], config: DictConfig) -> None:
-        """Write down in a composed config which overrides it has, as Hydra does that composes with all of them."""
+        """Record overrides in the node `hydra` of a composed config, as Hydra does when it composes with them."""
         items = parsed(overrides, self.config_type)
         own = [item for item in items if item.is_hydra_override()]
         task = [item for item in items if not item.is_hydra_override()]
@@ -102,11 +102,11 @@ class Loader:
             node.job.env_set.update({name: os.environ[name] for name in node.job.env_copy})
 
     def is_choice(self, override: Override) -> bool:
-        """Tell whether an override decides which configs are composed: it chooses an option, or a place to search."""
+        """Return True if an override selects configs: an option of a group, or the search path."""
         group = override.key_or_group
         if group == "hydra.searchpath" or isinstance(override.value(), dict):
             return group == "hydra.searchpath"
-        # the other repository, with the places that the primary config adds, takes 20 ms to make
+        # `self._repository`, which includes the search path of the primary config, takes 20 ms to create
         is_key = "." in group or group in self.config_type.model_fields
         return self.config_loader.repository.group_exists(group) or (
             not is_key and self._repository.group_exists(group)
@@ -116,63 +116,63 @@ class Loader:
         """Set a key of a composed config as Hydra does.
 
         Raises:
-            Exception: There is no such key; one of `NOT_COMPOSED`.
+            Exception: The key does not exist; one of `NOT_COMPOSED`.
         """
-        self.config_loader._apply_overrides_to_config([override], config)  # noqa: SLF001 - Hydra has no public way
+        self.config_loader._apply_overrides_to_config([override], config)  # noqa: SLF001 - no public function
 
     def options(self, group: str) -> list[str]:
-        """Return the options of a group, in the order of the alphabet."""
+        """Return the options of a group in alphabetical order."""
         return self._repository.get_group_options(group, ObjectType.CONFIG)
 
     def options_below(self, group: str) -> list[str]:
-        """Return the options of a group and those of the groups below it, such as `atari/pong`."""
+        """Return the options of a group and of its subgroups, such as `atari/pong`."""
         below = [f"{inner}/{option}" for inner in self.groups(group) for option in self.options(inner)]
         return [*self.options(group), *(option.removeprefix(f"{group}/") for option in below)]
 
     def groups(self, parent: str = "") -> list[str]:
-        """Return all groups below `parent` that have options, with their full names; Hydra's own are left out."""
-        found = []
+        """Return the full names of all groups below `parent` that have options, except Hydra's."""
+        groups = []
         for name in self._repository.get_group_options(parent, ObjectType.GROUP):
             group = f"{parent}/{name}" if parent else name
             if group == "hydra" or name.startswith(("_", ".")):
                 continue
-            found += [group] if self.options(group) else []
-            found += self.groups(group)
-        return found
+            groups += [group] if self.options(group) else []
+            groups += self.groups(group)
+        return groups
 
     def _quoted(self, overrides: Sequence[str]) -> list[str]:
         return [quoted(override, self.config_type) for override in overrides]
 
     @cached_property
     def _repository(self) -> CachingConfigRepository:
-        """All places of configs, those that the primary config adds included.
+        """Repository of all configs on the search path, including directories that the primary config adds.
 
-        The config loader makes a new one for each question, and parses the primary config each time: 12 ms.
+        The config loader would create a new one for each query and parse the primary config each time: 12 ms.
         """
         loader = self.config_loader
         _, repository = loader._parse_overrides_and_create_caching_repo(self.source.name, [])  # noqa: SLF001 - as above
         return repository
 
     def entries(self) -> dict[str, Any]:
-        """Return the defaults list of the primary config: `group` or `group@package`, and its option or options."""
+        """Return the options in the defaults list of the primary config, by `group` or `group@package`."""
         primary = self._repository.load_config(self.source.name)
         defaults = (primary.defaults_list if primary is not None else None) or []
         groups = [default for default in defaults if isinstance(default, GroupDefault)]
         return {f"{item.group}@{item.package}" if item.package else str(item.group): item.value for item in groups}
 
     def chosen(self, overrides: Sequence[str]) -> list[str]:
-        """Return the configs that overrides lead to, such as `runtime/local`.
+        """Return the names of the composed configs, such as `runtime/local`.
 
         Raises:
-            Exception: The config cannot be composed; one of `NOT_COMPOSED`.
+            Exception: The config does not compose; one of `NOT_COMPOSED`.
         """
-        found = self.config_loader.compute_defaults_list(self.source.name, self._quoted(overrides), RunMode.RUN)
-        return [str(default.config_path) for default in found.defaults]
+        defaults_list = self.config_loader.compute_defaults_list(self.source.name, self._quoted(overrides), RunMode.RUN)
+        return [str(default.config_path) for default in defaults_list.defaults]
 
     def contents(self, overrides: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the name of each config that overrides lead to, and its values at their place in the whole config."""
-        found = self.config_loader.compute_defaults_list(self.source.name, self._quoted(overrides), RunMode.RUN)
-        for default in found.defaults:
+        """Yield the name of each composed config, and its values as a dict of the whole config."""
+        defaults_list = self.config_loader.compute_defaults_list(self.source.name, self._quoted(overrides), RunMode.RUN)
+        for default in defaults_list.defaults:
             name = str(default.config_path)
             loaded = self._repository.load_config(name)
             if loaded is None or not isinstance(loaded.config, DictConfig) or loaded.provider == "trieye":
@@ -184,9 +184,9 @@ class Loader:
 
     @property
     def directories(self) -> list[Path]:
-        """The directories on the search path that lie on this machine, the winning one first."""
-        found = (_directory(source.scheme(), source.path) for source in self._repository.get_sources())
-        return [path for path in found if path is not None]
+        """The local directories on the search path, highest precedence first."""
+        paths = (_directory(source.scheme(), source.path) for source in self._repository.get_sources())
+        return [path for path in paths if path is not None]
 
 
 def _directory(scheme: str, path: str) -> Path | None:
@@ -203,7 +203,7 @@ def _directory(scheme: str, path: str) -> Path | None:
 
 
 def absolute(config_path: str, file: str | None) -> str:
-    """Make a config path absolute; it is relative to `file`, or to the working directory if there is none."""
+    """Return a config path as absolute; it is relative to `file`, or to the working directory if `file` is None."""
     if config_path.startswith("pkg://"):
         return config_path
     base = Path(file).resolve().parent if file else Path.cwd()
@@ -211,48 +211,48 @@ def absolute(config_path: str, file: str | None) -> str:
 
 
 @contextmanager
-def opened(source: Source, config_type: type[TrieyeConfig], *, run_name: str) -> Iterator[Loader]:
-    """Open a source; afterwards Hydra's global state is what it was, also in the midst of a sweep.
+def opened(source: ConfigSource, config_type: type[TrieyeConfig], *, run_name: str) -> Iterator[Loader]:
+    """Open a primary config, and restore Hydra's global state afterwards, even during a sweep.
 
     Raises:
-        ConfigurationError: There is no such directory, or it has no such config.
+        ConfigurationError: The directory or the config does not exist.
     """
-    # Hydra's global instance is not touched: a task, a sweep or a `with hydra.initialize()` may be using it
+    # Hydra's global instance stays unchanged: a task, a sweep or a `with hydra.initialize()` may be using it
     with _restored(), registered(config_type, run_name=run_name):
         if BEFORE_1_4:
             hydra.version.setbase(None)
         search_path = create_config_search_path(source.directory)
         if source.extra_directory is not None:
             if not Path(source.extra_directory).is_dir():
-                raise ConfigurationError(f"--config-dir={source.extra_directory}: there is no such directory")
+                raise ConfigurationError(f"--config-dir={source.extra_directory}: no such directory")
             extra, anchor = f"file://{source.extra_directory}", SearchPathQuery(provider="schema")
             search_path.prepend(provider="command-line", path=extra, anchor=anchor)
         config_loader = ConfigLoaderImpl(config_search_path=search_path)
         _check(source, config_loader)
-        Hydra(task_name=source.job_name, config_loader=config_loader)  # sets resolvers, and the name of the job
+        Hydra(task_name=source.job_name, config_loader=config_loader)  # registers resolvers and sets the job name
         yield Loader(source, config_loader, config_type)
 
 
-def _check(source: Source, config_loader: ConfigLoaderImpl) -> None:
-    """Find a missing config before Hydra does, which has no nearest match to offer."""
+def _check(source: ConfigSource, config_loader: ConfigLoaderImpl) -> None:
+    """Report a missing directory or config with the closest match, which Hydra's message lacks."""
     try:
         config_loader.ensure_main_config_source_available()
     except HydraException as error:
         if "://" not in source.directory and not Path(source.directory).is_dir():
             raise ConfigurationError(
-                f"config_path={source.directory}: there is no such directory; put {source.name}.yaml into one, "
-                f"or take the configs of trieye: config_path='{registration.OWN_CONFIGS}', config_name='trieye'"
+                f"config_path={source.directory}: no such directory; create it with {source.name}.yaml, "
+                f"or use the configs of trieye: config_path='{registration.OWN_CONFIGS}', config_name='trieye'"
             ) from error
         raise ConfigurationError(f"config_path={source.directory}: {error}") from error
     if not config_loader.repository.config_exists(source.name):
-        known = [name for name in config_loader.get_group_options("") if name != SCHEMA_NAME and name[0] != "_"]
-        near = f"{did_you_mean(source.name, known)} (there: {', '.join(known) or 'no config at all'})"
-        raise ConfigurationError(f"config_name={source.name}: there is no such config in {source.directory}{near}")
+        configs = [name for name in config_loader.get_group_options("") if name != SCHEMA_NAME and name[0] != "_"]
+        hint = f"{did_you_mean(source.name, configs)} (configs: {', '.join(configs) or 'none'})"
+        raise ConfigurationError(f"config_name={source.name}: no such config in {source.directory}{hint}")
 
 
 @contextmanager
 def registered(config_type: type[TrieyeConfig], *, run_name: str) -> Iterator[None]:
-    """Register a config type for as long as the context lasts; then the one before and its schema are back."""
+    """Register a config type within the context; afterwards restore the previous type and its schema."""
     stored, file = ConfigStore.instance().repo, f"{SCHEMA_NAME}.yaml"
     before, schema = registration.current, stored.get(file)
     registration.current = Registration(config_type, run_name)
@@ -267,7 +267,7 @@ def registered(config_type: type[TrieyeConfig], *, run_name: str) -> Iterator[No
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Put back what composing changes besides: the version that Hydra behaves like, and the name of the job."""
+    """Restore the other global state that composition changes: Hydra's version base and job name."""
     base, job_name = VersionBase.instance().version_base, JobRuntime.instance().get("name")
     try:
         yield
@@ -277,11 +277,11 @@ def _restored() -> Iterator[None]:
 
 
 def quoted(override: str, config_type: type[BaseModel]) -> str:
-    """Quote what Hydra's grammar lacks, such as letters beyond ASCII and `~/x`, and numbers where text belongs.
+    """Quote values outside Hydra's grammar, such as non-ASCII letters and `~/x`, and numbers in text fields.
 
     Args:
-        override: As typed; the values of a simple sweep, `a,b`, are quoted one by one.
-        config_type: Says what is text: `run_name=1e3` is no 1000.0.
+        override: Override as typed; the values of a simple sweep, `a,b`, are quoted one by one.
+        config_type: Determines the text fields: `run_name=1e3` is not 1000.0.
     """
     key, _, typed = override.partition("=")
     values = typed.split(",")
@@ -292,31 +292,31 @@ def quoted(override: str, config_type: type[BaseModel]) -> str:
 
 
 def _quoted_value(value: str, *, is_text: bool) -> str:
-    is_strange = not value.isascii() or value.startswith("~") or (is_text and _SCALAR.fullmatch(value))
-    return f"'{value}'" if is_strange else value
+    needs_quotes = not value.isascii() or value.startswith("~") or (is_text and _SCALAR.fullmatch(value))
+    return f"'{value}'" if needs_quotes else value
 
 
 def parsed(overrides: Sequence[str], config_type: type[BaseModel]) -> list[Override]:
     """Parse overrides one by one, quoted for Hydra's grammar.
 
     Raises:
-        ConfigurationError: Some cannot be parsed; the message has a line for each.
+        ConfigurationError: Overrides cannot be parsed; the message has a line for each.
     """
-    good, bad = [], []
+    items, complaints = [], []
     for override in overrides:
         try:
-            good += OverridesParser.create().parse_overrides([quoted(override, config_type)])
+            items += OverridesParser.create().parse_overrides([quoted(override, config_type)])
         except (HydraException, ValueError) as error:
-            bad.append(_not_parsed(override, str(error.__cause__ or error.__context__ or error)))
-    if bad:
-        raise ConfigurationError("\n".join(bad))
-    return good
+            complaints.append(_not_parsed(override, str(error.__cause__ or error.__context__ or error)))
+    if complaints:
+        raise ConfigurationError("\n".join(complaints))
+    return items
 
 
 def _not_parsed(override: str, reason: str) -> str:
     shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in override)
-    is_told = redacted_text(shown) == shown  # the reason quotes the value
-    detail = f" ({' '.join(reason.split())})" if is_told else ""
+    has_secret = redacted_text(shown) != shown  # the reason quotes the value
+    detail = "" if has_secret else f" ({' '.join(reason.split())})"
     key = shown.partition("=")[0].strip() or "key"
-    advice = f"without spaces around =, and with quotes around special characters, as in '{key}=\"...\"'"
-    return f"{shown}: this is not key=value{detail}; type it {advice}"
+    advice = f"without spaces around =, and quote special characters, as in '{key}=\"...\"'"
+    return f"{shown}: not a valid key=value override{detail}; type it {advice}"

@@ -1,4 +1,4 @@
-"""The command line of a task function: parse, check, then let Hydra run it."""
+"""Command line of a task function: parses and checks it, then runs the task, a sweep or a flag in Hydra."""
 
 import contextlib
 import functools
@@ -25,10 +25,10 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from trieye.config.base import did_you_mean, nearest
 from trieye.config.hydra.hooks import Hooks
 from trieye.config.hydra.keys import keys_meant, keys_named
-from trieye.config.hydra.launch import RECORDS, Launch, earlier_run_name, launch_info, num_runs_begun
-from trieye.config.hydra.loader import Loader, Source, absolute, opened, parsed, quoted
+from trieye.config.hydra.launch import RECORDS, Launch, earlier_run_name, launch_info, num_started_runs
+from trieye.config.hydra.loader import ConfigSource, Loader, absolute, opened, parsed, quoted
 from trieye.config.hydra.preflight import Checked, Preflight, check_keys, check_paths
-from trieye.config.hydra.records import RedactingTask, sheltered
+from trieye.config.hydra.records import RedactingTask, without_secret
 from trieye.config.hydra.registration import RefusedError
 from trieye.config.hydra.running import ComposedHydra, Job, run_hydra
 from trieye.config.hydra.schema import name_runs
@@ -40,8 +40,8 @@ from trieye.config.root import TrieyeConfig
 from trieye.config.tune import study_dir
 from trieye.exceptions import ConfigurationError, RunInterrupted, TrieyeError
 
-_FAILED, _INTERRUPTED = 1, 130  # exit codes; those of trieye's errors are `TrieyeError.exit_code`
-_LONGEST_SWEEP, _DIGEST_CHARS = 100, 6
+_FAILED, _INTERRUPTED = 1, 130  # exit codes; errors of trieye have `TrieyeError.exit_code`
+_MAX_SWEEP_NAME, _DIGEST_CHARS = 100, 6
 _STOCK_RUN_DIR = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 _STOCK_LOG_DIR = "${hydra.runtime.output_dir}"
 _STOCK_SWEEP_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
@@ -49,11 +49,12 @@ _STOCK_SWEEP_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What a checked command line adds to what was typed.
+    """Values that a checked command line adds to the overrides.
 
     Attributes:
         own_overrides: Overrides of Hydra's own keys.
-        names: Values by key: they name the directory of the run, which exists, or all runs of a sweep.
+        names: Values by key that fix the name of the run and its directory, which exists, or the name of a sweep's
+            runs.
     """
 
     own_overrides: Sequence[str] = ()
@@ -64,15 +65,15 @@ def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_nam
     """Run the command line in `sys.argv`.
 
     Args:
-        task: Gets the typed config.
-        config_path: The config directory, relative to the file of the task, or absolute, or `pkg://` and a package.
-        config_name: The primary config, without `.yaml`.
-        hooks: Calls into the packages above the config.
+        task: Task function that takes the typed config.
+        config_path: Config directory: absolute, `pkg://` and a package, or relative to the file of the task.
+        config_name: Primary config, without `.yaml`.
+        hooks: Callbacks into higher packages.
 
     Raises:
-        SystemExit: It failed; the message is on stderr.
+        SystemExit: The command failed; the message is on stderr.
     """
-    num_begun = num_runs_begun()
+    num_begun = num_started_runs()
     try:
         config_type = config_type_of(task)
         arguments = _arguments(config_type)
@@ -85,7 +86,7 @@ def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_nam
             if _is_for_hydra(arguments):
                 run_hydra(source, job, _argv_of_hydra(arguments, source, config_type))
             elif arguments.help:
-                from trieye.config.hydra.help import print_help  # here, for nothing else needs it
+                from trieye.config.hydra.help import print_help  # only needed here
 
                 print_help(loader, Preflight(loader, config_type), arguments.overrides, task, config_type)
             elif arguments.cfg:
@@ -97,73 +98,73 @@ def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_nam
                 _check_directory(checked, default_name, hooks)
                 _run(checked, arguments.overrides, loader, job, default_name)
     except TrieyeError as error:
-        _leave(error, is_mistake=num_runs_begun() == num_begun)
+        _exit(error, is_user_error=num_started_runs() == num_begun)
     except RefusedError as refusal:
-        _leave(refusal.error, is_mistake=num_runs_begun() == num_begun)
+        _exit(refusal.error, is_user_error=num_started_runs() == num_begun)
     except RunInterrupted as interrupt:
         if interrupt.is_told:
             raise
-        _stop(_words(interrupt), interrupt.exit_code)
+        _exit_with(_message(interrupt), interrupt.exit_code)
     except KeyboardInterrupt:
-        _stop("interrupted", _INTERRUPTED)
+        _exit_with("interrupted", _INTERRUPTED)
 
 
 def _arguments(config_type: type[TrieyeConfig]) -> Namespace:
-    """Parse the command line; `--seed=1`, as other programs want it, is answered with what to type here."""
+    """Parse the command line; for flags of other programs, such as `--seed=1`, the error names the override."""
     parser = get_args_parser()
     arguments, unknown = parser.parse_known_intermixed_args(sys.argv[1:])
     flags = [flag for flag in unknown if flag.startswith("-")]
     if flags:
-        known = [name for action in parser._actions for name in action.option_strings]  # noqa: SLF001 - no public way
-        raise ConfigurationError("\n".join(_about_flag(flag, known, config_type) for flag in flags))
+        names = [name for action in parser._actions for name in action.option_strings]  # noqa: SLF001 - not public
+        raise ConfigurationError("\n".join(_about_flag(flag, names, config_type) for flag in flags))
     return arguments
 
 
-def _about_flag(flag: str, known: list[str], config_type: type[TrieyeConfig]) -> str:
+def _about_flag(flag: str, names: list[str], config_type: type[TrieyeConfig]) -> str:
     dashed, equals, value = flag.partition("=")
     key = dashed.lstrip("-").replace("-", "_")
     named = keys_named(key, config_type) or keys_meant(key, config_type)
-    meant = [key] if key.partition(".")[0] in config_type.model_fields else named
-    long = [name for name in known if name.startswith("--")]
-    if not meant and (not equals or nearest(dashed, long)):
-        return f"{flag}: there is no such flag{did_you_mean(dashed, long)} (--help lists them)"
-    typed = [f"{name}={value if equals else '<value>'}" for name in meant or [key]]
-    return f"{flag}: keys are typed without dashes; type {' or '.join(typed)}"
+    keys = [key] if key.partition(".")[0] in config_type.model_fields else named
+    long = [name for name in names if name.startswith("--")]
+    if not keys and (not equals or nearest(dashed, long)):
+        return f"{flag}: unknown flag{did_you_mean(dashed, long)} (see --help)"
+    typed = [f"{name}={value if equals else '<value>'}" for name in keys or [key]]
+    return f"{flag}: keys have no dashes; type {' or '.join(typed)}"
 
 
 def config_type_of(task: Callable[..., Any]) -> type[TrieyeConfig]:
-    """Return the config type that a task function is annotated with.
+    """Return the config type in the annotation of a task function's first parameter.
 
     Raises:
-        ConfigurationError: It takes no parameter, or one that is annotated with something else, or not at all.
+        ConfigurationError: There is no parameter, or its annotation is missing or not a `TrieyeConfig`.
     """
     first = next(iter(inspect.signature(task).parameters.values()), None)
     if first is None:
-        raise ConfigurationError(f"{task.__name__} takes no parameter; its first one gets the config")
+        raise ConfigurationError(f"{task.__name__} takes no parameter; add one for the config")
     annotation = first.annotation
     if isinstance(annotation, str):
         with contextlib.suppress(NameError):  # imported for type checkers only
             annotation = inspect.get_annotations(task, eval_str=True)[first.name]
     if isinstance(annotation, type) and issubclass(annotation, TrieyeConfig):
         return annotation
-    found = "not annotated" if annotation is inspect.Parameter.empty else f"annotated with {annotation!r}"
-    wanted = f"{task.__name__}({first.name}: TrainConfig)"
+    state = "not annotated" if annotation is inspect.Parameter.empty else f"annotated with {annotation!r}"
+    signature = f"{task.__name__}({first.name}: TrainConfig)"
     raise ConfigurationError(
-        f"{task.__name__}: {first.name} is {found}; write {wanted} with the type of your config, trieye.TrieyeConfig "
-        "or a subclass of it that is imported there"
+        f"{task.__name__}: parameter {first.name} is {state}; write {signature} with the type of your config, "
+        "trieye.TrieyeConfig or a subclass that is imported in this module"
     )
 
 
-def _source(arguments: Namespace, task: Callable[[Any], Any], config_path: str, config_name: str) -> Source:
+def _source(arguments: Namespace, task: Callable[[Any], Any], config_path: str, config_name: str) -> ConfigSource:
     file, module = detect_calling_file_or_module_from_task_function(task)
     directory = absolute(arguments.config_path or config_path, inspect.getsourcefile(inspect.unwrap(task)))
     extra = str(Path(arguments.config_dir).resolve()) if arguments.config_dir is not None else None
     name = (arguments.config_name or config_name).removesuffix(".yaml")
-    return Source(directory, name, extra, detect_task_name(file, module))
+    return ConfigSource(directory, name, extra, detect_task_name(file, module))
 
 
 def _show(arguments: Namespace, loader: Loader, config_type: type[TrieyeConfig]) -> None:
-    """Print the config; a value that is not allowed is named beside it, for the config shows where it comes from."""
+    """Print the config, and a note on stderr if it is invalid: the printed config shows the origin of the value."""
     preflight = Preflight(loader, config_type)
     composed = preflight.load(arguments.overrides)
     prepared = _Prepared()
@@ -171,14 +172,14 @@ def _show(arguments: Namespace, loader: Loader, config_type: type[TrieyeConfig])
         config = preflight.validated(composed, arguments.overrides)
         prepared = _Prepared(_records_in(config.persistence.get_run_base_dir()))
     except ConfigurationError as error:
-        lines = ["note: a run with this config would be refused", *_words(error).splitlines()]
+        lines = ["note: this config is invalid, and a run with it would fail", *_message(error).splitlines()]
         sys.stderr.write("\n      ".join(lines) + "\n")
     _apply(prepared, arguments.overrides, composed, loader)
     ComposedHydra(loader, composed).show(arguments)
 
 
 def _check_directory(checked: Checked[TrieyeConfig], default_name: str, hooks: Hooks) -> None:
-    """Refuse a directory in use before Hydra writes its records over those of a running attempt."""
+    """Raise if the run directory is in use, before Hydra overwrites the records of a running attempt."""
     config = checked.config
     check_paths(config.persistence)
     if not (checked.is_multirun or config.tune.enabled or config.run_name == default_name):
@@ -188,19 +189,19 @@ def _check_directory(checked: Checked[TrieyeConfig], default_name: str, hooks: H
 def _run(checked: Checked[TrieyeConfig], overrides: Sequence[str], loader: Loader, job: Job, default_name: str) -> None:
     """Run a checked command line."""
     if checked.is_multirun and checked.config.tune.enabled:
-        raise ConfigurationError("tune runs many trials by itself, and -m many jobs; leave one of them out")
-    place, mode = (_sweep_place, "MULTIRUN") if checked.is_multirun else (_run_place, "RUN")
-    prepared = place(checked, default_name)
+        raise ConfigurationError("tune and -m cannot be combined: a study already runs many trials; remove tune or -m")
+    prepare, mode = (_sweep_prepared, "MULTIRUN") if checked.is_multirun else (_run_prepared, "RUN")
+    prepared = prepare(checked, default_name)
     prepared = replace(prepared, own_overrides=[*prepared.own_overrides, f"hydra.mode={mode}"])
     _apply(prepared, overrides, checked.composed, loader)
     ComposedHydra(loader, checked.composed).start(job)
 
 
 def _apply(prepared: _Prepared, overrides: Sequence[str], composed: DictConfig, loader: Loader) -> None:
-    """Put into a composed config what was prepared, and environment variables in the places of secrets."""
+    """Add prepared values to a composed config, and replace secrets by environment variables."""
     for item in parsed(prepared.own_overrides, loader.config_type):
         loader.apply(item, composed)
-    without_secrets = {override: sheltered(override, loader) for override in overrides}
+    without_secrets = {override: without_secret(override, loader) for override in overrides}
     secret = [new for old, new in without_secrets.items() if new != quoted(old, loader.config_type)]
     references = {item.key_or_group: item.value() for item in parsed(secret, loader.config_type)}
     with flag_override(composed, ["struct", "readonly"], [False, False]):
@@ -209,39 +210,39 @@ def _apply(prepared: _Prepared, overrides: Sequence[str], composed: DictConfig, 
     loader.record([*prepared.own_overrides, *without_secrets.values()], composed)
 
 
-def _argv_of_hydra(arguments: Namespace, source: Source, config_type: type[TrieyeConfig]) -> list[str]:
-    """Return the command line for Hydra's own flags."""
+def _argv_of_hydra(arguments: Namespace, source: ConfigSource, config_type: type[TrieyeConfig]) -> list[str]:
+    """Return the arguments for a flag that Hydra executes."""
     argv = [*(quoted(override, config_type) for override in arguments.overrides), *_flags(arguments.overrides)]
-    # Hydra would look for a relative one elsewhere if this is a console script; the last one counts
+    # in a console script Hydra resolves a relative path differently; the last --config-path is used
     return [*argv, "--config-path", source.directory] if arguments.config_path is not None else argv
 
 
 def _is_for_hydra(arguments: Namespace) -> bool:
-    """Return whether a flag asks for something that Hydra does by itself."""
+    """Return True if a flag is executed by Hydra itself."""
     return bool(arguments.info or arguments.hydra_help or arguments.shell_completion or arguments.experimental_rerun)
 
 
 def _check_flags(arguments: Namespace) -> None:
-    """Refuse flags that exclude each other, of which Hydra 1.3 makes a traceback."""
+    """Raise for flags that exclude each other; Hydra 1.3 would print a traceback."""
     commands = ("run", "multirun", "cfg", "info", "shell_completion")
-    given = [f"--{name.replace('_', '-')}" for name in commands if getattr(arguments, name)]
-    if len(given) > 1:
-        raise ConfigurationError(f"{' and '.join(given)} do not go together; type one of them")
+    flags = [f"--{name.replace('_', '-')}" for name in commands if getattr(arguments, name)]
+    if len(flags) > 1:
+        raise ConfigurationError(f"{' and '.join(flags)} cannot be combined; choose one")
     if arguments.resolve and not (arguments.cfg or arguments.help):
-        raise ConfigurationError("--resolve goes together with --cfg only; type --cfg job --resolve")
+        raise ConfigurationError("--resolve requires --cfg; type --cfg job --resolve")
 
 
-def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
-    """Return the names of a single run, and the override that puts Hydra's records into its directory."""
+def _run_prepared(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
+    """Return the name and directory of a single run, and the overrides that put Hydra's records there."""
     config = checked.config
     directory = config.persistence.get_run_base_dir()
-    chosen = _unresolved(checked.composed, "run")
-    if chosen != _STOCK_RUN_DIR:
+    run_dir = _unresolved(checked.composed, "run")
+    if run_dir != _STOCK_RUN_DIR:
         raise ConfigurationError(
-            f"hydra.run.dir={chosen}: the records of Hydra lie in the directory of the run, {directory}; to have it "
-            "elsewhere, leave hydra.run.dir out and set persistence.root_data_dir, app_name or run_name"
+            f"hydra.run.dir={run_dir}: Hydra's records are stored in the run directory, {directory}; to change it, "
+            "leave out hydra.run.dir and set persistence.root_data_dir, app_name or run_name"
         )
-    if config.tune.enabled:  # its trials are runs, and it is none
+    if config.tune.enabled:  # a study is not a run, its trials are
         directory = study_dir(Path.cwd(), config.run_name)
     if config.run_name == default_name:
         directory = reserved(directory.parent, default_name)
@@ -255,13 +256,13 @@ def _run_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
 
 
 def _staged(composed: DictConfig, run_dir: Path, log_dir_name: str) -> list[str]:
-    """Return overrides that keep what Hydra writes in the log directory: the run may refuse this attempt."""
-    held: Any = OmegaConf.to_container(composed.hydra, resolve=False)
+    """Return overrides that make Hydra write to the log directory, because the run may still refuse this attempt."""
+    node: Any = OmegaConf.to_container(composed.hydra, resolve=False)
     (run_dir / log_dir_name).mkdir(parents=True, exist_ok=True)
     overrides = []
-    if (run_dir / "run.json").exists() and held["output_subdir"] == RECORDS:
+    if (run_dir / "run.json").exists() and node["output_subdir"] == RECORDS:
         overrides.append(f"hydra.output_subdir={log_dir_name}/{RECORDS}")
-    file = (held["job_logging"] or {}).get("handlers", {}).get("file", {})
+    file = (node["job_logging"] or {}).get("handlers", {}).get("file", {})
     if file.get("filename") == f"{_STOCK_LOG_DIR}/${{hydra.job.name}}.log":
         overrides.append(
             f"hydra.job_logging.handlers.file.filename={_STOCK_LOG_DIR}/{log_dir_name}/${{hydra.job.name}}.log"
@@ -270,17 +271,17 @@ def _staged(composed: DictConfig, run_dir: Path, log_dir_name: str) -> list[str]
 
 
 def _records_in(directory: Path) -> list[str]:
-    """Return the override that puts Hydra's records into a directory."""
-    if "${" in str(directory):  # Hydra's own logging config breaks on a path with an interpolation in it
+    """Return the override that sets the directory of Hydra's records."""
+    if "${" in str(directory):  # Hydra's logging config fails if the path contains an interpolation
         return []
     return [f"hydra.run.dir={QuotedString(str(directory), Quote.single).with_quotes()}"]
 
 
-def _sweep_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
-    """Return the name of a sweep, and the override that sets its directory."""
+def _sweep_prepared(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared:
+    """Return the common name of a sweep's runs, and the override that sets the sweep's directory."""
     if checked.config.run_name != default_name:
         try:
-            check_name("run_name", f"{checked.config.run_name}_0000")  # what a job appends
+            check_name("run_name", f"{checked.config.run_name}_0000")  # jobs append their index
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
     own_overrides = []
@@ -294,19 +295,19 @@ def _sweep_place(checked: Checked[TrieyeConfig], default_name: str) -> _Prepared
 
 
 def _name_of_sweep(directory: Path) -> str:
-    """Return what the runs of a sweep are called: the path of its directory below this one, which no other sweep has.
+    """Return the common name of a sweep's runs, unique to it: its directory, relative to the working directory.
 
-    A directory elsewhere, or with a path that is too long for a name, adds a hash of its path to its last part.
+    For a directory elsewhere, or with too long a path, it is the directory's name and a hash of its path.
     """
     path = directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else None
-    if path is None or len(str(path)) > _LONGEST_SWEEP:
+    if path is None or len(str(path)) > _MAX_SWEEP_NAME:
         digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:_DIGEST_CHARS]
-        path = Path(f"{directory.name[:_LONGEST_SWEEP]}-{digest}")
+        path = Path(f"{directory.name[:_MAX_SWEEP_NAME]}-{digest}")
     return re.sub(r"[^\w.=+-]+|\.\.+", "_", str(path), flags=re.ASCII).strip("_.-=+ ")
 
 
 def _name_of_job(composed: DictConfig, launch: Launch) -> str:
-    """Return the name of the run of a job: that of an earlier start, which it resumes, or else a new one."""
+    """Return the name of a job's run: the run of an earlier attempt, which the job resumes, or a new name."""
     return earlier_run_name(launch) or f"{composed.run_name}_{launch.job_num}"
 
 
@@ -316,7 +317,7 @@ def _unresolved(composed: DictConfig, kind: str) -> str:
 
 
 def reserved(parent: Path, name: str) -> Path:
-    """Make a directory that nobody else has, also if two processes ask in the same second."""
+    """Create and return a new directory, unique even if two processes start in the same second."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         for number in range(1000):
@@ -327,8 +328,8 @@ def reserved(parent: Path, name: str) -> Path:
                 continue
             return directory
     except OSError as error:
-        raise ConfigurationError(f"{parent / name} cannot be made: {error.strerror}") from error
-    raise ConfigurationError(f"{parent} holds a thousand directories named {name}")
+        raise ConfigurationError(f"cannot create {parent / name}: {error.strerror}") from error
+    raise ConfigurationError(f"{parent} already contains a thousand directories named {name}")
 
 
 def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig], hooks: Hooks) -> Job:
@@ -344,40 +345,38 @@ def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig], hooks: 
             config = typed(values, config_type, overrides=launch.overrides, working_dir=launch.working_dir)
             for name in ("steps", "env_steps"):
                 if getattr(config.loop, name) != (replaced := values["loop"][name]):
-                    hooks.say(
-                        f"loop.{name}={replaced} of the config is replaced by the typed limit: both count env_steps"
-                    )
+                    hooks.say(f"the typed limit replaces loop.{name}={replaced} of the config: both count env_steps")
             if config.print_config:
                 hooks.print_config(config)
             return task(config)
         except TrieyeError as error:
             if launch.is_multirun:
-                raise  # the launcher decides what becomes of the other jobs
+                raise  # the launcher decides whether other jobs continue
             raise RefusedError(error) from error
 
     return RedactingTask(job)
 
 
 def _flags(overrides: list[str]) -> list[str]:
-    """Return the flags, which follow the overrides: Hydra 1.3 takes none after a flag that follows others."""
+    """Return the flags, which must follow the overrides: Hydra 1.3 accepts no override between flags."""
     flags = list(sys.argv[1:])
     for override in overrides:
         flags.remove(override)
     return flags
 
 
-def _leave(error: Exception, *, is_mistake: bool) -> NoReturn:
-    has_own_code = is_mistake or not isinstance(error, ConfigurationError)
+def _exit(error: Exception, *, is_user_error: bool) -> NoReturn:
+    has_own_code = is_user_error or not isinstance(error, ConfigurationError)
     code = error.exit_code if isinstance(error, TrieyeError) and has_own_code else _FAILED
-    _stop(_words(error), code, is_error=True)
+    _exit_with(_message(error), code, is_error=True)
 
 
-def _words(error: BaseException) -> str:
-    """Return the message of an error with its notes, without secrets."""
+def _message(error: BaseException) -> str:
+    """Return the message and notes of an error, without secrets."""
     return redacted_text("\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", [])]))
 
 
-def _stop(message: str, exit_code: int, *, is_error: bool = False) -> NoReturn:
+def _exit_with(message: str, exit_code: int, *, is_error: bool = False) -> NoReturn:
     lines = message.splitlines() or ["interrupted"]
     sys.stderr.write("error: " + "\n       ".join(lines) + "\n" if is_error else "\n".join(lines) + "\n")
     raise SystemExit(exit_code)

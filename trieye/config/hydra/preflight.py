@@ -1,4 +1,4 @@
-"""Preflight: everything on a command line is checked before Hydra makes a directory or runs a task."""
+"""Preflight: composes and checks a command line before Hydra creates a directory or runs a task."""
 
 import copy
 import functools
@@ -42,9 +42,9 @@ class Checked(Generic[Config]):
     """A valid command line.
 
     Attributes:
-        config: The typed config; that of the first job in a sweep.
-        composed: The composed config that Hydra runs, with the node `hydra`; in a sweep, without what its jobs vary.
-        is_multirun: Whether it starts a sweep.
+        config: The typed config; in a sweep, the config of the first job.
+        composed: The composed config for Hydra, including the node `hydra`; in a sweep, without the varying overrides.
+        is_multirun: Whether the command line starts a sweep.
     """
 
     config: Config
@@ -53,10 +53,10 @@ class Checked(Generic[Config]):
 
 
 def check_keys(overrides: Sequence[str], config_type: type[Config]) -> None:
-    """Refuse keys that the config type lacks, if nothing else typed has to be composed to be checked; it saves 0.2 s.
+    """Raise for unknown keys without composing, which saves 0.2 s, if no other override needs composition.
 
     Raises:
-        ConfigurationError: The message has a line for each such key.
+        ConfigurationError: Keys are unknown; the message has a line for each.
     """
     items = parsed(overrides, config_type)
     complaints = [complaint for item in items if (complaint := absent_key(item, config_type)) is not None]
@@ -67,7 +67,7 @@ def check_keys(overrides: Sequence[str], config_type: type[Config]) -> None:
 
 
 class Preflight(Generic[Config]):
-    """The checks of one command line."""
+    """Composes and checks command lines of one program."""
 
     def __init__(self, loader: Loader, config_type: type[Config]) -> None:
         self._loader = loader
@@ -79,12 +79,12 @@ class Preflight(Generic[Config]):
         """Compose and validate; in a sweep, validate every value of every axis once.
 
         Args:
-            overrides: As typed.
-            check: Refuses configs that are valid but cannot run.
-            multirun: Whether a flag asks for a sweep.
+            overrides: Overrides as typed.
+            check: Raises for valid configs that cannot run here.
+            multirun: Whether a flag starts a sweep.
 
         Raises:
-            ConfigurationError: Something is wrong; the message has a line for each mistake.
+            ConfigurationError: The command line is invalid; the message has a line for each error.
         """
         axes = [item for item in parsed(overrides, self._config_type) if item.is_sweep_override()]
         composed = self.load(overrides, takes_axes=multirun or bool(axes))
@@ -97,32 +97,32 @@ class Preflight(Generic[Config]):
         params = OmegaConf.select(composed, "hydra.sweeper.params") or {}
         jobs = self._jobs([f"{key}={value}" for key, value in params.items()], overrides, composed)
         config = next(jobs)
-        for made in itertools.chain([config], jobs):
-            check(_as_a_job(made))
+        for job_config in itertools.chain([config], jobs):
+            check(_as_a_job(job_config))
         return Checked(config, composed, is_multirun)
 
     def load(self, overrides: Sequence[str], *, takes_axes: bool = False) -> DictConfig:
-        """Compose, with the node `hydra`.
+        """Compose the config, including the node `hydra`.
 
         Args:
-            overrides: As typed.
-            takes_axes: Whether some may have several values; these are left to the jobs of a sweep.
+            overrides: Overrides as typed.
+            takes_axes: Whether overrides may have several values; these are left to the jobs of a sweep.
 
         Raises:
-            ConfigurationError: The config cannot be composed; the message has a line for each mistake.
+            ConfigurationError: The config does not compose; the message has a line for each error.
         """
         items = parsed(overrides, self._config_type)
         axes = [item for item in items if item.is_sweep_override()]
         if not takes_axes:
             self._check_single(axes)
         elif own := [str(axis.input_line) for axis in axes if axis.is_hydra_override()]:
-            raise ConfigurationError("\n".join(f"{line}: a sweep cannot vary the keys of Hydra" for line in own))
+            raise ConfigurationError("\n".join(f"{line}: Hydra's own keys cannot vary in a sweep" for line in own))
         try:
             choices = [item for item in items if self._loader.is_choice(item)]
             composed = self._loader.load([str(choice.input_line) for choice in choices])
         except NOT_COMPOSED as error:
             raise ConfigurationError(self._not_composed(items, error)) from error
-        # one by one and after the rest, so that each mistake is found, and with a config to look it up in
+        # one by one into the composed config, so that each error is reported with the keys of that config
         self._set([item for item in items if item not in choices and item not in axes], composed)
         self._loader.record(overrides, composed)
         return composed
@@ -135,16 +135,16 @@ class Preflight(Generic[Config]):
             return without_parser_words(str(unreadable))
 
     def validated(self, composed: DictConfig, overrides: Sequence[str]) -> Config:
-        """Return the typed config of a composed one, in which each variant is completed.
+        """Return the typed config of a composed one, whose variants are completed in place.
 
         Raises:
-            ConfigurationError: A value is missing or not allowed; the message has a line for each mistake.
+            ConfigurationError: A value is missing or invalid; the message has a line for each error.
         """
         return self._typed(self._resolved(composed), overrides)
 
     def _check_single(self, axes: Iterable[Override]) -> None:
-        """Refuse several values of a key outside of a sweep; a list is proposed where the key takes one."""
-        mistakes = []
+        """Raise for keys with several values outside a sweep; the message suggests a list where the key takes one."""
+        complaints = []
         for axis in axes:
             key, values = axis.get_key_element(), axis.value()
             info = field_at(self._config_type, key.lstrip("+").split("."))
@@ -154,30 +154,28 @@ class Preflight(Generic[Config]):
             instead = f"type '{key}=[{axis.get_value_string()}]' for a list" if is_list else "choose one"
             if key.lstrip("+").startswith(_SPACE):
                 typed = axis.get_value_string().replace('"', "'")
-                mistakes.append(f"{axis.input_line}: what a study draws from is a text; type '{key}=\"{typed}\"'")
+                complaints.append(f"{axis.input_line}: search spaces of tune are quoted; type '{key}=\"{typed}\"'")
                 continue
-            mistakes.append(
-                f"{axis.input_line}: this is more than one value; add -m to run a job for each, or {instead}"
-            )
-        if mistakes:
-            raise ConfigurationError("\n".join(mistakes))
+            complaints.append(f"{axis.input_line}: more than one value; add -m to run a job for each, or {instead}")
+        if complaints:
+            raise ConfigurationError("\n".join(complaints))
 
     def _set(self, keys: Sequence[Override], composed: DictConfig) -> None:
-        mistakes = []
+        complaints = []
         for key in keys:
             try:
                 self._loader.apply(key, composed)
             except NOT_COMPOSED as error:
-                mistakes.append(Diagnosis(self._loader, self._config_type).of_key(key, composed, error))
-        if mistakes:
-            raise ConfigurationError("\n".join(mistakes))
+                complaints.append(Diagnosis(self._loader, self._config_type).of_key(key, composed, error))
+        if complaints:
+            raise ConfigurationError("\n".join(complaints))
 
     def _jobs(self, params: Sequence[str], overrides: Sequence[str], sweep: DictConfig) -> Iterator[Config]:
         """Yield the config of the first job of a sweep, and one for each other value of each axis.
 
         Args:
             params: The overrides of `hydra.sweeper.params`.
-            overrides: As typed; they win over those of the sweeper.
+            overrides: Overrides as typed; they take precedence over `params`.
             sweep: The composed config of the sweep.
         """
         items = parsed([*params, *overrides], self._config_type)
@@ -206,11 +204,11 @@ class Preflight(Generic[Config]):
     def _others(
         self, axis: Override, first: list[str], number: int, composed: DictConfig, values: dict[str, Any]
     ) -> Iterator[Config]:
-        """Yield the config of each value of an axis but the first one."""
+        """Yield the config of each value of an axis except the first."""
         *parents, name = axis.key_or_group.split(".")
         depends = "${" in OmegaConf.to_yaml(without_hydra(composed)) or axis.package is not None
         depends = depends or is_in_variant(self._config_type, [*parents, name])
-        holder: Any = None if depends else functools.reduce(_held, parents, values)
+        holder: Any = None if depends else functools.reduce(_item, parents, values)
         if not isinstance(holder, dict) or isinstance(holder.get(name, {}), dict):
             holder = None
         for word in self._values(axis)[1:]:
@@ -220,14 +218,14 @@ class Preflight(Generic[Config]):
             )
             if holder is None or (isinstance(value, str) and ("${" in value or value == "???")):
                 yield self._typed(self._resolved(self.load(overrides)), overrides)
-            else:  # a plain value on which nothing depends: composing takes a hundred times longer than validating
+            else:  # nothing depends on a plain value: validating is a hundred times faster than composing
                 before, holder[name] = holder[name], value
-                made = self._typed(values, overrides)
+                config = self._typed(values, overrides)
                 holder[name] = before
-                yield made
+                yield config
 
     def _values(self, axis: Override) -> list[str]:
-        """Return the values of an axis, each as it would be typed."""
+        """Return an override for each value of an axis."""
         if axis.is_interval_sweep():
             interval: Any = axis.value()
             values = [str(interval.start), str(interval.end)]
@@ -235,38 +233,38 @@ class Preflight(Generic[Config]):
             axis.config_loader = self._loader.config_loader
             values = list(axis.sweep_string_iterator())
         if not values:
-            raise ConfigurationError(f"{axis.input_line}: there is no value to sweep over")
+            raise ConfigurationError(f"{axis.input_line}: no values to sweep over")
         return [f"{axis.get_key_element()}={value}" for value in values]
 
 
 def _check_plugins(composed: DictConfig, overrides: Sequence[str]) -> None:
-    """Refuse options of the launcher and the sweeper of trieye that these would refuse when all else is under way."""
-    for place, model in (("hydra.launcher", LauncherConfig), ("hydra.sweeper", SweeperConfig)):
-        if not str(OmegaConf.select(composed, f"{place}._target_")).startswith("hydra_plugins.trieye."):
+    """Raise for invalid options of trieye's launcher and sweeper before the sweep starts."""
+    for node, model in (("hydra.launcher", LauncherConfig), ("hydra.sweeper", SweeperConfig)):
+        if not str(OmegaConf.select(composed, f"{node}._target_")).startswith("hydra_plugins.trieye."):
             continue
         try:
             with as_in_a_job(composed):
-                values = plain(composed, place)
+                values = plain(composed, node)
         except OmegaConfBaseException as error:
-            raise ConfigurationError(f"{error.full_key or place}: {str(error).splitlines()[0]}") from error
-        plugin_options(place, model, values, overrides)
+            raise ConfigurationError(f"{error.full_key or node}: {str(error).splitlines()[0]}") from error
+        plugin_options(node, model, values, overrides)
 
 
 def _as_a_job(config: Config) -> Config:
-    """Return the config of a sweep with the name of its first job."""
+    """Return the config of a sweep, with the run name of its first job."""
     name = {"run_name": f"{config.run_name}_0"}
     return config.model_copy(update={**name, "persistence": config.persistence.model_copy(update=name)})
 
 
-def _held(values: Any, name: str) -> Any:
+def _item(values: Any, name: str) -> Any:
     return values.get(name) if isinstance(values, dict) else None
 
 
 def check_paths(persistence: PersistenceConfig) -> None:
-    """Make sure that the run can be written and that the files to start from exist; nothing is left behind.
+    """Check that the run directory is writable and that files to start from exist, without leaving files behind.
 
     Raises:
-        ConfigurationError: The run's directory cannot be written, or a file to start from does not exist.
+        ConfigurationError: The run directory is not writable, or a file to start from does not exist.
     """
     _check_writable(persistence)
     for name in ("load_checkpoint_path", "load_buffer_path"):
@@ -281,14 +279,14 @@ def _check_writable(persistence: PersistenceConfig) -> None:
     run = persistence.get_run_base_dir()
     try:
         if "\0" in str(run):
-            raise ValueError("it holds a NUL byte")  # noqa: TRY301 - one message for all reasons
-        # asking for permissions is not enough: root may do everything, and still nothing can be made in /proc
+            raise ValueError("the path contains a NUL byte")  # noqa: TRY301 - one message for all reasons
+        # permission bits are not enough: root may write everywhere, yet cannot create files in /proc
         Path(tempfile.mkdtemp(prefix=".trieye_", dir=_nearest_existing(run))).rmdir()
     except (OSError, ValueError) as error:
-        place = f"persistence.root_data_dir={persistence.root_data_dir}"
         reason = f"{error.strerror}: {_nearest_existing(run)}" if isinstance(error, OSError) else str(error)
-        advice = "choose a directory that you may write to"
-        raise ConfigurationError(f"{place}: nothing can be written there ({reason}); {advice}") from error
+        raise ConfigurationError(
+            f"persistence.root_data_dir={persistence.root_data_dir} is not writable ({reason}); choose another one"
+        ) from error
 
 
 def _nearest_existing(path: Path) -> Path:
@@ -301,13 +299,13 @@ def _check_exists(key: str, path: Path) -> None:
         if path.exists():
             return
         parent = _nearest_existing(path.parent)
-        known = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
+        names = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{key}={path}: this path cannot be read ({error})") from error
+        raise ConfigurationError(f"{key}={path} cannot be read ({error})") from error
     is_word = key == "persistence.load_checkpoint_path" and path.parent == Path.cwd()
     run, colon, word = path.name.rpartition(":")
     if is_word and (match := nearest(word, ("best", "latest"))) is not None:
         hint = f"; did you mean {run + colon + match!r}? ({REFERENCE_FORMS}, or a path)"
-        raise ConfigurationError(f"{key}={path.name}: there is no such checkpoint{hint}")
-    near = did_you_mean(path.relative_to(parent).parts[0], known)
-    raise ConfigurationError(f"{key}={path}: there is no such file or directory in {parent}{near}")
+        raise ConfigurationError(f"{key}={path.name}: no such checkpoint{hint}")
+    hint = did_you_mean(path.relative_to(parent).parts[0], names)
+    raise ConfigurationError(f"{key}={path}: no such file or directory in {parent}{hint}")

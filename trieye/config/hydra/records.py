@@ -1,4 +1,4 @@
-"""Records: a config as Hydra writes it into files, without secrets."""
+"""Removes secrets from the config files that Hydra writes for each job."""
 
 import functools
 import os
@@ -18,11 +18,11 @@ from trieye.config.redaction import own_variable, redacted, variable_of
 _FILES = ("config.yaml", "hydra.yaml", "overrides.yaml")
 
 
-def sheltered(override: str, loader: Loader) -> str:
-    """Return an override, quoted for Hydra, with an environment variable in the place of a secret.
+def without_secret(override: str, loader: Loader) -> str:
+    """Return an override, quoted for Hydra, with a secret replaced by a reference to an environment variable.
 
-    Hydra writes overrides to several files, and launchers pickle them; the variable gives the job the value back. What
-    stands inside of a list or dict, or is an axis of a sweep, is left to `redact_records`.
+    Hydra writes overrides to several files and launchers pickle them; the job reads the value from the variable.
+    Secrets in lists, dicts and axes of a sweep are removed by `redact_records`.
     """
     (item,) = parsed([override], loader.config_type)
     value = None if item.is_sweep_override() or item.is_delete() or loader.is_choice(item) else item.value()
@@ -34,7 +34,7 @@ def sheltered(override: str, loader: Loader) -> str:
 
 
 class RedactingTask:
-    """A task that removes secrets from the records that Hydra has just written of its job, and then runs.
+    """A task that removes secrets from Hydra's records of its job before it runs.
 
     Args:
         task: The task function of the program.
@@ -46,7 +46,7 @@ class RedactingTask:
 
     @classmethod
     def of(cls, task: Callable[[DictConfig], Any]) -> "RedactingTask":
-        """Return the task, wrapped unless it redacts already."""
+        """Return the task, wrapped unless it already is a `RedactingTask`."""
         return task if isinstance(task, cls) else cls(task)
 
     def __call__(self, composed: DictConfig) -> Any:
@@ -57,24 +57,24 @@ class RedactingTask:
 
 
 def redact_records(composed: DictConfig, launch: Launch) -> None:
-    """Remove secrets from the YAML files that Hydra has just written of a job.
+    """Remove secrets from the YAML files that Hydra has written for a job.
 
     Raises:
         OSError: A file cannot be written.
     """
     hydra = HydraConfig.get()
-    if not any(_differs(_plain(config)) for config in (composed, hydra)):
+    if not any(_has_secrets(_plain(config)) for config in (composed, hydra)):
         return
     paths = [launch.output_dir / str(hydra.output_subdir) / name for name in _FILES]
     if launch.sweep_dir is not None:
         paths.append(launch.sweep_dir / "multirun.yaml")
     for path in paths:
-        if path.is_file() and _differs(_plain(stored := OmegaConf.load(path))):
+        if path.is_file() and _has_secrets(_plain(stored := OmegaConf.load(path))):
             write_redacted(stored, path)
 
 
 def write_redacted(config: Any, path: Path) -> None:
-    """Replace a YAML file atomically by a config without secrets.
+    """Atomically replace a YAML file by a config without secrets.
 
     Raises:
         OSError: The file cannot be written.
@@ -89,8 +89,8 @@ def _plain(config: Any) -> Any:
     return OmegaConf.to_container(config, resolve=False, enum_to_str=True)
 
 
-def _differs(held: Any) -> bool:
-    return bool(redacted(held) != held)
+def _has_secrets(values: Any) -> bool:
+    return bool(redacted(values) != values)
 
 
 def _key(item: Override) -> str:

@@ -1,4 +1,4 @@
-"""Registration: the config type that Hydra composes for in this process; importing it loads no Hydra."""
+"""Registration of the config type that Hydra composes in this process; does not import Hydra."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RefusedError(BaseException):
-    """Carries an expected error through Hydra, which prints a traceback of every `Exception`, to `trieye.main`."""
+    """Carries an expected error through Hydra to `trieye.main`; Hydra prints a traceback for every `Exception`."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -23,7 +23,7 @@ class RefusedError(BaseException):
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Let `trieye.main`, if this is its process, tell expected errors of the block by their words alone."""
+    """Let `trieye.main`, if it runs this process, report expected errors of the block without a traceback."""
     try:
         yield
     except TrieyeError as error:
@@ -38,11 +38,11 @@ OWN_CONFIGS = "pkg://trieye.conf"
 
 @dataclass(frozen=True)
 class Registration:
-    """What Hydra is to compose.
+    """The config type that Hydra composes.
 
     Attributes:
-        config_type: The type of the config.
-        run_name: The default of the key `run_name`; None = a new one whenever Hydra is initialized.
+        config_type: Type of the config.
+        run_name: Default of the key `run_name`; None = a new name each time Hydra is initialized.
     """
 
     config_type: type[TrieyeConfig]
@@ -50,24 +50,24 @@ class Registration:
 
 
 current: Registration | None = None
-"""What is registered; the plugin in `hydra_plugins` looks here, and does nothing while there is None."""
+"""The current registration, read by the plugin in `hydra_plugins`, which does nothing while it is None."""
 
 
 def register(config_type: type[Config]) -> type[Config]:
-    """Let Hydra itself compose the configs of a project: `hydra.initialize` with `hydra.compose`, or `hydra.main`.
+    """Register a config type, so that plain Hydra (`hydra.compose`, `hydra.main`) can compose a project's configs.
 
-    From then on `schema` in a defaults list is the schema of the type, and the groups of trieye are found behind the
-    project's own. `trieye.main` and `trieye.compose` need no registration; only they complete a part that is one of
-    several models with the defaults of its kind. A process has one type at a time, the last one registered.
+    `schema` in a defaults list then is the schema of the type, and the groups of trieye are on the search path, after
+    the project's own. `trieye.main` and `trieye.compose` need no registration; only they add the defaults of the
+    selected kind to a field with several models. A process has one registered type, the last one.
 
     Args:
         config_type: The type of the config.
 
     Returns:
-        The same type, so that this can decorate it.
+        The same type, so that `register` works as a decorator.
 
     Raises:
-        ConfigurationError: It is no subclass of `TrieyeConfig`.
+        ConfigurationError: `config_type` is not a subclass of `TrieyeConfig`.
     """
     global current
     if not (isinstance(config_type, type) and issubclass(config_type, TrieyeConfig)):
@@ -77,15 +77,15 @@ def register(config_type: type[Config]) -> type[Config]:
 
 
 def join(search_path: "ConfigSearchPath") -> None:
-    """Store the schema of the registered type and add the groups of trieye, or do nothing if there is none.
+    """Store the schema of the registered type and add the groups of trieye; do nothing without a registration.
 
     Args:
-        search_path: Where Hydra will look for configs.
+        search_path: Hydra's config search path.
     """
     if current is None:
         return
     from trieye.config.hydra.schema import register_schema
 
     register_schema(current.config_type, run_name=current.run_name or default_run_name())
-    if all(place.path != OWN_CONFIGS for place in search_path.get_path()):
+    if all(element.path != OWN_CONFIGS for element in search_path.get_path()):
         search_path.append(provider="trieye", path=OWN_CONFIGS)

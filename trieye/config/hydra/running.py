@@ -1,4 +1,4 @@
-"""Running: Hydra runs the task, or a sweep of it, with a config that is composed and checked."""
+"""Runs a task or a sweep in Hydra with a config that is already composed and checked."""
 
 import sys
 from argparse import Namespace
@@ -14,20 +14,18 @@ from hydra.core.utils import configure_log
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from trieye.config.hydra.loader import VERSION_BASE, Loader, Source
+from trieye.config.hydra.loader import VERSION_BASE, ConfigSource, Loader
 from trieye.exceptions import TrieyeError
 
 Job = Callable[[DictConfig], Any]
 
 
 class ComposedHydra(Hydra):
-    """Hydra with a config that is composed already.
-
-    Only the jobs of a sweep are composed: by the launcher, from the config loader.
+    """Hydra with a composed config; only the launcher composes again, for jobs of a sweep.
 
     Args:
-        loader: The loader of the config.
-        composed: The config, with the node `hydra`.
+        loader: Loader of the config.
+        composed: The config, including the node `hydra`.
     """
 
     def __init__(self, loader: Loader, composed: DictConfig) -> None:
@@ -36,16 +34,16 @@ class ComposedHydra(Hydra):
         self._composed = composed
 
     def compose_config(self, *_: Any, with_log_configuration: bool = False, **__: Any) -> DictConfig:
-        """Return the config."""
+        """Return the composed config."""
         if with_log_configuration:
             configure_log(self._composed.hydra.hydra_logging, self._composed.hydra.verbose)
         return self._composed
 
     def start(self, job: Job) -> None:
-        """Run the job, or a sweep of it, as `hydra.mode` says.
+        """Run the job or a sweep of it, depending on `hydra.mode`.
 
         Raises:
-            SystemExit: The job failed, and Hydra has printed why.
+            SystemExit: The job failed; Hydra has printed the error.
         """
         run = self.multirun if self._composed.hydra.mode == RunMode.MULTIRUN else self.run
         # `hydra.compose` in a task uses the same search path
@@ -58,24 +56,24 @@ class ComposedHydra(Hydra):
             instance.hydra = before
 
     def show(self, arguments: Namespace) -> None:
-        """Print the config, as `--cfg` asks."""
+        """Print the config for `--cfg`."""
         run_and_report(lambda: self.show_cfg(self._name, [], arguments.cfg, arguments.package, arguments.resolve))
 
 
-def run_hydra(source: Source, job: Job, argv: Sequence[str]) -> None:
-    """Let Hydra compose and do what a flag asks for besides running the job, such as `--info`."""
+def run_hydra(source: ConfigSource, job: Job, argv: Sequence[str]) -> None:
+    """Let Hydra compose and execute one of its flags, such as `--info`."""
     with _argv(argv), _own_exit_code():
         hydra.main(config_path=source.directory, config_name=source.name, **VERSION_BASE)(job)()
 
 
 @contextmanager
 def _own_exit_code() -> Iterator[None]:
-    """Exit with the code of the error that Hydra has printed."""
+    """Exit with the exit code of the error that Hydra has printed."""
     try:
         yield
-    except SystemExit as leaving:
-        if isinstance(leaving.__context__, TrieyeError):
-            raise SystemExit(leaving.__context__.exit_code) from leaving.__context__
+    except SystemExit as exiting:
+        if isinstance(exiting.__context__, TrieyeError):
+            raise SystemExit(exiting.__context__.exit_code) from exiting.__context__
         raise
 
 

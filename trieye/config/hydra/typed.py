@@ -1,4 +1,4 @@
-"""Typing: from a composed config to plain values with each variant complete, and from those to the model."""
+"""From a composed config to a typed one: variants completed, values resolved, model validated."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,17 +21,17 @@ from trieye.exceptions import ConfigurationError
 
 Config = TypeVar("Config", bound=TrieyeConfig)
 Options = TypeVar("Options", bound=BaseModel)
-_Place = tuple[str, ...]
+_Path = tuple[str, ...]
 
 
 def plain(node: Any, key: str) -> Any:
-    """Return what a node holds at a key, resolved, as plain Python values."""
-    found = OmegaConf.select(node, key)
-    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+    """Return the value at a key of a node, resolved and as plain Python values."""
+    value = OmegaConf.select(node, key)
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def without_hydra(config: DictConfig) -> DictConfig:
-    """Return the config without the node `hydra`, which can still be interpolated from."""
+    """Return the config without the node `hydra`; interpolations into it still resolve."""
     copy = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     OmegaConf.set_struct(copy, value=True)
     return copy
@@ -39,20 +39,20 @@ def without_hydra(config: DictConfig) -> DictConfig:
 
 @contextmanager
 def as_in_a_job(config: DictConfig) -> Iterator[None]:
-    """Let `${hydra:...}` resolve as it will in the job; keys that are set by the job get stand-ins."""
-    instance, stand_ins = HydraConfig.instance(), {"output_dir": str(Path.cwd() / "outputs"), "id": "0", "num": 0}
+    """Let `${hydra:...}` resolve as in a job; keys that Hydra sets when the job starts get placeholders."""
+    instance, placeholders = HydraConfig.instance(), {"output_dir": str(Path.cwd() / "outputs"), "id": "0", "num": 0}
     nodes = {"output_dir": config.hydra.runtime, "id": config.hydra.job, "num": config.hydra.job}
     missing = {name: node for name, node in nodes.items() if OmegaConf.is_missing(node, name)}
     before = instance.cfg
     with flag_override(config, ["struct", "readonly"], [False, False]):
         for name, node in missing.items():
-            node[name] = stand_ins[name]
+            node[name] = placeholders[name]
     instance.set_config(config)
     try:
         yield
     finally:
         instance.cfg = before
-        OmegaConf.set_readonly(config.hydra, value=False)  # `set_config` has closed it
+        OmegaConf.set_readonly(config.hydra, value=False)  # `set_config` made it read-only
         with flag_override(config, ["struct", "readonly"], [False, False]):
             for name, node in missing.items():
                 node[name] = MISSING
@@ -62,7 +62,7 @@ def resolved(config: DictConfig, config_type: type[TrieyeConfig]) -> dict[str, A
     """Complete the variants of a composed config, and return it without the node `hydra` as plain values.
 
     Raises:
-        ConfigurationError: A value is missing, or an interpolation leads nowhere.
+        ConfigurationError: A value is missing, or an interpolation does not resolve.
     """
     try:
         complete(config, config_type, plain(HydraConfig.get(), "runtime.choices"))
@@ -73,7 +73,7 @@ def resolved(config: DictConfig, config_type: type[TrieyeConfig]) -> dict[str, A
         raise ConfigurationError(f"{error.full_key or 'the config'}: {str(error).splitlines()[0]}") from error
     if missing:
         raise ConfigurationError(
-            "\n".join(f"{key} has no value; give it one with {key}=<value>, or in the config files" for key in missing)
+            "\n".join(f"{key} has no value; set it with {key}=<value> or in the config files" for key in missing)
         )
     return {str(key): value for key, value in values.items()}
 
@@ -84,26 +84,26 @@ def typed(values: dict[str, Any], config_type: type[Config], *, overrides: Seque
     Args:
         values: A resolved config.
         config_type: The model.
-        overrides: What was typed, for the messages.
-        working_dir: What relative paths are relative to.
+        overrides: Overrides as typed, for error messages.
+        working_dir: Directory that anchors relative paths.
 
     Raises:
-        ConfigurationError: A value is not allowed; the message has a line for each mistake.
+        ConfigurationError: A value is invalid; the message has a line for each error.
     """
     try:
-        made = config_type.model_validate(values)
+        config = config_type.model_validate(values)
     except ValidationError as error:
         raise ConfigurationError("\n".join(complaints(error, config_type, values, overrides))) from error
-    loop = made.loop.model_copy(update=dict.fromkeys(replaced_limits(made.loop, overrides)))
-    return made.model_copy(update={"persistence": made.persistence.anchored(working_dir), "loop": loop})
+    loop = config.loop.model_copy(update=dict.fromkeys(replaced_limits(config.loop, overrides)))
+    return config.model_copy(update={"persistence": config.persistence.anchored(working_dir), "loop": loop})
 
 
 def replaced_limits(loop: LoopConfig, overrides: Sequence[str]) -> list[str]:
-    """Return the limit that a typed one replaces: of `loop.steps` and `loop.env_steps`, if both count the same.
+    """Return the limit that an override replaces: `loop.steps` or `loop.env_steps`, if both count environment steps.
 
     Args:
         loop: The composed limits.
-        overrides: As typed.
+        overrides: Overrides as typed.
     """
     limits = {"steps": loop.steps, "env_steps": loop.env_steps}
     if loop.axis != "env_steps" or None in limits.values() or loop.steps == loop.env_steps:
@@ -114,93 +114,93 @@ def replaced_limits(loop: LoopConfig, overrides: Sequence[str]) -> list[str]:
 
 
 def plugin_options(
-    place: str, model: type[Options], values: Mapping[str, Any], overrides: Sequence[str] = ()
+    node: str, model: type[Options], values: Mapping[str, Any], overrides: Sequence[str] = ()
 ) -> Options:
-    """Return the options of a launcher or a sweeper of trieye.
+    """Return the typed options of trieye's launcher or sweeper.
 
     Args:
-        place: The node, such as `hydra.launcher`.
+        node: Key of the node, such as `hydra.launcher`.
         model: The model of its options.
-        values: What the node holds, resolved; what Hydra itself reads there is left out.
-        overrides: What was typed, for the messages.
+        values: Values of the node; keys of Hydra, such as `_target_`, are ignored.
+        overrides: Overrides as typed, for error messages.
 
     Raises:
-        ConfigurationError: A value is not allowed; the message has a line for each mistake.
+        ConfigurationError: A value is invalid; the message has a line for each error.
     """
-    held: Any = OmegaConf.to_container(OmegaConf.create(dict(values)), resolve=True)
-    options = {key: value for key, value in held.items() if not key.startswith("_")}
+    resolved_values: Any = OmegaConf.to_container(OmegaConf.create(dict(values)), resolve=True)
+    options = {key: value for key, value in resolved_values.items() if not key.startswith("_")}
     try:
         return model.model_validate(options)
     except ValidationError as error:
-        own = [word.removeprefix(f"{place}.") for word in overrides if word.startswith(f"{place}.")]
+        own = [word.removeprefix(f"{node}.") for word in overrides if word.startswith(f"{node}.")]
         lines = complaints(error, model, options, own)
-        raise ConfigurationError("\n".join(f"{place}.{line}" for line in lines)) from error
+        raise ConfigurationError("\n".join(f"{node}.{line}" for line in lines)) from error
 
 
 def complete(config: DictConfig, config_type: type[BaseModel], choices: Mapping[str, Any]) -> None:
-    """Give each part that may be one of several models its kind, and the defaults of that model.
+    """Set the kind of each variant, and add the defaults of the selected model.
 
-    The kind stands in the config; else it is the name of the chosen option, `ppo` of `agent=ppo`; else, where no option
-    was chosen or the one that is called `default`, the kind of the field's default.
+    The kind is the value in the config; else the name of the selected option, `ppo` for `agent=ppo`; else, if no option
+    or the option `default` is selected, the kind of the field's default.
 
     Args:
-        config: A composed config; it is changed.
+        config: A composed config; it is modified.
         config_type: Its model.
-        choices: Hydra's: the chosen option of each group.
+        choices: The selected option of each group, from Hydra.
 
     Raises:
-        ConfigurationError: It does not show of which kind a part is.
+        ConfigurationError: The kind of a variant is unknown.
     """
-    options = {_place_of(str(group)): str(option) for group, option in choices.items() if option is not None}
+    options = {_path_of(str(group)): str(option) for group, option in choices.items() if option is not None}
     with flag_override(config, ["struct", "readonly"], [False, False]):
         unclear = list(_complete(config, config_type, (), options))
     if unclear:
         raise ConfigurationError("\n".join(unclear))
 
 
-def _place_of(group: str) -> _Place:
-    """Return the keys where the option of a group goes: `model/net` and `net@model.net` are both for `model.net`."""
+def _path_of(group: str) -> _Path:
+    """Return the path of keys that a group sets: `model/net` and `net@model.net` both set `model.net`."""
     name, _, package = group.partition("@")
     return tuple(package.split(".") if package else name.split("/"))
 
 
-def _complete(config: DictConfig, model: type[BaseModel], place: _Place, options: dict[_Place, str]) -> Iterator[str]:
+def _complete(config: DictConfig, model: type[BaseModel], path: _Path, options: dict[_Path, str]) -> Iterator[str]:
     for name, info in model.model_fields.items():
         models, many = models_in(info)
         if not models or not _is_part(config, name):
             continue
         if is_variant(info):
-            yield from _complete_variant(config, name, info, place, options)
+            yield from _complete_variant(config, name, info, path, options)
         elif many:
             keys = [str(key) for key in config[name] if _is_part(config[name], str(key))]
             for key in keys:
-                yield from _complete(config[name][key], models[0], (*place, name, key), options)
+                yield from _complete(config[name][key], models[0], (*path, name, key), options)
         else:
-            yield from _complete(config[name], models[0], (*place, name), options)
+            yield from _complete(config[name], models[0], (*path, name), options)
 
 
 def _is_part(config: DictConfig, name: str) -> bool:
-    is_elsewhere = OmegaConf.is_missing(config, name) or OmegaConf.is_interpolation(config, name)
-    return not is_elsewhere and isinstance(config.get(name), DictConfig)
+    has_no_keys = OmegaConf.is_missing(config, name) or OmegaConf.is_interpolation(config, name)
+    return not has_no_keys and isinstance(config.get(name), DictConfig)
 
 
 def _complete_variant(
-    config: DictConfig, name: str, info: FieldInfo, place: _Place, options: dict[_Place, str]
+    config: DictConfig, name: str, info: FieldInfo, path: _Path, options: dict[_Path, str]
 ) -> Iterator[str]:
     models, _ = models_in(info)
-    known, tag, made = by_tag(models), tag_of(models), default_of(info)
-    default: dict[str, Any] = made if isinstance(made, dict) else {}
+    kinds, tag, field_default = by_tag(models), tag_of(models), default_of(info)
+    default: dict[str, Any] = field_default if isinstance(field_default, dict) else {}
     if tag is None:
         config[name] = config[name] or default
         return
-    option = options.get((*place, name), "default")
+    option = options.get((*path, name), "default")
     named = option.rpartition("/")[2]
-    kind = config[name].get(tag) or (named if named in known else default.get(tag) if named == "default" else None)
+    kind = config[name].get(tag) or (named if named in kinds else default.get(tag) if named == "default" else None)
     if kind is None:
-        key = ".".join((*place, name))
-        where = "" if named == "default" else f", or write `{tag}: <value>` into {option}.yaml"
-        yield f"{key}.{tag} has no value; give it one with {key}.{tag}=<value>, one of {', '.join(known)}{where}"
-    elif model := known.get(str(kind)):  # pydantic complains of another kind
-        given = default if str(default.get(tag)) == str(kind) else {}
-        config[name] = OmegaConf.merge(defaults_of(model, given), config[name], {tag: kind})
-        yield from _complete(config[name], model, (*place, name), options)
+        key = ".".join((*path, name))
+        file = "" if named == "default" else f", or add `{tag}: <value>` to {option}.yaml"
+        yield f"{key}.{tag} has no value; set it with {key}.{tag}=<value>, one of {', '.join(kinds)}{file}"
+    elif model := kinds.get(str(kind)):  # pydantic reports unknown kinds
+        overriding = default if str(default.get(tag)) == str(kind) else {}
+        config[name] = OmegaConf.merge(defaults_of(model, overriding), config[name], {tag: kind})
+        yield from _complete(config[name], model, (*path, name), options)

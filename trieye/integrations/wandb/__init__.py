@@ -258,7 +258,7 @@ def _check_arguments(
     for key in more:
         if key in _REFUSED:
             raise ConfigurationError(
-                f"wandb.init({key}=...) is not supported; `trieye fork RUN --at step:N` forks a run"
+                f"wandb.init({key}=...) is not supported; `trieye fork RUN --checkpoint step:N` forks a run"
             )
         if key not in _IGNORED:
             raise ConfigurationError(f"wandb.init({key}=...): unknown argument{did_you_mean(key, arguments)}")

@@ -18,7 +18,7 @@ from trieye.replay.fragments.content import FragmentState
 from trieye.replay.fragments.fragment import AddResult, Chunk, FragmentMeta, FragmentRules, Lease, lease_id
 from trieye.replay.fragments.readers import ReaderQueue, Ticket
 from trieye.replay.fragments.saving import SavedGroups, capture, restore, stack_group
-from trieye.replay.limiter import Limiter
+from trieye.replay.limiter import RateLimiter
 from trieye.replay.samplers.base import paired
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
@@ -51,7 +51,7 @@ class FragmentBuffer:
         rules: FragmentRules,
         *,
         seed: int = 0,
-        limiter: Limiter | None = None,
+        limiter: RateLimiter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create an empty buffer.
@@ -78,7 +78,7 @@ class FragmentBuffer:
         Raises:
             ConfigurationError: Its kind is not `fragment`.
         """
-        return cls(FragmentRules.from_config(config), seed=seed, limiter=Limiter.from_config(config.limiter))
+        return cls(FragmentRules.from_config(config), seed=seed, limiter=RateLimiter.from_config(config.limiter))
 
     def __len__(self) -> int:
         """Return the number of chunks that can be fetched."""
@@ -242,7 +242,7 @@ class FragmentBuffer:
         """
         with self._lock:
             state, now = self._swept(), self._clock()
-            metrics = {**state.metrics(now), "replay/waiters": len(self._queue)}
+            metrics = {**state.metrics(now), "replay/waiting_readers": len(self._queue)}
             if reset:
                 state.figures.reset(now)
             return metrics

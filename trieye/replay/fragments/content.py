@@ -21,7 +21,7 @@ from trieye.replay.fragments.payloads import Payloads, PayloadSchema
 from trieye.replay.fragments.pool import ChunkPool, ChunkQueue, PrioritizedChoice, StoredChunk, UniformChoice
 from trieye.replay.fragments.readers import Leases
 from trieye.replay.fragments.streams import EarlyFragment, EarlyFragments, Sessions, Streams
-from trieye.replay.limiter import Limiter
+from trieye.replay.limiter import RateLimiter
 
 _MAX_BAR = 16  # of the histogram, since staleness may be unbounded
 
@@ -107,7 +107,7 @@ class FragmentState:
     Not thread-safe. Times are seconds of any one monotonic clock.
     """
 
-    def __init__(self, rules: FragmentRules, *, seed: int, now: float, limiter: Limiter | None) -> None:
+    def __init__(self, rules: FragmentRules, *, seed: int, now: float, limiter: RateLimiter | None) -> None:
         self.rules, self.limiter = rules, limiter
         self.schema: PayloadSchema | None = None
         self.rng = np.random.default_rng(seed)
@@ -215,7 +215,7 @@ class FragmentState:
             "replay/fragments": len(self.payloads),
             "replay/bytes": self.payloads.size_bytes,
             "replay/partial_chunks": self.streams.num_partial,
-            "replay/early": len(self.early),
+            "replay/out_of_order": len(self.early),
             "replay/leases": len(self.leases),
             "replay/model_version": self.sessions.version,
             **self.figures.metrics(now),

@@ -13,7 +13,7 @@ from trieye.replay.remote.channel import Deadline, ReplayChannel, poll_s
 from trieye.replay.remote.messages import Plan
 from trieye.replay.remote.server import ReplayServer
 from trieye.replay.rows.store import AttachedReplay
-from trieye.replay.samplers.base import Draw, spliced
+from trieye.replay.samplers.base import SampledIds, spliced
 
 CallResult = TypeVar("CallResult")
 Item = TypeVar("Item")
@@ -95,7 +95,7 @@ class NearRows:
         self._channel, self._table, self._num_ahead = channel, table, ahead
         self._poll_s = poll_s(timeout_s)
         self._view: AttachedReplay
-        self._plans: dict[int, ReadAheadQueue[Plan | str, tuple[str, Draw]]] = {}
+        self._plans: dict[int, ReadAheadQueue[Plan | str, tuple[str, SampledIds]]] = {}
 
     def sample(self, n: int, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch | None:
         """Draw rows; return None if the server's memory is not accessible from this process.
@@ -116,7 +116,7 @@ class NearRows:
             if batch is not None:
                 return batch
 
-    def _next(self, n: int, deadline: Deadline) -> tuple[str, Draw]:
+    def _next(self, n: int, deadline: Deadline) -> tuple[str, SampledIds]:
         if not self.generation:  # a single draw, in case it cannot be copied from here
             return _draws(self._plan(n, deadline))[0]
         plans = self._plans.get(n)
@@ -144,7 +144,9 @@ class NearRows:
             return True
         return None
 
-    def _copied(self, draw: Draw, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch | None:
+    def _copied(
+        self, draw: SampledIds, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline
+    ) -> Batch | None:
         """Copy rows until none were overwritten during the copy; return None if the memory changed instead."""
         while (batch := self._view.rows(draw, out, keys)) is None:
             stale = self._view.lost(draw)
@@ -166,7 +168,7 @@ class NearRows:
             deadline.check(plan)
 
 
-def _draws(plan: Plan) -> list[tuple[str, Draw]]:
+def _draws(plan: Plan) -> list[tuple[str, SampledIds]]:
     return [(plan.generation, draw) for draw in plan.draws()]
 
 

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 from trieye.replay.rows.memory import RamMemory
 from trieye.replay.rows.ring import Ring
 from trieye.replay.rows.schema import Column
-from trieye.replay.samplers.base import Draw, Ids
+from trieye.replay.samplers.base import Ids, SampledIds
 
 DEFAULT_TABLE = "default"
 
@@ -67,7 +67,7 @@ class Plan:
     masks: NDArray[np.bool_] | None = None
 
     @classmethod
-    def of(cls, generation: str, draws: list[Draw]) -> "Plan":
+    def of(cls, generation: str, draws: list[SampledIds]) -> "Plan":
         """Combine draws of the same size, so that they travel as two arrays."""
         masks = [draw.mask for draw in draws if draw.mask is not None]
         return cls(
@@ -79,11 +79,11 @@ class Plan:
             np.stack(masks) if masks else None,
         )
 
-    def draws(self) -> list[Draw]:
+    def draws(self) -> list[SampledIds]:
         """Return the draws as copies, since received arrays are read-only."""
         masks = [None] * len(self.ids) if self.masks is None else [mask.copy() for mask in self.masks]
         ids, weights = [each.copy() for each in self.ids], [each.copy() for each in self.weights]
-        return [Draw(*parts) for parts in zip(ids, weights, self.infos, masks, self.scales, strict=True)]
+        return [SampledIds(*parts) for parts in zip(ids, weights, self.infos, masks, self.scales, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from trieye.replay.remote.channel import Client, Deadline, ReplayChannel, ask, p
 from trieye.replay.remote.draws import FarRows, NearRows
 from trieye.replay.remote.messages import DEFAULT_TABLE
 from trieye.replay.remote.server import ReplayServer
-from trieye.replay.samplers.base import Draw, Ids, paired
+from trieye.replay.samplers.base import Ids, SampledIds, paired
 
 MAX_CALLS = 2
 MAX_WAITING_ROWS = 1 << 16
-NO_DRAW = Draw(np.empty(0, np.int64), np.empty(0, np.float32))
+NO_DRAW = SampledIds(np.empty(0, np.int64), np.empty(0, np.float32))
 """Placeholder for the draw of a prefetcher: the draw happens with the copy, since it may have to be repeated."""
 
 

@@ -14,7 +14,7 @@ from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.fragments import FragmentBuffer, FragmentRules
-from trieye.replay.limiter import Limiter
+from trieye.replay.limiter import RateLimiter
 from trieye.replay.remote.channel import Group, operation
 from trieye.replay.remote.table import ReplayTable
 from trieye.replay.rows.schema import check_known
@@ -174,7 +174,7 @@ class ReplayServer(Server):
 
     Args:
         tables: The arguments of a `ReplayBuffer` for each table by name, optionally with `limiter`, a
-            dict of `Limiter` arguments.
+            dict of `RateLimiter` arguments.
         name: As in `Server`, which validates the arguments.
         directory: As in `Server`; shared by all tables.
         snapshot_every_s: As in `Server`.
@@ -247,7 +247,7 @@ def _make_table(name: str, *, limiter: Mapping[str, Any] | None = None, **buffer
     # hindsight relabelling needs the buffer, so other processes cannot copy such rows themselves
     is_shared = buffer.get("her") is None
     return ReplayTable(
-        name, ReplayBuffer(**buffer), limiter=None if limiter is None else Limiter(**limiter), is_shared=is_shared
+        name, ReplayBuffer(**buffer), limiter=None if limiter is None else RateLimiter(**limiter), is_shared=is_shared
     )
 
 
@@ -269,7 +269,7 @@ class FragmentServer(Server):
 
     Args:
         rules: The arguments of `FragmentRules`.
-        limiter: The arguments of a `Limiter`; None for no limiter.
+        limiter: The arguments of a `RateLimiter`; None for no limiter.
         seed: Seed of the draws.
         name: As in `Server`, which validates the arguments.
         directory: As in `Server`.
@@ -287,7 +287,7 @@ class FragmentServer(Server):
         snapshot_every_s: float | None = None,
     ) -> None:
         self.buffer = FragmentBuffer(
-            FragmentRules(**rules), seed=seed, limiter=None if limiter is None else Limiter(**limiter)
+            FragmentRules(**rules), seed=seed, limiter=None if limiter is None else RateLimiter(**limiter)
         )
         super().__init__(name, directory, snapshot_every_s)
 

@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike
 from trieye.exceptions import ConfigurationError, ReplayTimeoutError
 from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
-from trieye.replay.limiter import Limiter
+from trieye.replay.limiter import RateLimiter
 from trieye.replay.remote.delivery import Ack, AcknowledgedCounts
 from trieye.replay.remote.messages import INTERRUPTION, MemoryLocation, Plan, RowBatch
-from trieye.replay.samplers.base import Draw, Ids
+from trieye.replay.samplers.base import Ids, SampledIds
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
@@ -41,7 +41,7 @@ class ReplayTable:
     """
 
     def __init__(
-        self, name: str, buffer: ReplayBuffer, *, limiter: Limiter | None = None, is_shared: bool = True
+        self, name: str, buffer: ReplayBuffer, *, limiter: RateLimiter | None = None, is_shared: bool = True
     ) -> None:
         self.name = name
         self.generation = uuid.uuid4().hex
@@ -257,9 +257,9 @@ class ReplayTable:
             return ""
         return f"the limiter of table {self.name!r} requires more draws first"
 
-    def _draws(self, k: int, n: int, *, again: bool) -> tuple[list[Draw], str]:
+    def _draws(self, k: int, n: int, *, again: bool) -> tuple[list[SampledIds], str]:
         """Return as many of `k` draws as are possible now, and what prevents the next one."""
-        draws: list[Draw] = []
+        draws: list[SampledIds] = []
         hindrance = ""
         try:
             while len(draws) < k and not hindrance:
@@ -277,7 +277,7 @@ class ReplayTable:
             return "its limiter requires more rows first"
         return ""
 
-    def _draw(self, n: int, *, again: bool) -> Draw:
+    def _draw(self, n: int, *, again: bool) -> SampledIds:
         """Draw rows, avoiding rows that may be overwritten before they are copied."""
         size = len(self._buffer)
         above = self._end - size + self._overwrites.rows(self._end, size)

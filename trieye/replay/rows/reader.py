@@ -13,7 +13,7 @@ from trieye.replay.rows.episodes import EpisodeLinks
 from trieye.replay.rows.next_rows import NextRows
 from trieye.replay.rows.ring import Ring
 from trieye.replay.rows.schema import PREFIX, Layout, check_keys
-from trieye.replay.samplers.base import Draw, below
+from trieye.replay.samplers.base import SampledIds, below
 
 Ids = NDArray[np.int64]
 Data = dict[str, NDArray[Any]]
@@ -42,7 +42,7 @@ class RowReader:
         is_plain = len(self._terminal) == 1 and layout.columns[self._terminal[0]].spec == ("|b1", ())
         self._flag = self._terminal[0] if is_plain else ""
 
-    def batch(self, draw: Draw, low: int, out: Batch | None, keys: Sequence[str] | None) -> Batch:
+    def batch(self, draw: SampledIds, low: int, out: Batch | None, keys: Sequence[str] | None) -> Batch:
         """Copy the rows of a draw.
 
         Args:
@@ -68,7 +68,7 @@ class RowReader:
             self._memory.learn(signature, batch.data)
         return batch
 
-    def lost(self, draw: Draw, low: int) -> NDArray[np.bool_]:
+    def lost(self, draw: SampledIds, low: int) -> NDArray[np.bool_]:
         """Return bool `[n]`, True for rows or sequences of a draw that are gone or lost earlier stack frames."""
         gone = below(draw, low)
         if gone.any() or not self._layout.num_earlier:
@@ -77,13 +77,15 @@ class RowReader:
         lacks = self.lacks_history(ids.reshape(-1), low)
         return np.logical_or.reduce(lacks.reshape(len(draw), -1), axis=1)  # type: ignore[no-any-return]  # bool [n]
 
-    def _batch(self, draw: Draw, low: int, keys: Sequence[str], block: Any, out: Mapping[str, Any] | None) -> Batch:
+    def _batch(
+        self, draw: SampledIds, low: int, keys: Sequence[str], block: Any, out: Mapping[str, Any] | None
+    ) -> Batch:
         if draw.ids.ndim > 1:
             return self._sequences(draw, low, keys, out)
         data, block = self._read(draw.ids, low, keys, block, out)
         return Batch(data, draw.ids, draw.weights, draw.info, None, block)
 
-    def _sequences(self, draw: Draw, low: int, keys: Sequence[str], out: Mapping[str, Any] | None) -> Batch:
+    def _sequences(self, draw: SampledIds, low: int, keys: Sequence[str], out: Mapping[str, Any] | None) -> Batch:
         ids = draw.ids if draw.mask is None else np.where(draw.mask, draw.ids, draw.ids[:, :1])
         flat = None if out is None else {key: array.reshape(-1, *array.shape[2:]) for key, array in out.items()}
         data, _ = self._read(ids.reshape(-1), low, keys, None, flat)

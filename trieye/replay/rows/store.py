@@ -16,7 +16,7 @@ from trieye.replay.rows.next_rows import NextRows
 from trieye.replay.rows.reader import RowReader
 from trieye.replay.rows.ring import Ring
 from trieye.replay.rows.schema import PREFIX, Column, Layout, RowOptions, check_keys
-from trieye.replay.samplers.base import Draw
+from trieye.replay.samplers.base import SampledIds
 
 COUNTERS = ("total", "low", "writing_until", "generation")
 """The int64 fields of the shared header, in this order; `generation` counts loaded states."""
@@ -296,7 +296,7 @@ class AttachedReplay:
         """Return the current `total`, `low`, `writing_until` and `generation`."""
         return dict(zip(COUNTERS, self._header.tolist(), strict=True))
 
-    def rows(self, draw: Draw, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch | None:
+    def rows(self, draw: SampledIds, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch | None:
         """Copy the rows of a draw made by the owner.
 
         Args:
@@ -319,7 +319,7 @@ class AttachedReplay:
         batch = self._reader.batch(draw, low, out, keys)
         return None if self._reader.lost(draw, self._low()).any() else batch
 
-    def lost(self, draw: Draw) -> NDArray[np.bool_]:
+    def lost(self, draw: SampledIds) -> NDArray[np.bool_]:
         """Return bool `[n]`, True for rows or sequences of a draw that are missing or incomplete.
 
         All of them are if the memory was replaced.

@@ -17,7 +17,7 @@ _NO_FULL_STACK = "no row of the replay buffer has all frames of its stack; raise
 
 
 @dataclass(slots=True)  # frozen would cost a tenth of the draw
-class Draw:
+class SampledIds:
     """The row ids that a sampler chose; the rows themselves are not copied yet.
 
     It is small and can be pickled, so that one process can draw and another copy the rows.
@@ -56,7 +56,7 @@ class Sampler(Protocol):
     def forgot(self, low_id: int) -> None:
         """Register that rows below `low_id` were removed other than by being overwritten, as by `clear`."""
 
-    def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> Draw:
+    def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> SampledIds:
         """Draw `n` times from the rows `[low, high)`, which must be all rows in the buffer.
 
         The rows may be sorted, so a subset of a draw is not a valid draw. One batch may take several draws and discard
@@ -74,7 +74,7 @@ class Sampler(Protocol):
             for_good: The rows can never be returned and need not be drawn again.
         """
 
-    def handed_out(self, draw: Draw) -> None:
+    def handed_out(self, draw: SampledIds) -> None:
         """Register the final draw of a batch, and add statistics of its rows to `draw.info`."""
 
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
@@ -101,11 +101,11 @@ class RowSampler(Sampler, Protocol):
             ConfigurationError: None of the ids can be drawn.
         """
 
-    def judge(self, ids: Ids, low: int, high: int) -> Draw:
+    def judge(self, ids: Ids, low: int, high: int) -> SampledIds:
         """Return a draw of ids from `[low, high)` with their weights."""
 
 
-def spliced(draw: Draw, where: NDArray[Any], fresh: Draw) -> Draw:
+def spliced(draw: SampledIds, where: NDArray[Any], fresh: SampledIds) -> SampledIds:
     """Return a copy of a draw with some rows replaced by another draw, rescaled to a largest weight of 1.
 
     Args:
@@ -122,10 +122,10 @@ def spliced(draw: Draw, where: NDArray[Any], fresh: Draw) -> Draw:
         mask = mask.copy()
         mask[where] = fresh.mask
     scale = float(weights.max())
-    return Draw(ids, (weights / scale).astype(np.float32), draw.info, mask, scale)
+    return SampledIds(ids, (weights / scale).astype(np.float32), draw.info, mask, scale)
 
 
-def below(draw: Draw, low: int) -> NDArray[np.bool_]:
+def below(draw: SampledIds, low: int) -> NDArray[np.bool_]:
     """Return bool `[n]`, True for rows or sequences with an id below `low`."""
     ids = draw.ids if draw.mask is None else np.where(draw.mask, draw.ids, low)
     is_below: NDArray[np.bool_] = ids < low if ids.ndim == 1 else ids.min(axis=1) < low
@@ -179,14 +179,14 @@ class UniformSampler:
     def forgot(self, low_id: int) -> None:
         """Do nothing: `draw` receives the range of ids."""
 
-    def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> Draw:
+    def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> SampledIds:
         """Draw `n` rows from `[low, high)`."""
         return self.judge(rng.integers(low, high, n), low, high)
 
     def discarded(self, ids: Ids, *, for_good: bool) -> None:
         """Do nothing: draws are independent."""
 
-    def handed_out(self, draw: Draw) -> None:
+    def handed_out(self, draw: SampledIds) -> None:
         """Do nothing: draws are not counted."""
 
     def propose(self, n: int, low: int, high: int, rng: np.random.Generator) -> Ids:
@@ -199,9 +199,9 @@ class UniformSampler:
             raise ConfigurationError("none of the rows can be drawn")
         return ids[rng.integers(0, len(ids), n)]
 
-    def judge(self, ids: Ids, low: int, high: int) -> Draw:
+    def judge(self, ids: Ids, low: int, high: int) -> SampledIds:
         """Return a draw of the ids with weights of 1."""
-        return Draw(ids, ones(len(ids)).copy(), {"size": high - low})  # users and torch need writable weights
+        return SampledIds(ids, ones(len(ids)).copy(), {"size": high - low})  # users and torch need writable weights
 
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
         """Do nothing, so that an algorithm with priorities runs unchanged."""
@@ -215,14 +215,14 @@ class UniformSampler:
 
 
 def with_history(
-    draw: Draw,
+    draw: SampledIds,
     lacks: Callable[[Ids], NDArray[np.bool_]],
     sampler: Sampler,
     rng: np.random.Generator,
     *,
     low: int,
     high: int,
-) -> Draw:
+) -> SampledIds:
     """Replace the drawn rows or sequences whose frame stacks begin with overwritten frames.
 
     Args:
@@ -262,8 +262,8 @@ def with_history(
 
 
 def _redrawn(
-    draw: Draw, where: NDArray[np.bool_], sampler: Sampler, rng: np.random.Generator, *, low: int, high: int
-) -> Draw:
+    draw: SampledIds, where: NDArray[np.bool_], sampler: Sampler, rng: np.random.Generator, *, low: int, high: int
+) -> SampledIds:
     """Replace rows, bool `[n]`, that can never be returned; discard the whole draw if there are no others."""
     firsts = draw.ids.reshape(len(draw), -1)[:, 0]
     sampler.discarded(firsts[where], for_good=True)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError, ReplayTimeoutError
-from trieye.replay.samplers.base import Draw, Ids
+from trieye.replay.samplers.base import Ids, SampledIds
 from trieye.replay.samplers.prioritized import PrioritizedSampler
 
 
@@ -93,7 +93,7 @@ class EligibleSampler:
         self._settle()
         return np.asarray(self.version - self._versions[ids % self.capacity])
 
-    def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> Draw:
+    def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> SampledIds:
         """Draw `n` rows from `[low, high)`.
 
         Raises:
@@ -116,7 +116,7 @@ class EligibleSampler:
             self._rows.set_chances(back, self._chances[back % self.capacity])
         self._rows.discarded(ids, for_good=for_good)
 
-    def handed_out(self, draw: Draw) -> None:
+    def handed_out(self, draw: SampledIds) -> None:
         """Forward to the row sampler, and add staleness statistics to the draw."""
         self._rows.handed_out(draw)
         if self.max_staleness is not None:
@@ -152,7 +152,7 @@ class EligibleSampler:
             if array.size:
                 array[ids % self.capacity] = np.asarray(saved)[len(saved) - len(ids) :]
 
-    def _draw_within(self, n: int, max_reuse: int, low: int, high: int, rng: np.random.Generator) -> Draw:
+    def _draw_within(self, n: int, max_reuse: int, low: int, high: int, rng: np.random.Generator) -> SampledIds:
         ids, chances = np.empty(n, np.int64), np.empty(n, np.float32)
         count = 0
         while count < n:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.replay.samplers.base import Draw, Ids
+from trieye.replay.samplers.base import Ids, SampledIds
 from trieye.replay.samplers.sum_tree import SumTree, weights_of
 
 Chances = NDArray[np.float32]
@@ -71,7 +71,7 @@ class PrioritizedSampler:
         """Remove rows from the tree."""
         self._settle(low_id)
 
-    def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> Draw:
+    def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> SampledIds:
         """Draw `n` rows from `[low, high)`, sorted by ring slot.
 
         Raises:
@@ -85,7 +85,7 @@ class PrioritizedSampler:
         if for_good:
             self.set_chances(ids, np.zeros(len(ids), np.float32))
 
-    def handed_out(self, draw: Draw) -> None:  # noqa: ARG002 - a protocol
+    def handed_out(self, draw: SampledIds) -> None:  # noqa: ARG002 - a protocol
         """Advance beta."""
         self._draws += 1
 
@@ -111,7 +111,7 @@ class PrioritizedSampler:
         """Return p^alpha of rows; draws are proportional to it."""
         return self._tree.weights.take(ids % self.capacity)
 
-    def judge(self, ids: Ids, low: int, high: int, chances: Chances | None = None) -> Draw:
+    def judge(self, ids: Ids, low: int, high: int, chances: Chances | None = None) -> SampledIds:
         """Return a draw of the ids with weights, normalized to a maximum of 1.
 
         Args:
@@ -124,7 +124,7 @@ class PrioritizedSampler:
         beta = self.beta
         # N and the sum of all chances are common factors, which the division by the largest weight cancels
         least, info = chances.min(), {"size": high - low, "beta": beta}
-        return Draw(ids, (chances / least) ** np.float32(-beta), info, None, float(np.float64(least) ** -beta))
+        return SampledIds(ids, (chances / least) ** np.float32(-beta), info, None, float(np.float64(least) ** -beta))
 
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
         """Set priorities, float `[n]`, at least 0."""

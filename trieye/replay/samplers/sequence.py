@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.episodes import EpisodeLinks
-from trieye.replay.samplers.base import Draw, Ids, RowSampler, UniformSampler
+from trieye.replay.samplers.base import Ids, RowSampler, SampledIds, UniformSampler
 from trieye.replay.samplers.prioritized import PrioritizedSampler
 
 _LEAST_SHARE = 1 / 64  # lower bound of the estimated acceptance rate; smaller values would make far too many proposals
@@ -61,7 +61,7 @@ class SequenceSampler:
         """Forward to the sampler of first rows."""
         self.starts.forgot(low_id)
 
-    def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> Draw:
+    def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> SampledIds:
         """Draw `n` sequences from the rows `[low, high)`.
 
         Raises:
@@ -84,18 +84,18 @@ class SequenceSampler:
             batches.append(self._following(self.starts.pick(missing, self._all_starts(low, high), rng)))
         ids = np.ascontiguousarray(np.concatenate(batches))  # the links are in column-major order
         draw = self.starts.judge(ids[:, 0], low, high)
-        return Draw(ids, draw.weights, draw.info, ids >= 0 if self.pad else None, draw.scale)
+        return SampledIds(ids, draw.weights, draw.info, ids >= 0 if self.pad else None, draw.scale)
 
     def discarded(self, ids: Ids, *, for_good: bool) -> None:
         """Forward to the sampler of first rows."""
         self.starts.discarded(ids, for_good=for_good)
 
-    def handed_out(self, draw: Draw) -> None:
+    def handed_out(self, draw: SampledIds) -> None:
         """Forward to the sampler of first rows."""
         self.starts.handed_out(draw)
 
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
-        """Set the priorities of first rows, `Draw.ids[:, 0]`."""
+        """Set the priorities of first rows, `SampledIds.ids[:, 0]`."""
         self.starts.update(ids, priorities)
 
     def state_dict(self) -> dict[str, Any]:

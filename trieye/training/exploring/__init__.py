@@ -1,7 +1,7 @@
-"""Explorers: processes that collect for a learner.
+"""Explorers: processes that collect experience for a learner.
 
-`Explorers` (`explorers.py`) is what an engine has in place of a `Collector`. It grants fragments to an `ExplorerGroup`
-(`group.py`), as the `Pace` (`pace.py`) allows, takes reports out of an inbox (`inbox.py`), and publishes weights by a
-transport (`transports.py`) and a `Synchronizer` (`synchronizer.py`). An `Explorer` (`explorer.py`) knows nothing of
-where it runs: in a thread (`places.py`), or in a Ray actor (`in_ray.py`).
+With explorers, an engine collects through `Explorers` (`explorers.py`) instead of a `Collector`. It assigns fragments
+to an `ExplorerGroup` (`group.py`) under the `SyncRules` (`pace.py`), takes their results from a fragment queue
+(`inbox.py`), and publishes weights through a transport (`transports.py`) and a `Synchronizer` (`synchronizer.py`). An
+`Explorer` (`explorer.py`) runs in a thread (`places.py`) or in a Ray actor (`in_ray.py`).
 """

@@ -1,9 +1,9 @@
-"""CollectiveTransport: weights that torch.distributed broadcasts to the explorers that are there.
+"""CollectiveTransport: broadcasts weights to all connected explorers with torch.distributed.
 
-Each explorer has a line to the learner, a connection that says who is there: it breaks the moment a process dies. Over
-the lines the learner orders a broadcast, and hears what became of it; the weights go through a process group, which is
-made for an epoch, and never the default group, which is the user's. When somebody comes, goes or fails, the epoch ends,
-and those that are there form the next one.
+Each explorer holds a connection to the learner, which breaks as soon as a process dies. Over the connections the
+learner requests a broadcast and receives its results. The weights themselves go through a process group that lasts for
+one epoch; it is never the default group, which belongs to the user. When an explorer joins, leaves or fails, the epoch
+ends, and the connected explorers form the next one.
 """
 
 import contextlib
@@ -22,22 +22,22 @@ from torch.distributed import ProcessGroupGloo, Store, TCPStore  # type: ignore[
 
 from trieye.process.progress import say
 from trieye.training.exploring.flat import Flat, Layout, layout_of
-from trieye.training.exploring.rendezvous import MOST_AT_ONCE, Rendezvous, Visitor
+from trieye.training.exploring.rendezvous import BACKLOG, Rendezvous, RendezvousClient
 from trieye.training.exploring.synchronizer import Handle
 from trieye.training.exploring.transports import SupersededError, Weights
 
 Backend = Literal["gloo", "nccl"]
 
-_ATTEMPTS = 3
-_FORM_S = 10.0
-_ANSWER_S = 2.0
-"""How much longer its result may take to arrive."""
-_FETCH_S = 120.0
+_MAX_EPOCHS = 3
+_FORM_TIMEOUT_S = 10.0
+_ANSWER_MARGIN_S = 2.0
+"""Additional time for the answers to a broadcast to arrive."""
+_FETCH_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A broadcast that members take part in; `rank` is that of the member, and `port` that of the epoch's store."""
+class BroadcastRequest:
+    """Request to take part in a broadcast; `rank` belongs to the member, `port` to the epoch's store."""
 
     epoch: int
     port: int
@@ -54,48 +54,48 @@ class _Answer:
     fault: str | None
 
 
-class _Group:
-    """A process group of one epoch; it is let go only when no broadcast is under way, since that would wait for it.
+class _EpochGroup:
+    """The process group of one epoch; released only when no broadcast is in progress, since that would block.
 
     Args:
-        backend: Which library.
-        store: Where members find one another.
-        host: Address of this machine, where the others reach it.
-        rank: Of this process.
-        size: How many processes there are.
+        backend: The library, gloo or nccl.
+        store: Exchanges the addresses of the members.
+        host: Address of this machine for other members.
+        rank: Rank of this process.
+        size: Number of processes.
     """
 
     def __init__(self, backend: Backend, store: Store, host: str, rank: int, size: int) -> None:
         self._backend: Backend = backend
-        self._store: Store | None = store  # which has to be there as long as the group
+        self._store: Store | None = store  # the group uses it until it is released
         self._group: Any
         if backend == "gloo":
             self._group = ProcessGroupGloo(store, rank, size, _gloo_options(host))
         else:
-            from torch.distributed import ProcessGroupNCCL  # which builds for CPUs do not have
+            from torch.distributed import ProcessGroupNCCL  # missing in CPU builds
 
             self._group = ProcessGroupNCCL(store, rank, size, ProcessGroupNCCL.Options())
 
     def broadcast(self, flat: Flat) -> None:
-        """Send from rank 0, or receive; the bytes, since gloo does not know each type of number."""
-        limit = timedelta(seconds=flat.timeout_s)
+        """Send from rank 0, or receive; as bytes, because gloo does not support every dtype."""
         until = time.monotonic() + flat.timeout_s
-        works = [self._group.broadcast(buffer.view(torch.uint8), 0, self._longer(limit)) for buffer in flat.buffers]
-        faults = [fault for work in works if (fault := self._fault_of(work, until)) is not None]
-        works.clear()  # each keeps the connections open, and the traceback would keep them
+        limit = self._library_timeout(timedelta(seconds=flat.timeout_s))
+        works = [self._group.broadcast(buffer.view(torch.uint8), 0, limit) for buffer in flat.buffers]
+        faults = [fault for work in works if (fault := self._wait(work, until)) is not None]
+        works.clear()  # works keep the connections open, and the traceback would keep the works
         if faults:
             raise RuntimeError(faults[0])
 
     def close(self) -> None:
-        """Close the connections; the others, if they wait for something, hear of it."""
+        """Close the connections; members that wait for them fail at once."""
         self._group = self._store = None
 
-    def _longer(self, limit: timedelta) -> timedelta:
-        """Return the limit of the library's own: that of NCCL ends the process, and must not be the first."""
+    def _library_timeout(self, limit: timedelta) -> timedelta:
+        """Return the timeout for the library: NCCL ends the process after it, so it must exceed ours."""
         return limit if self._backend == "gloo" else 10 * limit
 
-    def _fault_of(self, work: Any, until: float) -> str | None:
-        """Wait for the end of a broadcast; return what went wrong."""
+    def _wait(self, work: Any, until: float) -> str | None:
+        """Wait for the end of a broadcast; return the error, or None."""
         try:
             if self._backend == "nccl":
                 self._poll(work, until)
@@ -109,49 +109,49 @@ class _Group:
         while not work.is_completed():  # `wait` only makes the stream wait
             if time.monotonic() > until:
                 self._group.abort()
-                raise RuntimeError("the broadcast did not end in time")
+                raise RuntimeError("the broadcast timed out")
             pause.wait(0.0005)
 
 
 def _gloo_options(host: str) -> Any:
-    """Return options with this address: torch's default asks DNS for that of the host's name, which may be no use."""
+    """Return options with this address; by default gloo looks up the host name, which may give an unusable one."""
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001 - docs/private_apis.md
-    options._timeout = timedelta(seconds=_FORM_S)  # noqa: SLF001
+    options._timeout = timedelta(seconds=_FORM_TIMEOUT_S)  # noqa: SLF001
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]  # noqa: SLF001
     return options
 
 
 def _nccl_store(host: str, port: int, *, is_master: bool) -> TCPStore:
-    """Return the store of torch's own, since NCCL's threads use more of it than a `Rendezvous` has."""
-    limit = timedelta(seconds=_FORM_S)
+    """Return torch's own store, because NCCL's threads use methods that `Rendezvous` lacks."""
+    limit = timedelta(seconds=_FORM_TIMEOUT_S)
     return TCPStore(host, port, None, is_master=is_master, timeout=limit, wait_for_workers=False)
 
 
 def _address_of(line: Connection) -> str:
-    """Return the address of this machine that a line goes out from."""
+    """Return the local address of a connection."""
     with socket.fromfd(line.fileno(), socket.AF_INET, socket.SOCK_STREAM) as same:
-        found: str = same.getsockname()[0]
-        return found
+        address: str = same.getsockname()[0]
+        return address
 
 
-class Sender:
-    """The learner's side.
+class BroadcastSender:
+    """The learner's side of the broadcasts.
 
     Args:
-        host: Address of this machine, where explorers reach it.
-        backend: Of the process groups.
-        device: Where buffers are: that of the weights for nccl.
+        host: Address of this machine for explorers.
+        backend: Library of the process groups.
+        device: Device of the buffers; with nccl, the device of the weights.
     """
 
     def __init__(self, host: str, backend: Backend, device: torch.device) -> None:
         self._host, self._backend, self._device = host, backend, device
         self.key = secrets.token_bytes(32)
-        self._listener = Listener((host, 0), backlog=MOST_AT_ONCE, authkey=self.key)
+        self._listener = Listener((host, 0), backlog=BACKLOG, authkey=self.key)
         self.address: tuple[str, int] = self._listener.address
         self.epoch = 0
-        self._lock = threading.Lock()  # guards all that follows
+        self._lock = threading.Lock()  # guards all fields below
         self._members: list[Connection] = []
-        self._group: _Group | None = None
+        self._group: _EpochGroup | None = None
         self._store: Rendezvous | TCPStore | None = None
         self._serial = 0
         self._sent: tuple[Handle, Flat] | None = None
@@ -162,7 +162,7 @@ class Sender:
 
     @property
     def num_members(self) -> int:
-        """How many explorers are there."""
+        """Number of connected explorers."""
         return len(self._members)
 
     @property
@@ -172,10 +172,10 @@ class Sender:
 
     @torch.no_grad()
     def publish(self, version: int, weights: Weights) -> Handle:
-        """Broadcast weights to those that are there; who comes later gets them then.
+        """Broadcast weights to the connected explorers; later ones receive them when they connect.
 
         Raises:
-            ConnectionError: No broadcast reached all that were there, in three epochs.
+            ConnectionError: No broadcast reached all connected explorers within three epochs.
         """
         with self._lock:
             self._serial += 1
@@ -194,7 +194,7 @@ class Sender:
             return handle
 
     def close(self) -> None:
-        """Let the explorers go."""
+        """Disconnect the explorers, and stop the thread."""
         with self._lock:
             if self._is_closed:
                 return
@@ -203,20 +203,20 @@ class Sender:
             for member in self._members:
                 member.close()
             self._members = []
-        with contextlib.suppress(OSError):  # closing alone does not wake who waits for it
+        with contextlib.suppress(OSError):  # closing the listener does not wake accept()
             socket.create_connection(self.address, timeout=1.0).close()
         self._thread.join(5.0)
         self._listener.close()
 
     def _admit(self) -> None:
-        """Let in who comes, and send the newest weights; the body of a thread."""
+        """Accept explorers, and send them the newest weights; the target of the thread."""
         while True:
             try:
                 member = self._listener.accept()
             except (AuthenticationError, EOFError, OSError):
                 if self._is_closed:
                     return
-                continue  # it was no explorer
+                continue  # not an explorer
             with self._lock:
                 if self._is_closed:
                     return
@@ -226,26 +226,26 @@ class Sender:
                     try:
                         self._deliver(*self._sent)
                     except ConnectionError as error:
-                        say(f"{error}; the next version is sent to all")
+                        say(f"{error}; the next version will be sent to all of them")
 
     def _deliver(self, handle: Handle, flat: Flat) -> None:
         fault: Exception | None = None
-        for _ in range(_ATTEMPTS):
+        for _ in range(_MAX_EPOCHS):
             if not self._members:
                 return
             try:
                 self._broadcast(handle, flat)
-            except (RuntimeError, OSError) as error:  # what torch raises is a RuntimeError
+            except (RuntimeError, OSError) as error:  # torch raises RuntimeError
                 fault = error
                 self._end_epoch()
             else:
                 return
         raise ConnectionError(
-            f"version {handle.version} did not reach the explorers in {_ATTEMPTS} epochs: {fault}"
+            f"version {handle.version} did not reach the explorers in {_MAX_EPOCHS} epochs: {fault}"
         ) from fault
 
     def _broadcast(self, handle: Handle, flat: Flat) -> None:
-        self._look_who_is_gone()
+        self._drop_gone_members()
         store = self._store
         if store is None:
             self.epoch += 1
@@ -255,56 +255,56 @@ class Sender:
         size = len(self._members) + 1
         for rank, member in enumerate(tuple(self._members), 1):
             try:
-                member.send(Order(self.epoch, store.port, rank, size, handle, flat.layout))
+                member.send(BroadcastRequest(self.epoch, store.port, rank, size, handle, flat.layout))
             except OSError:
-                self._lose(member)
+                self._drop(member)
                 raise
         fault: Exception | None = None
         try:
-            self._group = self._group or _Group(self._backend, store, self._host, 0, size)
+            self._group = self._group or _EpochGroup(self._backend, store, self._host, 0, size)
             self._group.broadcast(flat)
         except RuntimeError as error:
             fault = error
-            self._end_epoch()  # those that wait for us see that it is over
-        fault = self._hear(handle, flat.timeout_s if fault is None else 0.0) or fault
+            self._end_epoch()  # unblocks the waiting members
+        fault = self._collect_answers(handle, flat.timeout_s if fault is None else 0.0) or fault
         if fault is not None:
             raise fault
 
-    def _look_who_is_gone(self) -> None:
-        """Lose members whose line broke, as an epoch with them would not begin."""
+    def _drop_gone_members(self) -> None:
+        """Drop members whose connection broke, because an epoch with them would never form."""
         for member in [member for member in self._members if member.poll()]:
             try:
-                while member.poll():  # an answer that came too late
+                while member.poll():  # a late answer
                     member.recv()
             except (EOFError, OSError):
-                self._lose(member)
+                self._drop(member)
                 self._end_epoch()
 
-    def _hear(self, handle: Handle, timeout_s: float) -> Exception | None:
-        """Wait for the answers of all members; lose those that give none, and return what went wrong."""
+    def _collect_answers(self, handle: Handle, timeout_s: float) -> Exception | None:
+        """Wait for the answers of all members, drop silent ones, and return the first fault, or None."""
         fault: Exception | None = None
         waiting = set(self._members)
-        until = time.monotonic() + timeout_s + _ANSWER_S
+        until = time.monotonic() + timeout_s + _ANSWER_MARGIN_S
         while waiting:
             ready = wait(waiting, max(until - time.monotonic(), 0.0))
             if not ready:
                 for member in waiting:
-                    self._lose(member)
+                    self._drop(member)
                 return TimeoutError(f"{len(waiting)} explorers did not answer")
             for member in waiting.intersection(ready):
                 try:
                     answer: _Answer = member.recv()
                 except (EOFError, OSError):
-                    self._lose(member)
+                    self._drop(member)
                     waiting.discard(member)
-                    fault = fault or ConnectionError("an explorer is gone")
+                    fault = fault or ConnectionError("an explorer died")
                     continue
                 if (answer.epoch, answer.handle) == (self.epoch, handle):
                     waiting.discard(member)
                     fault = fault or (None if answer.fault is None else RuntimeError(answer.fault))
         return fault
 
-    def _lose(self, member: Connection) -> None:
+    def _drop(self, member: Connection) -> None:
         self._members.remove(member)
         member.close()
 
@@ -316,14 +316,14 @@ class Sender:
         self._group = self._store = None
 
 
-class Receiver:
-    """An explorer's side: a thread that takes part in broadcasts, and keeps what came.
+class BroadcastReceiver:
+    """The explorer's side of the broadcasts: a thread that receives weights and retains the newest.
 
     Args:
-        address: Of the sender.
-        key: Which the sender wants to see.
-        backend: Of the process groups.
-        keep: How many weights stay for those that are slow to fetch them.
+        address: Address of the sender.
+        key: Authentication key of the sender.
+        backend: Library of the process groups.
+        keep: Number of versions to retain for a slow `get`.
     """
 
     def __init__(self, address: tuple[str, int], key: bytes, backend: Backend, keep: int) -> None:
@@ -331,44 +331,44 @@ class Receiver:
         self._device = torch.device("cuda" if backend == "nccl" else "cpu")
         self.epoch = -1
         self._host = ""
-        self._group: _Group | None = None
-        self._changed = threading.Condition()  # guards all that follows
-        self._kept: dict[Handle, Flat] = {}  # the oldest first
+        self._group: _EpochGroup | None = None
+        self._changed = threading.Condition()  # guards all fields below
+        self._retained: dict[Handle, Flat] = {}  # oldest first
         self._free: list[Flat] = []
         self._fault: str | None = None
-        threading.Thread(target=self._listen, name="trieye-weights-receive", daemon=True).start()
+        threading.Thread(target=self._run, name="trieye-weights-receive", daemon=True).start()
 
     def get(self, handle: Handle, timeout_s: float) -> dict[str, torch.Tensor]:
-        """Wait for weights, or for newer ones; see `CollectiveTransport.fetch`."""
+        """Wait for weights of a handle or newer ones; see `CollectiveTransport.fetch`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._fault is not None or self._has(handle.serial), timeout_s)
+            self._changed.wait_for(lambda: self._fault is not None or self._has_serial(handle.serial), timeout_s)
             newest = self.newest
             if newest is None or newest.serial < handle.serial:
-                what = self._fault or f"they did not come within {timeout_s:g} s"
-                raise ConnectionError(f"the weights of version {handle.version}: {what}")
-            found = handle if handle in self._kept else newest
-            for old in [kept for kept in self._kept if kept.serial < found.serial]:
-                self._free.append(self._kept.pop(old))
-            tensors = self._kept[found].tensors
-        if found != handle:
-            raise SupersededError(found.version, tensors)
+                reason = self._fault or f"they did not arrive within {timeout_s:g} s"
+                raise ConnectionError(f"cannot fetch version {handle.version} of the weights: {reason}")
+            selected = handle if handle in self._retained else newest
+            for old in [other for other in self._retained if other.serial < selected.serial]:
+                self._free.append(self._retained.pop(old))
+            tensors = self._retained[selected].tensors
+        if selected != handle:
+            raise SupersededError(selected.version, tensors)
         return tensors
 
     @property
     def newest(self) -> Handle | None:
-        """The newest weights that came."""
+        """Handle of the newest weights received."""
         with self._changed:
-            return max(self._kept, key=lambda kept: kept.serial, default=None)
+            return max(self._retained, key=lambda retained: retained.serial, default=None)
 
-    def _has(self, serial: int) -> bool:
-        return any(kept.serial >= serial for kept in self._kept)
+    def _has_serial(self, serial: int) -> bool:
+        return any(retained.serial >= serial for retained in self._retained)
 
-    def _listen(self) -> None:
-        fault = "the learner is gone"
+    def _run(self) -> None:
+        fault = "the learner died"
         try:
             while True:
                 line = Client(self._address, authkey=self._key)
-                with contextlib.suppress(EOFError, ConnectionError):  # left out, as it was slow; or the learner is gone
+                with contextlib.suppress(EOFError, ConnectionError):  # dropped as too slow, or the learner died
                     self._serve(line)
         except Exception as error:  # noqa: BLE001 - the border of the thread: `get` raises it in the explorer
             fault = f"{fault}: {type(error).__name__}: {error}"
@@ -380,118 +380,120 @@ class Receiver:
         with line:
             self._host = _address_of(line)
             while True:
-                order: Order = line.recv()
+                request: BroadcastRequest = line.recv()
                 fault = None
                 try:
-                    self.take_part(order)
+                    self.take_part(request)
                 except RuntimeError as error:
                     fault = str(error)
-                    self._leave()
-                line.send(_Answer(order.epoch, order.handle, fault))
+                    self._close_group()
+                line.send(_Answer(request.epoch, request.handle, fault))
 
-    def _leave(self) -> None:
+    def _close_group(self) -> None:
         if self._group is not None:
             self._group.close()
         self._group = None
 
-    def take_part(self, order: Order) -> None:
-        """Receive what a broadcast brings, and keep it; what torch raises is a RuntimeError."""
-        if self._group is None or order.epoch != self.epoch:
-            self._leave()
-            self.epoch = order.epoch
+    def take_part(self, request: BroadcastRequest) -> None:
+        """Receive and retain the weights of a broadcast; torch's errors are RuntimeErrors."""
+        if self._group is None or request.epoch != self.epoch:
+            self._close_group()
+            self.epoch = request.epoch
             host = self._address[0]
             is_gloo = self._backend == "gloo"
             store = (
-                Visitor((host, order.port), self._key) if is_gloo else _nccl_store(host, order.port, is_master=False)
+                RendezvousClient((host, request.port), self._key)
+                if is_gloo
+                else _nccl_store(host, request.port, is_master=False)
             )
-            self._group = _Group(self._backend, store, self._host, order.rank, order.size)
+            self._group = _EpochGroup(self._backend, store, self._host, request.rank, request.size)
         with self._changed:
-            flat = next((free for free in self._free if free.layout == order.layout), None)
+            flat = next((free for free in self._free if free.layout == request.layout), None)
             self._free.clear()
-        flat = flat or Flat(order.layout, self._device)
+        flat = flat or Flat(request.layout, self._device)
         self._group.broadcast(flat)
         with self._changed:
-            if order.handle in self._kept:  # sent again, as somebody came
+            if request.handle in self._retained:  # repeated, because another explorer joined
                 self._free = [flat]
                 return
-            self._kept[order.handle] = flat
-            while len(self._kept) > self._keep:
-                del self._kept[next(iter(self._kept))]
+            self._retained[request.handle] = flat
+            while len(self._retained) > self._keep:
+                del self._retained[next(iter(self._retained))]
             self._changed.notify_all()
 
 
 class CollectiveTransport:
-    """A broadcast by torch.distributed to all explorers at once.
+    """Broadcasts weights to all explorers at once with torch.distributed.
 
-    Each publish returns when all explorers that are there have the weights. One that dies meanwhile ends the epoch, and
-    the others get them in the next one; who comes later, or was left out since it did not answer, gets the newest when
-    it comes.
+    `publish` returns when all connected explorers have the weights. If one dies during a broadcast, the epoch ends, and
+    the others receive the weights in the next epoch. An explorer that joins later, or was dropped because it did not
+    answer, receives the newest weights when it connects.
 
     Args:
-        host: Address of this machine, where explorers reach it.
-        backend: gloo, or nccl where the learner and all explorers have GPUs of their own.
-        device: Of the policy.
-        keep: How many weights each explorer keeps until it fetches newer ones; one more than the fragments that it may
-            be told to collect.
+        host: Address of this machine for explorers.
+        backend: `nccl` if the learner and every explorer have separate GPUs, else `gloo`.
+        device: Device of the policy.
+        keep: Number of versions that each explorer retains until it fetches newer ones; at least one more than its
+            number of assignments in flight.
     """
 
     def __init__(self, host: str, *, backend: Backend = "gloo", device: str = "cpu", keep: int = 3) -> None:
-        held_on = torch.device(device if backend == "nccl" else "cpu")
-        self._sender: Sender | None = Sender(host, backend, held_on)
-        self._receiver: Receiver | None = None
-        self._way = (self._sender.address, self._sender.key, backend, keep)
+        buffer_device = torch.device(device if backend == "nccl" else "cpu")
+        self._sender: BroadcastSender | None = BroadcastSender(host, backend, buffer_device)
+        self._receiver: BroadcastReceiver | None = None
+        self._receiver_args = (self._sender.address, self._sender.key, backend, keep)
 
     def __getstate__(self) -> Any:
-        """Leave behind what is of this process."""
-        return self._way
+        """Return the parameters of a receiver; the sender stays in this process."""
+        return self._receiver_args
 
-    def __setstate__(self, way: Any) -> None:
-        """Arrive in an explorer."""
-        self._sender, self._receiver, self._way = None, None, way
+    def __setstate__(self, receiver_args: Any) -> None:
+        """Become the explorer's side, which connects on the first `fetch`."""
+        self._sender, self._receiver, self._receiver_args = None, None, receiver_args
 
     def publish(self, version: int, weights: Weights) -> Handle:
         """Broadcast weights; see `Transport`.
 
         Raises:
-            ConnectionError: They did not reach all explorers; `fetch` goes on giving those before.
+            ConnectionError: The weights did not reach all explorers; `fetch` still returns the previous ones.
         """
         if self._sender is None:
-            raise RuntimeError("only the process that made the transport publishes")
+            raise RuntimeError("publish() works only in the process that created the transport")
         return self._sender.publish(version, weights)
 
     def fetch(self, handle: Handle) -> dict[str, torch.Tensor]:
-        """Return weights; they hold until the next `fetch`.
+        """Return weights, which remain valid until the next `fetch`.
 
         Raises:
-            SupersededError: Newer ones have come since, and more than are kept.
-            ConnectionError: They did not come, or the learner is gone.
+            SupersededError: Newer weights arrived, and these are no longer retained.
+            ConnectionError: The weights did not arrive, or the learner died.
         """
-        self._receiver = self._receiver or Receiver(*self._way)
-        return self._receiver.get(handle, _FETCH_S)
+        self._receiver = self._receiver or BroadcastReceiver(*self._receiver_args)
+        return self._receiver.get(handle, _FETCH_TIMEOUT_S)
 
     @property
-    def way(self) -> tuple[tuple[str, int], bytes, Backend, int]:
-        """What a `Receiver` is made of."""
-        return self._way
+    def receiver_args(self) -> tuple[tuple[str, int], bytes, Backend, int]:
+        """Arguments of `BroadcastReceiver`."""
+        return self._receiver_args
 
     @property
     def epoch(self) -> int:
-        """Number of the group that the learner, or this explorer, was in last."""
+        """Number of the last epoch that this process joined."""
         side = self._sender or self._receiver
         return -1 if side is None else side.epoch
 
     @property
     def newest(self) -> Handle | None:
-        """The newest weights that were broadcast, as far as the learner, or this explorer, knows."""
+        """Handle of the newest weights that this process sent or received."""
         side = self._sender or self._receiver
         return None if side is None else side.newest
 
     @property
     def num_members(self) -> int:
-        """Explorers that are there; only where weights are published."""
+        """Number of connected explorers; 0 outside the publishing process."""
         return 0 if self._sender is None else self._sender.num_members
 
     def close(self) -> None:
-        """Let the explorers go; only where weights are published."""
+        """Disconnect the explorers; no effect outside the publishing process."""
         if self._sender is not None:
             self._sender.close()

@@ -1,4 +1,4 @@
-"""RemoteExperience: the replay of an engine whose rows come from explorers, in a process of its own."""
+"""RemoteExperience: the replay of an engine with explorers, in a separate process."""
 
 import shutil
 from collections.abc import Callable, Collection, Mapping
@@ -11,41 +11,41 @@ from numpy.typing import ArrayLike
 from trieye.replay.remote import RemoteReplay, Writer
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
-from trieye.training.batches import Minibatch, finite_parts, minibatch_of, own_priorities
+from trieye.training.batches import Minibatch, finite_parts, minibatch_of, valid_priorities
 from trieye.training.finite import OnNonfinite
 from trieye.training.rows import Rows
 
 
 class RemoteExperience:
-    """What `Experience` is to an engine that collects by itself.
+    """The counterpart of `Experience` for an engine with explorers.
 
     Args:
-        replay: The process that has the rows.
-        is_in_step: Whether each batch is decided only when it is asked for, with all priorities known by then.
-        directory: Of its snapshots, which nobody needs when it is closed.
+        replay: The process that holds the rows.
+        is_synchronous: Whether each batch is drawn only on request, with all earlier priorities applied.
+        directory: Directory of its snapshots, deleted on close.
 
     Attributes:
-        on_nonfinite: Decides about rows and priorities that are NaN or infinite, which it never takes.
+        on_nonfinite: Handles rows and priorities that are NaN or infinite; the replay never stores them.
     """
 
     on_nonfinite = OnNonfinite()
 
-    def __init__(self, replay: RemoteReplay, *, is_in_step: bool, directory: Path | None = None) -> None:
-        self._replay, self._is_in_step, self._directory = replay, is_in_step, directory
-        self._reader = replay.reader(ahead=1 if is_in_step else 8)
+    def __init__(self, replay: RemoteReplay, *, is_synchronous: bool, directory: Path | None = None) -> None:
+        self._replay, self._is_synchronous, self._directory = replay, is_synchronous, directory
+        self._reader = replay.reader(ahead=1 if is_synchronous else 8)
         self._writer: Writer | None = None
 
     @property
     def make_writer(self) -> Callable[[], Writer]:
-        """Makes a writer, in any process that it is sent to."""
+        """Function that creates a writer; picklable, for other processes."""
         return self._replay.writer
 
     def leave(self, client: str) -> None:
-        """Take note that a writer is gone."""
+        """Report to the replay that a writer is gone."""
         self._replay.leave(client)
 
     def extend(self, batch: Mapping[str, ArrayLike] | Rows, env_ids: ArrayLike | None = None) -> None:
-        """Add rows of the learner's own; those of explorers are there already, and `collect` returned none."""
+        """Add rows of the learner itself; the rows of explorers arrive separately, and `collect` returns none."""
         if isinstance(batch, Rows):
             if not len(batch):
                 return
@@ -69,17 +69,17 @@ class RemoteExperience:
         self._writer.flush()
 
     def minibatch(self, n: int, device: torch.device) -> Minibatch:
-        """Draw `n` rows as tensors on a device."""
-        if self._is_in_step:
+        """Sample `n` rows as tensors on a device."""
+        if self._is_synchronous:
             self._reader.flush()
         return minibatch_of(self._reader.sample, n, device)
 
     def update_priorities(self, ids: ArrayLike, priorities: ArrayLike) -> None:
-        """Send priorities of rows; those with the id -1 are not of this replay; see `Experience.update_priorities`."""
-        self._reader.update_priorities(*own_priorities(ids, priorities, self.on_nonfinite))
+        """Send priorities of rows; the id -1 marks rows from elsewhere; see `Experience.update_priorities`."""
+        self._reader.update_priorities(*valid_priorities(ids, priorities, self.on_nonfinite))
 
     def set_version(self, version: int) -> None:
-        """Tell the version of the newest weights."""
+        """Report the version of the newest weights to the replay."""
         self._replay.set_version(version)
 
     def metrics(self) -> dict[str, float]:
@@ -90,15 +90,15 @@ class RemoteExperience:
         """Return a snapshot; see `StateParts`."""
         return self._replay.state_parts(known)
 
-    def load_state_dict(self, held: SavedParts) -> None:
-        """Go on from a snapshot."""
-        self._replay.load_state_dict(held)
+    def load_state_dict(self, parts: SavedParts) -> None:
+        """Restore a snapshot."""
+        self._replay.load_state_dict(parts)
 
     def interrupt(self) -> None:
-        """Do nothing: writers are new with each attempt, and nobody goes on with the episodes of earlier ones."""
+        """Do nothing: each attempt has new writers, which never continue the episodes of earlier ones."""
 
     def close(self) -> None:
-        """End the process, and delete what it would have gone on from."""
+        """Stop the process, and delete its snapshots."""
         self._replay.close()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Explorers: what an engine collects with in place of a `Collector`, when others collect for it."""
+"""Explorers: publishes weights to explorers, assigns fragments to them, and returns the collected rows."""
 
 import time
 from collections import defaultdict
@@ -13,11 +13,11 @@ from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
 from trieye.process.waiting import Backoff
 from trieye.snapshot.generators import preserved_generators
 from trieye.training.exploring.explorer import Grant, Report, Task
-from trieye.training.exploring.group import ExplorerGroup, Slot
+from trieye.training.exploring.group import ExplorerGroup, ExplorerSlot
 from trieye.training.exploring.inbox import Fragments, Reports
-from trieye.training.exploring.pace import Counts, Pace
-from trieye.training.exploring.places import Place
-from trieye.training.exploring.synchronizer import Board, Published
+from trieye.training.exploring.pace import InFlightCounts, SyncRules
+from trieye.training.exploring.places import ExplorerPool
+from trieye.training.exploring.synchronizer import Published, VersionRegistry
 from trieye.training.finite import OnNonfinite
 from trieye.training.policy import Policy, merge_moments
 from trieye.training.reward_scale import RewardScale
@@ -28,29 +28,29 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 
 
 class Explorers:
-    """Explorers from the learner's side: it publishes weights, grants fragments, and hands out what came.
+    """The learner's side of explorers: publishes weights, assigns fragments, and returns the collected rows.
 
     Args:
-        task: What explorers are made of.
-        place: Where they run.
-        inbox: What waits to be learned from.
-        board: Where versions are announced.
-        policy: Of the learner.
-        on_nonfinite: Handles non-finite rows, which explorers report.
-        leave: Called with the name of the writer of an explorer that is gone.
-        stop: Whether a stop was requested.
+        task: Parameters shared by all explorers.
+        pool: Starts the explorers.
+        queue: Holds the results until the learner takes them.
+        registry: Announces versions of the weights.
+        policy: Policy of the learner.
+        on_nonfinite: Handles the non-finite rows that explorers report.
+        leave: Called with the writer name of an explorer that is gone.
+        stop: The stop request of the run.
 
     Attributes:
-        env_steps: Environment steps of the whole run that the learner knows of.
-        version: Of the newest weights; -1 before the first.
+        env_steps: Environment steps of the whole run, in fragments that were taken or dropped as stale.
+        version: Version of the newest weights; -1 before the first.
     """
 
     def __init__(
         self,
         task: Task,
-        place: Place,
-        inbox: Reports | Fragments,
-        board: Board,
+        pool: ExplorerPool,
+        queue: Reports | Fragments,
+        registry: VersionRegistry,
         policy: Policy,
         *,
         on_nonfinite: OnNonfinite | None = None,
@@ -59,51 +59,51 @@ class Explorers:
     ) -> None:
         config: Any = task.config
         self._session = config.run_name
-        self._task, self._inbox, self._board, self._policy = task, inbox, board, policy
+        self._task, self._queue, self._registry, self._policy = task, queue, registry, policy
         self._config, self._sync = config.explorer, config.sync
         self._on_nonfinite = on_nonfinite or OnNonfinite()
         self._num_envs = config.env.num
         self._scale = RewardScale(0, config.agent.gamma)  # moments of all explorers
         self._steps = config.explorer.fragment_steps or config.agent.rollout_steps
-        self._pace = Pace(config.sync, inbox.max_staleness)
+        self._rules = SyncRules(config.sync, queue.max_staleness)
         self.env_steps = 0
         self.version = -1
         self._step = self._published_step = 0
-        self._has_taken = self._is_publishing = False
+        self._has_fragments = self._is_publishing = False
         self._published: Published | None = None
         self._publish_s: list[float] = []
         self._ended: dict[str, list[float]] = defaultdict(list)
         self._learned: list[Report] = []
         self._lags: dict[int, int] = {}
-        self._told_interrupted = 0
+        self._last_interrupted = 0
         self._retired: list[dict[str, Any]] = []
         self._is_paused, self._is_waiting = True, False
         self._stop = stop or StopRequest()
         self._group = ExplorerGroup(
             task,
-            place,
+            pool,
             config.explorer,
             deliver=self._deliver,
             grant=self._grant,
             leave=leave,
             stop=self._stop,
         )
-        self._has_begun = False
+        self._has_started = False
 
     def begin(self) -> None:
-        """Start the explorers; they begin to collect with the first `collect`."""
-        if not self._has_begun:
-            self._has_begun = True
-            with preserved_generators():  # in threads of this process, explorers draw their first weights from them
+        """Start the explorers; the first `collect` assigns the first fragments."""
+        if not self._has_started:
+            self._has_started = True
+            with preserved_generators():  # policies of explorer threads draw initial weights from the global generators
                 self._group.start()
 
     def collect(self, steps: int | None = None) -> Rows:
-        """Return the fragments of one step of the learner, one for each explorer; wait until they are there.
+        """Wait for the fragments of one learner step, one for each explorer, and return their rows.
 
-        With a replay the rows have gone there, and none are returned.
+        If there is a replay, the rows went there, and the result is empty.
 
         Raises:
-            ConfigurationError: Another number of steps is wanted than a fragment has.
+            ConfigurationError: `steps` differs from the steps of a fragment.
             StepInterrupted: A stop was requested, and the fragments do not arrive.
         """
         if steps not in {None, self._steps}:
@@ -117,12 +117,12 @@ class Explorers:
         self._is_paused, self._is_waiting = False, True
         self._group.poke()
         try:
-            self._group.wait(self._may_take)
+            self._group.wait(self._is_ready_to_take)
         finally:
             self._is_waiting = False
         with self._group.lock:
-            reports, rows = self._inbox.take(self._wanted)
-            self._has_taken = True
+            reports, rows = self._queue.take(self._wanted)
+            self._has_fragments = True
             for report in reports:
                 self._account(report)
         self._group.poke()
@@ -130,11 +130,11 @@ class Explorers:
 
     @property
     def _wanted(self) -> int:
-        """How many fragments the learner takes: one for each explorer, and all of explorers that are gone."""
+        """Number of fragments that the learner takes: one for each explorer, and all of abandoned explorers."""
         alive = {slot.index for slot in self._group.alive}
-        return len(alive) + sum(num for index, num in self._inbox.counts().items() if index not in alive)
+        return len(alive) + sum(num for index, num in self._queue.counts().items() if index not in alive)
 
-    def _may_take(self) -> bool:
+    def _is_ready_to_take(self) -> bool:
         if self._has_enough():
             return True
         self._stop.check("the fragments of this step")
@@ -142,21 +142,21 @@ class Explorers:
 
     def _has_enough(self) -> bool:
         if self._sync.style == "fixed":
-            counts = self._inbox.counts()
+            counts = self._queue.counts()
             return all(counts[slot.index] for slot in self._group.alive)
-        waiting = self._inbox.versions()
-        wanted = self._wanted
-        if len(waiting) < wanted:
+        waiting = self._queue.versions()
+        num_wanted = self._wanted
+        if len(waiting) < num_wanted:
             return False
-        under_way = self._under_way()
-        if not under_way or not self._inbox.is_bounded:
+        in_flight = self._in_flight_versions()
+        if not in_flight or not self._queue.is_bounded:
             return True
-        left = sorted(waiting)[wanted:] + under_way
-        explorers, steps_left = len(self._group.alive), self._steps_left(has_taken=True)
-        return self._pace.may_take(self.version, left, explorers=explorers, steps_left=steps_left)
+        remaining = sorted(waiting)[num_wanted:] + in_flight
+        explorers, steps_left = len(self._group.alive), self._steps_left(has_fragments=True)
+        return self._rules.may_take(self.version, remaining, explorers=explorers, steps_left=steps_left)
 
-    def _steps_left(self, *, has_taken: bool) -> int:
-        return self._pace.steps_left(self._step - self._published_step, has_taken=has_taken)
+    def _steps_left(self, *, has_fragments: bool) -> int:
+        return self._rules.steps_left(self._step - self._published_step, has_fragments=has_fragments)
 
     def _account(self, report: Report) -> None:
         self.env_steps += report.env_steps
@@ -165,11 +165,11 @@ class Explorers:
         self._learned.append(report)
         self._on_nonfinite.counts["rows"] += report.refused
         for remark in report.remarks:
-            self._on_nonfinite.tell("rows", remark)
+            self._on_nonfinite.show("rows", remark)
         self._lags[report.explorer] = self.version - report.version_min
 
     def learned(self) -> None:
-        """Take note that a step of the learner is over: normalizers learn, and weights are published if it is time."""
+        """End a learner step: update the normalizers, and publish weights if they are due."""
         for report in self._learned:
             merge_moments(self._policy, report.moments)
             if report.returns is not None:
@@ -177,8 +177,8 @@ class Explorers:
         self._learned.clear()
         self._step += 1
         with self._group.lock:
-            is_asked = any(slot.asks_until is not None for slot in self._group.slots)
-            is_due = self._pace.needs_publish(self._step, self._published_step, is_asked=is_asked)
+            is_requested = any(slot.waits_until is not None for slot in self._group.slots)
+            is_due = self._rules.needs_publish(self._step, self._published_step, is_requested=is_requested)
             self._is_publishing = is_due and self._may_publish()
         if self._is_publishing:
             try:
@@ -186,38 +186,41 @@ class Explorers:
                 self._published_step = self._step
             finally:
                 self._is_publishing = False
-        self._has_taken = False
+        self._has_fragments = False
         self._group.poke()
         self._group.check()
 
     def _may_publish(self) -> bool:
-        """Return whether all outstanding fragments would still be fresh enough with the next version."""
-        return all(self._is_usable(begun, self.version + 1) for begun in [*self._inbox.versions(), *self._under_way()])
+        """Return whether all outstanding fragments would still be usable with the next version."""
+        return all(
+            self._is_usable(fragment_version, self.version + 1)
+            for fragment_version in [*self._queue.versions(), *self._in_flight_versions()]
+        )
 
-    def _under_way(self) -> list[int]:
-        """Return the versions of fragments under way, of explorers that do not hang."""
+    def _in_flight_versions(self) -> list[int]:
+        """Return the versions of the fragments in flight, without hanging explorers."""
         return [grant.published.version for slot in self._group.slots if slot.is_expected for grant in slot.grants]
 
-    def _is_usable(self, begun: int, version: int) -> bool:
-        """Return whether a fragment of one version may be learned from with another."""
-        return not self._inbox.is_bounded or self._pace.is_fresh(begun, version)
+    def _is_usable(self, fragment_version: int, version: int) -> bool:
+        """Return whether the learner may use a fragment of version `fragment_version` at `version`."""
+        return not self._queue.is_bounded or self._rules.is_fresh(fragment_version, version)
 
     def _announce(self, version: int) -> None:
-        """Publish the weights: the transport first, then the board, then fragments may begin with them."""
+        """Publish weights through the transport, announce them, then allow fragments to start with them."""
         began = time.perf_counter()
-        handle = self._handed_over(version)
+        handle = self._publish_with_retries(version)
         published = Published(version, self._step, handle, self._session)
-        self._board.publish(published)
+        self._registry.publish(published)
         self._publish_s.append(time.perf_counter() - began)
         with self._group.lock:
             self.version, self._published = version, published
-            for report in self._inbox.set_version(version):
+            for report in self._queue.set_version(version):
                 self._account(report)
             for slot in self._group.slots:
-                slot.asks_until = None
+                slot.waits_until = None
 
-    def _handed_over(self, version: int) -> Any:
-        """Give the weights to the transport, again after a pause if that fails."""
+    def _publish_with_retries(self, version: int) -> Any:
+        """Publish weights through the transport; retry with pauses if it fails."""
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             try:
@@ -227,110 +230,110 @@ class Explorers:
                 if backoff.failures == _PUBLISH_TRIES:
                     error.add_note(f"publishing version {version} of the weights failed {_PUBLISH_TRIES} times")
                     raise
-                say(f"publishing version {version} of the weights failed and is tried again: {error}")
+                say(f"publishing version {version} of the weights failed, retrying in {pause_s:g} s: {error}")
                 time.sleep(pause_s)
 
     def _deliver(self, report: Report) -> str:
-        return self._inbox.put(report, self._group.slots[report.explorer].incarnation)
+        return self._queue.put(report, self._group.slots[report.explorer].incarnation)
 
     def _grant(self) -> None:
-        """Tell explorers to collect what the pace allows; the group calls it with its lock."""
+        """Assign as many fragments as the rules allow; the group calls it while holding its lock."""
         published = self._published
         if self._is_paused or published is None:
             return
         if not self._is_usable(published.version, self.version + self._is_publishing):
-            return  # it would be too stale when it comes
-        waiting = self._inbox.counts()
+            return  # the fragment would be too stale on arrival
+        waiting = self._queue.counts()
         outstanding = waiting.total() + sum(len(slot.grants) for slot in self._group.slots if slot.is_expected)
         granted, alive = True, self._group.alive
         while granted:
             granted = False
             for slot in sorted(alive, key=lambda slot: (len(slot.grants), slot.produced, slot.index)):
-                is_free = slot.is_there and len(slot.grants) < self._most_in_flight
+                is_free = slot.is_ready and len(slot.grants) < self._max_in_flight
                 own = waiting[slot.index] + len(slot.grants)
                 if is_free and self._may_begin(slot, own, outstanding, len(alive)):
-                    self._tell(slot, published)
+                    self._assign(slot, published)
                     granted, outstanding = True, outstanding + 1
-        self._keep_from_starving(published)
+        self._prevent_starvation(published)
 
     @property
-    def _most_in_flight(self) -> int:
+    def _max_in_flight(self) -> int:
         return 1 if self._sync.style == "explorer_driven" else self._config.max_in_flight
 
-    def _tell(self, slot: Slot, published: Published) -> None:
+    def _assign(self, slot: ExplorerSlot, published: Published) -> None:
         version, count = slot.on_version
         slot.on_version = (published.version, count + 1 if version == published.version else 1)
         self._group.submit(slot, Grant(slot.granted, self._steps, self.env_steps, published, self._scale.moments))
 
-    def _may_begin(self, slot: Slot, own: int, outstanding: int, explorers: int) -> bool:
+    def _may_begin(self, slot: ExplorerSlot, own: int, outstanding: int, explorers: int) -> bool:
         version, on_version = slot.on_version
-        counts = Counts(
-            explorers=explorers,  # counted once for all: with a thousand of them that is most of a report's cost
-            steps_left=self._steps_left(has_taken=self._has_taken),
+        counts = InFlightCounts(
+            explorers=explorers,  # counted once for all explorers: with 1000 of them this dominates the cost per result
+            steps_left=self._steps_left(has_fragments=self._has_fragments),
             outstanding=outstanding,
             own_outstanding=own,
             own_on_version=on_version if version == self.version else 0,
         )
-        if self._pace.asks(counts) and (slot.asks_until is None or time.monotonic() < slot.asks_until):
-            slot.asks_until = slot.asks_until or time.monotonic() + self._sync.timeout_s
+        if self._rules.wants_weights(counts) and (slot.waits_until is None or time.monotonic() < slot.waits_until):
+            slot.waits_until = slot.waits_until or time.monotonic() + self._sync.timeout_s
             return False
-        return self._pace.may_begin(counts)
+        return self._rules.may_begin(counts)
 
-    def _keep_from_starving(self, published: Published) -> None:
-        """Grant fragments against the rules where the learner waits for some, and nothing is under way.
+    def _prevent_starvation(self, published: Published) -> None:
+        """Assign fragments against the rules if the learner waits and none is in flight.
 
-        So it is if it collects more than once in a step, or after explorers were given up.
+        This happens if the learner collects more than once per step, or after explorers were abandoned.
         """
         if not self._is_waiting or any(slot.is_expected for slot in self._group.slots) or self._has_enough():
             return
-        there = self._inbox.counts()
+        waiting = self._queue.counts()
         for slot in self._group.alive:
-            if slot.is_there and not slot.grants and not there[slot.index]:
-                self._tell(slot, published)
+            if slot.is_ready and not slot.grants and not waiting[slot.index]:
+                self._assign(slot, published)
 
     def metrics(self) -> dict[str, float]:
-        """Return what there is to say since the last call: of episodes, versions, explorers and fragments."""
-        found = {name: float(np.mean(values)) for name, values in self._ended.items()}
+        """Return metrics of episodes, versions, explorers and fragments since the last call."""
+        metrics = {name: float(np.mean(values)) for name, values in self._ended.items()}
         self._ended.clear()
         with self._group.lock:
-            if self.interrupted != self._told_interrupted:
-                found["episode/interrupted"] = self._told_interrupted = self.interrupted
-            found |= {"sync/version": self.version, "explorer/alive": self._num_working}
-            found |= {"explorer/restarts": self._group.restarts, "explorer/lost": self._group.lost}
-            found |= {f"explorer/{index}/lag": lag for index, lag in self._lags.items()}
-            found |= self._inbox.metrics()
+            if self.interrupted != self._last_interrupted:
+                metrics["episode/interrupted"] = self._last_interrupted = self.interrupted
+            metrics |= {"sync/version": self.version, "explorer/alive": self._num_working}
+            metrics |= {"explorer/restarts": self._group.restarts, "explorer/lost_fragments": self._group.lost}
+            metrics |= {f"explorer/{index}/staleness": lag for index, lag in self._lags.items()}
+            metrics |= self._queue.metrics()
         if self._publish_s:
-            found["sync/publish_ms"] = 1000.0 * float(np.mean(self._publish_s))
+            metrics["sync/publish_ms"] = 1000.0 * float(np.mean(self._publish_s))
             self._publish_s.clear()
-        return found
+        return metrics
 
     @property
     def _num_working(self) -> int:
-        return sum(slot.is_there for slot in self._group.slots)
+        return sum(slot.is_ready for slot in self._group.slots)
 
     @property
     def interrupted(self) -> int:
-        """Episodes that were cut."""
+        """Number of cut episodes."""
         return self._group.interrupted
 
     @property
     def can_save(self) -> bool:
-        """Whether what is saved now goes on exactly; explorers are in different places of their episodes anyway."""
+        """Whether a checkpoint taken now resumes bit-exactly; always True: waiting for all explorers is futile."""
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Wait for outstanding fragments, and return the progress; explorers pause until the next `collect`.
+        """Wait for outstanding fragments, and return the state; explorers pause until the next `collect`.
 
-        Hanging explorers are not waited for, nor any explorer long after a stop request: their fragments count as lost,
-        and their episodes as interrupted.
+        Hanging explorers are skipped; long after a stop request, so are all others. Their fragments count as lost, and
+        their episodes as interrupted.
         """
         self._is_paused = True
         timeout_s = self._config.fragment_timeout_s
-        if not self._has_begun:
+        if not self._has_started:
             states: list[Any] = [slot.state for slot in self._group.slots]
         else:
             if self._group.fault is None:
-                self._group.wait(self._is_quiet, timeout_s)
+                self._group.wait(self._is_idle, timeout_s)
             states = self._group.ask("state_dict", timeout_s)
         return {
             "env_steps": self.env_steps,
@@ -351,15 +354,15 @@ class Explorers:
             "lost": self._group.lost + sum(len(slot.grants) for slot in self._group.slots),
             "interrupted": self._group.interrupted,
             "returns": self._scale.moments,
-            "inbox": self._inbox.state_dict(),
+            "inbox": self._queue.state_dict(),
         }
 
-    def _is_quiet(self) -> bool:
+    def _is_idle(self) -> bool:
         is_late = self._stop.is_older_than(SAVE_PATIENCE_S)
         return is_late or not any(slot.is_expected for slot in self._group.slots)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Go on where `state_dict` was called; return False, as writers and with them episodes of a replay are new."""
+        """Restore a state; return False, because new writers interrupt the episodes in a replay."""
         self.env_steps, self.version = int(state["env_steps"]), int(state["version"])
         self._step, self._published_step = int(state["step"]), int(state["published_step"])
         self._scale.moments = tuple(state.get("returns", self._scale.moments))
@@ -367,32 +370,32 @@ class Explorers:
         group.restarts, group.lost = int(state["restarts"]), int(state["lost"])
         group.interrupted = int(state["interrupted"])
         self._load_explorers(state["explorers"], state.get("retired", []))
-        self._inbox.load_state_dict(state["inbox"])
+        self._queue.load_state_dict(state["inbox"])
         return False
 
     def _load_explorers(self, saved: Sequence[Mapping[str, Any]], retired: Sequence[Mapping[str, Any]]) -> None:
-        """Give each explorer the state of its number; the counts of explorers that are no more are kept for later."""
+        """Restore each explorer by its index; keep the counts of surplus explorers for a later resume."""
         slots = self._group.slots
         if len(saved) != len(slots):
             say(f"explorer.num was {len(saved)} and is {len(slots)}")
-        for slot in slots:  # new ones start at the same point as the others
-            slot.delivered = max((held["delivered"] for held in saved), default=0)
-        for slot, held in zip(slots, [*saved, *retired], strict=False):
-            slot.state, slot.delivered = held["state"], held["delivered"]
-            slot.incarnation = held["incarnation"] + (held["state"] is None)  # its environments get other seeds
-            slot.granted = held.get("granted", slot.delivered)
-        self._retired = [{**held, "state": None} for held in [*saved, *retired][len(slots) :]]
-        for index, held in enumerate(saved):
-            if held["state"] is None:
+        for slot in slots:  # additional explorers start with the counts of the others
+            slot.delivered = max((entry["delivered"] for entry in saved), default=0)
+        for slot, entry in zip(slots, [*saved, *retired], strict=False):
+            slot.state, slot.delivered = entry["state"], entry["delivered"]
+            slot.incarnation = entry["incarnation"] + (entry["state"] is None)  # without a state: other seeds
+            slot.granted = entry.get("granted", slot.delivered)
+        self._retired = [{**entry, "state": None} for entry in [*saved, *retired][len(slots) :]]
+        for index, entry in enumerate(saved):
+            if entry["state"] is None:
                 self._group.interrupted += self._num_envs
             elif index >= len(slots):
-                self._group.interrupted += int(np.count_nonzero(~np.asarray(held["state"]["done"])))
+                self._group.interrupted += int(np.count_nonzero(~np.asarray(entry["state"]["done"])))
 
     def close(self) -> None:
-        """End the explorers."""
-        if self._has_begun:
+        """Stop the explorers."""
+        if self._has_started:
             self._group.close()
         if (close := getattr(self._task.transport, "close", None)) is not None:
             close()
-        self._board.close()
-        self._inbox.close()
+        self._registry.close()
+        self._queue.close()

@@ -1,4 +1,4 @@
-"""Gathering: rows collected with the policy of a checkpoint, without a learner, and written as a file."""
+"""Gathering: collects rows with the policy of a checkpoint, without a learner, and writes them to a file."""
 
 import math
 from collections import deque
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from trieye.checkpoints.choose import reference_of
 from trieye.checkpoints.store import load_checkpoint
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
@@ -22,7 +23,7 @@ from trieye.training.config import TrainingConfig
 from trieye.training.environments import make_envs
 from trieye.training.exploring.explorer import Grant, Report, Task
 from trieye.training.exploring.group import ExplorerGroup
-from trieye.training.exploring.making import place_and_transport
+from trieye.training.exploring.making import pool_and_transport
 from trieye.training.exploring.synchronizer import Published
 from trieye.training.exploring.transports import CheckpointTransport, load_weights
 from trieye.training.finite import OnNonfinite
@@ -30,79 +31,81 @@ from trieye.training.loading import policy_of
 from trieye.training.policy import Policy
 from trieye.training.rows import Rows
 
-_OTHER_SEED = 3_000_000
-"""Other starts than those of the training and of evaluations."""
+_SEED_OFFSET = 3_000_000
+"""Added to the seed, so that episodes start differently from training and evaluations."""
 
-_STEPS = 64
-"""Of each environment in a fragment: nobody waits to learn from it."""
+_DEFAULT_STEPS = 64
+"""Steps of each environment in a fragment; long, because no learner waits."""
 
 
 def explore(config: TrainingConfig) -> Path:
-    """Collect with the policy of the run that `config.run_name` names, and return the file of the rows.
+    """Collect with the policy of the run named by `config.run_name`, and return the path of the rows.
 
-    The policy explores as the training did when the checkpoint was saved, in the environment of the run. Rewards are
-    those that the training learned from, but not normalized, as the moments of that belong to the run.
+    The policy explores as at the time of the checkpoint, in the environment of the run. Rewards are clipped as in the
+    training, but not normalized, because the moments for that belong to the run.
 
-    Nothing of the run changes, and it may be trained meanwhile. Whatever ends the collecting early, what was collected
-    by then is written.
+    The run is not modified, and may be training at the same time. If an error ends the collection early, the rows
+    collected before are written.
 
     Raises:
-        CheckpointError: There is no such checkpoint, or it is not that of an engine.
-        ConfigurationError: The file is there already, or the environment cannot be made.
+        CheckpointError: The checkpoint does not exist, or no engine saved it.
+        ConfigurationError: The file exists, or the environment cannot be created.
     """
     run_dir = RunFiles(config.persistence).run_base_dir
-    saved = load_checkpoint(run_dir, config.explore.which)
+    saved = load_checkpoint(run_dir, reference_of(config.explore.checkpoint, asked="explore.checkpoint").which)
     policy = policy_of(run_dir, saved)
-    own, limit = policy.config, config.explore_steps
-    env = own.env.model_copy(update={"num": config.env.num, "normalize_rewards": False})
-    loop = own.loop.model_copy(update={"on_nonfinite": config.loop.on_nonfinite})
-    changed = {
+    run_config, limit = policy.config, config.explore_steps
+    env = run_config.env.model_copy(update={"num": config.env.num, "normalize_rewards": False})
+    loop = run_config.loop.model_copy(update={"on_nonfinite": config.loop.on_nonfinite})
+    overrides = {
         "env": env,
         "loop": loop,
         "explorer": config.explorer,
         "runtime": config.runtime,
-        "seed": config.seed + _OTHER_SEED,
+        "seed": config.seed + _SEED_OFFSET,
     }
-    gathered = _Gathered(limit, config.explorer.num * env.num or env.num, config.explorer.fragment_steps or _STEPS)
+    collected = _CollectedRows(
+        limit, config.explorer.num * env.num or env.num, config.explorer.fragment_steps or _DEFAULT_STEPS
+    )
     follows = config.sync.transport == "checkpoint"
-    newer = _Newer(RunFiles(config.persistence).weights_dir, saved.path) if follows else None
-    say(f"{run_dir.name}: {limit} steps are collected with the policy of step {saved.step}")
-    with _reserved(run_dir, config.explore.file) as path:
+    published_weights = _PublishedWeights(RunFiles(config.persistence).weights_dir, saved.path) if follows else None
+    say(f"{run_dir.name}: collecting {limit} steps with the policy of step {saved.step}")
+    with _reserved(run_dir, config.explore.output) as path:
         try:
-            gather = _by_explorers if config.explorer.num else _alone
-            gather(own.model_copy(update=changed), policy, newer, gathered)
+            gather = _collect_by_explorers if config.explorer.num else _collect_here
+            gather(run_config.model_copy(update=overrides), policy, published_weights, collected)
         finally:
-            if gathered.num:
-                gathered.write(path)
+            if collected.num:
+                collected.write(path)
     return path
 
 
-class _Gathered:
-    """The rows that there are.
+class _CollectedRows:
+    """The rows collected so far.
 
     Args:
-        limit: How many are wanted.
-        num_envs: Environments that collect.
+        limit: Number of rows to collect.
+        num_envs: Number of environments.
         steps: Steps of each in a fragment.
 
     Attributes:
-        num: How many there are.
+        num: Number of rows collected.
     """
 
     def __init__(self, limit: int, num_envs: int, steps: int) -> None:
         self.limit, self.steps, self.num = limit, steps, 0
-        # with n-step returns, which nobody draws here, a buffer knows of episodes, and so does the file
+        # n-step returns, though unused here, make the buffer and thus the file record episodes
         config = ReplayConfig(capacity=limit + num_envs * steps, n_step=2)
         self._buffer = Experience.from_config(config, seed=0)
         self._returns: list[float] = []
 
     @property
-    def is_enough(self) -> bool:
-        """Whether there are as many as are wanted."""
+    def is_complete(self) -> bool:
+        """Whether the limit is reached."""
         return self.num >= self.limit
 
-    def take(self, rows: Rows, ended: Mapping[str, list[float]], *, first_env: int, were_cut: bool = False) -> None:
-        """Take rows, and the values of the episodes that ended; `were_cut`: those under way before do not go on."""
+    def add(self, rows: Rows, ended: Mapping[str, list[float]], *, first_env: int, were_cut: bool = False) -> None:
+        """Add rows, and the values of ended episodes; `were_cut`: the unfinished episodes of earlier rows were cut."""
         data, env_ids = rows.transitions()
         if were_cut:
             for member in range(rows.valid.shape[1]):
@@ -113,31 +116,33 @@ class _Gathered:
         self._returns += ended.get("episode/return", [])
 
     def write(self, path: Path) -> None:
-        """Write the rows."""
+        """Write the rows to a file."""
         export = export_npz if path.suffix == ".npz" else export_parquet
         num = export(self._buffer, path)
         mean = f", {len(self._returns)} whole episodes, mean return {np.mean(self._returns):g}" if self._returns else ""
-        say(f"{num} rows{mean} are in {path}; mode=train data={path} loop.axis=updates learns from them")
+        say(f"wrote {path}: {num} rows{mean}; learn from them with mode=train data={path} loop.axis=updates")
 
 
-class _Newer:
-    """The weights that another process publishes as files while it trains the run."""
+class _PublishedWeights:
+    """Weights that another process publishes as files while it trains the run."""
 
     def __init__(self, directory: Path, checkpoint: Path) -> None:
         self._files = CheckpointTransport(directory)
         saved = checkpoint.stat().st_mtime
-        self._seen = [path.name for path in self._files.paths() if path.stat().st_mtime <= saved][-1:]
+        self._last_name = [path.name for path in self._files.paths() if path.stat().st_mtime <= saved][-1:]
 
     def weights(self) -> Mapping[str, Any] | None:
-        """Return weights that are newer than those before; None if there are none."""
+        """Return weights that were published since the last call, or None."""
         newest = self._files.paths()[-1:]
-        if not newest or [newest[0].name] <= self._seen:
+        if not newest or [newest[0].name] <= self._last_name:
             return None
-        self._seen = [newest[0].name]
+        self._last_name = [newest[0].name]
         return self._files.fetch(str(newest[0]))
 
 
-def _alone(config: TrainingConfig, policy: Policy, newer: _Newer | None, gathered: _Gathered) -> None:
+def _collect_here(
+    config: TrainingConfig, policy: Policy, published_weights: _PublishedWeights | None, collected: _CollectedRows
+) -> None:
     """Collect in this process."""
     num = config.env.num
     on_nonfinite, gamma = OnNonfinite(config.loop.on_nonfinite), config.agent.gamma
@@ -145,20 +150,22 @@ def _alone(config: TrainingConfig, policy: Policy, newer: _Newer | None, gathere
     collector = Collector(envs, policy, config.env, gamma=gamma, seed=config.seed, on_nonfinite=on_nonfinite)
     collector.env_steps = policy.schedule_step
     try:
-        while not gathered.is_enough:
-            if newer is not None and (weights := newer.weights()) is not None:
+        while not collected.is_complete:
+            if published_weights is not None and (weights := published_weights.weights()) is not None:
                 load_weights(policy, weights)
-            steps = min(gathered.steps, math.ceil((gathered.limit - gathered.num) / num))
-            gathered.take(collector.collect(steps), collector.take_ended(), first_env=0)
-            collector.take_moments()  # nobody learns from them
+            steps = min(collected.steps, math.ceil((collected.limit - collected.num) / num))
+            collected.add(collector.collect(steps), collector.take_ended(), first_env=0)
+            collector.take_moments()  # discard: there is no learner
     finally:
         collector.close()
 
 
-def _by_explorers(config: TrainingConfig, policy: Policy, newer: _Newer | None, gathered: _Gathered) -> None:
-    """Let explorers collect."""
+def _collect_by_explorers(
+    config: TrainingConfig, policy: Policy, published_weights: _PublishedWeights | None, collected: _CollectedRows
+) -> None:
+    """Collect with explorers."""
     num = config.env.num
-    place, transport = place_and_transport(config)
+    pool, transport = pool_and_transport(config)
     published = Published(0, 0, transport.publish(0, policy.state_dict()))
     waiting: deque[tuple[Report, int]] = deque()
 
@@ -170,23 +177,23 @@ def _by_explorers(config: TrainingConfig, policy: Policy, newer: _Newer | None, 
         for slot in group.alive:
             while slot.worker is not None and len(slot.grants) < config.explorer.max_in_flight:
                 promised = len(waiting) + sum(len(other.grants) for other in group.slots if other.is_expected)
-                if gathered.num + promised * gathered.steps * num >= gathered.limit:
+                if collected.num + promised * collected.steps * num >= collected.limit:
                     return
-                env_steps = policy.schedule_step + gathered.num
-                group.submit(slot, Grant(slot.granted, gathered.steps, env_steps, published))
+                env_steps = policy.schedule_step + collected.num
+                group.submit(slot, Grant(slot.granted, collected.steps, env_steps, published))
 
     task = Task(config, type(policy), policy.spaces, transport)
-    group = ExplorerGroup(task, place, config.explorer, deliver=deliver, grant=grant, leave=lambda _: None)
+    group = ExplorerGroup(task, pool, config.explorer, deliver=deliver, grant=grant, leave=lambda _: None)
     group.start()
     try:
-        while not gathered.is_enough:
+        while not collected.is_complete:
             group.poke()
             group.wait(lambda: bool(waiting))
             report, incarnation = waiting.popleft()
-            first = (incarnation * config.explorer.num + report.explorer) * num  # episodes of another one do not go on
+            first = (incarnation * config.explorer.num + report.explorer) * num  # a restart begins new episodes
             rows = Rows.of_payloads([report.payload or {}], policy.device)
-            gathered.take(rows, report.ended, first_env=first, were_cut=bool(report.interrupted))
-            if newer is not None and (weights := newer.weights()) is not None:
+            collected.add(rows, report.ended, first_env=first, were_cut=bool(report.interrupted))
+            if published_weights is not None and (weights := published_weights.weights()) is not None:
                 load_weights(policy, weights)
                 version = published.version + 1
                 published = Published(version, 0, transport.publish(version, policy.state_dict()))
@@ -196,18 +203,18 @@ def _by_explorers(config: TrainingConfig, policy: Policy, newer: _Newer | None, 
 
 @contextmanager
 def _reserved(run_dir: Path, name: str | None) -> Iterator[Path]:
-    """Give a file that nobody else had, and take it away if it is still empty when the block ends."""
-    wanted = (run_dir / f"explored_{number}.npz" for number in count(1)) if name is None else iter([Path(name)])
-    for path in wanted:
+    """Create an empty file exclusively, and delete it if it is still empty when the block ends."""
+    paths = (run_dir / f"explored_{number}.npz" for number in count(1)) if name is None else iter([Path(name)])
+    for path in paths:
         try:
             path.touch(exist_ok=False)
         except FileExistsError:
             continue
         except OSError as error:
-            raise ConfigurationError(f"explore.file={path} cannot be written: {error}") from error
+            raise ConfigurationError(f"explore.output={path} cannot be written: {error}") from error
         break
     else:
-        raise ConfigurationError(f"explore.file={name} is there already, and is not overwritten; choose another name")
+        raise ConfigurationError(f"explore.output={name} already exists; choose another name")
     try:
         yield path
     finally:

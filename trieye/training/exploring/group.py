@@ -1,4 +1,4 @@
-"""ExplorerGroup: explorers that are told what to do, watched, and begun anew when they fail."""
+"""ExplorerGroup: starts explorers, supervises them, and restarts failed ones."""
 
 import platform
 import queue
@@ -15,130 +15,130 @@ from trieye.config.explorer import ExplorerConfig
 from trieye.exceptions import NonFiniteError, TrieyeError
 from trieye.process.progress import say
 from trieye.process.stopping import SAVE_PATIENCE_S, StopRequest
-from trieye.training.exploring.explorer import GOOD_RUN, Grant, Report, Task
-from trieye.training.exploring.places import Place, Worker
+from trieye.training.exploring.explorer import RECOVERY_FRAGMENTS, Grant, Report, Task
+from trieye.training.exploring.places import ExplorerPool, WorkerHandle
 
-_LONGEST_PAUSE_S = 60.0
-_REFUSED_EVERY_S = 10.0
+_MAX_PAUSE_S = 60.0
+_REFUSED_REPORT_INTERVAL_S = 10.0
 PATIENCE_S = 20.0
-"""How long an explorer waits for room before that is said."""
+"""Seconds without a free node after which a waiting explorer is reported."""
 
 OVERDUE_S = 5.0
-"""Seconds until a fragment is overdue if it takes `_UNUSUAL` times as long as others of its explorer, too."""
+"""Minimum age of an overdue fragment, which also exceeds `_OVERDUE_FACTOR` times the longest recent one."""
 
-_UNUSUAL = 4.0
-_FORGETS = 0.9
+_OVERDUE_FACTOR = 4.0
+_DURATION_DECAY = 0.9
 _CLOSE_STOPPED_S = 1.5
 _POLL_S = 0.2
-"""Seconds until a waiting learner notices a stop request; answers of explorers wake it at once."""
+"""Seconds between a waiting learner's checks for stop requests; results of explorers wake it at once."""
 
 
 @dataclass(slots=True)
-class Slot:
-    """One explorer, whatever process it is by now.
+class ExplorerSlot:
+    """State of one explorer across restarts.
 
     Attributes:
-        index: Its number.
-        worker: Where it is; None while it is away.
-        machine: Name of the machine that it is on; None while it is away, or waits for room on a cluster.
-        is_there: Whether it has answered; one that has not is told nothing.
-        incarnation: How often it was begun anew.
-        delivered: Fragments that were delivered over the whole run.
-        granted: Fragments granted over the whole run, including lost ones.
-        grants: Undelivered grants, the oldest first.
-        early: Reports that arrived before the report of an older grant, by number.
-        failures: In a row, with fewer than `GOOD_RUN` fragments between.
-        num_good: Fragments since the last one.
-        resumes_at: When it is begun anew, seconds of `time.monotonic`.
-        error: Why it failed last.
-        is_given_up: Whether it failed too often.
-        client: The name of its writer, if it has one.
-        state: With which it goes on when it begins.
-        on_version: Fragments that it was told to begin with the newest version.
-        asks_until: How long it waits for newer weights at most; None if it waits for none.
-        began_at: When it began its oldest grant, or was begun itself.
-        usual_s: The longest of its recent fragments, seconds; 0 before the first.
-        is_overdue: Whether its oldest grant takes unusually long, so that it is no longer waited for.
+        index: Index of the explorer.
+        worker: Handle of the current process or thread; None between restarts.
+        machine: Name of its machine; None between restarts and while it waits for a node.
+        is_ready: Whether it has answered; nothing is assigned to it before.
+        incarnation: Number of restarts.
+        delivered: Fragments delivered over the whole run.
+        granted: Fragments assigned over the whole run, including lost ones.
+        grants: Undelivered assignments, oldest first.
+        early: Results that arrived before older assignments' results, by number.
+        failures: Consecutive failures, with fewer than `RECOVERY_FRAGMENTS` fragments between them.
+        num_good_fragments: Fragments since the last failure.
+        restarts_at: Time of the restart, seconds of `time.monotonic`.
+        error: The last failure.
+        is_abandoned: Whether it failed too often to be restarted.
+        client: Name of its replay writer, if any.
+        state: State to restore at the next start.
+        on_version: Newest version assigned to it, and the number of fragments assigned with that version.
+        waits_until: Time until which it waits for newer weights; None if it does not wait.
+        began_at: Start of its oldest assignment, or of the explorer itself.
+        usual_s: Decaying maximum of its fragment durations in seconds; 0 before the first.
+        is_overdue: Whether its oldest assignment takes unusually long, so that the learner does not wait for it.
     """
 
     index: int
-    worker: Worker | None = None
+    worker: WorkerHandle | None = None
     machine: str | None = None
-    is_there: bool = False
+    is_ready: bool = False
     incarnation: int = 0
     delivered: int = 0
     granted: int = 0
     grants: deque[Grant] = field(default_factory=deque)
     early: dict[int, Report] = field(default_factory=dict)
     failures: int = 0
-    num_good: int = 0
-    resumes_at: float | None = None
+    num_good_fragments: int = 0
+    restarts_at: float | None = None
     error: BaseException | None = None
-    is_given_up: bool = False
+    is_abandoned: bool = False
     client: str | None = None
     state: Any = None
     on_version: tuple[int, int] = (-1, 0)
-    asks_until: float | None = None
+    waits_until: float | None = None
     began_at: float = 0.0
     usual_s: float = 0.0
     is_overdue: bool = False
 
     @property
     def is_awaited(self) -> bool:
-        """Whether something has to come from it."""
-        return bool(self.grants) or (self.machine is not None and not self.is_there)
+        """Whether a fragment or the first answer is outstanding."""
+        return bool(self.grants) or (self.machine is not None and not self.is_ready)
 
     @property
-    def has_no_room(self) -> bool:
-        """Whether it waits for room on a machine, which may take until one comes."""
+    def is_unplaced(self) -> bool:
+        """Whether it waits for a node; the wait is unbounded."""
         return self.worker is not None and self.machine is None
 
     @property
     def produced(self) -> int:
-        """Fragments that were delivered, and those under way."""
+        """Number of delivered fragments plus those in flight."""
         return self.delivered + len(self.grants)
 
     @property
     def is_expected(self) -> bool:
-        """Whether a fragment of it is under way that is worth waiting for."""
+        """Whether a fragment is in flight that is not overdue."""
         return bool(self.grants) and not self.is_overdue
 
     @property
     def overdue_at(self) -> float:
-        """When the current fragment becomes overdue, by `time.monotonic`."""
-        if not self.usual_s:  # its first fragment, or its start, for which processes import for seconds
+        """Deadline after which the current fragment or start is overdue, by `time.monotonic`."""
+        if not self.usual_s:  # the first fragment, or the start, when processes import modules for seconds
             return self.began_at + PATIENCE_S / 2
-        return self.began_at + max(OVERDUE_S, _UNUSUAL * self.usual_s)
+        return self.began_at + max(OVERDUE_S, _OVERDUE_FACTOR * self.usual_s)
 
 
 class ExplorerGroup:
-    """Explorers, and a thread that hears what they say.
+    """Explorers, and a thread that processes their results.
 
-    The thread alone changes slots; it holds `lock` while it does, and whoever else looks at them holds it, too.
+    Only the thread changes slots, while holding `lock`; other threads hold it to read them.
 
     Args:
-        task: What explorers are made of.
-        place: Where they run.
-        config: How many, and what is done when they fail.
-        deliver: Called with each report, those of an explorer in the order of collection; returns why the fragment is
-            refused, empty if it is not.
-        grant: Called whenever something changed; tells explorers what to do by `submit`.
-        leave: Called with the name of the writer of an explorer that is gone.
-        stop: Whether a stop was requested.
+        task: Parameters shared by all explorers.
+        pool: Starts the explorers.
+        config: Number of explorers, and the policy for failures.
+        deliver: Called with each result, in the order of collection for each explorer; returns the reason if the
+            fragment is refused, else an empty string.
+        grant: Called after every change; assigns fragments with `submit`.
+        leave: Called with the writer name of an explorer that is gone.
+        stop: The stop request of the run.
 
     Attributes:
-        slots: The explorers.
-        lock: Held while slots change, and while `deliver` and `grant` are called.
-        restarts: How often an explorer was begun anew.
-        lost: Fragments that were granted and never learned from: they never came, or were refused.
-        interrupted: Episodes that were cut.
+        slots: One slot for each explorer.
+        lock: Guards the slots; held during `deliver` and `grant`.
+        restarts: Number of restarts of all explorers.
+        lost: Assigned fragments that were never learned from, because they did not arrive or were refused.
+        interrupted: Number of cut episodes.
         fault: An error that restarting explorers cannot fix; None if there is none.
     """
 
     def __init__(
         self,
         task: Task,
-        place: Place,
+        pool: ExplorerPool,
         config: ExplorerConfig,
         *,
         deliver: Callable[[Report], str],
@@ -146,79 +146,80 @@ class ExplorerGroup:
         leave: Callable[[str], None],
         stop: StopRequest | None = None,
     ) -> None:
-        self._task, self._place, self._config = task, place, config
+        self._task, self._pool, self._config = task, pool, config
         self._stop = stop or StopRequest()
         self._deliver, self._grant, self._leave = deliver, grant, leave
-        self.slots = [Slot(index) for index in range(config.num)]
+        self.slots = [ExplorerSlot(index) for index in range(config.num)]
         self.lock = threading.RLock()
         self.restarts = self.lost = self.interrupted = 0
         self.fault: BaseException | None = None
         self._refused: Counter[str] = Counter()
-        self._tells_refused_at = 0.0
+        self._next_refused_report = 0.0
         self._has_delivered = self._is_closed = False
-        self._has_moved, self._told_where = True, ""
-        whole: Any = task.config
-        self._is_in_step, self._env_id = whole.sync.style == "fixed", whole.env.id
-        self._heard: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._listen, name="trieye-explorers", daemon=True)
+        self._machines_changed, self._last_machines_report = True, ""
+        run_config: Any = task.config
+        self._is_synchronous, self._env_id = run_config.sync.style == "fixed", run_config.env.id
+        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="trieye-explorers", daemon=True)
 
     def start(self) -> None:
-        """Begin all explorers, and listen to them."""
+        """Start all explorers and the thread."""
         with self.lock:
             for slot in self.slots:
-                self._begin(slot)
+                self._start(slot)
         self._thread.start()
 
     @property
-    def alive(self) -> list[Slot]:
-        """The explorers that were not given up."""
-        return [slot for slot in self.slots if not slot.is_given_up]
+    def alive(self) -> list[ExplorerSlot]:
+        """Explorers that were not abandoned."""
+        return [slot for slot in self.slots if not slot.is_abandoned]
 
-    def submit(self, slot: Slot, grant: Grant) -> None:
-        """Tell an explorer to collect a fragment; only inside `grant`."""
-        assert slot.worker is not None  # noqa: S101 - `grant` looks at it
+    def submit(self, slot: ExplorerSlot, grant: Grant) -> None:
+        """Assign a fragment to an explorer; call it only inside `grant`."""
+        assert slot.worker is not None  # noqa: S101 - `grant` checks it
         slot.began_at = slot.began_at if slot.grants else time.monotonic()
         slot.grants.append(grant)
         slot.granted = grant.number + 1
         incarnation, call = slot.incarnation, slot.worker.begin("rollout", grant)
-        call.add_done_callback(lambda done: self._heard.put(lambda: self._settle(slot, incarnation, grant, done)))
+        call.add_done_callback(lambda done: self._events.put(lambda: self._on_fragment(slot, incarnation, grant, done)))
 
     def poke(self) -> None:
-        """Let the thread look whether something can be granted."""
-        self._heard.put(lambda: None)
+        """Make the thread call `grant`."""
+        self._events.put(lambda: None)
 
-    def wait(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until a condition holds, and return whether it does; checked after every change, and often.
+    def wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait until a condition holds, and return whether it does; it is checked after every change and every 0.2 s.
 
         Raises:
-            BaseException: What the last explorer raised, if all were given up, or the first one if none ever collected.
+            BaseException: `fault`: the error of the last explorer when all were abandoned, or an error that restarts
+                cannot fix.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            while not self._bell.empty():
-                self._bell.get()
+            while not self._changed.empty():
+                self._changed.get()
             with self.lock:
                 self.check()
-                if is_there():
+                if condition():
                     return True
             left_s = None if until is None else until - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return False
-            try:  # no Condition: Ctrl-C inside one leaves it locked
-                self._bell.get(timeout=_POLL_S if left_s is None else min(left_s, _POLL_S))
+            try:  # not a Condition: Ctrl-C inside its wait leaves the lock acquired
+                self._changed.get(timeout=_POLL_S if left_s is None else min(left_s, _POLL_S))
             except queue.Empty:
                 continue
 
     def check(self) -> None:
-        """Raise what cannot be mended by beginning explorers anew."""
+        """Raise `fault`, if set."""
         if self.fault is not None:
             raise self.fault
 
     def ask(self, method: str, timeout_s: float) -> list[Any]:
-        """Call a method of each explorer; None for explorers that are away, busy or slow."""
+        """Call a method of each explorer; the result is None for explorers that are absent, busy or slow."""
         with self.lock:
-            workers = [slot.worker if slot.is_there and not slot.grants else None for slot in self.slots]
+            workers = [slot.worker if slot.is_ready and not slot.grants else None for slot in self.slots]
             calls = [None if worker is None else worker.begin(method) for worker in workers]
         until = time.monotonic() + timeout_s
         return [None if call is None else self._answer(call, until) for call in calls]
@@ -235,131 +236,137 @@ class ExplorerGroup:
         return None
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End all explorers, which close their environments first unless they hang."""
+        """Stop all explorers; responsive ones close their environments first."""
         with self.lock:
             self._is_closed = True
             present = [(slot, slot.worker) for slot in self.slots if slot.worker is not None]
             hung = [slot.index for slot, _ in present if self._hangs(slot)]
-            asked = [(slot, worker) for slot, worker in present if slot.machine is not None and slot.index not in hung]
+            responsive = [
+                (slot, worker) for slot, worker in present if slot.machine is not None and slot.index not in hung
+            ]
         if hung:
-            say(f"explorers {hung} are ended in the middle of a fragment: {self._env_id} does not return")
+            say(f"stopping explorers {hung} in the middle of a fragment: {self._env_id} does not return")
         until = time.monotonic() + (timeout_s if not self._stop.is_made else min(timeout_s, _CLOSE_STOPPED_S))
-        calls = [] if self.fault is not None else [(slot, worker.begin("close")) for slot, worker in asked]
+        calls = [] if self.fault is not None else [(slot, worker.begin("close")) for slot, worker in responsive]
         for slot, call in calls:
             try:
                 call.result(max(until - time.monotonic(), 0.0))
-            except Exception as error:  # noqa: BLE001 - it is ended in any case
-                say(f"explorer {slot.index} did not close {self._env_id}: {type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001 - it is killed in any case
+                say(f"explorer {slot.index} could not close {self._env_id}: {type(error).__name__}: {error}")
         for _, worker in present:
             worker.kill()
-        self._heard.put(None)
+        self._events.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def _hangs(self, slot: Slot) -> bool:
-        seems_so = self._stop.is_made and time.monotonic() - slot.began_at > _CLOSE_STOPPED_S
-        return slot.is_overdue or (bool(slot.grants) and seems_so)
+    def _hangs(self, slot: ExplorerSlot) -> bool:
+        is_late = self._stop.is_made and time.monotonic() - slot.began_at > _CLOSE_STOPPED_S
+        return slot.is_overdue or (bool(slot.grants) and is_late)
 
-    def _listen(self) -> None:
+    def _serve(self) -> None:
         try:
-            while (heard := self._next()) is not None:
+            while (event := self._next_event()) is not None:
                 with self.lock:
                     if self._is_closed:
                         continue
-                    heard()
-                    self._tend()
+                    event()
+                    self._supervise()
                     self._grant()
-                self._bell.put(None)
+                self._changed.put(None)
         except BaseException as error:  # noqa: BLE001 - the border of the thread: `wait` raises it in the learner
             self.fault = error
-            self._bell.put(None)
+            self._changed.put(None)
 
-    def _next(self) -> Callable[[], None] | None:
-        """Return what was said next; nothing in particular if it is time to look after somebody."""
+    def _next_event(self) -> Callable[[], None] | None:
+        """Return the next event; an empty one if a deadline of an explorer passes first."""
         now = time.monotonic()
-        times = [at for slot in self.slots if (at := self._next_look(slot, now)) is not None]
+        times = [at for slot in self.slots if (at := self._next_deadline(slot, now)) is not None]
         try:
-            return self._heard.get(timeout=None if not times else max(min(times) - now, 0.0))
+            return self._events.get(timeout=None if not times else max(min(times) - now, 0.0))
         except queue.Empty:
             return lambda: None
 
-    def _next_look(self, slot: Slot, now: float) -> float | None:
-        """Return when there may be something to do for an explorer, though nobody says anything."""
-        if slot.is_given_up:
+    def _next_deadline(self, slot: ExplorerSlot, now: float) -> float | None:
+        """Return the next time when the thread has to act on an explorer without an event; None if never."""
+        if slot.is_abandoned:
             return None
-        times = [] if slot.resumes_at is None else [slot.resumes_at]
+        times = [] if slot.restarts_at is None else [slot.restarts_at]
         times += [slot.began_at + self._config.fragment_timeout_s] if slot.is_awaited else []
         times += [slot.overdue_at] if slot.is_awaited and not slot.is_overdue else []
         patience_ends = slot.began_at + PATIENCE_S
-        times += [patience_ends] if slot.has_no_room and patience_ends > now else []
-        times += [slot.asks_until] if slot.asks_until is not None and slot.asks_until > now else []
+        times += [patience_ends] if slot.is_unplaced and patience_ends > now else []
+        times += [slot.waits_until] if slot.waits_until is not None and slot.waits_until > now else []
         return min(times, default=None)
 
-    def _tend(self) -> None:
+    def _supervise(self) -> None:
         now = time.monotonic()
         for slot in self.slots:
-            if slot.resumes_at is not None and slot.resumes_at <= now:
+            if slot.restarts_at is not None and slot.restarts_at <= now:
                 self.restarts += 1
                 slot.incarnation += 1
-                self._begin(slot)
+                self._start(slot)
             if slot.is_awaited and slot.began_at + self._config.fragment_timeout_s <= now:
                 limit = f"explorer.fragment_timeout_s={self._config.fragment_timeout_s:g} s"
-                what = "delivered no fragment" if slot.is_there else "did not start"
-                self._fail(slot, TimeoutError(f"{self._env_id} {what} within {limit}"))
+                problem = "delivered no fragment" if slot.is_ready else "did not start"
+                self._fail(slot, TimeoutError(f"{self._env_id} {problem} within {limit}"))
             elif slot.is_awaited and not slot.is_overdue and slot.overdue_at <= now:
                 slot.is_overdue = True
-                self._tell_overdue(slot, now)
-        self._tell_where(now)
+                self._report_overdue(slot, now)
+        self._report_machines(now)
 
-    def _tell_overdue(self, slot: Slot, now: float) -> None:
-        what = "has not returned from a fragment" if slot.is_there else "has been starting"
-        others = "the training waits for it (sync.style=fixed)" if self._is_in_step else "the others continue"
+    def _report_overdue(self, slot: ExplorerSlot, now: float) -> None:
+        activity = "has not returned from a fragment" if slot.is_ready else "has been starting"
+        others = "the training waits for it (sync.style=fixed)" if self._is_synchronous else "the others continue"
         say(
-            f"explorer {slot.index}: {self._env_id} {what} for {now - slot.began_at:.0f} s; {others}, and it is "
+            f"explorer {slot.index}: {self._env_id} {activity} for {now - slot.began_at:.0f} s; {others}, and it is "
             f"restarted after explorer.fragment_timeout_s={self._config.fragment_timeout_s:g} s"
         )
 
-    def _tell_where(self, now: float) -> None:
-        """Say on which machines explorers are, if that is more than this one, or if some find no room."""
-        if not self._has_moved:
+    def _report_machines(self, now: float) -> None:
+        """Report the machines of the explorers if they include others, or if some explorers wait for a node."""
+        if not self._machines_changed:
             return
         waiting = [slot for slot in self.alive if slot.machine is None]
         if any(slot.worker is None or now < slot.began_at + PATIENCE_S for slot in waiting):
-            return  # they have hardly been begun
-        self._has_moved = False
+            return  # they started recently
+        self._machines_changed = False
         machines = Counter(slot.machine for slot in self.alive if slot.machine is not None)
         parts = [f"{num} on {machine}" for machine, num in sorted(machines.items())]
         if waiting:
-            demand = _demand(self._config)  # without one there is always room: the machine is slow
-            parts.append(f"{len(waiting)} {'without room on any node yet' if demand else 'still starting'}{demand}")
-        told = f"explorers: {', '.join(parts)}"
-        told += "; the training waits for all of them: sync.style=fixed" if waiting and self._is_in_step else ""
-        if told != self._told_where and (waiting or self._told_where or set(machines) != {platform.node()}):
-            self._told_where = told
-            say(told)
+            demand = _demand(self._config)  # without a demand every node has room, and only the start is slow
+            parts.append(
+                f"{len(waiting)} {'waiting for a node with free resources' if demand else 'still starting'}{demand}"
+            )
+        message = f"explorers: {', '.join(parts)}"
+        message += "; the training waits for all of them: sync.style=fixed" if waiting and self._is_synchronous else ""
+        if message != self._last_machines_report and (
+            waiting or self._last_machines_report or set(machines) != {platform.node()}
+        ):
+            self._last_machines_report = message
+            say(message)
 
-    def _begin(self, slot: Slot) -> None:
-        slot.resumes_at, slot.began_at = None, time.monotonic()
-        self._has_moved = True
-        slot.worker = self._place.start(self._task, slot.index, slot.incarnation)
-        self._note(slot, slot.worker.find(), partial(self._placed, slot))
+    def _start(self, slot: ExplorerSlot) -> None:
+        slot.restarts_at, slot.began_at = None, time.monotonic()
+        self._machines_changed = True
+        slot.worker = self._pool.start(self._task, slot.index, slot.incarnation)
+        self._on_result(slot, slot.worker.find(), partial(self._on_placed, slot))
         if slot.state is not None:
             state, slot.state = slot.state, None
-            self._note(slot, slot.worker.begin("load_state_dict", state), self._cut)
-        self._note(slot, slot.worker.begin("writer_name"), partial(self._arrived, slot))
+            self._on_result(slot, slot.worker.begin("load_state_dict", state), self._count_interrupted)
+        self._on_result(slot, slot.worker.begin("writer_name"), partial(self._on_ready, slot))
 
-    def _placed(self, slot: Slot, machine: str) -> None:
+    def _on_placed(self, slot: ExplorerSlot, machine: str) -> None:
         slot.machine, slot.began_at, slot.is_overdue = machine, time.monotonic(), False
-        self._has_moved = True
+        self._machines_changed = True
 
     @staticmethod
-    def _arrived(slot: Slot, client: str | None) -> None:
-        slot.client, slot.is_there, slot.is_overdue = client, True, False
+    def _on_ready(slot: ExplorerSlot, client: str | None) -> None:
+        slot.client, slot.is_ready, slot.is_overdue = client, True, False
 
-    def _cut(self, count: int) -> None:
+    def _count_interrupted(self, count: int) -> None:
         self.interrupted += count
 
-    def _note(self, slot: Slot, call: "Future[Any]", take: Callable[[Any], None]) -> None:
+    def _on_result(self, slot: ExplorerSlot, call: "Future[Any]", take: Callable[[Any], None]) -> None:
         incarnation = slot.incarnation
 
         def settle(done: "Future[Any]") -> None:
@@ -371,28 +378,28 @@ class ExplorerGroup:
             else:
                 self._fail(slot, error)
 
-        call.add_done_callback(lambda done: self._heard.put(lambda: settle(done)))
+        call.add_done_callback(lambda done: self._events.put(lambda: settle(done)))
 
-    def _settle(self, slot: Slot, incarnation: int, grant: Grant, done: "Future[Report]") -> None:
+    def _on_fragment(self, slot: ExplorerSlot, incarnation: int, grant: Grant, done: "Future[Report]") -> None:
         if slot.incarnation != incarnation or slot.worker is None or grant not in slot.grants:
-            return  # it was given up meanwhile
+            return  # the explorer failed in the meantime
         error = done.exception()
         if error is not None:
             self._fail(slot, error)
             return
         report = done.result()
         if slot.is_overdue:
-            say(f"explorer {slot.index}: {self._env_id} has returned after {time.monotonic() - slot.began_at:.0f} s")
+            say(f"explorer {slot.index}: {self._env_id} returned after {time.monotonic() - slot.began_at:.0f} s")
         slot.began_at, slot.is_overdue = time.monotonic(), False
-        slot.usual_s = max(report.seconds, _FORGETS * slot.usual_s)
-        self._has_delivered, slot.num_good = True, slot.num_good + 1
-        slot.failures = slot.failures if slot.num_good < GOOD_RUN else 0
+        slot.usual_s = max(report.seconds, _DURATION_DECAY * slot.usual_s)
+        self._has_delivered, slot.num_good_fragments = True, slot.num_good_fragments + 1
+        slot.failures = slot.failures if slot.num_good_fragments < RECOVERY_FRAGMENTS else 0
         slot.early[grant.number] = report
         while slot.grants and slot.grants[0].number in slot.early:
-            self._take(slot, slot.grants.popleft())
+            self._deliver_oldest(slot, slot.grants.popleft())
 
-    def _take(self, slot: Slot, grant: Grant) -> None:
-        """Deliver the report of a grant; a missing report counts as lost."""
+    def _deliver_oldest(self, slot: ExplorerSlot, grant: Grant) -> None:
+        """Deliver the result of an assignment; a missing result counts as lost."""
         report = slot.early.pop(grant.number, None)
         if report is None:
             self.lost += 1
@@ -404,51 +411,51 @@ class ExplorerGroup:
         if reason := self._deliver(report):
             self.lost += 1
             self._refused[reason] += 1
-            self._tell_refused()
+            self._report_refused()
 
-    def _tell_refused(self) -> None:
-        """Report number and reason of refused fragments, at most every few seconds."""
-        if time.monotonic() < self._tells_refused_at:
+    def _report_refused(self) -> None:
+        """Report the number of refused fragments and the reasons, at most once per `_REFUSED_REPORT_INTERVAL_S`."""
+        if time.monotonic() < self._next_refused_report:
             return
-        self._tells_refused_at = time.monotonic() + _REFUSED_EVERY_S
+        self._next_refused_report = time.monotonic() + _REFUSED_REPORT_INTERVAL_S
         delivered = sum(slot.delivered for slot in self.slots)
         reasons = ", ".join(f"{count} {reason}" for reason, count in self._refused.most_common())
-        say(f"{self._refused.total()} of {delivered} fragments were dropped when they arrived: {reasons}")
+        say(f"{self._refused.total()} of {delivered} fragments were dropped on arrival: {reasons}")
 
-    def _fail(self, slot: Slot, error: BaseException) -> None:
-        """Take note that an explorer is gone, and begin it anew after a pause, or give it up."""
-        slot.error, slot.failures, slot.num_good = error, slot.failures + 1, 0
+    def _fail(self, slot: ExplorerSlot, error: BaseException) -> None:
+        """Handle the failure of an explorer: restart it after a pause, abandon it, or set `fault`."""
+        slot.error, slot.failures, slot.num_good_fragments = error, slot.failures + 1, 0
         while slot.grants:
-            self._take(slot, slot.grants.popleft())
+            self._deliver_oldest(slot, slot.grants.popleft())
         if slot.worker is not None:
             slot.worker.kill()
-            slot.worker, slot.machine, slot.is_there = None, None, False
+            slot.worker, slot.machine, slot.is_ready = None, None, False
         if slot.client is not None:
             self._leave(slot.client)
             slot.client = None
-        is_mistake = not self._has_delivered and not isinstance(error, ConnectionError | TimeoutError)
-        is_mistake |= isinstance(error, NonFiniteError)  # explorers begin again when a process fails, not a number
-        slot.is_given_up = is_mistake or slot.failures > self._config.max_restarts
-        slot.asks_until, slot.is_overdue, slot.usual_s = None, False, 0.0
-        what = f"explorer {slot.index}: {_line(error)}"
-        if is_mistake or not self.alive:
-            error.add_note(f"in explorer {slot.index}, begun {slot.incarnation + 1} times")
+        is_permanent = not self._has_delivered and not isinstance(error, ConnectionError | TimeoutError)
+        is_permanent |= isinstance(error, NonFiniteError)  # a restart does not fix the numbers
+        slot.is_abandoned = is_permanent or slot.failures > self._config.max_restarts
+        slot.waits_until, slot.is_overdue, slot.usual_s = None, False, 0.0
+        message = f"explorer {slot.index}: {_last_line(error)}"
+        if is_permanent or not self.alive:
+            error.add_note(f"in explorer {slot.index}, after {slot.incarnation} restarts")
             self.fault = error
-        elif slot.is_given_up:
-            say(f"{what}; it is given up, after {slot.failures} failures in a row")
+        elif slot.is_abandoned:
+            say(f"{message}; abandoned after {slot.failures} consecutive failures")
         else:
             pause_s = 0.0 if slot.failures == 1 else self._config.restart_backoff_s * 2.0 ** (slot.failures - 2)
-            slot.resumes_at = time.monotonic() + min(pause_s, _LONGEST_PAUSE_S)
-            say(f"{what}; it is begun anew {'now' if not pause_s else f'in {pause_s:g} s'}")
+            slot.restarts_at = time.monotonic() + min(pause_s, _MAX_PAUSE_S)
+            say(f"{message}; restarting {'now' if not pause_s else f'in {min(pause_s, _MAX_PAUSE_S):g} s'}")
 
 
 def _demand(config: ExplorerConfig) -> str:
-    """Return what each explorer asks a node for, in brackets."""
-    asked = [f"explorer.{name}={value:g}" for name in ("num_cpus", "num_gpus") if (value := getattr(config, name))]
-    asked += [f"explorer.resources={config.resources}"] if config.resources else []
-    return f" ({', '.join(asked)})" if asked else ""
+    """Return the resources that each explorer requests of a node, in parentheses."""
+    requests = [f"explorer.{name}={value:g}" for name in ("num_cpus", "num_gpus") if (value := getattr(config, name))]
+    requests += [f"explorer.resources={config.resources}"] if config.resources else []
+    return f" ({', '.join(requests)})" if requests else ""
 
 
-def _line(error: BaseException) -> str:
+def _last_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1] if lines else ''}".strip()

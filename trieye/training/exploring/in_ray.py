@@ -1,4 +1,4 @@
-"""Explorers and their weights in Ray; what is an actor only forwards."""
+"""Explorers, evaluations and weights in Ray; the actors only forward calls."""
 
 import platform
 import re
@@ -14,55 +14,55 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from trieye.exceptions import NonFiniteError, TrieyeError
 from trieye.hub.ray_start import on_this_node
 from trieye.training.exploring.explorer import Explorer, Task
-from trieye.training.exploring.places import Worker
+from trieye.training.exploring.places import WorkerHandle
 from trieye.training.exploring.transports import Weights, as_arrays
 
 _ADDRESS = re.compile(r"\bip=([^,)\s]+)")
 _SMALL_BYTES = 65_536
-"""Weights up to here are sent with each fragment that is granted, which costs less than the object store."""
+"""Weights up to this size travel with each assignment, which costs less than the object store."""
 
 
-class _Made:
-    """What an actor is of: made when something is asked of it, so that where it is can be said before."""
+class _LazyActor:
+    """Creates its object on the first call, so that an actor can report its machine before."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._made = cache(make)
+        self._object = cache(make)
 
     def machine(self) -> str:
         """Return the name of the machine."""
         return platform.node()
 
     def do(self, method: str, *values: Any) -> Any:
-        """Call a method of what is made here."""
-        return getattr(self._made(), method)(*values)
+        """Call a method of the object."""
+        return getattr(self._object(), method)(*values)
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
-class ExplorerActor(_Made):
-    """An explorer in a process of its own."""
+class ExplorerActor(_LazyActor):
+    """An explorer in a separate process."""
 
-    def __init__(self, places: list[str], task: bytes, index: int, incarnation: int) -> None:
-        super().__init__(lambda: Explorer(_found(places, task), index, incarnation))
+    def __init__(self, search_paths: list[str], task: bytes, index: int, incarnation: int) -> None:
+        super().__init__(lambda: Explorer(_unpickle(search_paths, task), index, incarnation))
 
 
 @ray.remote(max_restarts=0, max_task_retries=0, num_cpus=0)
-class EvaluationActor(_Made):
-    """What evaluates checkpoints, in a process of its own."""
+class EvaluationActor(_LazyActor):
+    """Evaluates checkpoints in a separate process."""
 
-    def __init__(self, places: list[str], make: bytes) -> None:
-        super().__init__(_found(places, make))
+    def __init__(self, search_paths: list[str], make: bytes) -> None:
+        super().__init__(_unpickle(search_paths, make))
 
 
-def start_evaluator(make: Callable[[], Any]) -> Worker:
-    """Start a process that evaluates checkpoints, where their files are, with what `make` makes there."""
+def start_evaluator(make: Callable[[], Any]) -> WorkerHandle:
+    """Start a process on this node, which has the checkpoint files, and create `make()` in it."""
     options: Any = EvaluationActor.options(scheduling_strategy=on_this_node())  # type: ignore[attr-defined]  # ray.remote adds it
     return _RayWorker(options.remote(sys.path, ray.cloudpickle.dumps(make)))
 
 
 class ObjectStoreTransport:
-    """Through the object store of Ray: one copy on each machine, which its explorers read in place.
+    """Shares weights through Ray's object store: one copy on each machine, which its explorers read in place.
 
-    Weights that nobody holds a handle of any more leave the store. The handle of small ones is a copy of them.
+    Weights leave the store when no handle refers to them. The handle of small weights is a copy of them.
     """
 
     def publish(self, version: int, weights: Weights) -> Any:
@@ -71,29 +71,29 @@ class ObjectStoreTransport:
         arrays = as_arrays(weights)
         if sum(array.nbytes for array in arrays.values()) <= _SMALL_BYTES:
             return {name: array.copy() for name, array in arrays.items()}
-        return [ray.put(arrays)]  # in a list: Ray would give what is in it in place of the handle
+        return [ray.put(arrays)]  # in a list: Ray replaces a top-level reference by its value
 
     def fetch(self, handle: Any) -> Mapping[str, Any]:
-        """Return arrays that cannot be written."""
-        found: Mapping[str, Any] = handle if isinstance(handle, dict) else ray.get(handle[0])
-        return found
+        """Return read-only arrays."""
+        arrays: Mapping[str, Any] = handle if isinstance(handle, dict) else ray.get(handle[0])
+        return arrays
 
 
-def own_address() -> str:
-    """Return the address at which explorers on other machines reach this one."""
+def node_address() -> str:
+    """Return the address of this machine for explorers on other machines."""
     return str(ray.util.get_node_ip_address())
 
 
-class RayPlace:
-    """Explorers in Ray actors.
+class RayExplorerPool:
+    """Runs explorers in Ray actors.
 
     Args:
-        placement: On which nodes; see `ExplorerConfig.placement`. In a placement group, as that of a trial of Tune,
-            explorers that need resources take those of the group.
-        **options: Those of Ray, such as `num_cpus`.
+        placement: Selects the nodes; see `ExplorerConfig.placement`. Inside a placement group, such as a Tune trial's,
+            explorers that need resources take them from the group.
+        **options: Options of Ray actors, such as `num_cpus`.
 
     Attributes:
-        learner_gpu: The reservation of the learner's GPU, which holds as long as this object; None if it has none.
+        learner_gpu: The reservation of the learner's GPU, valid while this object lives; None without one.
     """
 
     learner_gpu: Any = None
@@ -101,12 +101,12 @@ class RayPlace:
     def __init__(self, placement: str = "pack", **options: Any) -> None:
         where = {"spread": "SPREAD", "pack": "DEFAULT"}
         group = ray.util.get_current_placement_group() if any(options.values()) else None
-        # a trial of Tune: what is reserved for its explorers is in its own group, and may be all that there is
+        # a Tune trial reserves the resources of its explorers in its own group, which may be all of the cluster
         strategy = where.get(placement) or on_this_node() if group is None else PlacementGroupSchedulingStrategy(group)
         self._options = {"scheduling_strategy": strategy, **options}
 
-    def start(self, task: Task, index: int, incarnation: int) -> Worker:
-        """Start an actor; see `Place`."""
+    def start(self, task: Task, index: int, incarnation: int) -> WorkerHandle:
+        """Start an actor; see `ExplorerPool`."""
         options: Any = ExplorerActor.options(**self._options)  # type: ignore[attr-defined]  # ray.remote adds it
         return _RayWorker(options.remote(sys.path, ray.cloudpickle.dumps(task), index, incarnation))
 
@@ -116,52 +116,52 @@ class _RayWorker:
         self._actor = actor
 
     def find(self) -> "Future[str]":
-        return self._called(self._actor.machine)
+        return self._call(self._actor.machine)
 
     def begin(self, method: str, *values: Any) -> "Future[Any]":
-        return self._called(self._actor.do, method, *values)
+        return self._call(self._actor.do, method, *values)
 
     @staticmethod
-    def _called(remote: Any, *values: Any) -> "Future[Any]":
+    def _call(remote: Any, *values: Any) -> "Future[Any]":
         call: Future[Any] = Future()
         try:
             sent = remote.remote(*values).future()
         except ray.exceptions.RayError as error:
-            call.set_exception(_meaning(error))
+            call.set_exception(_translated(error))
             return call
-        sent.add_done_callback(lambda done: _pass_on(done, call))
+        sent.add_done_callback(lambda done: _forward(done, call))
         return call
 
     def kill(self) -> None:
         ray.kill(self._actor)
 
 
-def _found(places: list[str], sent: bytes) -> Any:
-    """Return what was sent, with classes from where the driver finds them."""
-    sys.path += [place for place in places if place not in sys.path]
-    return ray.cloudpickle.loads(sent)
+def _unpickle(search_paths: list[str], pickled: bytes) -> Any:
+    """Unpickle an object, importing its classes from the driver's search paths."""
+    sys.path += [path for path in search_paths if path not in sys.path]
+    return ray.cloudpickle.loads(pickled)
 
 
-def _pass_on(done: "Future[Any]", call: "Future[Any]") -> None:
+def _forward(done: "Future[Any]", call: "Future[Any]") -> None:
     error = done.exception()
     if error is None:
         call.set_result(done.result())
     else:
-        call.set_exception(_meaning(error))
+        call.set_exception(_translated(error))
 
 
-def _meaning(error: BaseException) -> BaseException:
-    """Return an error that means the same wherever an explorer is; one that it raised shows its traceback, too."""
+def _translated(error: BaseException) -> BaseException:
+    """Translate Ray's errors to `ConnectionError` and `TrieyeError`; explorers' errors keep their traceback."""
     if isinstance(error, ray.exceptions.RayTaskError):
-        if isinstance(error.cause, NonFiniteError):  # its message says all
+        if isinstance(error.cause, NonFiniteError):  # its message is sufficient
             return error.cause
         cause: BaseException = error.as_instanceof_cause()
         return cause
     if isinstance(error, ray.exceptions.ActorDiedError) and error.actor_init_failed:
-        told = str(error).strip()
-        where = _ADDRESS.search(told)  # nothing else of it says where that was
-        advice = f" (on the node {where[1]}; `trieye cluster check` looks at all)" if where else ""
-        return TrieyeError(f"{told}{advice}")
+        message = str(error).strip()
+        where = _ADDRESS.search(message)  # the message does not give the node otherwise
+        advice = f" (on the node {where[1]}; `trieye cluster check` checks all nodes)" if where else ""
+        return TrieyeError(f"{message}{advice}")
     if isinstance(error, ray.exceptions.RayActorError):
-        return ConnectionError("its process is gone")
+        return ConnectionError("its process died")
     return TrieyeError(str(error))

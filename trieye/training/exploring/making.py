@@ -1,4 +1,4 @@
-"""Explorers, their synchronizer, their transport and their replay, made as a config says."""
+"""Creates explorers, their version registry, transport, queue and replay from the config."""
 
 import shutil
 from pathlib import Path
@@ -13,12 +13,12 @@ from trieye.replay.fragments import FragmentRules
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
 from trieye.replay.remote.handle import table_of
 from trieye.replay.remote.messages import DEFAULT_TABLE
-from trieye.training.config import own_class
+from trieye.training.config import project_class
 from trieye.training.exploring.experience import RemoteExperience
 from trieye.training.exploring.explorer import Task
 from trieye.training.exploring.explorers import Explorers
 from trieye.training.exploring.inbox import Fragments, Reports
-from trieye.training.exploring.places import Place, ThreadPlace
+from trieye.training.exploring.places import ExplorerPool, ThreadExplorerPool
 from trieye.training.exploring.synchronizer import Synchronizer
 from trieye.training.exploring.transports import CheckpointTransport, LocalTransport, Transport
 from trieye.training.finite import OnNonfinite
@@ -32,45 +32,45 @@ def make_explorers(
     on_nonfinite: OnNonfinite | None = None,
     stop: StopRequest | None = None,
 ) -> tuple[Explorers, RemoteExperience | None]:
-    """Make explorers, which begin with the first `collect`, and the replay that they fill.
+    """Create explorers, which start with the first `collect`, and the replay that they fill.
 
     Args:
-        config: Of the run, a `TrainingConfig`.
-        policy: Of the learner; explorers have one of the same class.
-        replay: Config of the replay; None: rows come to the learner.
-        on_nonfinite: Handles non-finite rows, which explorers report.
-        stop: Whether a stop was requested.
+        config: Config of the run, a `TrainingConfig`.
+        policy: Policy of the learner; explorers have policies of the same class.
+        replay: Config of the replay; None: rows travel to the learner.
+        on_nonfinite: Handles the non-finite rows that explorers report.
+        stop: The stop request of the run.
     """
     in_threads = config.runtime.kind == "local"
-    place, transport = place_and_transport(config, policy.device)  # first, as it starts Ray
-    is_followed = config.sync.style == "fully_async"  # else explorers get versions with their fragments only
-    board = _make_board(in_this_process=in_threads or not is_followed)
+    pool, transport = pool_and_transport(config, policy.device)  # first, because it starts Ray
+    is_followed = config.sync.style == "fully_async"  # other styles send versions with assignments only
+    registry = _make_registry(in_this_process=in_threads or not is_followed)
     experience = None if replay is None else _make_experience(config, replay, in_threads=in_threads)
     if config.sync.transport == "checkpoint":
         transport = CheckpointTransport(RunFiles(config.persistence).weights_dir)
     if config.sync.transport == "collective":
         transport = _make_collective(config, policy)
     if ":" in config.sync.transport:
-        transport = own_class("sync.transport", config.sync.transport)(config)
+        transport = project_class("sync.transport", config.sync.transport)(config)
     task = Task(
         config=config,
         policy=type(policy),
         spaces=policy.spaces,
         transport=transport,
-        board=board if is_followed else None,
+        registry=registry if is_followed else None,
         make_writer=None if experience is None else experience.make_writer,
     )
-    inbox: Reports | Fragments
+    queue: Reports | Fragments
     if experience is not None:
         is_bounded = config.replay.max_staleness is not None
-        inbox = Reports(config.env.num, policy.device, experience.set_version if is_bounded else lambda _: None)
+        queue = Reports(config.env.num, policy.device, experience.set_version if is_bounded else lambda _: None)
     else:
-        inbox = Fragments(_rules(config), config.run_name, policy.device, seed=config.seed)
+        queue = Fragments(_rules(config), config.run_name, policy.device, seed=config.seed)
     explorers = Explorers(
         task,
-        place,
-        inbox,
-        board,
+        pool,
+        queue,
+        registry,
         policy,
         on_nonfinite=on_nonfinite,
         leave=(lambda _: None) if experience is None else experience.leave,
@@ -79,7 +79,7 @@ def make_explorers(
     return explorers, experience
 
 
-def _make_board(*, in_this_process: bool) -> Any:
+def _make_registry(*, in_this_process: bool) -> Any:
     if in_this_process:
         return Synchronizer()
     from trieye.training.exploring.ray_board import RayBoard
@@ -87,40 +87,40 @@ def _make_board(*, in_this_process: bool) -> Any:
     return RayBoard()
 
 
-def place_and_transport(config: Any, learner: torch.device | None = None) -> tuple[Place, Transport]:
-    """Return where the explorers of a config run, and what brings weights there by default; Ray is started for it.
+def pool_and_transport(config: Any, learner: torch.device | None = None) -> tuple[ExplorerPool, Transport]:
+    """Return the explorer pool of a config and its default transport; start Ray if necessary.
 
     Args:
-        config: Of the run.
+        config: Config of the run.
         learner: Device of the learner, reserved in Ray if explorers use whole GPUs.
 
     Raises:
-        ConfigurationError: No GPU is left for an explorer.
+        ConfigurationError: No GPU remains for an explorer.
     """
     if config.runtime.kind == "local":
-        return ThreadPlace(), LocalTransport()
+        return ThreadExplorerPool(), LocalTransport()
     from trieye.hub.ray_start import join_ray
-    from trieye.training.exploring.in_ray import ObjectStoreTransport, RayPlace
+    from trieye.training.exploring.in_ray import ObjectStoreTransport, RayExplorerPool
 
     join_ray(config.runtime)
-    given = config.explorer
-    place = RayPlace(
-        given.placement, num_cpus=given.num_cpus, num_gpus=given.num_gpus, resources=given.resources or None
+    options = config.explorer
+    pool = RayExplorerPool(
+        options.placement, num_cpus=options.num_cpus, num_gpus=options.num_gpus, resources=options.resources or None
     )
-    if learner is not None and learner.type == "cuda" and given.num_gpus >= 1:
+    if learner is not None and learner.type == "cuda" and options.num_gpus >= 1:
         from trieye.training.exploring.ray_gpu import reserve_gpu
 
-        place.learner_gpu = reserve_gpu(learner.index or 0, given.num_gpus)
-    return place, ObjectStoreTransport()
+        pool.learner_gpu = reserve_gpu(learner.index or 0, options.num_gpus)
+    return pool, ObjectStoreTransport()
 
 
 def _make_collective(config: Any, policy: Policy) -> Transport:
     from trieye.training.exploring.collective import CollectiveTransport
-    from trieye.training.exploring.in_ray import own_address
+    from trieye.training.exploring.in_ray import node_address
 
     is_nccl = policy.device.type == "cuda" and config.explorer.num_gpus >= 1
     return CollectiveTransport(
-        own_address(),
+        node_address(),
         backend="nccl" if is_nccl else "gloo",
         device=str(policy.device),
         keep=config.explorer.max_in_flight + 1,
@@ -135,19 +135,19 @@ def _make_experience(config: Any, replay: ReplayConfig, *, in_threads: bool) -> 
     else:
         every_s = config.explorer.replay_snapshot_interval_s
         directory = None if every_s is None else RunFiles(config.persistence).run_base_dir / "replay_server"
-        if directory is not None:  # of an attempt that was killed; this one has its rows from the checkpoint
+        if directory is not None:  # left by a killed attempt; this one restores its rows from the checkpoint
             shutil.rmtree(directory, ignore_errors=True)
         remote = RemoteReplay.from_config(replay, seed=config.seed, directory=directory, snapshot_every_s=every_s)
-    return RemoteExperience(remote, is_in_step=config.sync.style == "fixed", directory=directory)
+    return RemoteExperience(remote, is_synchronous=config.sync.style == "fixed", directory=directory)
 
 
 def _rules(config: Any) -> FragmentRules:
-    """Return the rules of the buffer of an agent without a replay: each fragment once, and none too stale."""
+    """Return the buffer rules for an agent without a replay: each fragment is used once, and none too stale."""
     bound = None if config.sync.style == "fixed" else config.sync.max_staleness
     if config.replay.kind == "fragment":
-        given = config.replay.fragment_rules
+        custom = config.replay.fragment_rules
         return FragmentRules(
-            **{"max_staleness": bound, **{key: item for key, item in given.items() if item is not None}}
+            **{"max_staleness": bound, **{key: item for key, item in custom.items() if item is not None}}
         )
     return FragmentRules(
         max_chunks=1 << 20, max_staleness=bound, max_reuse=1, sampler="oldest", session_policy="resume"

@@ -1,4 +1,4 @@
-"""Pace: when weights are published, and when an explorer may begin a fragment; pure functions of counts."""
+"""SyncRules: decides when weights are published and explorers may start fragments; pure functions of counts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from trieye.config.explorer import SyncConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """How far a training with explorers is. A fragment is outstanding until the learner takes it.
+class InFlightCounts:
+    """Progress of a training with explorers. A fragment is outstanding until the learner takes it.
 
     Attributes:
-        explorers: How many there are that were not given up.
-        steps_left: Steps of the learner until the next version that have not taken their fragments; see `steps_left`.
-        outstanding: Fragments of all explorers that are outstanding.
+        explorers: Number of explorers that were not abandoned.
+        steps_left: Learner steps before the next version that have not taken their fragments; see `steps_left`.
+        outstanding: Outstanding fragments of all explorers.
         own_outstanding: Outstanding fragments of this explorer.
-        own_on_version: Fragments that it began with the newest weights.
+        own_on_version: Fragments that it started with the newest weights.
     """
 
     explorers: int
@@ -25,83 +25,83 @@ class Counts:
     own_on_version: int
 
 
-class Pace:
+class SyncRules:
     """The rules of `sync.style`.
 
-    A step of the learner takes as many fragments as there are explorers. A fragment is held back, rather than dropped
-    later, if the learner could take it only when it is too stale: with `n` explorers, and `s` steps left until the next
-    version, fewer than `n * (s + interval * max_staleness)` fragments are outstanding, so that all of them are taken
-    before version + max_staleness is superseded. The learner waits for old fragments where taking newer ones would
-    leave too many of them for later, and does not publish a version for which one that is outstanding would be too
-    stale. `fixed` counts the fragments of each explorer for itself, with `offset` instead of the staleness.
+    With `n` explorers, a learner step takes `n` fragments. A fragment that the learner could only take when it is too
+    stale is delayed instead of dropped later: with `s` steps left until the next version, fewer than
+    `n * (s + interval * max_staleness)` fragments are outstanding, so that all of them are taken before
+    version + max_staleness is superseded. The learner waits for old fragments if taking newer ones would leave too many
+    old ones for later, and does not publish a version for which an outstanding fragment would be too stale. `fixed`
+    counts the fragments of each explorer separately, with `offset` instead of the staleness.
 
-    No rule looks at what happened before: each holds after a resume with other numbers, too.
+    The rules depend only on current counts, so that they also hold after a resume with other settings.
 
     Args:
-        config: The style and its numbers.
-        max_staleness: Versions that a fragment may be behind; None: as in the config.
+        config: The style and its parameters.
+        max_staleness: Largest number of versions that a fragment may lag; None: as in the config.
     """
 
     def __init__(self, config: SyncConfig, max_staleness: int | None = None) -> None:
         self._config = config
         self._staleness = config.max_staleness if max_staleness is None else min(max_staleness, config.max_staleness)
 
-    def needs_publish(self, step: int, published_step: int, *, is_asked: bool) -> bool:
-        """Tell whether the learner publishes after so many steps.
+    def needs_publish(self, step: int, published_step: int, *, is_requested: bool) -> bool:
+        """Return whether the learner publishes after a step.
 
         Args:
-            step: Steps of the learner.
-            published_step: Those at the last publish.
-            is_asked: Whether an explorer waits for weights.
+            step: Learner steps so far.
+            published_step: Learner steps at the last publish.
+            is_requested: Whether an explorer waits for weights.
         """
         if step <= published_step:
             return False
         if self._config.style == "explorer_driven":
-            return is_asked
+            return is_requested
         return step - published_step >= self._config.interval
 
-    def asks(self, counts: Counts) -> bool:
-        """Tell whether an explorer asks for newer weights before it begins another fragment."""
+    def wants_weights(self, counts: InFlightCounts) -> bool:
+        """Return whether an explorer waits for newer weights before it starts another fragment."""
         return self._config.style == "explorer_driven" and counts.own_on_version >= self._config.interval
 
-    def steps_left(self, steps: int, *, has_taken: bool) -> int:
-        """Return how many steps of the learner will take fragments before the next version.
+    def steps_left(self, steps: int, *, has_fragments: bool) -> int:
+        """Return how many learner steps will take fragments before the next version.
 
         Args:
             steps: Steps since the last publish.
-            has_taken: Whether the present one has taken its fragments.
+            has_fragments: Whether the current step has taken its fragments.
         """
-        if self._config.style == "explorer_driven":  # there is a version when one is asked for
+        if self._config.style == "explorer_driven":  # publishes on request
             return self._config.interval
-        return max(self._config.interval - steps, 1) - has_taken
+        return max(self._config.interval - steps, 1) - has_fragments
 
-    def may_begin(self, counts: Counts) -> bool:
-        """Tell whether an explorer may begin a fragment now, if it does not ask for weights."""
+    def may_begin(self, counts: InFlightCounts) -> bool:
+        """Return whether an explorer that does not wait for weights may start a fragment now."""
         config = self._config
         if config.style == "fixed":
             return counts.own_outstanding < config.offset + counts.steps_left
         return counts.outstanding < counts.explorers * (counts.steps_left + self._staleness * config.interval)
 
-    def may_take(self, version: int, left: Sequence[int], *, explorers: int, steps_left: int) -> bool:
-        """Tell whether the learner may take now what is there, or has to wait for older fragments under way.
+    def may_take(self, version: int, remaining: Sequence[int], *, explorers: int, steps_left: int) -> bool:
+        """Return whether the learner may take the waiting fragments, or has to wait for older ones in flight.
 
-        What is left over then must all be learned from before it is too stale, with `explorers` fragments to a step.
+        The remaining fragments must all be usable before they are too stale, with `explorers` fragments per step.
 
         Args:
-            version: Of the newest weights.
-            left: Versions of the fragments that are left, those under way included.
-            explorers: How many there are.
-            steps_left: Steps of the learner after this one until the next version.
+            version: Version of the newest weights.
+            remaining: Versions of the remaining fragments, including those in flight.
+            explorers: Number of explorers.
+            steps_left: Learner steps after this one until the next version.
         """
         config = self._config
         if config.style in {"fixed", "explorer_driven"}:
             return True
         for ahead in range(self._staleness + 1):
-            due = sum(begun <= version + ahead - self._staleness for begun in left)
+            due = sum(fragment_version <= version + ahead - self._staleness for fragment_version in remaining)
             if due > explorers * (steps_left + ahead * config.interval):
                 return False
         return True
 
-    def is_fresh(self, begun: int, version: int) -> bool:
-        """Return whether a fragment of one version may be learned from with another."""
-        return self._config.style == "fixed" or version - begun <= self._staleness
+    def is_fresh(self, fragment_version: int, version: int) -> bool:
+        """Return whether the learner may use a fragment of version `fragment_version` at `version`."""
+        return self._config.style == "fixed" or version - fragment_version <= self._staleness

@@ -1,4 +1,4 @@
-"""Places: where explorers run; threads of this process, or what `training/exploring/in_ray.py` starts."""
+"""Explorer pools: start explorers in threads; `in_ray.py` starts them in Ray actors."""
 
 import atexit
 import contextlib
@@ -17,99 +17,100 @@ from trieye.training.exploring.explorer import Explorer, Task
 _EXIT_PATIENCE_S = 0.5
 
 
-class Worker(Protocol):
-    """An explorer somewhere.
+class WorkerHandle(Protocol):
+    """Handle of an object in a thread or a process, such as an explorer.
 
-    A call raises `ConnectionError` if the explorer is gone, and what the explorer raised otherwise.
+    Calls raise `ConnectionError` if the worker is gone, otherwise the error of the object.
     """
 
     def find(self) -> "Future[str]":
-        """Return the name of the machine that it is on, as soon as there is room for it on one."""
+        """Return the name of the worker's machine, once it has been placed on one."""
 
     def begin(self, method: str, *values: Any) -> "Future[Any]":
-        """Call a method of the explorer, after all that it was told before."""
+        """Call a method of the object; calls run in order."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Stop the worker immediately."""
 
 
-class Place(Protocol):
+class ExplorerPool(Protocol):
     """Starts explorers."""
 
-    def start(self, task: Task, index: int, incarnation: int) -> Worker:
-        """Start an explorer; what goes wrong is raised by its first call."""
+    def start(self, task: Task, index: int, incarnation: int) -> WorkerHandle:
+        """Start an explorer; its first call raises errors of the start."""
 
 
-class ThreadPlace:
-    """Explorers in threads of this process: for environments that wait, and for looking into things."""
+class ThreadExplorerPool:
+    """Runs explorers in threads of this process, for environments that wait and for debugging."""
 
-    def start(self, task: Task, index: int, incarnation: int) -> Worker:
-        """Start a thread; see `Place`.
+    def start(self, task: Task, index: int, incarnation: int) -> WorkerHandle:
+        """Start a thread; see `ExplorerPool`.
 
-        The policy is made here: it draws its first weights from the global generators, as the training does.
+        The policy is created in the calling thread: its initial weights come from the global generators, as in the
+        learner.
         """
         policy = task.policy(task.config, task.spaces)
         return ThreadWorker(lambda: Explorer(task, index, incarnation, policy), f"trieye-explorer-{index}")
 
 
 class ThreadWorker:
-    """An object in a daemon thread, which cannot keep the process alive if a call hangs.
+    """An object in a daemon thread, so that a hanging call cannot keep the process alive.
 
     Args:
-        make: Makes the object, in that thread; it has a method `cancel`, which any thread may call.
-        name: Of the thread.
+        make: Creates the object, in the thread; any thread may call its method `cancel`.
+        name: Name of the thread.
     """
 
     def __init__(self, make: Callable[[], Any], name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], str, tuple[Any, ...]] | None] = queue.SimpleQueue()
-        self._made: Future[Any] = Future()
+        self._object: Future[Any] = Future()
         self._is_killed = False
-        # a daemon: concurrent.futures joins its threads at exit, however long they hang
+        # a daemon thread: concurrent.futures joins its threads at exit, even hanging ones
         thread = threading.Thread(target=self._serve, args=(make,), name=name, daemon=True)
         _threads.add(thread)
         thread.start()
 
     def find(self) -> "Future[str]":
-        """Return the name of this machine; see `Worker`."""
-        here: Future[str] = Future()
-        here.set_result(platform.node())
-        return here
+        """Return the name of this machine; see `WorkerHandle`."""
+        machine: Future[str] = Future()
+        machine.set_result(platform.node())
+        return machine
 
     def begin(self, method: str, *values: Any) -> "Future[Any]":
-        """Call a method; see `Worker`."""
+        """Call a method; see `WorkerHandle`."""
         call: Future[Any] = Future()
         if self._is_killed:
-            call.set_exception(ConnectionError("its thread was ended"))
+            call.set_exception(ConnectionError("its thread was stopped"))
         else:
             self._calls.put((call, method, values))
         return call
 
     def kill(self) -> None:
-        """Cancel what it does, and let the thread end."""
+        """Cancel the current and waiting calls, and stop the thread."""
         self._is_killed = True
         with contextlib.suppress(queue.Empty):
             while (waiting := self._calls.get_nowait()) is not None:
                 waiting[0].cancel()
         self._calls.put(None)
-        if self._made.done():
-            with contextlib.suppress(Exception):  # it was never made
-                self._made.result().cancel()
+        if self._object.done():
+            with contextlib.suppress(Exception):  # the constructor failed
+                self._object.result().cancel()
 
     def _serve(self, make: Callable[[], Any]) -> None:
-        _settle(self._made, make)
+        _resolve(self._object, make)
         while (item := self._calls.get()) is not None:
             call, method, values = item
             if call.set_running_or_notify_cancel():
-                _settle(call, partial(self._do, method, values))
+                _resolve(call, partial(self._call, method, values))
 
-    def _do(self, method: str, values: tuple[Any, ...]) -> Any:
-        return getattr(self._made.result(), method)(*values)
+    def _call(self, method: str, values: tuple[Any, ...]) -> Any:
+        return getattr(self._object.result(), method)(*values)
 
 
-def _settle(call: "Future[Any]", work: Callable[[], Any]) -> None:
+def _resolve(call: "Future[Any]", work: Callable[[], Any]) -> None:
     try:
         result = work()
-    except BaseException as error:  # noqa: BLE001 - the border of the thread: whoever takes the result gets the error
+    except BaseException as error:  # noqa: BLE001 - the border of the thread: the future passes the error on
         call.set_exception(error)
     else:
         call.set_result(result)
@@ -120,7 +121,7 @@ _threads: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 
 @atexit.register
 def _join_threads() -> None:
-    """Give threads a moment to end before the interpreter shuts down; hanging ones are abandoned."""
+    """Give threads time to end before the interpreter shuts down; abandon hanging ones."""
     ends = time.monotonic() + _EXIT_PATIENCE_S
     for thread in list(_threads):
         thread.join(max(ends - time.monotonic(), 0.0))

@@ -1,4 +1,4 @@
-"""The synchronizer in Ray, as a process that imports no torch; the actor only forwards."""
+"""The version registry in Ray: an actor process that does not import torch and only forwards calls."""
 
 import threading
 import time
@@ -11,16 +11,16 @@ import ray
 from trieye.process.progress import say
 from trieye.training.exploring.synchronizer import Published, Synchronizer
 
-_ANSWER_TIMEOUT_S = 120.0
-"""So long may its process take to start, with the explorers' all starting beside it."""
+_CALL_TIMEOUT_S = 120.0
+"""Includes the start of the actor process, while all explorers start at the same time."""
 
 SILENT_AFTER_S = 10.0
-"""Seconds without an answer after which a message is printed."""
+"""Seconds without an answer after which a message is shown."""
 
 
-@ray.remote(max_restarts=-1, max_task_retries=-1)  # whatever is asked may be asked again
+@ray.remote(max_restarts=-1, max_task_retries=-1)  # all calls are idempotent
 class SynchronizerActor:
-    """A synchronizer in a process of its own, whose waits hold up nobody."""
+    """A synchronizer in a separate process; waiting calls do not block others."""
 
     def __init__(self) -> None:
         self._board = Synchronizer()
@@ -30,27 +30,27 @@ class SynchronizerActor:
         self._board.publish(published)
 
     async def latest(self) -> Published | None:
-        """Return the newest ones."""
+        """Return the newest announcement."""
         return self._board.latest()
 
     async def wait_newer(self, version: int, timeout_s: float) -> Published | None:
-        """Return the newest ones once they are newer than a version."""
+        """Wait until the newest announcement is newer than `version`, and return it."""
         return await self._board.await_newer(version, timeout_s)
 
 
 class RayBoard:
-    """The way to a synchronizer in Ray, from any process that it is sent to.
+    """A version registry in a Ray actor; picklable, for other processes.
 
-    Announcements are sent without waiting for the actor: explorers get the newest weights with each fragment anyway.
-    If the actor dies, Ray restarts it, and the newest version is sent again.
+    Announcements do not wait for the actor, because explorers get the newest weights with each assignment anyway. If
+    the actor dies, Ray restarts it, and the newest version is sent again.
     """
 
     def __init__(self) -> None:
         self._actor: Any = SynchronizerActor.options(num_cpus=0, max_concurrency=10_000).remote()  # type: ignore[attr-defined]  # ray.remote adds it
-        self._begin()
+        self._init_state()
 
-    def _begin(self) -> None:
-        # guards all of these, which the thread of Ray that brings answers changes, too; taken with no other lock held
+    def _init_state(self) -> None:
+        # guards all fields below, which Ray's callback thread changes, too; acquired while holding no other lock
         self._lock = threading.RLock()
         self._newest: Published | None = None
         self._sent: Published | None = None
@@ -64,10 +64,10 @@ class RayBoard:
 
     def __setstate__(self, actor: Any) -> None:
         self._actor = actor
-        self._begin()
+        self._init_state()
 
     def publish(self, published: Published) -> None:
-        """Announce weights without waiting for the actor; they replace versions that are not sent yet.
+        """Announce weights without waiting for the actor; unsent older versions are skipped.
 
         Raises:
             ConfigurationError: An earlier version was not above the newest one.
@@ -88,12 +88,12 @@ class RayBoard:
     def _send(self, *, is_again: bool = False) -> None:
         self._sent, self._sent_at = self._newest, time.monotonic()
         self._is_delivered.clear()
-        # Ray repeats only the second call, which waits for the new process: of the first, the death is worth a line
+        # Ray retries only the second call, until the new process runs; the first one must fail, to report the death
         publish = self._actor.publish.options(max_task_retries=-1 if is_again else 0)
         sent = publish.remote(self._sent).future()
-        sent.add_done_callback(partial(self._answered, is_again=is_again))
+        sent.add_done_callback(partial(self._on_answer, is_again=is_again))
 
-    def _answered(self, done: "Future[Any]", *, is_again: bool) -> None:
+    def _on_answer(self, done: "Future[Any]", *, is_again: bool) -> None:
         error = done.exception()
         with self._lock:
             if isinstance(error, ray.exceptions.RayActorError) and not is_again:
@@ -113,23 +113,23 @@ class RayBoard:
             self._is_delivered.set()
 
     def latest(self) -> Published | None:
-        """Return the newest ones.
+        """Return the newest announcement.
 
         Raises:
             ConnectionError: The actor does not answer.
         """
-        self._is_delivered.wait(_ANSWER_TIMEOUT_S)
-        found: Published | None = self._get(self._actor.latest.remote(), _ANSWER_TIMEOUT_S)
-        return found
+        self._is_delivered.wait(_CALL_TIMEOUT_S)
+        newest: Published | None = self._get(self._actor.latest.remote(), _CALL_TIMEOUT_S)
+        return newest
 
     def wait_newer(self, version: int, timeout_s: float) -> Published | None:
-        """Return the newest ones once they are newer than a version; raises what `latest` raises."""
+        """Wait until the newest announcement is newer than `version`, and return it; raises as `latest` does."""
         answer = self._actor.wait_newer.options(max_task_retries=0).remote(version, timeout_s)
-        found: Published | None = self._get(answer, timeout_s + _ANSWER_TIMEOUT_S)
-        return found
+        newer: Published | None = self._get(answer, timeout_s + _CALL_TIMEOUT_S)
+        return newer
 
     def close(self) -> None:
-        """End the actor."""
+        """Kill the actor."""
         ray.kill(self._actor)
 
     @staticmethod

@@ -10,7 +10,7 @@ from trieye.hub.ray_start import on_this_node
 from trieye.process.progress import say
 
 _START_S = 20.0
-"""How long a holder may take to start; longer means that other jobs occupy all GPUs."""
+"""Timeout for the start of a holder; after it, other jobs are assumed to occupy all GPUs."""
 
 
 @ray.remote(max_restarts=0, num_cpus=0, num_gpus=1)
@@ -43,7 +43,7 @@ def reserve_gpu(index: int, per_explorer: float) -> Any:
         return None
     if max([here - 1, *on_node.values()]) < per_explorer:
         raise ConfigurationError(
-            f"explorer.num_gpus={per_explorer:g}: Ray has no GPUs for an explorer beside the learner's cuda:{index}; "
+            f"explorer.num_gpus={per_explorer:g}: Ray has no GPUs for an explorer besides the learner's cuda:{index}; "
             "set explorer.num_gpus=0 (explorers act on the CPU), a fraction such as 0.25 (they share the GPU), or "
             "agent.device=cpu"
         )
@@ -61,7 +61,7 @@ def _physical(index: int) -> str:
 
 
 def _holder_of(wanted: str, num_gpus: int) -> Any:
-    """Start holders on this node until Ray assigns the wanted GPU to one; return that one."""
+    """Start holders on this node until Ray assigns the wanted GPU to one; return that holder."""
     others = []  # each keeps its GPU until the right one is found
     for _ in range(num_gpus):
         holder: Any = _GPUHolder.options(scheduling_strategy=on_this_node()).remote()  # type: ignore[attr-defined]  # ray.remote adds it

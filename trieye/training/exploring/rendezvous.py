@@ -1,7 +1,7 @@
-"""Rendezvous: where those who form a process group leave their addresses for one another.
+"""Rendezvous: a store through which the members of a process group exchange addresses.
 
-It stands in for torch's `TCPStore`, which asks for the name of each address that it connects to: where no DNS answers,
-that takes 10 s each time.
+It replaces torch's `TCPStore`, which resolves the name of each address that it connects to: without a DNS server that
+takes 10 s each time.
 """
 
 import contextlib
@@ -12,60 +12,60 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from torch.distributed import Store  # type: ignore[attr-defined]  # it is public, and not marked so
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not re-exported explicitly
 
-_LIMIT = timedelta(seconds=10)
-MOST_AT_ONCE = 1024
-"""Explorers that come at the same moment; more of them have to try again."""
+_TIMEOUT = timedelta(seconds=10)
+BACKLOG = 1024
+"""Explorers that may connect at the same moment; further ones have to retry."""
 
 
 class Rendezvous(Store):
-    """The learner's side, which keeps what was left.
+    """The learner's side, which holds the values.
 
     Args:
-        host: Address of this machine, where explorers reach it.
-        key: Which those who come have to know.
+        host: Address of this machine for explorers.
+        key: Authentication key of the clients.
     """
 
     def __init__(self, host: str, key: bytes) -> None:
         super().__init__()
-        self._changed = threading.Condition()  # guards all that follows
+        self._changed = threading.Condition()  # guards all fields below
         self._values: dict[str, bytes] = {}
         self._is_closed = False
-        self._listener = Listener((host, 0), backlog=MOST_AT_ONCE, authkey=key)
+        self._listener = Listener((host, 0), backlog=BACKLOG, authkey=key)
         self._address: tuple[str, int] = self._listener.address
         threading.Thread(target=self._admit, name="trieye-weights-rendezvous", daemon=True).start()
 
     @property
     def port(self) -> int:
-        """Where explorers find it."""
+        """Port of the listener."""
         return self._address[1]
 
     def set(self, key: str, value: Any) -> None:
-        """Leave bytes."""
+        """Store bytes under a key."""
         with self._changed:
             self._values[key] = bytes(value)
             self._changed.notify_all()
 
     def get(self, key: str) -> bytes:
-        """Return what is there."""
+        """Return the bytes of a key."""
         return self._values[key]
 
-    def wait(self, keys: list[str], timeout: timedelta = _LIMIT) -> None:
-        """Wait until somebody left something under each of the keys; raise RuntimeError where it takes too long."""
+    def wait(self, keys: list[str], timeout: timedelta = _TIMEOUT) -> None:
+        """Wait until all keys are set; raise RuntimeError after the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._has(keys), timeout.total_seconds())
             if not self._has(keys):
                 raise RuntimeError("not all explorers joined the group")
 
     def close(self) -> None:
-        """Send away those who wait; a second time does nothing."""
+        """Stop the waiting clients; idempotent."""
         with self._changed:
             if self._is_closed:
                 return
             self._is_closed = True
             self._changed.notify_all()
-        with contextlib.suppress(OSError):  # closing alone does not wake who waits for it
+        with contextlib.suppress(OSError):  # closing the listener does not wake accept()
             socket.create_connection(self._address, timeout=1.0).close()
 
     def _has(self, keys: list[str]) -> bool:
@@ -75,49 +75,54 @@ class Rendezvous(Store):
         with self._listener:
             while not self._is_closed:
                 try:
-                    line = self._listener.accept()
+                    connection = self._listener.accept()
                 except (AuthenticationError, EOFError, OSError):
-                    continue  # it was no explorer, or the end
-                threading.Thread(target=self._serve, args=(line,), name="trieye-weights-serve", daemon=True).start()
+                    continue  # not an explorer, or close()
+                threading.Thread(
+                    target=self._serve, args=(connection,), name="trieye-weights-serve", daemon=True
+                ).start()
 
-    def _serve(self, line: Connection) -> None:
-        with line, contextlib.suppress(EOFError, OSError, RuntimeError):  # it has all, or is gone; or there is no group
+    def _serve(self, connection: Connection) -> None:
+        with (
+            connection,
+            contextlib.suppress(EOFError, OSError, RuntimeError),
+        ):  # the client left, or the group was closed
             while True:
-                key, value = line.recv_bytes().decode(), line.recv_bytes()
+                key, value = connection.recv_bytes().decode(), connection.recv_bytes()
                 if value:
                     self.set(key, value)
                     continue
-                self.wait([key], _LIMIT)
-                line.send_bytes(self._values[key])
+                self.wait([key], _TIMEOUT)
+                connection.send_bytes(self._values[key])
 
 
-class Visitor(Store):
-    """An explorer's side."""
+class RendezvousClient(Store):
+    """The explorer's side; reads and writes the values of a `Rendezvous`."""
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
         super().__init__()
-        self._line = Client(address, authkey=key)
+        self._connection = Client(address, authkey=key)
         self._values: dict[str, bytes] = {}
 
     def set(self, key: str, value: Any) -> None:
-        """Leave bytes."""
-        self._say(key, bytes(value))
+        """Store bytes under a key."""
+        self._send(key, bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Return what was waited for."""
+        """Return the bytes of a key that `wait` received."""
         return self._values[key]
 
-    def wait(self, keys: list[str], timeout: timedelta = _LIMIT) -> None:
-        """Wait until somebody left something under each of the keys; raise RuntimeError where it takes too long."""
+    def wait(self, keys: list[str], timeout: timedelta = _TIMEOUT) -> None:
+        """Wait until all keys are set; raise RuntimeError after the timeout."""
         for key in keys:
             try:
-                self._say(key, b"")
-                if not self._line.poll(timeout.total_seconds()):
+                self._send(key, b"")
+                if not self._connection.poll(timeout.total_seconds()):
                     raise RuntimeError("not all explorers joined the group")
-                self._values[key] = self._line.recv_bytes()
+                self._values[key] = self._connection.recv_bytes()
             except (EOFError, OSError) as error:
-                raise RuntimeError(f"the learner gave up the group: {error}") from error
+                raise RuntimeError(f"the learner abandoned the group: {error}") from error
 
-    def _say(self, key: str, value: bytes) -> None:
-        self._line.send_bytes(key.encode())
-        self._line.send_bytes(value)  # nothing: that is what it wants to have
+    def _send(self, key: str, value: bytes) -> None:
+        self._connection.send_bytes(key.encode())
+        self._connection.send_bytes(value)  # empty: a request for the value

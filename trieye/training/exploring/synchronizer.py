@@ -1,4 +1,4 @@
-"""Synchronizer: the board that says which weights are the newest; the weights themselves never pass through it."""
+"""Synchronizer: announces the newest version of the weights; a transport delivers the weights themselves."""
 
 import asyncio
 import threading
@@ -10,12 +10,12 @@ from trieye.exceptions import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Weights that explorers can fetch.
+    """Announcement of weights that explorers can fetch.
 
     Attributes:
-        version: Counts what was published, from 0 on, without a gap.
-        step: Steps of the learner behind them.
-        handle: What the transport needs to fetch them.
+        version: Sequence number, from 0 without gaps.
+        step: Learner step after which they were published.
+        handle: Argument of the transport's `fetch`.
         session: The attempt of the run that published them.
     """
 
@@ -27,10 +27,10 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """Names weights that are broadcast.
+    """Identifies broadcast weights.
 
     Attributes:
-        serial: A number that a version which was published again does not share.
+        serial: Unique number; distinguishes repeated publications of the same version.
         version: As in `Published`.
     """
 
@@ -38,24 +38,24 @@ class Handle:
     version: int
 
 
-class Board(Protocol):
-    """Where versions are announced; one in this process, or the way to that of another one."""
+class VersionRegistry(Protocol):
+    """Announces versions of the weights, within a process or to other processes."""
 
     def publish(self, published: Published) -> None:
-        """Announce weights; their version, handle and step become visible at once."""
+        """Announce weights; version, handle and step become visible atomically."""
 
     def latest(self) -> Published | None:
-        """Return the newest ones."""
+        """Return the newest announcement."""
 
     def wait_newer(self, version: int, timeout_s: float) -> Published | None:
-        """Return the newest ones once they are newer than a version; None if the time is over before."""
+        """Wait until the newest announcement is newer than `version`, and return it; None after `timeout_s`."""
 
     def close(self) -> None:
-        """End what is behind it."""
+        """Release the resources of the registry."""
 
 
 class Synchronizer:
-    """A board in one process; any thread may call any method at any time."""
+    """A version registry within one process; thread-safe."""
 
     def __init__(self) -> None:
         self._published: Published | None = None
@@ -66,13 +66,13 @@ class Synchronizer:
         """Announce weights.
 
         Raises:
-            ConfigurationError: Their version is not above that of the newest ones.
+            ConfigurationError: Their version is not above the newest one.
         """
         with self._changed:
             newest = self._published
             if newest is not None and published.session == newest.session and published.version <= newest.version:
                 raise ConfigurationError(
-                    f"version {published.version} was to be published after version {newest.version}; versions grow"
+                    f"version {published.version} is not above version {newest.version}, which is already published"
                 )
             self._published = published
             self._changed.notify_all()
@@ -80,17 +80,17 @@ class Synchronizer:
                 loop.call_soon_threadsafe(event.set)
 
     def latest(self) -> Published | None:
-        """Return the newest ones; None before the first."""
+        """Return the newest announcement; None before the first."""
         return self._published
 
     def wait_newer(self, version: int, timeout_s: float) -> Published | None:
-        """Return the newest ones once they are newer than a version; None if the time is over before."""
+        """Wait until the newest announcement is newer than `version`, and return it; None after `timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_newer(version), timeout_s)
             return self._published if self._is_newer(version) else None
 
     async def await_newer(self, version: int, timeout_s: float) -> Published | None:
-        """Do what `wait_newer` does, without holding up the event loop."""
+        """Behave as `wait_newer` without blocking the event loop."""
         event = asyncio.Event()
         entry = (asyncio.get_running_loop(), event)
         with self._changed:
@@ -107,7 +107,7 @@ class Synchronizer:
         return self._published if self._is_newer(version) else None
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: there are no resources."""
 
     def _is_newer(self, version: int) -> bool:
         return self._published is not None and self._published.version > version

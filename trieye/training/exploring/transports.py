@@ -1,4 +1,4 @@
-"""Transports: how weights come from the learner to those that act with them."""
+"""Transports: deliver weights from the learner to explorers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,42 +19,42 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class Transport(Protocol):
-    """Takes weights in one process, and gives them out in others, where it is sent.
+    """Publishes weights in the learner's process; copies of it fetch them in the explorers' processes.
 
-    A class of a project, `sync.transport=my_agent.ways:MyTransport`, is called with the config of the run, and what it
-    makes can be pickled. It passes `trieye.testing.TransportContract`.
+    `sync.transport=my_agent.transports:MyTransport` selects a class of the project. It is called with the config of the
+    run, and its instances must be picklable. Test it with `trieye.testing.TransportContract`.
     """
 
     def publish(self, version: int, weights: Weights) -> Any:
-        """Take weights, copied once however many fetch them; return a small handle, which is sent to those that do.
+        """Store weights, copied once for all explorers, and return a small handle that is sent to them.
 
         Args:
-            version: Their number.
-            weights: Tensors by name; they may change when this has returned.
+            version: Version of the weights.
+            weights: Tensors by name; the caller may change them after the return.
         """
 
     def fetch(self, handle: Any) -> Mapping[str, Any]:
-        """Return tensors, or arrays as `as_arrays` makes them, by name; they are read, and not changed.
+        """Return the weights by name, as tensors or as arrays of `as_arrays`; the caller only reads them.
 
-        They hold until the next call. What is not there any more may be given as a `SupersededError`.
+        They remain valid until the next call. If only newer weights exist, raise them as `SupersededError`.
         """
 
 
 class SupersededError(Exception):
-    """Raised by `fetch` where newer weights have taken the place of those that a handle names.
+    """Raised by `fetch` if newer weights have replaced the requested ones.
 
     Attributes:
-        version: Of the newer ones.
-        weights: What `fetch` would return for them.
+        version: Version of the newer weights.
+        weights: The newer weights, in the form that `fetch` returns.
     """
 
     def __init__(self, version: int, weights: Mapping[str, Any]) -> None:
-        super().__init__(f"the weights are gone, version {version} is in their place")
+        super().__init__(f"the weights are gone; version {version} replaced them")
         self.version, self.weights = version, weights
 
 
 class LocalTransport:
-    """Within one process: a copy in its memory."""
+    """Copies weights within one process."""
 
     def publish(self, version: int, weights: Weights) -> Any:
         """Copy the weights; see `Transport`."""
@@ -63,56 +63,59 @@ class LocalTransport:
 
     def fetch(self, handle: Any) -> Mapping[str, Any]:
         """Return the copy."""
-        found: Mapping[str, Any] = handle
-        return found
+        weights: Mapping[str, Any] = handle
+        return weights
 
 
 class CheckpointTransport:
-    """Files in a directory that all of them see: whole or not there, and the version is in the name.
+    """Writes weights as files to a shared directory: each file is complete, and its name contains the version.
 
     Args:
-        directory: Of the files.
-        keep: How many of the newest stay, at least 2.
+        directory: Directory of the files.
+        keep: Number of newest files to retain, at least 2.
     """
 
     def __init__(self, directory: Path, keep: int = 3) -> None:
         self._directory, self._keep = directory, keep
 
     def publish(self, version: int, weights: Weights) -> Any:
-        """Write the weights; see `Transport`."""
+        """Write the weights to a file; see `Transport`."""
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"version_{version:012d}.safetensors"
         with replacing(path) as scratch, ChecksumFile(scratch) as file:
             write_tensors(file, as_arrays(weights), {})
         older = [other for other in self.paths() if other < path]
-        superseded = [other for other in self.paths() if other > path]  # of an attempt that was killed further on
+        superseded = [
+            other for other in self.paths() if other > path
+        ]  # from an attempt that was killed later in the run
         for other in (*older[: 1 - self._keep], *superseded):
             other.unlink(missing_ok=True)
         return str(path)
 
     def fetch(self, handle: Any) -> Mapping[str, Any]:
-        """Read the weights; those that have taken their place, or the newest whole ones before, if they are gone."""
+        """Read the weights; if the file is gone or damaged, the newest intact other file."""
         path = Path(handle)
-        for found in [path, *(other for other in reversed(self.paths()) if other != path)]:
+        for candidate in [path, *(other for other in reversed(self.paths()) if other != path)]:
             try:
-                return map_tensors(found)
+                return map_tensors(candidate)
             except FileNotFoundError:
                 continue
             except SerializationError as error:
-                say(f"{found} is passed over: {error}")
-        raise CheckpointError(f"{handle} is gone, and {self._directory} holds no others that are whole")
+                say(f"skipping damaged weights {candidate}: {error}")
+        raise CheckpointError(f"{handle} is gone, and {self._directory} contains no intact weights")
 
     def paths(self) -> list[Path]:
-        """Return the files, the oldest first."""
+        """Return the files, oldest first."""
         return sorted(self._directory.glob("version_*.safetensors"))
 
 
 def as_arrays(weights: Weights) -> dict[str, NDArray[Any]]:
-    """Return weights as NumPy arrays, which travel many times faster than tensors; bfloat16 as the bits that it has."""
+    """Return weights as NumPy arrays, which are serialized many times faster; bfloat16 as int16 with the same bits."""
     arrays = {}
     for name, tensor in weights.items():
-        held = tensor.detach().cpu().contiguous()
-        arrays[name] = (held.view(torch.int16) if held.dtype == torch.bfloat16 else held).numpy()
+        array_tensor = tensor.detach().cpu().contiguous()
+        is_bfloat16 = array_tensor.dtype == torch.bfloat16
+        arrays[name] = (array_tensor.view(torch.int16) if is_bfloat16 else array_tensor).numpy()
     return arrays
 
 
@@ -121,22 +124,22 @@ def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
     """Copy weights into the parameters and buffers of a module, in place.
 
     Args:
-        module: What takes them.
+        module: The module to update.
         weights: Tensors or arrays by the names of its `state_dict()`.
 
     Raises:
-        ConfigurationError: They are those of another module; nothing was changed.
+        ConfigurationError: Names or shapes do not match; the module is unchanged.
     """
-    own = module.state_dict()  # of the tensors themselves
+    own = module.state_dict()  # refers to the module's tensors
     if own.keys() != weights.keys():
         name = next(iter(sorted(own.keys() ^ weights.keys())))
-        where = "it has, and they have not" if name in own else "they have, and it has not"
-        raise ConfigurationError(f"these are not the weights of a {type(module).__name__}: {name} is what {where}")
+        problem = "is missing" if name in own else "is unexpected"
+        raise ConfigurationError(f"the weights do not match the module {type(module).__name__}: {name} {problem}")
     for name, value in weights.items():
         if tuple(value.shape) != tuple(own[name].shape):
             raise ConfigurationError(
-                f"these are not the weights of this {type(module).__name__}: {name} is {list(value.shape)}, and needed "
-                f"are {list(own[name].shape)}"
+                f"the weights do not match the module {type(module).__name__}: {name} has shape {list(value.shape)}, "
+                f"expected {list(own[name].shape)}"
             )
     for name, value in weights.items():
         _copy(value, own[name])
@@ -148,6 +151,6 @@ def _copy(value: Any, to: torch.Tensor) -> None:
         return
     target = to.view(torch.int16) if to.dtype == torch.bfloat16 and value.dtype == np.int16 else to
     if target.device.type == "cpu":
-        np.copyto(target.numpy(), value)  # what Ray hands out is read only, which torch does not like
+        np.copyto(target.numpy(), value)  # arrays from Ray are read-only, about which torch warns
     else:
         target.copy_(torch.from_numpy(value.copy()))
