@@ -64,7 +64,7 @@ def train(project: Path, run_dir: Path, seed: int, status: str | None, kill_reco
     if status is None:
         say("\nTraining PPO on CartPole-v1, less than a minute. Ctrl-C saves and stops; the same command resumes.")
     else:
-        say(f"\nResuming run {run_dir.name}, which was interrupted ({status}).")
+        say(f"\nResuming run {run_dir.name}, which was interrupted.")
     child = subprocess.Popen(command, cwd=project)
     if not no_kill and not kill_record.exists() and kill_in_the_middle(child, run_dir):
         killed_at, resumed_from = runs.get(run_dir).step or 0, newest_checkpoint(run_dir)
@@ -72,7 +72,7 @@ def train(project: Path, run_dir: Path, seed: int, status: str | None, kill_reco
         say(
             f"\nKilled the training at step {killed_at:_} (SIGKILL), as a crash or a full node would.\n"
             f"The same command resumes it from its checkpoint at step {resumed_from:_}; no logged point is lost:\n"
-            f"  {SLUG}.train {' '.join(command[3:])}\n"
+            f"  python -m {SLUG}.train {' '.join(command[3:])}\n"
         )
         child = subprocess.Popen(command, cwd=project)
     return wait_for(child)
