@@ -381,9 +381,8 @@ class Run(Recorder):
                 unexpected and differently shaped keys.
             key_map: Renamed keys of the checkpoint, `{"old.prefix": "new.prefix"}`. A key is the name passed to `save`
                 followed by the path to an array: `model.encoder.0.weight`.
-            from_checkpoint: Directory of a checkpoint to restore even if the run has newer checkpoints: a copy of a
-                checkpoint of this run, or a checkpoint of another run, which contributes its state but not its curves.
-                None selects the checkpoint by the config.
+            from_checkpoint: Directory of a checkpoint to restore even if the run has newer ones: a copy of one of this
+                run, or one of another run, which contributes its state but not its curves. None: by the config.
             **objects: Objects with `load_state_dict()`, random generators, environments, and dicts, which are filled
                 in place, under the names passed to `save`.
 
