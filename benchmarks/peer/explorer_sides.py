@@ -36,7 +36,7 @@ def bare(policy: Any, ctx: Any) -> Iterator[int]:
             with torch.inference_mode():
                 act = policy.act(torch.from_numpy(seen[t]), None, ctx)
                 actions[t], valid[t] = act.action.numpy(), ~done
-                draws[t], log_probs[t] = act.extras["draw"], act.extras["log_prob"]
+                draws[t], log_probs[t] = act.extras["sample"], act.extras["log_prob"]
             seen[t + 1], rewards[t], terminated[t], truncated[t], _ = envs.step(actions[t])
             done = terminated[t] | truncated[t]
         obs, made_steps = seen[STEPS], made_steps + int(valid.sum())

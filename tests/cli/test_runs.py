@@ -167,7 +167,7 @@ def test_a_truncated_or_foreign_record_is_named_and_left_out(record, runs, make_
     code, out, err = runs()
     assert (code, [line.split()[0] for line in out.splitlines()]) == (0, ["run", "whole"])
     assert "skipped: " in err
-    assert "broken: its run.json is no whole run record" in err
+    assert "broken: its run.json is damaged or incomplete" in err
 
 
 def test_directories_without_a_record_are_named_on_one_line_with_the_command_that_deletes_them(runs, make_run):

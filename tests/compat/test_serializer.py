@@ -93,7 +93,7 @@ def test_what_is_damaged_raises(tmp_path, trained):
     with pytest.raises(CheckpointError, match="damaged"):
         Serializer().load_checkpoint(tmp_path / "c")
     (tmp_path / "old.pkl").write_bytes((DATA / "buffer_0_1_5.pkl").read_bytes()[:100])
-    with pytest.raises(SerializationError, match="not a whole pickle"):
+    with pytest.raises(SerializationError, match="not a complete pickle"):
         Serializer(allow_pickle=True).load_buffer(tmp_path / "old.pkl")
 
 

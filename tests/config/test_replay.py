@@ -8,10 +8,10 @@ from trieye.replay.fragments import FragmentRules
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"prioritized": {"alpha": 1.0}}, "prioritized.* is only for kind=prioritized, and kind is uniform"),
+        ({"prioritized": {"alpha": 1.0}}, "prioritized.* is only for kind=prioritized, but kind is uniform"),
         ({"kind": "prioritized", "sequence": {"length": 3}}, "sequence.* is only for kind=sequence"),
-        ({"storage": "mmap"}, "storage_dir is required for storage=mmap"),
-        ({"storage_dir": "rows"}, "storage_dir is required for storage=mmap and only allowed there"),
+        ({"storage": "mmap"}, "storage_dir is required by storage=mmap"),
+        ({"storage_dir": "rows"}, "storage_dir is required by storage=mmap and only for it"),
         ({"kind": "sequence", "max_reuse": 2}, "not to kind=sequence"),
         ({"kind": "unifrom"}, "Input should be 'uniform', 'prioritized', 'sequence' or 'fragment'"),
         ({"gamma": 2}, "less than or equal to 1"),

@@ -117,7 +117,7 @@ def test_an_experiment_has_its_run_and_one_without_says_so(loop_config):
         (LogImage, "path", 1), (LogImage, "path", 2), (LogTable, "visits", 2),
         (LogImage, "path", 3), (LogImage, "path", 4), (LogTable, "visits", 4),
     ]  # fmt: skip
-    with pytest.raises(RunClosedError, match="was created without a run; start it by run_experiment"):
+    with pytest.raises(RunClosedError, match="was created without a run; start it with run_experiment"):
         Showing(loop_config(steps=4)).step()
 
 

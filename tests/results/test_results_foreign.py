@@ -93,7 +93,9 @@ def test_a_database_that_is_not_mlflows_is_refused(tmp_path):
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE runs (a)")
     connection.close()
-    with pytest.raises(ConfigurationError, match=r"other\.db is no MLflow database: it lacks the tables experiments"):
+    with pytest.raises(
+        ConfigurationError, match=r"other\.db is not an MLflow database: it lacks the tables experiments"
+    ):
         load(path)
     path.write_bytes(path.read_bytes()[:30])
     with pytest.raises(ConfigurationError, match=r"other\.db cannot be read as an MLflow database"):

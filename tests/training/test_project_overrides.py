@@ -40,7 +40,7 @@ REFUSED = {
     "replay.gamma=0.5": ({"gamma": 0.5}, "differs from agent.gamma=0.99"),
     "replay.frame_stack={obs:2}": ({"frame_stack": {"obs": 2}}, "set env.frame_stack instead"),
     "replay.max_reuse=8": ({"max_reuse": 8}, "rows would run out"),
-    "replay.storage=mmap": ({"storage": "mmap"}, "storage_dir is required for storage=mmap"),
+    "replay.storage=mmap": ({"storage": "mmap"}, "storage_dir is required by storage=mmap"),
     "replay.storage=mmap replay.storage_dir=nowhere": (
         {"storage": "mmap", "storage_dir": "nowhere"},
         "replay.storage_dir=nowhere is not a directory; create it first",
@@ -50,7 +50,7 @@ REFUSED = {
 OVERRIDES = {**TRAIN, **{name: replay for name, (replay, _) in REFUSED.items()}}
 DEFAULTS = {"replay=uniform", "replay.gamma=0.99", "replay.storage=ram"}
 NO_REPLAY = "agent=ppo learns from each rollout and has no replay; leave out replay"
-OF_ANY_REPLAY = ["storage_dir is required for storage=mmap", "not to kind=sequence"]
+OF_ANY_REPLAY = ["storage_dir is required by storage=mmap", "not to kind=sequence"]
 """Messages about contradictory settings; these checks run first."""
 
 

@@ -69,7 +69,8 @@ def _add_choice(action: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="select runs by config value; also KEY>=VALUE, KEY<=VALUE, KEY!=VALUE, KEY=A,B; runs without KEY match",
+        help="select runs by config value; also KEY>=VALUE, KEY<=VALUE, KEY!=VALUE, KEY=A,B; keeps runs that lack KEY, "
+        "unless --strict",
     )
     group.add_argument("--strict", action="store_true", help="exclude runs that lack a KEY of --where")
 
@@ -129,7 +130,7 @@ def _add_specific(action: argparse.ArgumentParser, name: str) -> None:
             help="draw a vertical line at X in the picture, with TEXT in the legend; repeatable",
         )  # fmt: skip
     elif name == "sensitivity":
-        action.add_argument("--param", required=True, metavar="KEY", help="config key of the hyperparameter")
+        action.add_argument("--param", required=True, metavar="KEY", help="config key whose values are compared")
     elif name == "report":
         action.add_argument("--title", metavar="TEXT", help="title of the page (default: metric and sources)")
     elif name == "select":

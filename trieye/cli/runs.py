@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--metric", metavar="NAME", help="metric shown as the objective (default: loop.objective)")
     parser.add_argument(
-        "--mode", choices=("max", "min"), help="whether its highest or lowest value is best (default: loop.mode)"
+        "--mode",
+        choices=("max", "min"),
+        help="whether the highest or lowest value of the metric is best (default: loop.mode)",
     )
     parser.add_argument("--sort", choices=SORTS, default="created", help="sort key (default: created)")
     parser.add_argument("-r", "--reverse", action="store_true", help="reverse the order")

@@ -26,7 +26,11 @@ def add_slurm(actions: Any, states: Sequence[str]) -> None:
     slurm = add_action(actions, "slurm", "write a Slurm script that runs unfinished jobs, or submit it")
     slurm.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory, visible to all nodes")
     slurm.add_argument(
-        "--hours", type=float, required=True, metavar="H", help="time limit of a Slurm task in hours; 3 becomes 2:59:59"
+        "--hours",
+        type=float,
+        required=True,
+        metavar="H",
+        help="time limit of a Slurm task in hours, minus one second: 3 becomes 2:59:59",
     )
     slurm.add_argument("--memory-gib", type=float, metavar="G", help="memory per job in GiB (default: Slurm's default)")
     slurm.add_argument("--cpus", type=int, default=1, metavar="N", help="CPUs per job (default: 1)")

@@ -103,7 +103,7 @@ def _read(path: Path, serializer: Serializer) -> CheckpointData | BufferData:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise SerializationError(
-            f"it holds a {type(content).__name__}, and neither a checkpoint nor a buffer of trieye 0.1.5"
+            f"it holds a {type(content).__name__}, which is neither a checkpoint nor a buffer of trieye 0.1.5"
         ) from error
 
 
@@ -115,7 +115,9 @@ def _save(path: Path, data: CheckpointData | BufferData, step: int, serializer: 
     if any(entry.step == step for entry in saved):
         return store.path(step)
     if saved and saved[-1].step > step:  # it would count as the newest one
-        raise SerializationError(f"{saved[-1].path.name} was saved since; convert it elsewhere, with --output")
+        raise SerializationError(
+            f"{saved[-1].path.name} has a later step; convert {path.name} to another directory with --output"
+        )
     metadata: dict[str, Any] = {"converted_from": path.name}
     if isinstance(data, CheckpointData):
         best = path.with_name(BEST)  # 0.1.5 copied the best checkpoint to this name

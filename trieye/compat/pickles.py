@@ -27,7 +27,7 @@ def load_pickle(path: Path, *, allow_pickle: bool | None = None) -> Any:
     except OSError as error:
         raise SerializationError(f"{path} cannot be read: {error.strerror or error}") from error
     except (EOFError, pickle.UnpicklingError) as error:
-        raise SerializationError(f"{path} is not a whole pickle: {error}") from error
+        raise SerializationError(f"{path} is not a complete pickle: {error}") from error
     except Exception as error:  # a border: user classes run here and may raise anything
         raise SerializationError(f"{path} cannot be unpickled: {type(error).__name__}: {error}") from error
 

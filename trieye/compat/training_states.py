@@ -97,7 +97,7 @@ class TrainingStates:
             return self._serializer.prepare_optimizer_state(model)
         except SerializationError as error:
             kind = type(model).__name__
-            raise CheckpointError(f"nn_state_dict must be a dict or have a state_dict(), and it is a {kind}") from error
+            raise CheckpointError(f"nn_state_dict must be a dict or have a state_dict(), got {kind}") from error
 
     def _buffer_data(self, content: Any) -> BufferData:
         buffer = self._serializer.prepare_buffer_data(content)

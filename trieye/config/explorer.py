@@ -46,7 +46,7 @@ class ExplorerConfig(StrictModel):
     fragment_timeout_s: float = Field(
         default=300.0,
         gt=0,
-        description="Seconds without an assigned fragment after which an explorer counts as hung and is restarted.",
+        description="Seconds an explorer may take to start or to deliver a fragment; then it is restarted as hung.",
     )
     max_restarts: int = Field(
         default=5,
@@ -64,8 +64,8 @@ class ExplorerConfig(StrictModel):
     num_gpus: float = Field(
         default=0.0,
         ge=0,
-        description="GPUs that Ray reserves for each explorer; 0 = it acts on the CPU. From 1 on, other GPUs "
-        "than the learner's; a fraction may share that.",
+        description="GPUs that Ray reserves for each explorer; 0 = it acts on the CPU; below 1 = it may "
+        "share the learner's GPU; 1 or more = GPUs other than the learner's.",
     )
     resources: dict[str, float] = Field(
         default_factory=dict,

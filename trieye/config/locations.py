@@ -26,7 +26,7 @@ def expanded(key: str, path: str) -> str:
     unset = [f"${name}" for name in dict.fromkeys(names) if name not in os.environ]
     if unset:
         raise ConfigurationError(
-            f"{key}={path}: environment variable {', '.join(unset)} is not set; set it, or type the directory"
+            f"{key}={path}: environment variable {', '.join(unset)} is not set; set it, or write out the directory"
         )
     return os.path.expandvars(path)
 

@@ -61,7 +61,7 @@ class LimiterConfig(StrictModel):
         default=None,
         gt=0,
         description="Allowed deviation from the ratio, in sampled rows; must exceed half a batch. null = 10% of "
-        "min_size_to_sample * samples_per_insert, at least 2.",
+        "min_size_to_sample * samples_per_insert, but at least 2 and 2 * samples_per_insert.",
     )
 
 
@@ -101,7 +101,8 @@ class ReplayConfig(StrictModel):
     )
     limiter: LimiterConfig = Field(default_factory=LimiterConfig, description="Ratio of samples to inserts.")
     prioritized: PrioritizedConfig = Field(
-        default_factory=PrioritizedConfig, description="Weight of priorities, for kind=prioritized."
+        default_factory=PrioritizedConfig,
+        description="Exponents of priorities and importance weights, for kind=prioritized.",
     )
     sequence: SequenceConfig = Field(
         default_factory=SequenceConfig, description="Shape of sequences, for kind=sequence."
@@ -115,11 +116,9 @@ class ReplayConfig(StrictModel):
         for kind in ("prioritized", "sequence", "fragment"):
             options = getattr(self, kind)
             if kind != self.kind and options.model_fields_set and options != type(options)():
-                raise ValueError(f"{kind}.* is only for kind={kind}, and kind is {self.kind}")
+                raise ValueError(f"{kind}.* is only for kind={kind}, but kind is {self.kind}")
         if (self.storage_dir is not None) != (self.storage == "mmap"):
-            raise ValueError(
-                f"storage_dir is required for storage=mmap and only allowed there, and storage is {self.storage}"
-            )
+            raise ValueError(f"storage_dir is required by storage=mmap and only for it, but storage is {self.storage}")
         if self.kind == "sequence" and (self.max_reuse is not None or self.max_staleness is not None):
             raise ValueError("max_reuse and max_staleness apply to single rows and chunks, not to kind=sequence")
         return self

@@ -26,7 +26,9 @@ class RuntimeConfig(StrictModel):
         "a cluster.",
     )
     address: str | None = Field(
-        default=None, description="Ray cluster to join, such as `auto` or `head:6379`; for kind=cluster."
+        default=None,
+        description="Ray cluster to join, such as `head:6379`; null or `auto` = the cluster of this machine. Only for "
+        "kind=cluster.",
     )
     working_dir: str | None = Field(
         default="auto",
@@ -78,7 +80,7 @@ class RuntimeConfig(StrictModel):
     @model_validator(mode="after")
     def _address_only_for_a_cluster(self) -> Self:
         if self.address is not None and self.kind != "cluster":
-            raise ValueError(f"address is only for kind=cluster, and kind is {self.kind}")
+            raise ValueError(f"address is only for kind=cluster, but kind is {self.kind}")
         if self.runtime_env and self.kind != "cluster":
-            raise ValueError(f"runtime_env is only for kind=cluster, and kind is {self.kind}")
+            raise ValueError(f"runtime_env is only for kind=cluster, but kind is {self.kind}")
         return self

@@ -38,7 +38,7 @@ class SweeperConfig(StrictModel):
     def _options_match_the_kind(self) -> Self:
         for name in ("seeds", "zip", "exclude"):
             if self.kind != "grid" and getattr(self, name):
-                raise ValueError(f"{name} is only for kind=grid, and kind is {self.kind}")
+                raise ValueError(f"{name} is only for kind=grid, but kind is {self.kind}")
         if self.pruner != "none" and self.kind != "optuna":
-            raise ValueError(f"pruner is only for kind=optuna, and kind is {self.kind}")
+            raise ValueError(f"pruner is only for kind=optuna, but kind is {self.kind}")
         return self

@@ -40,7 +40,9 @@ class Experiment(Generic[ConfigT]):
             RunClosedError: The experiment was created without a run.
         """
         if self._run is None:
-            raise RunClosedError(f"{type(self).__name__}(config) was created without a run; start it by run_experiment")
+            raise RunClosedError(
+                f"{type(self).__name__}(config) was created without a run; start it with run_experiment()"
+            )
         return self._run
 
     def enter(self, run: Run) -> None:

@@ -48,13 +48,13 @@ class MlflowStore:
         """Return the runs that are not deleted, in order of their start.
 
         Raises:
-            ConfigurationError: The file is no MLflow database, or cannot be read.
+            ConfigurationError: The file is not an MLflow database, or cannot be read.
         """
         with self._reading() as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
             if not tables >= _TABLES:
                 raise ConfigurationError(
-                    f"{self._path} is no MLflow database: it lacks the tables {', '.join(sorted(_TABLES - tables))}"
+                    f"{self._path} is not an MLflow database: it lacks the tables {', '.join(sorted(_TABLES - tables))}"
                 )
             params, tags = (_by_run(connection, table) for table in ("params", "tags"))
             steps = dict(connection.execute("SELECT run_uuid, max(step) FROM latest_metrics GROUP BY run_uuid"))

@@ -211,7 +211,7 @@ def deliver(
 def _record(run_dir: Path) -> RunRecord:
     record = RunRecord.read(run_dir / RUN_RECORD)
     if record is None:
-        raise ConfigurationError(f"{run_dir} is no run: it has no {RUN_RECORD}")
+        raise ConfigurationError(f"{run_dir} is not a run: it has no {RUN_RECORD}")
     return record
 
 

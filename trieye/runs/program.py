@@ -145,8 +145,8 @@ class Program:
             return
         if confirm is None:
             raise ConfigurationError(
-                f"{origin} stores a command that is not signed with your key ({key_source()}), and `confirm` is None: "
-                f"{self.line(overrides)}"
+                f"{origin} stores a command that is not signed with your key ({key_source()}); pass confirm to allow "
+                f"it: {self.line(overrides)}"
             )
         confirm(self.command(overrides), self.directory, origin)
 

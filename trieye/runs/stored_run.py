@@ -169,7 +169,7 @@ class StoredRun:
 
         record = RunRecord.read(self.run_dir / RUN_RECORD)
         if record is None:
-            raise ConfigurationError(f"{self.run_dir} is no run: it has no {RUN_RECORD}")
+            raise ConfigurationError(f"{self.run_dir} is not a run: it has no {RUN_RECORD}")
         return record
 
     @cached_property
@@ -241,7 +241,7 @@ def _fields_of(run_dir: Path) -> _RunSummaryFields:
     except OSError as error:
         raise ConfigurationError(f"{run_dir}: its {RUN_RECORD} cannot be read: {error.strerror or error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigurationError(f"{run_dir}: its {RUN_RECORD} is no whole run record: {error}") from error
+        raise ConfigurationError(f"{run_dir}: its {RUN_RECORD} is damaged or incomplete: {error}") from error
 
 
 def _loop_of(run_dir: Path) -> _Loop:

@@ -131,8 +131,8 @@ class Description:
         pattern = self.save_pattern
         if pattern is None:
             raise ConfigurationError(
-                f"{self.path}: save_path is missing; set it there or in {_CONFIG}, "
-                "as in results/{name}/{params}/{run}"
+                f"{self.path}: save_path is missing; set it here or in {_CONFIG} to a pattern of result paths, such as "
+                "results/{name}/{params}/{run}"
             )
         run, _ = self._run_and_combination(index)
         values = {key: str(value).replace("/", "%2F") for key, value in self.values(index).items()}

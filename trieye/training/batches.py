@@ -168,7 +168,7 @@ class Minibatch:
             try:
                 return self[name]
             except KeyError as error:
-                raise AttributeError(f"{type(self).__name__} has no column {error.args[0]}") from None
+                raise AttributeError(f"{type(self).__name__} has {error.args[0]}") from None
 
     def __getitem__(self, name: str) -> Any:
         data = vars(self).get("data", {})  # copy() calls this before data exists
@@ -176,7 +176,7 @@ class Minibatch:
             return data[name]
         parts = {key.partition("/")[2]: item for key, item in data.items() if key.startswith(f"{name}/")}
         if not parts:
-            raise KeyError(f"{name!r}{did_you_mean(name, data)} (columns: {', '.join(data)})")
+            raise KeyError(f"no column {name!r}{did_you_mean(name, data)} (columns: {', '.join(data)})")
         return parts
 
     def __len__(self) -> int:

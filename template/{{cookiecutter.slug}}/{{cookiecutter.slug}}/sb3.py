@@ -40,7 +40,7 @@ class Config(trieye.TrieyeConfig):
             raise trieye.ConfigurationError("loop.steps=null: stable-baselines3 requires a number of timesteps")
         for name in UNSUPPORTED:
             if getattr(self.loop, name) != type(self.loop).model_fields[name].default:
-                raise trieye.ConfigurationError(f"loop.{name} is not supported with sb3; only loop.steps is")
+                raise trieye.ConfigurationError(f"loop.{name} is not supported with sb3")
         arguments = [name for name in inspect.signature(class_of(self).__init__).parameters if name not in RESERVED]
         for name in self.hyperparameters.keys() - set(arguments):
             hint = f"{trieye.did_you_mean(name, arguments)} (arguments: {', '.join(arguments)}; seed and env are keys)"

@@ -237,7 +237,9 @@ class Writer(Client):
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
-            raise ReplayClosedError("a writer does not survive a fork; pickle it to the process, or create one there")
+            raise ReplayClosedError(
+                "a writer does not survive a fork; send it to the child process pickled, or create one there"
+            )
 
 
 def rows_of_a_block(flush_rows: int, columns: Iterable[Column]) -> int:

@@ -55,7 +55,7 @@ def check_schema(database: Path) -> None:
         with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
             (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     except (sqlite3.Error, TypeError) as error:
-        raise ConfigurationError(f"{database} cannot be read as a database of MLflow: {error}") from error
+        raise ConfigurationError(f"{database} cannot be read as an MLflow database: {error}") from error
     revisions, latest = _revisions()
     if revision == latest or latest is None:
         return
