@@ -47,7 +47,7 @@ ORPHAN_TIMEOUT_S = 10.0
 
 
 class RayChannel(Channel):
-    """Sends logged values to the actor of a run; works in any process to which Ray sends it.
+    """The connection to the actor of a run; works in any process to which Ray sends it.
 
     Args:
         actor: Handle of the actor.

@@ -28,7 +28,7 @@ class Worker:
         on_end: Called by the thread before it exits, with the exception of the failed round, or None if it was stopped.
 
     Attributes:
-        failure: Reason why no further round starts; None while the worker runs.
+        failure: Reason why no further round starts, from `stop` or a failed round; else None.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
     A subclass declares its config, agent and policy types, `class DQN(TrainEngine[TrainConfig, DQNConfig, QPolicy])`,
     and creates its objects in `setup` as attributes. Checkpoints contain modules, optimizers, schedulers and random
     generators, and the numbers, strings, arrays and tensors that have changed since `setup`. Attributes whose names
-    begin with `_` are not saved. After a resume an optimizer has the hyperparameters of the current config, such as
+    begin with `_` are not saved. After a restore an optimizer has the hyperparameters of the current config, such as
     the learning rate, unless a scheduler changes them.
 
     Attributes:

@@ -23,7 +23,8 @@ class Advantages(NamedTuple):
 def gae(rows: Rows, last_value: torch.Tensor, *, gamma: float, lam: float) -> Advantages:
     """Return generalized advantage estimates (Schulman et al. 2016, equation 16).
 
-    After termination the value is 0. After truncation, and after the last row, it is the value of the next observation.
+    After termination the value is 0. After truncation, and after the last row, it is the value of the observation after
+    the step.
 
     Args:
         rows: Collected rows; the extra `value`, `[t, n]`, holds the value of each observation.

@@ -113,7 +113,7 @@ def tag_of(models: Models) -> str | None:
 
 
 def by_tag(models: Models) -> dict[str, type[BaseModel]]:
-    """Return the models by the value of their discriminator, such as `dqn`; empty if they have none."""
+    """Return the models by the values of their discriminator, such as `dqn`; empty if they have none."""
     tag = tag_of(models)
     return {} if tag is None else {value: model for model in models for value in _literals(model, tag)}
 

@@ -45,7 +45,7 @@ class RemoteExperience:
         self._replay.leave(client)
 
     def extend(self, batch: Mapping[str, ArrayLike] | Rows, env_ids: ArrayLike | None = None) -> None:
-        """Add rows of the learner itself; the rows of explorers arrive separately, and `collect` returns none."""
+        """Add rows of the learner itself; those of explorers are in the replay already, and `collect` returns none."""
         if isinstance(batch, Rows):
             if not len(batch):
                 return

@@ -110,7 +110,7 @@ class CheckpointTransport:
 
 
 def as_arrays(weights: Weights) -> dict[str, NDArray[Any]]:
-    """Return weights as NumPy arrays, which are serialized many times faster; bfloat16 as int16 with the same bits."""
+    """Return weights as NumPy arrays, serialized many times faster than tensors; bfloat16 as int16 of the same bits."""
     arrays = {}
     for name, tensor in weights.items():
         array_tensor = tensor.detach().cpu().contiguous()
