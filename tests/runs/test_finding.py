@@ -63,12 +63,12 @@ def test_of_many_runs_only_some_are_listed(root):
         run_directory("zzz", root=root)
 
 
-@pytest.mark.parametrize(("root", "message"), [("", "runs there: none"), ("nowhere", "nowhere.*--root")])
+@pytest.mark.parametrize(("root", "message"), [("", "runs: none"), ("nowhere", "nowhere.*--root")])
 def test_where_there_are_no_runs_it_says_so(tmp_path, root, message):
     with pytest.raises(ConfigurationError, match=f"'first': .*{tmp_path}.*{message}"):
         run_directory("first", root=tmp_path / root)
 
 
 def test_a_directory_that_is_no_run_is_said_to_be_none(root):
-    with pytest.raises(ConfigurationError, match=r"no run, .*run\.json"):
+    with pytest.raises(ConfigurationError, match=r"not a run; it has no run\.json"):
         run_directory(str(root), root=root)

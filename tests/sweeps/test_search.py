@@ -40,7 +40,7 @@ def test_what_may_vary_is_read_by_hydras_grammar():
     [
         ("x=interval(1,1)", "interval\\(a,b\\) needs a < b"),
         ("x=tag(log,interval(0,1))", "needs 0 < a < b"),
-        ("x=tag(int,interval(0.5,2))", "whole numbers as its ends"),
+        ("x=tag(int,interval(0.5,2))", "integers as its ends"),
         ("x=tag(lgo,interval(1,2))", "unknown tag 'lgo'"),
     ],
 )
