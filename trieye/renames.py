@@ -61,7 +61,7 @@ KEYS = _renames(
         "persistence.mirror_every_s": "persistence.mirror_interval_s",
         "runtime.env": "runtime.runtime_env",
         "sinks.config_params": "sinks.log_config",
-        "sinks.without": "sinks.exclude",
+        "sinks.without": "sinks.exclude_plugins",
         "stats.own_metrics_seconds": "stats.hub_metrics_interval_s",
         "tune.at_once": "tune.max_concurrent_trials",
         "tune.grace": "tune.grace_period",
@@ -91,7 +91,7 @@ OPTIONS = _renames(
         "trieye sweep run --at-once": "trieye sweep run --max-concurrent",
         "trieye sweep slurm --at-once": "trieye sweep slurm --max-concurrent",
         "trieye sweep slurm --gigs": "trieye sweep slurm --memory-gib",
-        "trieye sweep slurm --most-tasks": "trieye sweep slurm --max-tasks",
+        "trieye sweep slurm --most-tasks": "trieye sweep slurm --max-running-tasks",
     }
 )
 OPTIONS["trieye fork --at"] = Rename("trieye fork --at", "trieye fork --checkpoint", values={"last": "latest"})
@@ -117,7 +117,7 @@ METRICS = _renames(
     {
         "explorer/<number>/lag": "explorer/<number>/staleness",
         "explorer/lost": "explorer/lost_fragments",
-        "replay/early": "replay/out_of_order",
+        "replay/early": "replay/waiting_fragments",
         "replay/waiters": "replay/waiting_readers",
     }
 )

@@ -293,7 +293,7 @@ def test_a_file_of_a_checkpoint_that_is_a_link_is_refused(tmp_path, name):
         save_state(path, encode({"a": np.zeros(3)}))
     (path / name).rename(tmp_path / "elsewhere")
     (path / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match="is a (symbolic )?link"):
+    with pytest.raises(CheckpointError, match=r"is a (symbolic )?link"):
         load_state(path)
 
 

@@ -115,9 +115,12 @@ def test_a_stored_config_gets_its_new_keys_in_the_same_places():
 
 def test_sections_of_a_project_that_have_names_of_a_training_are_left_alone():
     own = {"explorer": {"steps": 3}, "sinks": {"without": []}}
-    assert current_config(own) == {"explorer": {"steps": 3}, "sinks": {"exclude": []}}
+    assert current_config(own) == {"explorer": {"steps": 3}, "sinks": {"exclude_plugins": []}}
     assert current_overrides(["explorer.steps=3", "sinks.without=[]"], own) == ["explorer.steps=3", "sinks.without=[]"]
-    assert current_overrides(["explorer.steps=3", "sinks.without=[]"], None) == ["explorer.steps=3", "sinks.exclude=[]"]
+    assert current_overrides(["explorer.steps=3", "sinks.without=[]"], None) == [
+        "explorer.steps=3",
+        "sinks.exclude_plugins=[]",
+    ]
 
 
 @pytest.mark.parametrize(

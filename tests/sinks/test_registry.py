@@ -119,15 +119,15 @@ def test_a_sink_of_a_package_is_left_out_by_the_name_of_its_entry_or_its_own(ins
         "entry = their_sinks:Other",
         "broken = no_such_module:Sink",
     )
-    assert names(SinksConfig(exclude=["broken"])) == ["mine", "other"]
-    assert names(SinksConfig(exclude=["mine", "other", "broken", "not installed here"])) == []
-    assert names(SinksConfig(exclude=["mine", "entry", "broken"], console={"enabled": True})) == ["console"]
+    assert names(SinksConfig(exclude_plugins=["broken"])) == ["mine", "other"]
+    assert names(SinksConfig(exclude_plugins=["mine", "other", "broken", "not installed here"])) == []
+    assert names(SinksConfig(exclude_plugins=["mine", "entry", "broken"], console={"enabled": True})) == ["console"]
     assert caplog.text == ""
 
 
 def test_a_sink_of_ours_is_not_left_out_but_switched_off():
     with pytest.raises(ValueError, match=r"mlflow is a sink of trieye; type sinks\.mlflow\.enabled=false"):
-        SinksConfig(exclude=["mlflow"])
+        SinksConfig(exclude_plugins=["mlflow"])
 
 
 def test_making_sinks_imports_no_heavy_library():

@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=age,
         metavar="AGE",
-        help="delete runs older than this: a number with s, m, h, d or w, such as 30d",
+        help="delete runs that ended, or last showed a sign of life, longer ago: a number with s, m, h, d or w, such "
+        "as 30d",
     )
     parser.add_argument(
         "--keep", action="append", default=[], type=_keep, metavar="WHICH:N", help="keep N runs: best:N or newest:N"

@@ -39,7 +39,9 @@ def add_slurm(actions: Any, states: Sequence[str]) -> None:
     )
     slurm.add_argument("--per-task", type=int, default=1, metavar="N", help="jobs per task of the array (default: 1)")
     slurm.add_argument("--max-concurrent", type=int, default=1, metavar="N", help="parallel jobs per task (default: 1)")
-    slurm.add_argument("--max-tasks", type=int, metavar="N", help="maximum number of running tasks (default: no limit)")
+    slurm.add_argument(
+        "--max-running-tasks", type=int, metavar="N", help="maximum number of running tasks (default: no limit)"
+    )
     slurm.add_argument(
         "--signal", type=int, default=120, metavar="S",
         help="jobs save and are requeued S seconds before the time limit; 0 disables this (default: 120)",
@@ -103,7 +105,7 @@ def _request(options: argparse.Namespace, directory: Path) -> "ArrayRequest":
         gpus=options.gpus,
         per_task=options.per_task,
         max_concurrent=options.max_concurrent,
-        max_tasks=options.max_tasks,
+        max_tasks=options.max_running_tasks,
         signal_s=options.signal,
         name=directory.resolve().name,
         options=[*(f"{key}={value}" for key, value in named.items() if value), *options.option],

@@ -41,9 +41,15 @@ class FragmentConfig(StrictModel):
     partial_ttl_s: float = Field(
         default=600.0, gt=0, description="Seconds without a fragment after which an incomplete chunk is dropped."
     )
-    lease_ttl_s: float = Field(default=600.0, gt=0, description="Seconds without use after which a lease expires.")
+    lease_ttl_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="Seconds without a read after which a reader's right to its fetched chunks, the lease, expires.",
+    )
     session_policy: Literal["resume", "discard"] = Field(
-        default="discard", description="Whether a new session retains or drops the chunks of the previous one."
+        default="discard",
+        description="Chunks of the previous session (in training: of the run under an earlier name) when a new "
+        "one starts: resume = retain, discard = drop.",
     )
     sampler: Literal["uniform", "prioritized", "oldest"] = Field(
         default="uniform", description="Order of chunks: random, by priority, or lowest weight version first."

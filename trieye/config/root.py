@@ -56,7 +56,8 @@ class TrieyeConfig(ModelOf015):
     )
     sinks: Annotated[SinksConfig, Marker(yaml_default={})] = Field(
         default_factory=SinksConfig.all_enabled,
-        description="Where points go. In Python, a dict changes the named sinks only; an empty one, {}, disables all.",
+        description="Where points go. YAML: only the selected sinks. Python: mlflow, tensorboard and console unless "
+        "disabled, wandb if enabled; {} disables all.",
     )
     replay: ReplayConfig = Field(default_factory=ReplayConfig, description="Replay buffer.")
     loop: LoopConfig = Field(default_factory=LoopConfig, description="Length of an experiment, and evaluations.")

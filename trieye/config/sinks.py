@@ -33,7 +33,9 @@ class TensorboardSinkConfig(StrictModel):
 class ConsoleSinkConfig(StrictModel):
     """Prints points of metrics with `console` in their `log_to`."""
 
-    enabled: bool = Field(default=False, description="Print a STATS line for every point.")
+    enabled: bool = Field(
+        default=False, description="Print a STATS line for each point of metrics with `console` in `log_to`."
+    )
 
 
 class WandbSinkConfig(StrictModel):
@@ -64,7 +66,7 @@ class SinksConfig(StrictModel):
 
     wandb: WandbSinkConfig = Field(default_factory=WandbSinkConfig, description="Weights & Biases.")
     log_config: bool = Field(default=True, description="Log the config as parameters of the run.")
-    exclude: list[str] = Field(
+    exclude_plugins: list[str] = Field(
         default=[], description="Names of sinks from installed packages that this run does not use; [] = use all."
     )
     required: list[str] = Field(
@@ -73,7 +75,7 @@ class SinksConfig(StrictModel):
         "its end. Other sinks may fail: the run continues, and missing points are delivered when the sink recovers.",
     )
 
-    @field_validator("exclude")
+    @field_validator("exclude_plugins")
     @classmethod
     def _ours_have_keys(cls, exclude: list[str]) -> list[str]:
         for name in exclude:

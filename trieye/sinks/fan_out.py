@@ -1,7 +1,7 @@
 """FanOut: the sinks of a run, from the config, installed packages and the user; each runs independently.
 
 `trieye.Run(config, sinks=[MySink()])` uses the user's sink objects. A package registers a sink with an entry point in
-its `pyproject.toml`; an installed sink receives every point, unless `sinks.exclude=[mine]` excludes it:
+its `pyproject.toml`; an installed sink receives every point, unless `sinks.exclude_plugins=[mine]` excludes it:
 
     [project.entry-points."trieye.sinks"]
     mine = "my_package.sinks:MySink"
@@ -165,7 +165,7 @@ def make_sinks(
         sinks.append(ConsoleSink())
     if config.wandb.enabled:
         sinks.append(WandbSink(config.wandb))
-    return [*sinks, *own, *_sinks_of_packages({*OUR_NAMES, *(sink.name for sink in own)}, config.exclude)]
+    return [*sinks, *own, *_sinks_of_packages({*OUR_NAMES, *(sink.name for sink in own)}, config.exclude_plugins)]
 
 
 def check_own(sinks: Sequence[Sink]) -> None:

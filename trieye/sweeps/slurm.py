@@ -72,7 +72,7 @@ class ArrayRequest:
             ("cpus", self.cpus, 1),
             ("per-task", self.per_task, 1),
             ("max-concurrent", self.max_concurrent, 1),
-            ("max-tasks", self.max_tasks or 1, 1),
+            ("max-running-tasks", self.max_tasks or 1, 1),
             ("gpus", self.gpus, 0),
         ):
             if value < least:

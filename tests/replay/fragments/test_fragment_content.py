@@ -115,7 +115,7 @@ class AgainstTheReference(RuleBasedStateMachine):
         assert len(self.buffer) == len(self.model.chunks) <= rules.max_chunks
         assert metrics["replay/fragments"] == len(fragments)
         assert metrics["replay/bytes"] == len(fragments) * FRAGMENT_BYTES <= (rules.max_bytes or np.inf)
-        assert metrics["replay/out_of_order"] == len(self.model.early)
+        assert metrics["replay/waiting_fragments"] == len(self.model.early)
         assert metrics["replay/leases"] == len(self.model.leases)
         assert metrics["replay/partial_chunks"] == self.model.num_partial()
         prefix = "replay/dropped/"

@@ -156,7 +156,7 @@ def test_early_fragments_are_few_and_leave_in_time(clock):
     assert result.should_retry
     assert "session 's' version 1 is not announced yet, and max_early=2 fragments already wait" in result.reason
     clock.now += 51
-    assert buffer.metrics()["replay/out_of_order"] == 0
+    assert buffer.metrics()["replay/waiting_fragments"] == 0
     assert add(buffer, 2, version=1) == ["early"]
 
 
@@ -166,14 +166,14 @@ def test_a_session_that_its_worker_has_left_holds_up_nothing_when_the_next_one_i
     assert add(buffer, 1, 2, session="b") == ["early", "early"]
     buffer.set_version("b", 0)
     assert numbers(buffer.fetch(1)) == [[1, 2]]
-    assert buffer.metrics()["replay/out_of_order"] == 0
+    assert buffer.metrics()["replay/waiting_fragments"] == 0
 
 
 def test_fragments_behind_one_that_stays_early_wait_with_it():
     buffer = make_buffer(fragments_per_chunk=2)
     assert [add(buffer, 0, version=1), add(buffer, 1)] == [["early"], ["early"]]
     buffer.set_version("s", 0)
-    assert buffer.metrics()["replay/out_of_order"] == 2
+    assert buffer.metrics()["replay/waiting_fragments"] == 2
     buffer.set_version("s", 1)
     assert numbers(buffer.fetch(1, timeout_s=0)) == [[0, 1]]
 

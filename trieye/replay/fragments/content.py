@@ -215,7 +215,7 @@ class FragmentState:
             "replay/fragments": len(self.payloads),
             "replay/bytes": self.payloads.size_bytes,
             "replay/partial_chunks": self.streams.num_partial,
-            "replay/out_of_order": len(self.early),
+            "replay/waiting_fragments": len(self.early),
             "replay/leases": len(self.leases),
             "replay/model_version": self.sessions.version,
             **self.figures.metrics(now),
