@@ -182,7 +182,7 @@ def test_a_path_that_jobs_would_share_is_refused(described, pattern, runs, messa
 def test_without_a_path_nothing_is_saved(described):
     description = described(SARSA)
     assert description.save_pattern is None
-    with pytest.raises(ConfigurationError, match="save_path is missing; set it there"):
+    with pytest.raises(ConfigurationError, match="save_path is missing; set it here"):
         description.save_context(0)
 
 
