@@ -1,11 +1,12 @@
-"""`trieye cluster`: check whether a training can run on every node of a Ray cluster, and list the files to upload.
+"""`trieye cluster`: check whether training and sweeps can run on every node of a Ray cluster; list files to upload.
 
 Check every node of a Ray cluster and compare it with this machine.
 
 `check` reports for each node: whether it is alive, its round-trip time, whether it can import trieye, package versions,
 clock offset, free disk space, and whether the directory of runs is the same there. It uploads no project files and
-changes nothing. The exit code is 0 if a training can run on every node, and 1 if there is a problem.
-`files` needs no cluster: it lists the project files that a training would upload.
+changes nothing. The exit code is 0 if a training can run on every living node, and 1 if there is a problem. Dead nodes
+are only notes, and so is a directory of runs that is missing or not shared on a node: only jobs of a sweep need it.
+`files` needs no cluster: it lists the project files that a training or a sweep would upload.
 
 Examples:
   trieye cluster check                              the cluster that this machine belongs to

@@ -53,8 +53,8 @@ class Collector:
 
     Attributes:
         env_steps: Environment steps made in the whole run; resets do not count.
-        interrupted: Episodes cut on resume, because their environment could not be saved, or because of non-finite
-            values.
+        interrupted: Number of cut episodes: on resume, if their environment could not be restored; after an exception
+            or interruption within a step; and because of non-finite values.
         generator: Random generator of exploration, on the policy's device; saved.
         scale: Scale of the rewards, with `env.normalize_rewards`.
     """

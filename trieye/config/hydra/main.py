@@ -164,7 +164,7 @@ def _source(arguments: Namespace, task: Callable[[Any], Any], config_path: str, 
 
 
 def _show(arguments: Namespace, loader: Loader, config_type: type[TrieyeConfig]) -> None:
-    """Print the config, and a note on stderr if it is invalid: the printed config shows the origin of the value."""
+    """Print the config, even if it is invalid, with a note on stderr: it shows where the invalid value is set."""
     preflight = Preflight(loader, config_type)
     composed = preflight.load(arguments.overrides)
     prepared = _Prepared()

@@ -36,7 +36,8 @@ class Transport(Protocol):
     def fetch(self, handle: Any) -> Mapping[str, Any]:
         """Return the weights by name, as tensors or as arrays of `as_arrays`; the caller only reads them.
 
-        They remain valid until the next call. If only newer weights exist, raise them as `SupersededError`.
+        They remain valid until the next call. If the requested weights are gone, it may raise `SupersededError` with
+        newer ones.
         """
 
 
