@@ -30,7 +30,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Installing trieye and what it needs into .venv (a few minutes the first time) ..."
 	@$(PYTHON) -m venv .venv
 	@# what is imported is compiled then: compiling all of it first takes longer than to install it
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev,rl]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(READY)
@@ -44,7 +44,7 @@ $(LOWEST)/.ready: pyproject.toml .ci/lowest.py
 	@echo "Installing the lowest versions into $(LOWEST) (a few minutes) ..."
 	@$(PYTHON) -m venv --clear $(LOWEST)
 	@$(PYTHON) .ci/lowest.py > $(LOWEST)/constraints.txt
-	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(LOWEST)/constraints.txt -e '.[dev,rl]'
+	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(LOWEST)/constraints.txt -e '.[dev]'
 	@touch $@
 
 # Ray 2.48 leaves files open when it starts, which pytest 8 makes an error of the test that runs then
@@ -61,7 +61,7 @@ canary:
 	@test -x $(CANARY)/bin/python || $(PYTHON) -m venv $(CANARY)
 	@grep '^torch==' constraints.txt > $(CANARY)/constraints.txt
 	@$(CANARY)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade --upgrade-strategy eager \
-	  -c $(CANARY)/constraints.txt -e '.[dev,rl]'
+	  -c $(CANARY)/constraints.txt -e '.[dev]'
 	@$(CANARY)/bin/python .ci/canary.py
 
 check: $(READY)

@@ -40,7 +40,7 @@ def requirements(hydra: str) -> list[str]:
     """Return what has to be installed, all but torch, with the requirements of this Hydra in place of the project's."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    own = [*project["dependencies"], *extras["dev"], *extras["rl"]]
+    own = [*project["dependencies"], *extras["dev"]]
     return HYDRA[hydra] + [one for one in own if name_of(one) not in {"torch", *map(name_of, HYDRA[hydra])}]
 
 

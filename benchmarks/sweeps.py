@@ -114,7 +114,7 @@ def status_s(num: int) -> float:
         record.set_grid(grid)
         record.write(Path(root))
         for index in grid:
-            job = JobRecord(index=index, overrides=list(grid[index]), process_began=1.0)
+            job = JobRecord(index=index, overrides=list(grid[index]), start=1.0)
             job.state = ("completed", "running", "completed", "failed")[index % 4]  # type: ignore[assignment]
             job.write(Path(root, str(index)))
         return best_s(lambda: status_of(Path(root)), 3)

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from trieye.training.exploring.collective import CollectiveTransport
-from trieye.training.exploring.in_ray import ObjectStoreTransport, own_address
+from trieye.training.exploring.in_ray import ObjectStoreTransport, node_address
 from trieye.training.exploring.ray_board import RayBoard
 from trieye.training.exploring.synchronizer import Published, Synchronizer
 from trieye.training.exploring.transports import CheckpointTransport, Transport, as_arrays, load_weights
@@ -102,7 +102,7 @@ class Learner:
 
     def __init__(self, width: int, directory: Path) -> None:
         self.module = module_of(width)
-        self.collective = CollectiveTransport(own_address())
+        self.collective = CollectiveTransport(node_address())
         self.transports: dict[str, Transport] = {
             "object_store": ObjectStoreTransport(),
             "checkpoint": CheckpointTransport(directory),

@@ -4,6 +4,7 @@ import ast
 import functools
 import graphlib
 import importlib
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -21,7 +22,7 @@ MODULES_PAGE = ROOT / "docs/modules.md"
 ROOMS = (
     "cli", "compat", "integrations", "testing", "training", "tune", "results", "runs", "sweeps", "experiment", "run",
     "hub", "remote", "sinks", "replay", "mirror", "history", "journal", "checkpoints", "snapshot", "stats", "files",
-    "config", "process", "renames", "exceptions",
+    "config", "process", "renames", "version", "exceptions",
 )  # fmt: skip
 """From the top to the bottom: a module imports from its own room and from those after it."""
 
@@ -233,7 +234,7 @@ def test_the_names_of_trieye_0_1_5_are_all_there():
 def test_the_version_is_that_of_the_package():
     import trieye
 
-    assert trieye.__version__ == re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    assert trieye.__version__ == importlib.metadata.version("trieye")
 
 
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/internals.md", "docs/glossary.md"])

@@ -1,43 +1,71 @@
+import email
 import os
-import shutil
+import runpy
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from trieye.config import packages
 
 ROOT = Path(__file__).parents[1]
 
 
+DISTRIBUTIONS = runpy.run_path(str(ROOT / ".ci/distributions.py"))
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Return the wheel that a clone of the committed and uncommitted files gives."""
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).exists():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
-    quietly = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
-    subprocess.run([sys.executable, *quietly, "-w", str(target), str(source)], check=True)
-    (made,) = target.glob("*.whl")
-    return zipfile.ZipFile(made)
+    """Return the wheel that the sdist of the committed and uncommitted files gives."""
+    return built("trieye", tmp_path_factory)
 
 
-def test_a_project_that_a_wheel_made_depends_on_that_wheel(wheel, tmp_path):
+@pytest.fixture(scope="module")
+def core(tmp_path_factory):
+    """Return the wheel of `trieye-core`."""
+    return built("trieye-core", tmp_path_factory)
+
+
+def built(name, tmp_path_factory):
+    archives = DISTRIBUTIONS["build"](name, tmp_path_factory.mktemp("dist"), isolated=False)
+    return zipfile.ZipFile(next(path for path in archives if path.suffix == ".whl"))
+
+
+def requirements(wheel):
+    """Return the names of the packages that a wheel requires without extras, and all of its extras."""
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = email.message_from_bytes(wheel.read(name))
+    required = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
+    return {one.name for one in required if one.marker is None}, set(metadata.get_all("Provides-Extra"))
+
+
+def test_both_distributions_have_the_same_modules_and_core_requires_less(wheel, core):
+    contents = [{name: one.read(name) for name in one.namelist() if ".dist-info/" not in name} for one in (wheel, core)]
+    assert contents[0] == contents[1]
+    (full, extras), (light, core_extras) = map(requirements, (wheel, core))
+    assert full - light == set(packages._FULL)
+    assert light < full
+    assert core_extras == extras - {"dev"}
+    assert {f"pip install 'trieye[{extra}]'" for extra in core_extras} == {
+        packages.command(module) for module in packages._EXTRAS
+    }
+
+
+def test_a_project_that_a_wheel_made_has_an_equal_wheel(wheel, tmp_path):
     quietly = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
     subprocess.run([*quietly, "--target", str(tmp_path / "site"), wheel.filename], check=True)
     paths = {"PYTHONPATH": str(tmp_path / "site"), "PYTHONSAFEPATH": "1"}
     made = [sys.executable, "-c", "import sys; from trieye.cli import main; sys.exit(main())", "new", "my_agent"]
-    done = subprocess.run(
-        [*made, "--no-input"], cwd=tmp_path, env={**os.environ, **paths}, capture_output=True, text=True, check=True
-    )
-    line = f'"trieye[rl] @ {Path(wheel.filename).as_uri()}"'
-    assert line in (tmp_path / "my_agent" / "pyproject.toml").read_text()
-    assert line in done.stdout
+    subprocess.run([*made, "--no-input"], cwd=tmp_path, env={**os.environ, **paths}, capture_output=True, check=True)
+    copy = tmp_path / "my_agent" / "wheels" / Path(wheel.filename).name
+    assert f"{{root:uri}}/wheels/{copy.name}" in (tmp_path / "my_agent" / "pyproject.toml").read_text()
+    with zipfile.ZipFile(copy) as copied:
+        contents = [{n: one.read(n) for n in one.namelist() if ".dist-info/" not in n} for one in (wheel, copied)]
+        assert contents[0] == contents[1]
+    subprocess.run([*quietly, "--target", str(tmp_path / "again"), copy], check=True)  # pip checks names and metadata
 
 
 def test_the_wheel_holds_every_config_and_every_file_of_the_template(wheel):

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trieye.version import VERSION
+
 ROOT = Path(__file__).parents[1]
 FORMS = sorted(path for path in ROOT.glob(".github/ISSUE_TEMPLATE/*.yml") if path.name != "config.yml")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -50,5 +52,5 @@ def test_the_citation_is_valid_and_that_of_this_version():
     assert {"message", "title", "authors"} <= citation.keys()
     allowed = {"name", "family-names", "given-names", "orcid", "affiliation", "email", "website"}
     assert all(author.keys() <= allowed and author for author in citation["authors"])
-    assert str(citation["version"]) == PROJECT["version"]
+    assert str(citation["version"]) == VERSION
     assert citation["license"] == PROJECT["license"]

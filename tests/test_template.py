@@ -1,4 +1,5 @@
 import compileall
+import importlib.metadata
 import itertools
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import gymnasium as gym
@@ -22,10 +24,15 @@ from tests.waiting import wait_until
 from trieye.checkpoints.manifest import read_manifest, rewrite_manifest
 from trieye.cli.new import TEMPLATE, answers_of, bake, questions
 from trieye.files.checksum import sums_of
+from trieye.version import VERSION
 
 ROOT = Path(__file__).parents[1]
 SLUG = "my_agent"
+WHEEL = f"wheels/trieye-{VERSION}-py3-none-any.whl"
+METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt"}
 FILES = {
+    WHEEL,
+    "constraints.txt",
     ".github/workflows/ci.yml",
     ".gitignore",
     ".pre-commit-config.yaml",
@@ -134,7 +141,7 @@ def test_exactly_these_files_are_made(project):
 def test_nothing_of_the_template_is_left_in_the_files(project):
     for path in project.rglob("*"):
         assert not re.search(r"\{\{|\}\}|\{%|%\}|\{#|#\}|cookiecutter|trieye-requirement", path.name), path
-        if path.is_file():
+        if path.is_file() and path.suffix != ".whl" and path.name != "constraints.txt":
             text = path.read_text("utf-8")
             assert not re.search(r"\{\{|\}\}|\{%|%\}|cookiecutter|trieye-requirement", text), path
             assert re.fullmatch(r"(?s)[^\n].*[^\n]\n", text), f"{path} ends with one line break"
@@ -148,10 +155,25 @@ def test_the_project_is_formatted_and_lint_free_whatever_its_name(tmp_path, slug
         assert done.returncode == 0, done.stdout
 
 
-def test_the_project_depends_on_the_trieye_that_made_it(project):
-    checkout = TEMPLATE.resolve().parent
-    assert (checkout / "constraints.txt").is_file()
-    assert pyproject(project)["dependencies"][0] == f"trieye[rl] @ {checkout.as_uri()}"
+def test_the_project_has_the_trieye_that_made_it_as_a_wheel_and_the_tested_versions(project):
+    assert pyproject(project)["dependencies"][0] == f"trieye @ {{root:uri}}/{WHEEL}"
+    assert (project / "constraints.txt").read_bytes() == (ROOT / "constraints.txt").read_bytes()
+    installed = importlib.metadata.distribution("trieye")
+    with zipfile.ZipFile(project / WHEEL) as wheel:
+        assert wheel.testzip() is None
+        assert wheel.read("trieye/run/run.py") == (ROOT / "trieye/run/run.py").read_bytes()
+        assert wheel.read("trieye/conf/runtime/ray.yaml") == (ROOT / "conf/runtime/ray.yaml").read_bytes()
+        names = {name for name in wheel.namelist() if ".dist-info/" in name}
+        assert names == {f"trieye-{installed.version}.dist-info/{name}" for name in METADATA}
+
+
+def test_the_project_of_a_moved_wheel_is_built_with_the_path_that_it_has_now(project, tmp_path):
+    shutil.copytree(project, tmp_path / "moved there")
+    moved = tmp_path / "moved there"
+    build = "from hatchling.build import prepare_metadata_for_build_editable as prepare; print(prepare('.'))"
+    done = run(moved, "-c", build)
+    metadata = (moved / done.stdout.strip() / "METADATA").read_text("utf-8")
+    assert f"Requires-Dist: trieye @ {moved.as_uri()}/{WHEEL}\n" in metadata, done.stderr
 
 
 def test_it_imports_public_names_only(project):
@@ -171,9 +193,9 @@ def test_its_commands_complete_what_is_typed(project):
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        ("https://example.org/trieye.git", "trieye[rl] @ git+https://example.org/trieye.git"),
-        ("https://ann:s3cret@example.org/trieye.git", "trieye[rl] @ git+https://example.org/trieye.git"),
-        ("gh:someone/trieye", "trieye[rl] @ git+https://github.com/someone/trieye"),
+        ("https://example.org/trieye.git", "trieye @ git+https://example.org/trieye.git"),
+        ("https://ann:s3cret@example.org/trieye.git", "trieye @ git+https://example.org/trieye.git"),
+        ("gh:someone/trieye", "trieye @ git+https://github.com/someone/trieye"),
     ],
 )
 def test_a_project_made_from_a_repository_depends_on_it(tmp_path, template, expected):
@@ -187,10 +209,10 @@ GIT = {"vcs": "git", "commit_id": "1f2e"}
 @pytest.mark.parametrize(
     ("direct_url", "expected"),
     [
-        (None, "trieye[rl]>=0.2.0,<0.3"),
-        ({"url": "file:///gone/trieye-0.2.0-py3-none-any.whl", "archive_info": {}}, "trieye[rl]>=0.2.0,<0.3"),
-        ({"url": f"file://{ROOT}/README.md", "archive_info": {}}, f"trieye[rl] @ file://{ROOT}/README.md"),
-        ({"url": "https://a:b@example.org/t.git", "vcs_info": GIT}, "trieye[rl] @ git+https://example.org/t.git@1f2e"),
+        (None, "trieye>=0.2.0,<0.3"),
+        ({"url": "file:///gone/trieye-0.2.0-py3-none-any.whl", "archive_info": {}}, "trieye>=0.2.0,<0.3"),
+        ({"url": f"file://{ROOT}/README.md", "archive_info": {}}, f"trieye @ file://{ROOT}/README.md"),
+        ({"url": "https://a:b@example.org/t.git", "vcs_info": GIT}, "trieye @ git+https://example.org/t.git@1f2e"),
     ],
 )
 def test_a_project_made_by_what_pip_installed_depends_on_where_that_came_from(tmp_path, direct_url, expected):
@@ -204,21 +226,9 @@ def test_a_project_made_by_what_pip_installed_depends_on_where_that_came_from(tm
     assert done.stdout.strip() == expected, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("dependency", "constraints"),
-    [
-        ("trieye[rl] @ file:///some%20where/trieye", "-c file:///some%20where/trieye/constraints.txt "),
-        ("trieye[rl] @ git+https://example.org/trieye.git", ""),
-        ("trieye[rl]>=0.2.0,<0.3", ""),
-        ("trieye[rl] @ file:///dist/trieye-0.2.0-py3-none-any.whl", ""),
-    ],
-)
-def test_make_install_takes_the_tested_versions_of_a_checkout(tmp_path, dependency, constraints):
-    project = make(tmp_path)
-    text = (project / "pyproject.toml").read_text("utf-8")
-    (project / "pyproject.toml").write_text(re.sub(r"trieye\[rl\] @ [^\"]*", dependency, text), "utf-8")
+def test_make_install_takes_the_tested_versions(project):
     done = subprocess.run(["make", "-n", "install"], cwd=project, capture_output=True, text=True, check=True)
-    assert f"pip install --quiet {constraints}-e '.[dev]'" in done.stdout.replace("  ", " ")
+    assert "pip install --quiet -c constraints.txt -e '.[dev]'" in done.stdout
 
 
 @pytest.mark.parametrize("license_name", next(each.choices for each in questions() if each.name == "license"))
@@ -280,10 +290,10 @@ def test_the_algorithm_is_what_the_commands_begin_with(tmp_path, algorithm, chos
     assert f"    python -m {SLUG}.{command} " in (project / "README.md").read_text()
 
 
-@pytest.mark.parametrize(("algorithm", "extras"), [("ppo", "rl"), ("sb3", "rl,sb3")])
+@pytest.mark.parametrize(("algorithm", "extras"), [("ppo", ""), ("sb3", "[sb3]")])
 def test_a_project_needs_stable_baselines3_if_that_was_chosen(tmp_path, algorithm, extras):
     project = make(tmp_path, algorithm=algorithm)
-    assert pyproject(project)["dependencies"][0].startswith(f"trieye[{extras}] @ ")
+    assert pyproject(project)["dependencies"][0].startswith(f"trieye{extras} @ ")
     assert ("pip install 'trieye[sb3]'" in (project / "README.md").read_text()) == (algorithm == "ppo")
 
 
@@ -361,7 +371,7 @@ def test_plain_cookiecutter_makes_the_same_project(tmp_path, project):
     done = plain_cookiecutter(tmp_path)
     assert done.returncode == 0, done.stderr
     for name in FILES:
-        assert (tmp_path / SLUG / name).read_text("utf-8") == (project / name).read_text("utf-8"), name
+        assert (tmp_path / SLUG / name).read_bytes() == (project / name).read_bytes(), name
 
 
 @pytest.mark.parametrize(

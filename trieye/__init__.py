@@ -80,12 +80,18 @@ __all__ = [*sorted(_HOME), "__version__"]  # noqa: PLE0604 - all are strings
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from trieye.version import VERSION
 
-        return version("trieye")
+        return VERSION
     if name not in _HOME:
         raise AttributeError(f"module 'trieye' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    try:
+        value = getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        from trieye.config.packages import explaining
+
+        with explaining(f"trieye.{name}"):
+            raise error from None
     globals()[name] = value
     return value
 

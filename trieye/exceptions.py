@@ -2,6 +2,7 @@
 
 TrieyeError
 ├── ConfigurationError (ValueError)            invalid key, value, name or path from the user
+│   └── MissingPackageError (ModuleNotFoundError)  a package is not installed; the message has the pip command
 ├── SerializationError                         bytes on disk are unreadable, or an object cannot be written
 │   ├── CheckpointError                        saving a checkpoint failed, or no existing checkpoint is intact
 │   └── UntrustedPickleError                   a pickled part is not signed with the user's key
@@ -42,6 +43,10 @@ class ConfigurationError(TrieyeError, ValueError):
     """Raised when a key, value, name or path from the user is invalid."""
 
     exit_code = 2  # as argparse
+
+
+class MissingPackageError(ConfigurationError, ModuleNotFoundError):
+    """Raised when a package is needed that is not installed; the message has the pip command."""
 
 
 class SerializationError(TrieyeError):

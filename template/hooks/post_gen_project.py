@@ -1,4 +1,4 @@
-"""Finish the generated project: pin its trieye dependency, drop unwanted CI, optionally create a git repository."""
+"""Finish the generated project: pin or copy trieye, drop unwanted CI, optionally create a git repository."""
 
 import json
 import re
@@ -14,7 +14,7 @@ URL = re.compile(r"(https?|ssh|git)://|git@|gh:|gl:|bb:")
 HOSTS = {"gh:": "https://github.com/", "gl:": "https://gitlab.com/", "bb:": "https://bitbucket.org/"}
 
 
-def requirement(template: str, repo_dir: Path, name: str = "trieye[rl]") -> str:
+def requirement(template: str, repo_dir: Path, name: str = "trieye") -> str:
     """Return the requirement for the trieye that contains this template.
 
     Args:
@@ -64,12 +64,24 @@ def is_trieye(folder: Path) -> bool:
     return project.is_file() and re.search(r'^name = "trieye"$', project.read_text("utf-8"), re.MULTILINE) is not None
 
 
+def wheel_in_project() -> str:
+    """Copy the trieye that runs into the project as a wheel, so that the project can move; return its URL.
+
+    The build backend replaces `{root:uri}` by the URL of the project.
+    """
+    from trieye.cli.repacking import repack
+
+    return "{root:uri}/" + repack(Path("wheels")).as_posix()
+
+
 def main() -> None:
     """Edit the new project, which is the working directory."""
     answers = json.loads(r'''{{ cookiecutter | tojson }}''')
     project = Path("pyproject.toml")
-    name = "trieye[rl,sb3]" if answers["algorithm"] == "sb3" else "trieye[rl]"
+    name = "trieye[sb3]" if answers["algorithm"] == "sb3" else "trieye"
     dependency = requirement(str(answers["_template"]), Path(answers["_repo_dir"]), name)
+    if " @ file://" in dependency:
+        dependency = f"{name} @ {wheel_in_project()}"
     project.write_text(project.read_text("utf-8").replace(PLACEHOLDER, f'\n    "{dependency}",\n'), "utf-8")
     if answers["ci"] == "none":
         shutil.rmtree(".github")

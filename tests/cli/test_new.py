@@ -9,6 +9,7 @@ import pytest
 
 from trieye.cli import main
 from trieye.cli.new import TEMPLATE, answers_of, complaint_about, questions
+from trieye.version import VERSION
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +43,10 @@ def test_the_default_package_name_can_be_used_whatever_the_name_of_the_project(n
     assert answers_of({"project_name": name})["slug"] == slug
 
 
-def test_the_closing_lines_name_the_line_to_change_of_a_project_that_depends_on_a_checkout(capsys):
+def test_the_closing_lines_name_the_line_to_change_after_a_release(capsys):
     assert main(["new", "my_agent", "--no-input"]) == 0
-    line, file = f'"trieye[rl] @ {TEMPLATE.resolve().parent.as_uri()}",', Path("my_agent/pyproject.toml")
-    assert line in file.read_text()
+    line = f'"trieye @ {{root:uri}}/wheels/trieye-{VERSION}-py3-none-any.whl"'
+    assert line in Path("my_agent/pyproject.toml").read_text()
     assert capsys.readouterr().out.endswith(f"{line}\n")
 
 
@@ -53,7 +54,7 @@ def test_the_closing_lines_name_the_command_and_the_extra_of_stable_baselines3(c
     assert main(["new", "my_agent", "--no-input", "--algorithm", "sb3"]) == 0
     output = capsys.readouterr().out
     assert "  python -m my_agent.sb3\n" in output
-    assert '"trieye[rl,sb3]>=0.2"' in output
+    assert '"trieye[sb3] @ {root:uri}/wheels/' in output
 
 
 def test_a_git_repository_is_made_if_one_is_wanted(capfd, monkeypatch):

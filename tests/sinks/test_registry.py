@@ -58,7 +58,7 @@ def test_a_library_that_is_not_installed_is_a_config_error(monkeypatch, finders)
         monkeypatch.setattr(sys, "meta_path", [*finders, *sys.meta_path])
     else:
         monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigurationError, match=r'sinks\.wandb\.enabled=true .* pip install "trieye\[wandb\]"'):
+    with pytest.raises(ConfigurationError, match=r"sinks\.wandb\.enabled=true .* pip install .trieye\[wandb\]"):
         make_sinks(SinksConfig(wandb={"enabled": True}))
     assert names(SinksConfig()) == []
 

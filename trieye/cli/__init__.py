@@ -57,15 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown command {name!r}{hint} (choose from: {', '.join(COMMANDS)})")
     options = parser.parse_args(arguments, argparse.Namespace(typed=arguments))
     if options.version:
-        from importlib.metadata import version
+        from trieye.version import VERSION
 
-        print(f"trieye {version('trieye')}")
+        print(f"trieye {VERSION}")
         return 0
     if options.run is None:
         parser.print_help()
         return 0
+    from trieye.config.packages import explaining
+
     try:
-        code: int = options.run(options)
+        with explaining(f"trieye {name}"):
+            code: int = options.run(options)
         sys.stdout.flush()
     except TrieyeError as error:
         from trieye.config.redaction import redacted_text

@@ -163,7 +163,7 @@ def bake(answers: dict[str, str], output_dir: Path, *, overwrite: bool = False) 
 def trieye_line(project: Path) -> str:
     """Return the line of pyproject.toml with the project's dependency on trieye."""
     lines = (project / "pyproject.toml").read_text("utf-8").splitlines()
-    return next(line.strip() for line in lines if re.match(r' +"trieye\[', line))
+    return next(line.strip() for line in lines if re.match(r' +"trieye\b', line))
 
 
 def _ask(overrides: dict[str, str], check_folder: Callable[[str], None]) -> dict[str, str]:
@@ -245,11 +245,10 @@ def _closing(project: Path, slug: str, algorithm: str) -> str:
         f"  make install && source .venv/bin/activate\n"
         f"  python -m {slug}.{command} --help\n  python -m {slug}.{command}"
     )
-    line = trieye_line(project)
-    name = line.partition("]")[0].lstrip('"') + "]"
-    if " @ file://" not in line:
-        return f"{text}\n\n`make install` installs trieye as pyproject.toml specifies: {line.rstrip(',')}"
+    line = trieye_line(project).rstrip(",")
+    if "{root:uri}" not in line:
+        return f"{text}\n\n`make install` installs trieye as pyproject.toml specifies: {line}"
     return (
-        f"{text}\n\nThe project depends on trieye from a local path. For CI and other machines, change this line of "
-        f'pyproject.toml to a release ("{name}>=0.2") or a repository ("{name} @ git+URL"):\n\n  {line}'
+        f"{text}\n\nThe project contains this trieye as a wheel, so you can move, copy and push it. After a release, "
+        f"delete wheels/ and name the release in pyproject.toml instead:\n\n  {line}"
     )

@@ -1,16 +1,12 @@
 """Validation of mirror URLs (destinations for copies of a run) and of the packages that they need."""
 
-import importlib.util
 import re
 
 from trieye.config.base import did_you_mean
-from trieye.exceptions import ConfigurationError
+from trieye.config.packages import require
 
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 """Additional package that a scheme needs."""
-
-_EXTRAS = {"s3fs": "s3", "gcsfs": "gcs"}
-"""Extras of trieye that install these packages."""
 
 _SCHEMES = ("file", *_PACKAGES, "memory")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)")
@@ -44,16 +40,12 @@ def check_mirror_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def require_package(url: str) -> None:
-    """Check that the package that a mirror URL needs is installed, without importing it.
+def require_packages(url: str) -> None:
+    """Check that the packages that a mirror URL needs are installed, without importing them.
 
     Raises:
-        ConfigurationError: The package is missing; the message has the pip command.
+        MissingPackageError: A package is missing; the message has the pip command.
     """
-    package = _PACKAGES.get(url.split("://", 1)[0])
-    if package is None or importlib.util.find_spec(package) is not None:
-        return
-    requirement = f'"trieye[{_EXTRAS[package]}]"' if package in _EXTRAS else package
-    raise ConfigurationError(
-        f"persistence.mirror={url}: the package {package} is not installed; pip install {requirement}"
-    )
+    require("fsspec", f"persistence.mirror={url}")
+    if package := _PACKAGES.get(url.split("://", 1)[0]):
+        require(package, f"persistence.mirror={url}")

@@ -10,7 +10,8 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from trieye.config.base import Marker
 from trieye.config.loop import LoopConfig
-from trieye.config.mirror import require_package
+from trieye.config.mirror import require_packages
+from trieye.config.packages import require
 from trieye.config.persistence import Name, PersistenceConfig, default_run_name
 from trieye.config.redaction import HIDDEN, with_secrets
 from trieye.config.replay import ReplayConfig
@@ -132,10 +133,12 @@ class TrieyeConfig(ModelOf015):
         Raises:
             ConfigurationError: A requirement is missing; the message states the fix.
         """
+        if self.runtime.kind != "local":
+            require("ray", f"runtime.kind={self.runtime.kind}", "set runtime.kind=local")
         self.sinks.check()
         self.tune.check()
         if self.persistence.mirror is not None:
-            require_package(self.persistence.mirror)
+            require_packages(self.persistence.mirror)
 
     _sent_at: float | None = PrivateAttr(default=None)
 

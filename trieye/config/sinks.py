@@ -1,13 +1,12 @@
 """SinksConfig: which sinks (MLflow, TensorBoard, console, W&B, plugins) receive points."""
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator
 
 from trieye.config.base import StrictModel
-from trieye.exceptions import ConfigurationError
+from trieye.config.packages import require
 
 
 class MlflowSinkConfig(StrictModel):
@@ -92,15 +91,11 @@ class SinksConfig(StrictModel):
         """Check that the libraries of the enabled sinks are installed, without importing them.
 
         Raises:
-            ConfigurationError: A library is not installed.
+            MissingPackageError: A library is not installed.
         """
-        spec = importlib.util.find_spec("wandb") if self.wandb.enabled else None
-        # a directory `wandb`, which wandb creates, is found as a namespace package
-        if self.wandb.enabled and (spec is None or spec.origin is None):
-            raise ConfigurationError(
-                "sinks.wandb.enabled=true needs the package wandb, which is not installed; "
-                'pip install "trieye[wandb]", or leave wandb out of sinks=[...]'
-            )
+        for name in ("mlflow", "wandb"):
+            if name in self.enabled:
+                require(name, f"sinks.{name}.enabled=true", f"set sinks.{name}.enabled=false")
 
     @classmethod
     def all_enabled(cls) -> Self:

@@ -4,12 +4,15 @@ import time
 from collections.abc import Callable
 from typing import Any, SupportsFloat
 
-import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from trieye.config.packages import explaining
 from trieye.exceptions import ConfigurationError
 from trieye.run.recorder import Recorder
+
+with explaining(__name__):
+    import gymnasium
 
 MAX_FRAMES = 1000
 """Longest video; the rest of a longer episode is not recorded."""

@@ -6,21 +6,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trieye.config.base import did_you_mean
+from trieye.config.packages import explaining
 from trieye.exceptions import ConfigurationError
 from trieye.integrations.opening import AdoptedRun, run_dir_of
 from trieye.integrations.wandb.media import Image
 from trieye.run.run import Run
 
-try:
-    from lightning.fabric.loggers.logger import rank_zero_experiment
-    from lightning.pytorch import Callback, LightningModule, Trainer
-    from lightning.pytorch.loggers import Logger
-    from lightning.pytorch.utilities import rank_zero_only
-except ModuleNotFoundError:  # the older name of the package
-    if not TYPE_CHECKING:
-        from pytorch_lightning import Callback, LightningModule, Trainer
-        from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
-        from pytorch_lightning.utilities import rank_zero_only
+with explaining(__name__):
+    try:
+        from lightning.fabric.loggers.logger import rank_zero_experiment
+        from lightning.pytorch import Callback, LightningModule, Trainer
+        from lightning.pytorch.loggers import Logger
+        from lightning.pytorch.utilities import rank_zero_only
+    except ModuleNotFoundError:  # the older name of the package
+        if not TYPE_CHECKING:
+            from pytorch_lightning import Callback, LightningModule, Trainer
+            from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
+            from pytorch_lightning.utilities import rank_zero_only
 
 
 class RunLogger(Logger):

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NoReturn
 
 from trieye.config import TrieyeConfig
 from trieye.config.names import MAX_NAME_BYTES, check_name
+from trieye.config.packages import command, is_installed
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunStatus
 from trieye.process.progress import say
@@ -79,6 +80,8 @@ class AdoptedRun:
 
     def __init__(self, name: str, app: str, overrides: Mapping[str, Any]) -> None:
         self.run = Run(adopted_config(name, app, overrides)).open()
+        if not is_installed("mlflow"):
+            say(f"run {name!r} is not logged to MLflow, which is not installed: {command('mlflow')}")
         self._users = 0
         self._open[self.run.dir] = self
         _Ending.watch()
@@ -156,7 +159,7 @@ def adopted_config(name: str, app: str, overrides: Mapping[str, Any]) -> TrieyeC
         "runtime": {"kind": "local"},
         "persistence": persistence,
         "stats": {"undeclared": "each", "hub_metrics_interval_s": 0.0},
-        "sinks": {"console": {"enabled": False}, "log_config": False},
+        "sinks": {"console": {"enabled": False}, "mlflow": {"enabled": is_installed("mlflow")}, "log_config": False},
     }
     for key, value in overrides.items():
         if key != "root":

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.config.base import did_you_mean
-from trieye.exceptions import ConfigurationError
+from trieye.config.packages import load
 from trieye.files.run_record import RunStatus
 from trieye.integrations import media
 from trieye.integrations.opening import SHARED, AdoptedRun, safe_name
@@ -259,13 +259,7 @@ class SummaryWriter:
         if method not in self._others:
             say(f"run {self.run.name!r}: {method} is shown by TensorBoard only; the run's history does not contain it")
         if directory not in self._others:
-            try:
-                from torch.utils.tensorboard import SummaryWriter as TorchWriter
-            except ImportError as error:
-                raise ConfigurationError(
-                    f"{method}: only torch can write this, and torch is not installed; pip install torch"
-                ) from error
-            self._others[directory] = TorchWriter(directory)
+            self._others[directory] = load("torch.utils.tensorboard", method).SummaryWriter(directory)
         self._others[method] = self._others[directory]
         return self._others[directory]
 

@@ -3,10 +3,12 @@
 from numbers import Real
 from typing import Any
 
-from transformers import TrainerCallback
-from transformers.integrations import rewrite_logs
-
+from trieye.config.packages import explaining
 from trieye.integrations.opening import AdoptedRun, run_dir_of, safe_name
+
+with explaining(__name__):
+    from transformers import TrainerCallback
+    from transformers.integrations import rewrite_logs
 
 
 class RunCallback(TrainerCallback):  # type: ignore[misc]  # types are checked without the library

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trieye.checkpoints.manifest import MANIFEST_NAME, PARTS_DIRECTORY, Manifest, read_manifest
-from trieye.config.mirror import require_package
+from trieye.config.mirror import require_packages
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
 from trieye.files.atomic import fsync_directory, new_directory, remove
 from trieye.files.checksum import FileEntry, verify_file
@@ -41,7 +41,7 @@ def restore_run(paths: RunFiles, url: str | None) -> str | None:
     """
     if url is None:
         return None
-    require_package(url)
+    require_packages(url)
     local = LocalRun(paths)
     if not local.is_lost():
         return None

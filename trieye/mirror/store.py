@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trieye.config.mirror import require_package
+from trieye.config.mirror import require_packages
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
 
@@ -38,7 +38,7 @@ class MirrorStore:
     """
 
     def __init__(self, url: str, *inside: str) -> None:
-        require_package(url)
+        require_packages(url)
         try:
             from fsspec.core import url_to_fs
 

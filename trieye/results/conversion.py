@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trieye.config.base import did_you_mean
+from trieye.config.packages import load
 from trieye.exceptions import ConfigurationError
 from trieye.results.aligned import AlignedCurves
 from trieye.results.runs import LoadedRun, Series, typed
@@ -22,18 +22,6 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Characters that start a formula in a spreadsheet."""
 
 Values = Mapping[str, Any]
-
-
-def package(name: str, purpose: str) -> Any:
-    """Import an optional package.
-
-    Raises:
-        ConfigurationError: The package is not installed; the message says how to install it.
-    """
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"{purpose} needs {name}: pip install {name}") from error
 
 
 def table(runs: Sequence[LoadedRun], params: Sequence[Values], points: Sequence[Mapping[str, Series]]) -> pa.Table:
@@ -131,7 +119,7 @@ def _escaped(text: str) -> str:
 
 def xarray_of(curve: AlignedCurves, name: str, x: str, configs: Sequence[Values], seeds: Sequence[int]) -> Any:
     """Convert curves to an `xarray.DataArray` with the dimensions config, seed and the axis."""
-    xarray = package("xarray", "to_xarray()")
+    xarray = load("xarray", "to_xarray()")
     keys = list(configs[0]) if configs else []
     along = {key: ("config", [None if one[key] is MISSING else one[key] for one in configs]) for key in keys}
     coords = {"config": np.arange(len(configs)), "seed": list(seeds), x: curve.x, **along}

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trieye.config.base import did_you_mean
+from trieye.config.packages import load
 from trieye.exceptions import ConfigurationError
 from trieye.results import aligned, selection
 from trieye.results.aligned import COUNTERS, AlignedCurves, Between, Floats, XAxis
@@ -419,22 +420,18 @@ class Results:
 
     def to_pandas(self, metrics: Sequence[str] | None = None) -> Any:
         """Return `to_arrow` as a `pandas.DataFrame`."""
-        from trieye.results import conversion
-
-        conversion.package("pandas", "to_pandas()")
+        load("pandas", "to_pandas()")
         return self.to_arrow(metrics).to_pandas()
 
     def to_polars(self, metrics: Sequence[str] | None = None) -> Any:
         """Return `to_arrow` as a `polars.DataFrame`."""
-        from trieye.results import conversion
-
-        return conversion.package("polars", "to_polars()").from_arrow(self.to_arrow(metrics))
+        return load("polars", "to_polars()").from_arrow(self.to_arrow(metrics))
 
     def to_xarray(self, metric: Metric, x: XAxis = "step", grid: int | Floats = 200) -> Any:
         """Return `curve` as an `xarray.DataArray` with the dimensions config, seed and x."""
         from trieye.results import conversion
 
-        conversion.package("xarray", "to_xarray()")
+        load("xarray", "to_xarray()")
         name = metric if isinstance(metric, str) else metric[0]
         return conversion.xarray_of(self.curve(metric, x, grid), name, x, self.configs, self.seeds)
 

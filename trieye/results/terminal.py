@@ -1,17 +1,17 @@
 """Plots of curves in a terminal, by plotext."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 import plotext  # type: ignore[import-untyped]
-from matplotlib.ticker import MaxNLocator
 
 from trieye.process.terminal import Terminal
 from trieye.results.aligned import well_supported
 from trieye.results.statistics import Band
 from trieye.results.tables import number
 
-_MAX_WIDTH, _HEIGHT = 100, 20
+_MAX_WIDTH, _HEIGHT, _MAX_TICKS = 100, 20, 5
 _COLORS = ("blue+", "orange+", "green+", "magenta+", "cyan+", "red+", "gray+")
 
 
@@ -55,5 +55,10 @@ def curves(bands: Mapping[str, Band], metric: str, x: str, console: Terminal) ->
 
 def _ticks(low: float, high: float) -> tuple[list[float], list[str]]:
     """Return round numbers within a range, and their labels."""
-    ticks = [float(tick) for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= high] or [low]
+    if low == high:
+        return [low], [f"{low:,.10g}"]
+    exponent = math.floor(math.log10((high - low) / _MAX_TICKS))
+    steps = (round_number * 10.0**exponent for round_number in (1, 2, 2.5, 5, 10))
+    step = next(step for step in steps if step * _MAX_TICKS >= high - low)
+    ticks = [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)] or [low]
     return ticks, [f"{tick:,.10g}" for tick in ticks]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from trieye.config.packages import load
 from trieye.exceptions import ConfigurationError
 from trieye.run.media import array_of, colors_of, header_of, pixels_of, plain_picture
 from trieye.stats.operations import LogVideo
@@ -122,12 +123,7 @@ def _gif(frames: Iterator[Frame], fps: float) -> bytes:
 
 
 def _mp4(title: str, frames: Iterator[Frame], fps: float) -> bytes:
-    try:
-        import av
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{title}: format='mp4' requires PyAV: pip install \"trieye[video]\"; format='gif' requires no package"
-        ) from error
+    av = load("av", f"{title}: format='mp4'", "pass format='gif'")
     from PIL import Image
 
     buffer = io.BytesIO()

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from trieye.config.hydra.records import RedactingTask
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.launcher import LauncherConfig
+from trieye.config.packages import require
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError, RunInterrupted
 from trieye.process.progress import say
@@ -208,6 +209,7 @@ class SweepExecution:
     def _pool(self) -> WorkerPool:
         if self.options.isolate == "none":
             return ThisProcess(self._shared)
+        require("ray", f"hydra.launcher.isolate={self.options.isolate}", "set hydra.launcher.isolate=none")
         from trieye.sweeps.in_ray import RayPool
 
         return RayPool(self._shared, self.options)

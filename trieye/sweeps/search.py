@@ -6,12 +6,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from trieye.config.hydra.axes import Dimension
+from trieye.config.packages import load, require
 from trieye.config.redaction import HIDDEN
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, JournalError
@@ -119,18 +118,10 @@ class OptunaSearch:
     """
 
     def __init__(self, dimensions: Sequence[Dimension], options: SweeperConfig, mode: str) -> None:
-        try:
-            optuna: Any = import_module("optuna")
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(
-                "hydra.sweeper.kind=optuna needs Optuna: pip install 'trieye[optuna]' (or kind=random)"
-            ) from error
+        optuna = load("optuna", "hydra.sweeper.kind=optuna", "set hydra.sweeper.kind=random")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         for package in _PACKAGES.get(options.sampler, ()):
-            if find_spec(package) is None:
-                raise ConfigurationError(
-                    f"sampler={options.sampler} needs the package {package}: pip install {package}"
-                )
+            require(package, f"hydra.sweeper.sampler={options.sampler}")
         self._optuna, self._dimensions, self._options = optuna, dimensions, options
         self._spaces = {
             bare(dimension.key): _space(dimension, optuna.distributions)

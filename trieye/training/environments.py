@@ -17,6 +17,7 @@ from gymnasium.wrappers import vector as vector_wrappers
 from trieye.config.agent import ActionKind
 from trieye.config.base import did_you_mean, nearest
 from trieye.config.env import EnvConfig, WrapperConfig
+from trieye.config.packages import load
 from trieye.exceptions import ConfigurationError, EnvironmentLostError
 from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces
@@ -137,13 +138,8 @@ def _one_line(error: object) -> str:
 
 
 def _check_atari(config: EnvConfig) -> None:
-    try:
-        import_module("ale_py")  # registers the Atari games
-        import_module("cv2")
-    except ImportError as error:
-        raise ConfigurationError(
-            f"env.atari=true needs ale-py and OpenCV: pip install 'trieye[atari]' ({error})"
-        ) from error
+    load("ale_py", "env.atari=true")  # registers the Atari games
+    load("cv2", "env.atari=true")
     spec = gym.registry.get(config.id.rpartition(":")[2])
     if spec is not None and not str(spec.entry_point).startswith("ale_py"):
         raise ConfigurationError(

@@ -89,11 +89,11 @@ def test_a_project_refuses_what_its_machine_cannot_run(mistaken):
 @pytest.mark.parametrize(
     ("library", "typed", "message"),
     [
-        ("wandb", "sinks=[console,wandb]", "sinks.wandb.enabled=true needs the package wandb, which is not installed"),
+        ("wandb", "sinks=[console,wandb]", "sinks.wandb.enabled=true needs wandb, which is not installed: pip install"),
         (
             "gcsfs",
             "persistence.mirror=gs://a/b",
-            "persistence.mirror=gs://a/b: the package gcsfs is not installed; pip insta",
+            "persistence.mirror=gs://a/b needs gcsfs, which is not installed: pip install 'trieye[gcs]'",
         ),
     ],
 )

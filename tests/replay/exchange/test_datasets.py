@@ -147,5 +147,5 @@ def test_nested_observations_get_names():
 
 def test_without_minari_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "minari", None)
-    with pytest.raises(ConfigurationError, match=r"'D4RL/door/human-v2' needs minari; install it with pip install"):
+    with pytest.raises(ConfigurationError, match=r"'D4RL/door/human-v2' needs minari, .*'trieye\[minari\]'"):
         import_minari(ReplayBuffer(5), "D4RL/door/human-v2")

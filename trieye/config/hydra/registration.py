@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from trieye.config.packages import explaining
 from trieye.config.persistence import default_run_name
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
@@ -25,7 +26,8 @@ class RefusedError(BaseException):
 def refusing() -> Iterator[None]:
     """Let `trieye.main`, if it runs this process, report expected errors of the block without a traceback."""
     try:
-        yield
+        with explaining("this command"):
+            yield
     except TrieyeError as error:
         if current is None:
             raise

@@ -6,8 +6,11 @@ model = PPO("MlpPolicy", "CartPole-v1")
 model.learn(100_000, callback=RunCallback("cartpole"))
 """
 
-from trieye.integrations.sb3.callback import RunCallback
-from trieye.integrations.sb3.environments import make_envs
-from trieye.integrations.sb3.model import load_model, restore_or_new
+from trieye.config.packages import explaining
+
+with explaining(__name__):
+    from trieye.integrations.sb3.callback import RunCallback
+    from trieye.integrations.sb3.environments import make_envs
+    from trieye.integrations.sb3.model import load_model, restore_or_new
 
 __all__ = ["RunCallback", "load_model", "make_envs", "restore_or_new"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from trieye.config.packages import require
 from trieye.exceptions import ConfigurationError
 from trieye.integrations.wandb.axes import Axes
 from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in
@@ -34,10 +35,7 @@ class OfflineRuns:
     """
 
     def __init__(self, path: Path, problems: Problems) -> None:
-        try:
-            import wandb  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise ConfigurationError("reading wandb files requires wandb: pip install 'trieye[wandb]'") from error
+        require("wandb", "reading wandb files")
         files = (
             [path] if path.is_file() else [*path.glob("run-*.wandb"), *path.glob(_FILES), *path.glob(f"wandb/{_FILES}")]
         )

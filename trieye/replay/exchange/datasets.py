@@ -2,14 +2,14 @@
 
 import pickle
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trieye.exceptions import ConfigurationError, SerializationError, UntrustedPickleError
+from trieye.config.packages import load
+from trieye.exceptions import SerializationError, UntrustedPickleError
 from trieye.replay.buffer import ReplayBuffer
 from trieye.replay.exchange.files import separate_episodes
 from trieye.replay.rows.schema import PREFIX
@@ -34,15 +34,11 @@ def import_minari(buffer: ReplayBuffer, dataset: Any, *, download: bool = False)
         The number of rows added.
 
     Raises:
-        ConfigurationError: minari is not installed (`pip install minari`), or the steps do not fit the buffer.
+        MissingPackageError: minari is not installed.
+        ConfigurationError: The steps do not fit the buffer.
     """
     if isinstance(dataset, str):
-        try:
-            minari = import_module("minari")
-        except ImportError as error:
-            raise ConfigurationError(
-                f"reading the dataset {dataset!r} needs minari; install it with pip install 'minari[hdf5]'"
-            ) from error
+        minari = load("minari", f"reading the dataset {dataset!r}")
         dataset = minari.load_dataset(dataset, download=download)
     count = 0
     with separate_episodes(buffer):

@@ -1,0 +1,53 @@
+"""Repack the installed trieye as a wheel, which a generated project takes along: no package index and no pip needed."""
+
+import base64
+import hashlib
+import os
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import trieye
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time of a zip archive; equal files give equal wheels
+_METADATA = ("METADATA", "WHEEL", "entry_points.txt")
+
+
+def repack(directory: Path) -> Path:
+    """Write a wheel with the modules, configs and template of the trieye that runs, and return its path.
+
+    Args:
+        directory: Directory of the wheel; created if missing.
+
+    Raises:
+        PackageNotFoundError: The distribution `trieye` is not installed.
+    """
+    installed = metadata.distribution("trieye")
+    stem = f"trieye-{installed.version}"
+    files = dict(_modules())
+    for name in _METADATA:
+        if (text := installed.read_text(name)) is not None:
+            files[f"{stem}.dist-info/{name}"] = text.encode()
+    record = "".join(f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in files.items())
+    own = f"{stem}.dist-info/RECORD"
+    directory.mkdir(parents=True, exist_ok=True)
+    wheel = directory / f"{stem}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in {**files, own: f"{record}{own},,\n".encode()}.items():
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, zipfile.ZIP_DEFLATED)
+    return wheel
+
+
+def _modules() -> Iterator[tuple[str, bytes]]:
+    """Yield the path in the wheel and the content of each file, in order."""
+    package = Path(trieye.__file__).parent
+    for top in (package, package.parent / "hydra_plugins" / "trieye"):
+        for folder, folders, names in os.walk(top, followlinks=True):  # in a checkout, `conf` and `template` are links
+            folders[:] = sorted(set(folders) - {"__pycache__"})
+            for path in sorted(Path(folder) / name for name in names):
+                yield path.relative_to(package.parent).as_posix(), path.read_bytes()
+
+
+def _digest(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
