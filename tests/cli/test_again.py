@@ -410,9 +410,9 @@ def test_a_run_that_is_alive_can_be_forked_and_one_of_the_new_name_is_no_room(co
         code, _, err = command("fork", "first", "--checkpoint", "best", "--dry-run")
         assert code == 0, err
         code, _, err = command("fork", "first", "--checkpoint", "best", "run_name=taken")
-        assert (code, "run_name=taken: this run exists and is alive" in err) == (2, True)
+        assert (code, "run_name=taken: this run already exists and is still running" in err) == (2, True)
     code, _, err = command("rerun", "first", "run_name=taken")
-    assert (code, "run_name=taken: this run exists already" in err) == (2, True)
+    assert (code, "run_name=taken: this run already exists" in err) == (2, True)
     assert "to resume it: cd " in err
 
 
@@ -438,7 +438,7 @@ def test_a_program_that_never_restores_is_not_trained_to_find_that_out(command, 
             ["fork", "first", "--checkpoint", "step:7"],
             ("no checkpoint of step 7", "the nearest is step:6", "steps: 2, "),
         ),
-        (["fork", "first", "--checkpoint", "bset"], ("'bset' is no checkpoint", "did you mean 'best'?", "step:N")),
+        (["fork", "first", "--checkpoint", "bset"], ("'bset' is not a checkpoint", "did you mean 'best'?", "step:N")),
         (["fork", "first"], ("it would be over at once", "loop.steps=10 done", "raise that limit")),
         (["fork", "first", "--checkpoint", "best", "agent.lrn=1"], ("no run was created", "agent.lrn", "agent.lr")),
         (["fork", "first", "persistence.load_checkpoint_path=x"], ("--checkpoint",)),

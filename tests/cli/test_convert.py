@@ -110,8 +110,8 @@ def test_what_cannot_be_converted_is_named_and_the_rest_is_converted(old_run, ca
     (old_run / "checkpoints" / "checkpoint_step_30.pkl").write_bytes(pickle.dumps([1, 2]))
     assert main(["convert", str(old_run), "--allow-pickle"]) == 1
     output = capsys.readouterr()
-    assert "checkpoint_step_20.pkl: it is cut short" in output.err
-    assert "checkpoint_step_30.pkl: it holds a list" in output.err
+    assert "checkpoint_step_20.pkl: the file is truncated" in output.err
+    assert "checkpoint_step_30.pkl: the file contains a list" in output.err
     assert [entry.step for entry in CheckpointStore(old_run / "checkpoints").entries()] == [9, 12]
 
 

@@ -65,7 +65,7 @@ def test_a_video_shows_the_first_episode(tmp_path):
     [
         (["--episodes", "0"], "argument --episodes: invalid value '0'; expected an integer >= 1"),
         (["firts"], "did you mean 'first'"),
-        (["first", "--checkpoint", "newest"], "--checkpoint: 'newest' is no checkpoint"),
+        (["first", "--checkpoint", "newest"], "--checkpoint: 'newest' is not a checkpoint"),
         (["first", "--checkpoint", "step:7"], "has no checkpoint 7 (steps: 39, 40)"),
         (["first", "--video", "x.mp4"], "argument --video: invalid path 'x.mp4'; expected FILE.gif"),
         (["first", "--device", "tpu:1"], "device=tpu:1"),

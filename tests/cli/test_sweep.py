@@ -429,7 +429,7 @@ def test_a_sweep_that_runs_is_neither_planned_anew_nor_begun_a_second_time(plann
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["show", "6", "-d", "first"], "job 6: the sweep has jobs 0 to 5"),
+        (["show", "6", "-d", "first"], "job 6 does not exist: the sweep has jobs 0 to 5"),
         (["run", "-i", "6", "-d", "first"], "-i 6: out of range; the sweep has the jobs 0 to 5"),
         (["run", "-i", "0", "--stride", "0", "-d", "first"], "--stride 0: must be at least 1"),
         (["find", "agnet=dqn", "-d", "first"], "agnet: the sweep has no such axis; did you mean 'agent'?"),
@@ -483,7 +483,10 @@ def test_a_secret_that_was_not_written_down_is_asked_for(sweep):
 def test_a_directory_that_is_gone_is_told(planned, tmp_path):
     path = tmp_path / "first" / SWEEP
     path.write_text(path.read_text().replace(json.dumps(str(tmp_path)), json.dumps(str(tmp_path / "gone"))))
-    assert f"its working directory {tmp_path / 'gone'} no longer exists" in planned("relaunch", "first")[2]
+    assert (
+        f"the working directory of the sweep, {tmp_path / 'gone'}, no longer exists; restore it"
+        in planned("relaunch", "first")[2]
+    )
 
 
 @pytest.mark.parametrize("action", ["plan", "show", "find", "run", "status", "relaunch"])

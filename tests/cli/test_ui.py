@@ -291,9 +291,9 @@ def test_a_run_without_sinks_has_the_report_only(root, tmp_path, capsys):
     assert list(shown_pages) == ["report"]
     assert [note.partition(":")[0] for note in notes] == ["no MLflow page", "no TensorBoard page"]
     assert main(["ui", "bare", "--root", str(root), "--only", "mlflow"]) == 2
-    assert "no page to show: no MLflow page: the MLflow sink was disabled" in capsys.readouterr().err
+    assert "nothing to show in the browser: no MLflow page: the MLflow sink was disabled" in capsys.readouterr().err
     assert main(["ui", "--root", str(root), "--only", "report"]) == 2
-    assert f"no page to show: {NO_REPORT}" in capsys.readouterr().err
+    assert f"nothing to show in the browser: {NO_REPORT}" in capsys.readouterr().err
 
 
 def test_the_report_is_made_anew_whenever_it_is_loaded_and_for_nobody_else(root, ui, tmp_path):

@@ -22,7 +22,7 @@ def test_an_address_is_taken_without_its_last_slash(url, found):
     ("url", "complaint"),
     [
         ("/backup", "a mirror URL needs a scheme, as in s3://bucket/prefix"),
-        ("gcss://bucket", "unknown scheme 'gcss' of a mirror; did you mean 'gcs'"),
+        ("gcss://bucket", "unknown mirror scheme 'gcss'; did you mean 'gcs'"),
         ("s3://key:secret@bucket/x", "must not contain credentials"),
         ("file://backup/runs", "must be absolute"),
         ("s3://", "invalid path"),

@@ -51,7 +51,7 @@ def test_chunks_and_row_groups_stay_small_when_there_are_pictures(written, monke
 
 def test_a_file_under_another_name_is_refused(written):
     written.segment(points(0, 10))
-    with written.path_of(0).open("rb") as file, pytest.raises(SerializationError, match="does not match its name"):
+    with written.path_of(0).open("rb") as file, pytest.raises(SerializationError, match="does not match the file name"):
         SegmentFile(file, (10, 20))
 
 

@@ -102,7 +102,7 @@ def test_a_mirror_that_lost_everything_is_filled_again(run, url, tmp_path, caplo
     wait_until(lambda: mirror.health()["committed"] == "checkpoint_step_1")
     (tmp_path / "mirror").rename(tmp_path / "lost")
     run.journal.append("e", b"", at=5.0)
-    wait_until(lambda: "has lost its states" in caplog.text)
+    wait_until(lambda: "is missing from the mirror" in caplog.text)
     wait_until(lambda: mirror.health()["committed"] == "checkpoint_step_1" and mirror.health()["error"] is None)
     assert mirror.close(LONG_S)
     assert restored_step(tmp_path, url) == 1

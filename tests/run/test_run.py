@@ -486,7 +486,7 @@ def test_values_that_are_lost_make_the_run_a_failed_one_and_do_not_hide_a_save_t
 
     run._attempt.hub.log = gone
     run.log("a", 1.0)
-    with pytest.raises(trieye.ProcessingError, match="1 values are queued: the hub is gone") as failure:
+    with pytest.raises(trieye.ProcessingError, match="the hub is gone; 1 values are not logged") as failure:
         run.close()
     assert any("step 1" in note for note in failure.value.__notes__)
     assert record_of(run.dir).status == "FAILED"

@@ -77,7 +77,7 @@ def test_gray_frames_and_frames_that_stand_still_are_shown():
         (np.zeros((4, 4, 3), np.uint8), {}, r"shape \(4, 4, 3\).*time, height, width, channels"),
         (np.zeros((2, 5, 5, 7), np.uint8), {}, "shape"),
         ([], {}, "no frames"),
-        ([np.zeros((4, 4), np.uint8), np.zeros((4, 5), np.uint8)], {}, "frame 1 has the size 5 x 4.* 4 x 4"),
+        ([np.zeros((4, 4), np.uint8), np.zeros((4, 5), np.uint8)], {}, "frame 1 is 5 x 4.* 4 x 4"),
         (moving_dot().astype(np.int64), {}, "int64"),
         (moving_dot(), {"fps": 0}, "fps=0"),
         (np.broadcast_to(np.uint8(0), (2000, 512, 512, 3)), {}, "268,435,456"),

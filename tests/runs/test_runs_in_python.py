@@ -183,7 +183,7 @@ def test_superseded_points_of_an_attempt_are_restored(make_config, root):
 
 def test_a_run_is_removed_and_a_living_one_or_a_link_is_refused(make_run, tmp_path, root):
     run_dir = make_run("first")
-    with RunLock(run_dir / "run.lock"), pytest.raises(RunLockedError, match="is alive"):
+    with RunLock(run_dir / "run.lock"), pytest.raises(RunLockedError, match="is still running; nothing was deleted"):
         runs.remove("first")
     (tmp_path / "link").symlink_to(run_dir)
     with pytest.raises(ConfigurationError, match="symbolic link"):

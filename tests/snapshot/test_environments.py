@@ -366,10 +366,16 @@ def test_only_environments_are_taken():
     [
         (
             lambda: wrappers.NormalizeObservation(gym.make(CARTPOLE)),
-            "its layers were .*CartPoleEnv, and are .*Normalize",
+            "the saved layers were .*CartPoleEnv, this environment has .*Normalize",
         ),
-        (lambda: gym.make("MountainCar-v0"), "its layers were .*CartPoleEnv, and are .*MountainCarEnv"),
-        (lambda: gym.make_vec(CARTPOLE, num_envs=2, vectorization_mode="sync"), "its layers were .*SyncVectorEnv"),
+        (
+            lambda: gym.make("MountainCar-v0"),
+            "the saved layers were .*CartPoleEnv, this environment has .*MountainCarEnv",
+        ),
+        (
+            lambda: gym.make_vec(CARTPOLE, num_envs=2, vectorization_mode="sync"),
+            "the saved layers were .*SyncVectorEnv",
+        ),
     ],
 )
 def test_another_environment_than_the_saved_one_is_an_error(changed, said):
@@ -650,7 +656,7 @@ def test_a_planted_state_makes_and_calls_nothing_and_a_new_episode_begins(state,
     try:
         held.load_state_dict(decode(encode(state)))
     except SerializationError as error:
-        reasons = ("is not the state of an environment", "does not fit this environment: its layers")
+        reasons = ("is not the state of an environment", "does not fit this environment: the saved layers")
         assert any(f"state of Closing {reason}" in str(error) for reason in reasons)  # noqa: PT017 - or it is refused
     else:
         assert held.between_episodes

@@ -133,7 +133,7 @@ def test_what_makes_no_grid_is_refused(word, message):
 def test_a_number_beyond_the_grid_is_no_job():
     ours = grid("lr=1,2", "seed=range(0,3)")
     for index in (-1, 6):
-        with pytest.raises(IndexError, match=f"job {index}: the sweep has jobs 0 to 5"):
+        with pytest.raises(IndexError, match=f"job {index} does not exist: the sweep has jobs 0 to 5"):
             ours[index]
         with pytest.raises(IndexError, match="has jobs 0 to 5"):
             ours.places_of(index)

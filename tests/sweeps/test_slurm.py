@@ -134,7 +134,7 @@ def test_the_script_asks_for_what_its_jobs_need(tmp_path):
         (["--hours", "1", "--per-task", "0"], r"--per-task 0: expected 1 or more"),
         (["--hours", "1", "--max-concurrent", "2"], r"--max-concurrent 2: expected at most --per-task 1"),
         (["--hours", "1", "--memory-gib", "-1"], r"--memory-gib -1: expected a value above 0"),
-        (["--hours", "0.02", "--signal", "120"], r"--signal 120: expected less than the 0.02 h"),
+        (["--hours", "0.02", "--signal", "120"], r"--signal 120: expected less than --hours 0.02, which is 72 s"),
         (["--hours", "1", "--option=--qos=x"], r"--option '--qos=x': expected KEY=VALUE or KEY"),
         (["--hours", "1", "--only", "failled"], r"did you mean 'failed'"),
     ],

@@ -163,10 +163,10 @@ def test_the_example_is_an_observation_as_the_program_takes_it(form):
 @pytest.mark.parametrize(
     ("policy", "why"),
     [
-        (Remembers, "it is recurrent"),
+        (Remembers, "the policy is recurrent"),
         (Hesitates, "data-dependent"),
         (OneByOne, "fixes the number of observations"),
-        (Throws, "chooses other actions"),
+        (Throws, "chooses different actions"),
     ],
 )
 def test_what_is_no_program_is_said_in_one_line_and_the_weights_are_there(tmp_path, capfd, policy, why):

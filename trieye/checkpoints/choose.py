@@ -172,7 +172,7 @@ def reference_of(which: str, *, asked: str) -> CheckpointReference:
     reference = checkpoint_reference(which)
     if reference is None or reference.run_name is not None:
         hint = did_you_mean(which, ("best", "latest", "step"))
-        raise ConfigurationError(f"{asked}: {which!r} is no checkpoint{hint}; use best, latest or step:N")
+        raise ConfigurationError(f"{asked}: {which!r} is not a checkpoint{hint}; use best, latest or step:N")
     return reference
 
 
@@ -314,7 +314,10 @@ class Choice:
             raise ConfigurationError(f"{subject} has no checkpoint of step {which}{hint} (steps: {shown or 'none'})")
         if ranked:
             names = ", ".join(entry.path.name for entry in ranked[:MAX_SHOWN])
-            raise CheckpointError(f"{subject} has no intact checkpoint with an objective: {names} are damaged")
+            raise CheckpointError(
+                f"{subject} has no intact checkpoint with an objective: {names} are damaged; "
+                f"`trieye checkpoints {files.run_base_dir}` lists those that latest or step:N would load"
+            )
         raise ConfigurationError(
             f"{subject} has no best checkpoint, because none has an objective; pass `objective` or `is_best` to the "
             f"save, or choose another one: latest, step:{entries[-1].step}"

@@ -140,10 +140,10 @@ def damaged_parts(path: Path) -> set[str]:
             try:
                 verify_file(path / part_file(name), manifest.files[part_file(name)])
             except CheckpointError as error:
-                logger.warning("%s; the next save writes its content again", error)
+                logger.warning("%s; the next save rewrites the file", error)
                 damaged.add(name)
             except SerializationError as error:  # a later save verifies the part again
-                logger.warning("%s; its integrity is unknown", error)
+                logger.warning("%s; a later save verifies the file", error)
     return damaged
 
 
@@ -211,7 +211,9 @@ def peek(path: Path, *names: str) -> Any:
         for name in names:
             node = node[name]
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise SerializationError(f"{path} does not contain {'/'.join(names)}: {error}") from error
+        raise SerializationError(
+            f"the checkpoint {path} lacks {'/'.join(names)} ({error!r}); `trieye verify RUN` checks the run for damage"
+        ) from error
     return decode(EncodedState(node))
 
 

@@ -171,7 +171,7 @@ def _unsealed(text: bytes) -> dict[str, Any]:
     sealed = json.loads(text)
     content: dict[str, Any] = sealed["manifest"]
     if _seal(content) != sealed["crc32"] or not text.endswith(b"\n"):
-        raise ValueError("its checksum does not match")
+        raise ValueError("the checksum does not match")
     return content
 
 

@@ -169,7 +169,7 @@ def add_again(parser: argparse.ArgumentParser) -> None:
         "--without", action="append", default=[], metavar="KEY", help="drop RUN's override of KEY; repeatable"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="show the differences and the command without starting the run"
+        "--dry-run", action="store_true", help="show the differences from RUN and the command without starting the run"
     )
     add_confirmed(parser)
 

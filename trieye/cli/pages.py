@@ -165,7 +165,7 @@ def pages_of(selection: PageSelection, directory: Path, *, only: Kind | None = N
     if only in {None, "report"}:
         pages += _report_pages(selection, notes)
     if not pages:
-        raise ConfigurationError(f"{selection}: no page to show: {'; '.join(notes)}")
+        raise ConfigurationError(f"{selection}: nothing to show in the browser: {'; '.join(notes)}")
     return pages, notes
 
 

@@ -69,8 +69,8 @@ def _add_choice(action: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="select runs by config value; also KEY>=VALUE, KEY<=VALUE, KEY!=VALUE, KEY=A,B; keeps runs that lack KEY, "
-        "unless --strict",
+        help="select runs by config value: KEY=VALUE, KEY>=VALUE, KEY<=VALUE, KEY!=VALUE or KEY=A,B; keeps runs that "
+        "lack KEY, unless --strict",
     )
     group.add_argument("--strict", action="store_true", help="exclude runs that lack a KEY of --where")
 
@@ -78,7 +78,9 @@ def _add_choice(action: argparse.ArgumentParser) -> None:
 def _add_scoring(action: argparse.ArgumentParser) -> None:
     group = action.add_argument_group("scores and groups")
     group.add_argument(
-        "--metric", metavar="NAME", help="metric, or its names in several programs: A,B (default: loop.objective)"
+        "--metric",
+        metavar="NAME",
+        help="metric to score; A,B if programs name it differently (default: loop.objective)",
     )
     group.add_argument("--by", default="", metavar="KEY,...", help="group runs by these keys (default: all that vary)")
     group.add_argument("--task", metavar="KEY", help="config key that identifies the task, such as env.id")
@@ -136,7 +138,9 @@ def _add_specific(action: argparse.ArgumentParser, name: str) -> None:
     elif name == "select":
         action.add_argument("--rerun", type=int, metavar="N", help="rerun the best config with N fresh seeds")
         action.add_argument(
-            "--close", action="store_true", help="with --rerun: also rerun configs not distinguishable from the best"
+            "--close",
+            action="store_true",
+            help="with --rerun: also rerun the configs that are statistically indistinguishable from the best",
         )
         action.add_argument("--dry-run", action="store_true", help="with --rerun: list the jobs without starting them")
         add_confirmed(action)

@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         elif name == "find":
             action.add_argument("values", nargs="+", metavar="KEY=VALUE", help="values of the jobs")
         else:
-            action.add_argument("-i", "--index", required=True, metavar="I", help="job index or ranges, such as 0-9,12")
+            action.add_argument("-i", "--index", required=True, metavar="I", help="jobs to run, such as 3 or 0-9,12")
             action.add_argument("--stride", type=int, metavar="K", help="also run the jobs I+K, I+2K and so on")
             action.add_argument("--max-concurrent", type=int, default=1, metavar="N", help="parallel jobs (default: 1)")
             add_confirmed(action)
@@ -104,16 +104,27 @@ def _add_plan(actions: Any) -> None:
         "words",
         nargs="+",
         metavar="[PROGRAM] KEY=VALUES",
-        help="module or file to run, then varying keys or PyExpUtils experiment descriptions (.json)",
+        help="module or file to run, then varying keys such as agent.lr=1e-3,1e-4, or JSON files that describe "
+        "experiments of PyExpUtils",
     )
     plan.add_argument("--seeds", type=int, metavar="N", help="repeat each job with the seeds 0 to N-1")
     plan.add_argument(
         "--zip", action="append", default=[], metavar="KEY,KEY", help="vary these keys together; repeatable"
     )
     plan.add_argument(
-        "--exclude", action="append", default=[], metavar="KEY=VALUE,...", help="exclude a combination; repeatable"
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE,...",
+        help="exclude the jobs with these values, such as agent=ppo,agent.lr=1e-4; repeatable",
     )
-    plan.add_argument("-o", "--output", type=Path, metavar="DIR", help="write the plan here, for `run` and `relaunch`")
+    plan.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="directory to write the plan to, for `run` and `relaunch` (default: show the jobs only)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -439,7 +450,10 @@ def _start(options: argparse.Namespace, record: "SweepRecord", directory: Path, 
 
     command = command_of(record, directory, *more, only=only)
     if not Path(record.working_dir).is_dir():
-        raise ConfigurationError(f"{directory}: its working directory {record.working_dir} no longer exists")
+        raise ConfigurationError(
+            f"{directory}: the working directory of the sweep, {record.working_dir}, no longer exists; restore it, "
+            "because the jobs run there"
+        )
     confirm(command, record.working_dir, origin=str(directory), is_signed=record.is_signed, is_confirmed=options.yes)
     if options.json:
         document = {"sweep": directory, "jobs": list(only), "command": command, "is_dry_run": False}

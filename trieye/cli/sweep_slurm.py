@@ -37,10 +37,16 @@ def add_slurm(actions: Any, states: Sequence[str]) -> None:
     slurm.add_argument(
         "--gpus", type=float, default=0.0, metavar="N", help="GPUs per job; with 0.25, four jobs share one (default: 0)"
     )
-    slurm.add_argument("--per-task", type=int, default=1, metavar="N", help="jobs per task of the array (default: 1)")
+    slurm.add_argument(
+        "--per-task", type=int, default=1, metavar="N",
+        help="jobs per task of the array; --max-concurrent of them run in parallel (default: 1)",
+    )  # fmt: skip
     slurm.add_argument("--max-concurrent", type=int, default=1, metavar="N", help="parallel jobs per task (default: 1)")
     slurm.add_argument(
-        "--max-running-tasks", type=int, metavar="N", help="maximum number of running tasks (default: no limit)"
+        "--max-running-tasks",
+        type=int,
+        metavar="N",
+        help="maximum number of tasks that run at the same time (default: no limit)",
     )
     slurm.add_argument(
         "--signal", type=int, default=120, metavar="S",
@@ -53,7 +59,7 @@ def add_slurm(actions: Any, states: Sequence[str]) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="another option of sbatch, such as constraint=v100; repeatable",
+        help="additional sbatch option, such as constraint=v100; repeatable",
     )
     slurm.add_argument(
         "--only",

@@ -44,7 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run, app, sweep or directory to show (default: all apps of the project)",
     )
     parser.add_argument("--only", choices=KINDS, help="show only this page (default: all)")
-    parser.add_argument("--port", type=_port, metavar="N", help="port of the first server (default: a free port)")
+    parser.add_argument(
+        "--port",
+        type=_port,
+        metavar="N",
+        help="port of the first server; the others use free ports (default: a free port)",
+    )
     parser.add_argument("--no-browser", action="store_true", help="print the links without opening a browser")
     add_root(parser)
 

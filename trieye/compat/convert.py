@@ -95,7 +95,7 @@ def _numbered(directory: Path, prefix: str, link_name: str) -> list[tuple[Path, 
 
 def _read(path: Path, serializer: Serializer) -> CheckpointData | BufferData:
     if not is_whole_pickle(path):
-        raise SerializationError("it is cut short, as a process leaves it that is killed while it saves")
+        raise SerializationError("the file is truncated, as after a kill during the save")
     content = load_pickle(path, allow_pickle=serializer.allow_pickle)
     fields = dict(vars(content)) if isinstance(content, BaseModel) else content
     kind = BufferData if isinstance(fields, dict) and "buffer_list" in fields else CheckpointData
@@ -103,7 +103,7 @@ def _read(path: Path, serializer: Serializer) -> CheckpointData | BufferData:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise SerializationError(
-            f"it holds a {type(content).__name__}, which is neither a checkpoint nor a buffer of trieye 0.1.5"
+            f"the file contains a {type(content).__name__}, which is neither a checkpoint nor a buffer of trieye 0.1.5"
         ) from error
 
 

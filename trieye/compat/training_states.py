@@ -125,7 +125,7 @@ class TrainingStates:
         logger.info("%s%s", point.reason, "" if buffer is None else f", with {buffer.name}")
         checkpoint = self._serializer.load_checkpoint(path, state=state)
         if checkpoint is None:
-            raise CheckpointError(f"{path} is no checkpoint of save_training_state")
+            raise CheckpointError(f"{path} is not a checkpoint of save_training_state")
         loaded = LoadedTrainingState(
             checkpoint_data=checkpoint,
             buffer_data=buffer and load_buffer(buffer.path, state=buffer.state),

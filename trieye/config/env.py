@@ -39,7 +39,9 @@ class EnvConfig(StrictModel):
         description="Truncate episodes after this many steps; null = the limit in the environment's registration.",
     )
     wrappers: dict[str, WrapperConfig | None] = Field(
-        default_factory=dict, description="Wrappers of each environment, innermost first, under names of your choice."
+        default_factory=dict,
+        description="Wrappers of each environment, innermost first, keyed by names of your choice; null removes a "
+        "wrapper.",
     )
     atari: bool = Field(
         default=False,

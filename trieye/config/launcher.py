@@ -23,7 +23,10 @@ class LauncherConfig(StrictModel):
     memory: int | None = Field(default=None, ge=1, description="Bytes of memory reserved for each job; null = none.")
     resources: dict[str, float] = Field(default={}, description="Custom Ray resources of each job, by name.")
     retries: int = Field(
-        default=3, ge=0, description="Restarts of a job whose process was killed; it resumes from its last checkpoint."
+        default=3,
+        ge=0,
+        description="How often a job whose process was killed is restarted, from its last checkpoint; a job that "
+        "raised an exception is not.",
     )
     fail_fast: bool = Field(default=False, description="Start no further jobs after a job has failed.")
     isolate: Literal["process", "worker", "none"] = Field(
@@ -32,7 +35,8 @@ class LauncherConfig(StrictModel):
         "faster but share process state; none = one after another in this process, without Ray.",
     )
     address: str | None = Field(
-        default=None, description="Ray cluster to join, such as `auto` or `head:6379`; null = start Ray here."
+        default=None,
+        description="Ray cluster to join, such as `auto` or `head:6379`; null = start a local Ray instance.",
     )
     working_dir: str | None = Field(
         default="auto",

@@ -12,8 +12,9 @@ class LoopConfig(StrictModel):
 
     axis: Literal["step", "env_steps", "updates"] = Field(
         default="step",
-        description="Unit of a run's steps: calls of step(), environment steps, or learner updates. It applies "
-        "to `steps`, intervals in steps, points and checkpoint names, and cannot change during a run.",
+        description="Unit of a run's steps: step = calls of step(); env_steps = environment steps; updates = learner "
+        "updates. It applies to `steps`, intervals in steps, points and checkpoint names, and cannot change during a "
+        "run.",
     )
     steps: int | None = Field(
         default=None, ge=1, description="Stop after this many steps, in units of `axis`; null = never."
@@ -45,7 +46,7 @@ class LoopConfig(StrictModel):
     )
     on_nonfinite: Literal["stop", "skip", "warn"] = Field(
         default="stop",
-        description="Reaction to a NaN or infinite observation, reward, loss or gradient: stop = the run fails "
+        description="What to do on a NaN or infinite observation, reward, loss or gradient: stop = the run fails "
         "with a message that names it; skip = omit the row or update, count it, and report the first one; warn = "
         "like skip, but report each one, at most one per second.",
     )

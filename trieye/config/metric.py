@@ -37,12 +37,16 @@ class MetricConfig(ModelOf015):
         description="Window length in steps; 0 = windows by seconds only, and never logged if both are 0.",
     )
     log_frequency_seconds: float = Field(
-        default=0.0, ge=0, description="Window length in seconds; 0 = windows by steps only."
+        default=0.0,
+        ge=0,
+        description="Window length in seconds; 0 = windows by steps only. If both lengths are set, the window ends "
+        "with the first of the two.",
     )
     log_to: list[LogTarget] = Field(default=["mlflow", "tensorboard"], description="Sinks that receive the points.")
     x_axis: XAxis = Field(
         default="global_step",
-        description="x coordinate of a point: the global step, the elapsed seconds of the run, or the episode number.",
+        description="x coordinate of a point: global_step = its step; wall_time = elapsed seconds of the run; "
+        "episode = episode number.",
     )
     rate_numerator_event: str | None = Field(
         default=None, description="Events whose summed values per second are the rate; for aggregation=rate only."

@@ -27,7 +27,7 @@ def check_mirror_url(url: str) -> str:
         raise ValueError(f"a mirror URL needs a scheme, as in s3://bucket/prefix (schemes: {allowed})")
     scheme, path = match.groups()
     if scheme not in schemes:
-        raise ValueError(f"unknown scheme {scheme!r} of a mirror{did_you_mean(scheme, schemes)} (schemes: {allowed})")
+        raise ValueError(f"unknown mirror scheme {scheme!r}{did_you_mean(scheme, schemes)} (schemes: {allowed})")
     if "@" in path.split("/", 1)[0] and scheme not in {"abfs", "az"}:
         raise ValueError(
             "a mirror URL must not contain credentials, because every tracker shows it; pass them by environment "

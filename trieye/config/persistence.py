@@ -116,19 +116,21 @@ class PersistenceConfig(ModelOf015):
     keep_best: int = Field(
         default=1,
         ge=0,
-        description="Number of best checkpoints to retain in addition, ranked by their value of loop.objective.",
+        description="Number of best checkpoints by loop.objective to retain in addition to keep_last and "
+        "keep_every_steps.",
     )
     keep_every_steps: int = Field(
         default=0, ge=0, description="Retain every checkpoint at a multiple of this step; 0 = none."
     )
     save_policy: Literal["queue", "coalesce"] = Field(
         default="queue",
-        description="Handling of a save while two are in progress: queue = wait for the older one; "
+        description="What to do with a save while two are in progress: queue = wait for the older one; "
         "coalesce = replace the one that has not started.",
     )
     checksum: Literal["crc32", "sha256"] = Field(
         default="crc32",
-        description="Checksum that detects damaged checkpoints: crc32; or sha256 in addition, at half the speed.",
+        description="Checksum that detects damaged checkpoints: crc32 = CRC-32; sha256 = CRC-32 and SHA-256, at half "
+        "the speed.",
     )
     durability: Literal["process", "interval", "always"] = Field(
         default="process",
@@ -147,12 +149,12 @@ class PersistenceConfig(ModelOf015):
         default=None,
         description="Checkpoint to start from: a path, or `first_try:best`, `first_try:latest` or "
         "`first_try:step:1200` of another run of the app; null = none. `best`, `latest` or `step:1200` alone move "
-        "the run back to its own checkpoint, once.",
+        "the run back to its own checkpoint, once: later starts with the same value resume from the newest one.",
     )
     load_buffer_path: str | None = Field(
         default=None,
-        description="Saved replay buffer to start from, for programs of trieye 0.1.5, which save it separately; "
-        "null = none.",
+        description="Saved replay buffer to start from, for programs written for trieye 0.1.5, which save it "
+        "separately; null = none.",
     )
     resume_dirs: list[str] = Field(
         default_factory=list,
@@ -161,8 +163,8 @@ class PersistenceConfig(ModelOf015):
     private: bool = Field(default=False, description="Restrict the run directory to its owner (mode 700).")
     log_checkpoints: Literal["none", "best", "all"] = Field(
         default="none",
-        description="Checkpoints that are uploaded to MLflow and other trackers as artifacts: none; best = each "
-        "checkpoint that is the best so far; all.",
+        description="Checkpoints to upload to MLflow and other trackers as artifacts: none = no checkpoint; best = "
+        "each checkpoint that is the best so far; all = each checkpoint.",
     )
     log_replay: bool = Field(default=False, description="Include replay buffers in the checkpoints of log_checkpoints.")
     mirror: str | None = Field(

@@ -44,15 +44,19 @@ class FragmentConfig(StrictModel):
     lease_ttl_s: float = Field(
         default=600.0,
         gt=0,
-        description="Seconds without a read after which a reader's right to its fetched chunks, the lease, expires.",
+        description="Seconds without a read after which a reader's lease on the chunks it fetched expires: the next "
+        "read fails, and the buffer may free their memory.",
     )
     session_policy: Literal["resume", "discard"] = Field(
         default="discard",
-        description="Chunks of the previous session (in training: of the run under an earlier name) when a new "
-        "one starts: resume = retain, discard = drop.",
+        description="What happens to chunks left by the previous session when a new one starts: resume = keep; "
+        "discard = drop. In training, a session is a run name, so this concerns a run that starts from the "
+        "checkpoint of another run.",
     )
     sampler: Literal["uniform", "prioritized", "oldest"] = Field(
-        default="uniform", description="Order of chunks: random, by priority, or lowest weight version first."
+        default="uniform",
+        description="Order of fetched chunks: uniform = random; prioritized = by priority; oldest = lowest weight "
+        "version first.",
     )
 
 
@@ -98,9 +102,12 @@ class ReplayConfig(StrictModel):
     )
     padding: Literal["reset", "zero"] = Field(
         default="reset",
-        description="What fills a stack at the start of an episode: copies of its first frame, or zeros.",
+        description="What fills a frame stack at the start of an episode: reset = copies of the first frame; zero = "
+        "zeros.",
     )
-    dedup_next: bool = Field(default=False, description="Store next_<key> once, as <key> of the next row.")
+    dedup_next: bool = Field(
+        default=False, description="Do not store next_<key> separately; read it from <key> of the next row."
+    )
     max_reuse: int | None = Field(default=None, ge=1, description="How often a row may be sampled; null = no limit.")
     max_staleness: int | None = Field(
         default=None, ge=0, description="Weight versions that a sampled row may lag; null = no limit."

@@ -40,7 +40,7 @@ class TrieyeConfig(ModelOf015):
     seed: int = Field(default=0, ge=0, lt=1 << 32, description="Seed of all random generators of the run.")
     tags: dict[str, str] = Field(default_factory=dict, description="Tags of the run, in run.json and MLflow.")
     description: str | None = Field(
-        default=None, description="Purpose of the run, as Markdown, for MLflow; null = the command of the run."
+        default=None, description="Purpose of the run in Markdown, shown in MLflow; null = the run's command line."
     )
     print_config: bool = Field(default=False, description="Print the composed config as a tree before the run starts.")
     progress_bar: bool = Field(

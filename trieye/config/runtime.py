@@ -9,7 +9,7 @@ from trieye.config.base import StrictModel
 
 def _without_working_dir(env: dict[str, Any]) -> dict[str, Any]:
     if "working_dir" in env:
-        raise ValueError("working_dir is a separate key, next to runtime_env")
+        raise ValueError("working_dir is a separate key; set it next to runtime_env")
     return env
 
 

@@ -17,7 +17,7 @@ class Schedule(StrictModel):
     """
 
     start: float = Field(description="Initial value.")
-    end: float | None = Field(default=None, description="Value from `steps` on; null = constant `start`.")
+    end: float | None = Field(default=None, description="Value from step `steps` onwards; null = constant `start`.")
     steps: int | None = Field(
         default=None, ge=1, description="Environment steps from `start` to `end`; updates with mode=train."
     )

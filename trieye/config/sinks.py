@@ -61,7 +61,7 @@ class SinksConfig(StrictModel):
 
     mlflow: MlflowSinkConfig = Field(default_factory=MlflowSinkConfig, description="MLflow tracking.")
     tensorboard: TensorboardSinkConfig = Field(default_factory=TensorboardSinkConfig, description="Event files.")
-    console: ConsoleSinkConfig = Field(default_factory=ConsoleSinkConfig, description="Lines on the terminal.")
+    console: ConsoleSinkConfig = Field(default_factory=ConsoleSinkConfig, description="Output to the terminal.")
 
     wandb: WandbSinkConfig = Field(default_factory=WandbSinkConfig, description="Weights & Biases.")
     log_config: bool = Field(default=True, description="Log the config as parameters of the run.")

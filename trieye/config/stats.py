@@ -24,13 +24,15 @@ class StatsConfig(ModelOf015):
         description="Seconds between two points of the hub's internal metrics, such as trieye/accepted; 0 = none.",
     )
     metrics: Keyed[MetricConfig] = Field(
-        default_factory=list, description="Metrics and their aggregation; in YAML a dict with names of your choice."
+        default_factory=list,
+        description="Metrics and their aggregation; in YAML a dict keyed by names of your choice, where null removes "
+        "an entry.",
     )
     undeclared: Literal["auto", "each", "warn", "drop"] | None = Field(
         default=None,
-        description="Handling of events that no metric reads: auto = log the mean at every step; each = log each "
-        "event as a point; warn = count them and warn once; drop = count them. null = auto, except warn in the "
-        "0.1.5 actor once any metric is configured.",
+        description="What to do with events that no metric reads: auto = log the mean at every step; each = log each "
+        "event as a point; warn = count them and warn once per name; drop = count them. null = auto, except warn in "
+        "TrieyeActor, the API of trieye 0.1.5, once any metric is configured.",
     )
 
     @field_validator("metrics")

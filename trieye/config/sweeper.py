@@ -18,9 +18,13 @@ class SweeperConfig(StrictModel):
     params: dict[str, Any] | None = Field(
         default=None, description="Search space, such as `agent.lr: 1e-4,3e-4`; the command line takes precedence."
     )
-    seeds: int | None = Field(default=None, ge=1, description="Repetitions with seeds 0, 1, ...; null = none.")
+    seeds: int | None = Field(
+        default=None, ge=1, description="Repeat each combination with this many seeds 0, 1, ...; null = no repetitions."
+    )
     zip: list[list[str]] = Field(default=[], description="Groups of keys that vary together, value by value.")
-    exclude: list[dict[str, Any]] = Field(default=[], description="Combinations to exclude, each as values by key.")
+    exclude: list[dict[str, Any]] = Field(
+        default=[], description="Combinations to exclude, each as values by key, such as {agent: ppo, agent.lr: 1e-4}."
+    )
     dry_run: bool = Field(default=False, description="Show the jobs without running them.")
     num_trials: int = Field(default=20, ge=1, description="Number of jobs of a random or Optuna search.")
     seed: int = Field(default=0, ge=0, description="Random seed of the search.")
@@ -31,7 +35,7 @@ class SweeperConfig(StrictModel):
         default="tpe", description="Optuna sampler, for kind=optuna."
     )
     pruner: Literal["none", "median", "asha"] = Field(
-        default="none", description="Optuna pruner, which stops jobs early by the points of loop.objective."
+        default="none", description="Optuna pruner, which stops jobs early based on their loop.objective values."
     )
 
     @model_validator(mode="after")

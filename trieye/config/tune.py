@@ -31,8 +31,9 @@ class TuneConfig(StrictModel):
     )
     scheduler: Literal["none", "median", "asha", "pbt"] = Field(
         default="none",
-        description="Handling of trials that are behind: nothing; stopped below the median; stopped by "
-        "asynchronous successive halving; continued from a better trial's state (population-based training).",
+        description="What happens to trials that lag behind: none = nothing; median = stop below the median; asha = "
+        "stop by asynchronous successive halving; pbt = continue from a better trial's state (population-based "
+        "training).",
     )
     num_trials: int = Field(default=8, ge=1, description="Number of trials; with search=grid, trials per combination.")
     max_concurrent_trials: int | None = Field(
@@ -67,7 +68,8 @@ class TuneConfig(StrictModel):
     reduction_factor: float = Field(
         default=3.0,
         gt=1,
-        description="Successive halving rate: 1 of this many trials is promoted to the next rung; for scheduler=asha.",
+        description="Successive halving rate: one in this many trials is promoted to the next rung; for "
+        "scheduler=asha.",
     )
     perturbation_interval: int = Field(
         default=1,

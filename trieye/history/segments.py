@@ -142,12 +142,12 @@ class SegmentFile:
             metadata = self._parquet.schema_arrow.metadata or {}
             text = metadata[_ABOUT]
             if metadata[_CRC] != str(zlib.crc32(text)).encode():
-                raise ValueError("its metadata are damaged")
+                raise ValueError("the metadata are damaged")
             self.about = msgspec.json.decode(text, type=About)
             if self._parquet.schema_arrow.remove_metadata() != _schema():
-                raise ValueError("its columns are not the columns of a segment")
+                raise ValueError("the columns are not those of a history file")
             if (self.about.groups[0].first, self.about.groups[-1].end) != span:
-                raise ValueError("its content does not match its name")
+                raise ValueError("the content does not match the file name")
 
     def group_of(self, index: int) -> int:
         """Return the number of the row group that contains an item."""
@@ -164,7 +164,7 @@ class SegmentFile:
         with _damage_as_serialization_error():
             columns = _from_table(group.first, self._parquet.read_row_group(number, columns=_READ, use_threads=False))
             if columns.checksum() != group.crc:
-                raise ValueError("the checksum is wrong")
+                raise ValueError("the checksum does not match")
         return columns
 
 

@@ -125,7 +125,7 @@ class RayChannel(Channel):
             raise TrieyeError(f"the hub of run {self.run_name!r} is gone for good: {_reason(error)}") from error
         except ray.exceptions.RayActorError as error:
             raise ConnectionError(
-                f"the hub of run {self.run_name!r} is unreachable at present; Ray restarts it if it died"
+                f"the hub of run {self.run_name!r} is currently unreachable; Ray restarts it if it died"
             ) from error
 
     def __reduce__(self) -> tuple[Any, ...]:

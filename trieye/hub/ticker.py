@@ -40,7 +40,10 @@ class Ticker:
         """
         failure, self._failure = self._failure, None
         if failure is not None:
-            raise ProcessingError(f"metrics of run {self._run_name!r} could not be processed") from failure
+            raise ProcessingError(
+                f"run {self._run_name!r}: the hub could not process logged values: {failure!r}; accepted values are "
+                "stored in the journal, and the log has the traceback"
+            ) from failure
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):

@@ -64,7 +64,7 @@ def open_for_writing(path: Path | None, durability: Durability) -> Connection:
         elif (kind := network_type(path)) is not None:
             _without_wal(connection)
             logger.warning(
-                "the journal %s is on a network file system (%s), where each write waits for the server: "
+                "the journal %s is on a network file system (%s), so each write waits for the server; "
                 "set persistence.root_data_dir to a directory on a local disk",
                 path,
                 kind,

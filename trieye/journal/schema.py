@@ -77,7 +77,10 @@ def checked_name(name: Any) -> str:
     try:
         return check_inside(str(name), max_parts=1)
     except ValueError as error:
-        raise JournalError(f"the journal was not written by trieye: invalid name of a history file, {error}") from error
+        raise JournalError(
+            f"the journal was damaged or not written by trieye: it lists a history file, {error}; restore the run "
+            "directory from a backup or mirror"
+        ) from error
 
 
 class Segment(NamedTuple):

@@ -151,9 +151,9 @@ def _unsealed(data: bytes) -> str:
     sealed = json.loads(data)
     text = str(sealed["mark"])
     if zlib.crc32(text.encode()) != sealed["crc32"]:
-        raise ValueError("its checksum does not match")
+        raise ValueError("the checksum does not match")
     if (version := json.loads(text).get("format")) != FORMAT_VERSION:
-        raise ValueError(f"it has format {version}, but this trieye reads format {FORMAT_VERSION}")
+        raise ValueError(f"written in format {version}, but this trieye reads format {FORMAT_VERSION}")
     return text
 
 

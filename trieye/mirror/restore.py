@@ -115,7 +115,7 @@ class _Restore:
             for name, file in state.files.items():
                 _get(self._store, file.key, directory / name, file)
             if (run := RunRecord.read(directory / RUN_RECORD)) is None or run.run_id != state.run_id:
-                raise CheckpointError("its run.json belongs to another run")
+                raise CheckpointError("run.json belongs to another run")
             run.owner = None  # the next attempt here becomes the owner; a restore for reading does not
             run.save(directory / RUN_RECORD)
             checkpoint, elsewhere = self._fetch_saves(state)

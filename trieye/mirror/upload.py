@@ -100,7 +100,7 @@ class MirrorUpload:
                 try:
                     state = StateMark.from_bytes(self._store.read(key))
                 except SerializationError as error:
-                    logger.warning("%s of the mirror %s: %s; it is not used", key, self._store.url, error)
+                    logger.warning("skipping the state %s of the mirror %s: %s", key, self._store.url, error)
                     continue
                 self._claim(state, run)
                 states.append(state)
@@ -195,7 +195,9 @@ class MirrorUpload:
         except FileNotFoundError:
             index = {}
         if self._states and self._states[0].generation not in dict(whole_states(index)):
-            raise ConnectionError(f"the mirror {self._store.url} has lost its states")
+            raise ConnectionError(
+                f"the newest state of the run (run.json, journal, history) is missing from the mirror {self._store.url}"
+            )
         self._read_states(index, after=highest)
         return 1 + max([highest, *states_in(index).values()])
 

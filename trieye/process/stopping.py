@@ -51,4 +51,4 @@ class StopRequest:
             StepInterrupted: A stop was requested more than `GRACE_S` ago.
         """
         if self.is_older_than(GRACE_S):
-            raise StepInterrupted(f"{waiting_for} did not end within {GRACE_S:g} s")
+            raise StepInterrupted(f"{waiting_for} did not finish within {GRACE_S:g} s of the stop request")

@@ -70,10 +70,10 @@ class Compacted:
         metadata = self._parquet.schema_arrow.metadata or {}
         text = metadata[_ABOUT]
         if metadata[_CRC] != str(zlib.crc32(text)).encode():
-            raise ValueError(f"{path}: the metadata do not match their checksum")
+            raise ValueError(f"{path} is damaged: the checksum of the metadata does not match")
         self._about = msgspec.json.decode(text, type=_About)
         if self._about.version != _VERSION:
-            raise ValueError(f"{path}: version {self._about.version} instead of {_VERSION}")
+            raise ValueError(f"{path} has version {self._about.version}, but this trieye reads version {_VERSION}")
         self.stamps: Mapping[str, str] = self._about.runs
 
     @classmethod

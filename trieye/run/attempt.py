@@ -335,7 +335,11 @@ class OpenAttempt:
 
     def _on_signal(self, exit_code: int) -> None:
         if self._is_delivering and exit_code == _CTRL_C:
-            raise RunInterrupted(f"run {self._name!r}: interrupted before its sinks were complete", exit_code)
+            raise RunInterrupted(
+                f"run {self._name!r}: interrupted before its sinks were complete; "
+                f"`trieye close {self._paths.run_base_dir}` delivers the rest",
+                exit_code,
+            )
 
     def _report_closing(self) -> None:
         way_out = (

@@ -256,9 +256,10 @@ class Flusher:
 
     def _raise_overdue(self) -> None:
         reason = self._sender.trouble or "it does not answer"
+        effect = "are not logged" if self._is_closing else "stay queued, and sending is retried"
         raise ProcessingError(
-            f"run {self._run_name!r}: the hub accepted no values for {self._runtime.ack_timeout_s:g} s, and "
-            f"{self.num_waiting} values are queued: {reason}"
+            f"run {self._run_name!r}: the hub accepted no values for {self._runtime.ack_timeout_s:g} s: {reason}; "
+            f"{self.num_waiting} values {effect}"
         ) from self._sender.trouble
 
     def _raise_failure(self) -> None:

@@ -38,7 +38,7 @@ def table(name: str, content: Any, *, step: int, time: float) -> LogTable:
     title, header = f"table {name!r}", header_of(name, step, time)
     columns = _columns(title, content)
     if not columns:
-        raise ValueError(f"{title}: it has no columns")
+        raise ValueError(f"{title}: no columns; pass at least one")
     lengths = {column: len(values) for column, values in columns.items()}
     num_rows = next(iter(lengths.values()))
     if differing := [column for column, length in lengths.items() if length != num_rows]:

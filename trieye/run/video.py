@@ -87,7 +87,7 @@ def _sequence(title: str, frames: Any) -> Sequence[Any] | NDArray[Any]:
             "(time, channels, height, width)"
         )
     if not len(pictures):
-        raise ValueError(f"{title}: it has no frames")
+        raise ValueError(f"{title}: no frames; pass at least one")
     return pictures
 
 
@@ -97,7 +97,7 @@ def _checked_frames(title: str, first: Frame, pictures: Sequence[Any] | NDArray[
         frame = _frame(title, picture)
         if frame.shape[:2] != first.shape[:2]:
             raise ValueError(
-                f"{title}: frame {number} has the size {frame.shape[1]} x {frame.shape[0]}, but the first frame has "
+                f"{title}: frame {number} is {frame.shape[1]} x {frame.shape[0]}, but the first frame is "
                 f"{first.shape[1]} x {first.shape[0]}"
             )
         yield frame

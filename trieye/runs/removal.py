@@ -160,7 +160,7 @@ class Removal:
             SerializationError: Its run.json is damaged.
         """
         if is_alive(run_dir):
-            raise RunLockedError(f"run {run_dir.name!r} is alive, and nothing of it is deleted; stop it first")
+            raise RunLockedError(f"run {run_dir.name!r} is still running; nothing was deleted; stop it first")
         record, config = RunRecord.read(run_dir / RUN_RECORD), None
         refusal = f"it has no {RUN_RECORD}" if record is None else record.refusal(run_dir)
         try:

@@ -200,13 +200,15 @@ def _check_free(run_dir: Path) -> None:
     if not run_dir.exists():
         return
     if is_alive(run_dir):
-        raise ConfigurationError(f"run_name={run_dir.name}: this run exists and is alive; choose another name")
+        raise ConfigurationError(
+            f"run_name={run_dir.name}: this run already exists and is still running; choose another name"
+        )
     resume = ""
     with suppress(ConfigurationError, SerializationError):
         existing = StoredRun.read(run_dir)
         overrides = existing.provenance.overrides if existing.provenance else ()
         resume = f"; to resume it: {Program.of(existing).line(overrides)}"
-    raise ConfigurationError(f"run_name={run_dir.name}: this run exists already; choose another name{resume}")
+    raise ConfigurationError(f"run_name={run_dir.name}: this run already exists; choose another name{resume}")
 
 
 def _directory_of(composed: Rehearsed, program: Program) -> Path:

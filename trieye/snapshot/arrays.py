@@ -173,7 +173,7 @@ def _mapped(path: Path, entry: dict[str, Any], start: int) -> NDArray[Any]:
 def _read_header(file: BinaryIO | ChecksumReader, size_bytes: int) -> list[tuple[str, dict[str, Any]]]:
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if length > size_bytes - _LENGTH_BYTES:
-        raise ValueError(f"a header of {length} bytes in a file of {size_bytes}")
+        raise ValueError(f"the header has {length} bytes, the file {size_bytes} bytes")
     header = json.loads(file.read(length))
     header.pop("__metadata__", None)
     entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
@@ -182,10 +182,12 @@ def _read_header(file: BinaryIO | ChecksumReader, size_bytes: int) -> list[tuple
         start, stop = entry["data_offsets"]
         expected = math.prod(entry["shape"]) * _DTYPES[entry["dtype"]].itemsize
         if start != end or stop - start != expected or min(entry["shape"], default=0) < 0:
-            raise ValueError(f"tensor {name!r} has offsets {start}..{stop}, expected {end}..{end + expected}")
+            raise ValueError(f"tensor {name!r} takes bytes {start} to {stop}, expected {end} to {end + expected}")
         end = stop
     if end != size_bytes - _LENGTH_BYTES - length:
-        raise ValueError(f"the tensors end at {end}, the file at {size_bytes - _LENGTH_BYTES - length}")
+        raise ValueError(
+            f"the tensors take {end} bytes, the file has {size_bytes - _LENGTH_BYTES - length} bytes for them"
+        )
     return entries
 
 

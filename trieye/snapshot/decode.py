@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trieye.exceptions import SerializationError
 from trieye.snapshot import arrays, generators, objects, tensors
-from trieye.snapshot.nodes import KIND, EncodedState, Node
+from trieye.snapshot.nodes import KIND, OTHER_CHECKPOINT, EncodedState, Node
 from trieye.snapshot.parts import OnDamage, SavedParts
 
 
@@ -40,7 +40,9 @@ class _Decoder:
         except SerializationError:
             raise
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError) as error:
-            raise SerializationError(f"the saved state is inconsistent: {type(error).__name__}: {error}") from error
+            raise SerializationError(
+                f"the saved state is inconsistent: {type(error).__name__}: {error}; {OTHER_CHECKPOINT}"
+            ) from error
 
     def _value(self, node: Node) -> Any:
         if type(node) is list:

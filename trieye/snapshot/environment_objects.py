@@ -213,7 +213,9 @@ class EnvironmentWriter:
         """Raise SerializationError if the environment has other wrappers than the saved one."""
         now, then = [kinds.name_of(layer) for layer in self._layers], [entry["is"] for entry in entries]
         if now != then:
-            raise SerializationError(f"its layers were {', '.join(map(str, then))}, and are {', '.join(now)}")
+            raise SerializationError(
+                f"the saved layers were {', '.join(map(str, then))}, this environment has {', '.join(now)}"
+            )
 
     def put(self, entries: list[Node], same: list[tuple[Path, Path]]) -> None:
         """Write the entries to the layers.

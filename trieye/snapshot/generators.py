@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from trieye.exceptions import SerializationError
+from trieye.snapshot.nodes import OTHER_CHECKPOINT
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,9 @@ def new_generator(state: Mapping[str, Any]) -> Any:
     try:
         generator = _new(state)
     except _ERRORS as error:
-        raise SerializationError(f"the saved state of a random generator is inconsistent: {error!r}") from error
+        raise SerializationError(
+            f"the saved state of a random generator is inconsistent: {error!r}; {OTHER_CHECKPOINT}"
+        ) from error
     if generator is None:
         return dict(state)
     set_generator_state(generator, state)
@@ -214,7 +217,9 @@ def restore_all(state: dict[str, Any]) -> None:
         if "torch" in state:
             _restore_all_of_torch(state)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise SerializationError(f"the saved states of the random generators cannot be restored: {error!r}") from error
+        raise SerializationError(
+            f"the saved states of the random generators cannot be restored: {error!r}; {OTHER_CHECKPOINT}"
+        ) from error
 
 
 def _restore_all_of_torch(state: dict[str, Any]) -> None:

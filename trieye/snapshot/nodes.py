@@ -16,6 +16,9 @@ KIND = "$"
 Node = Any
 """A JSON value."""
 
+OTHER_CHECKPOINT = "resume from another checkpoint, as with persistence.load_checkpoint_path=step:N"
+"""Next step after a saved state cannot be restored."""
+
 
 def quoted_path(path: str) -> str:
     """Return a path for messages, such as `'model.encoder'`, in the format of `key_map` and `restore`."""

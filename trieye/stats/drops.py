@@ -10,13 +10,13 @@ logger = logging.getLogger(__name__)
 
 EXPLANATIONS = {
     "non_finite": "NaN and infinite values cannot be logged; its finite values are",
-    "unnamed": "its name is empty or no valid text",
+    "unnamed": "its name is empty or not valid text",
     "name_too_long": "the limit is 1000 characters",
     "undeclared": "no metric reads it, or there are too many names; declare a metric, or set stats.undeclared=auto",
     "step_out_of_range": "a global step must be within +-2**62",
     "context": "the value of the metric's context_key in the event's context is not a number",
     "context_too_large": "its context exceeds 64 KiB and is dropped; its value is logged",
-    "invalid": "it is no RawMetricEvent, or its value or step is not a number",
+    "invalid": "it is not a RawMetricEvent, or its value or step is not a number",
     "overflow": "too many values were waiting for the hub (runtime.overflow=drop)",
     "gave_up": "the hub did not accept them before the timeout",
     "journal_damage": "the journal was damaged; see the log",

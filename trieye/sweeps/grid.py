@@ -115,7 +115,7 @@ class Grid:
 
     def _check(self, index: int) -> None:
         if not 0 <= index < self.size:
-            raise IndexError(f"job {index}: the sweep has jobs 0 to {self.size - 1}")
+            raise IndexError(f"job {index} does not exist: the sweep has jobs 0 to {self.size - 1}")
 
     def places_of(self, index: int) -> tuple[int, ...]:
         """Return the position of a job along each axis.

@@ -82,7 +82,9 @@ class ArrayRequest:
         if self.memory_gib is not None and self.memory_gib <= 0.0:
             raise ConfigurationError(f"--memory-gib {self.memory_gib:g}: expected a value above 0")
         if not 0 <= self.signal_s < self.hours * 3600.0:
-            raise ConfigurationError(f"--signal {self.signal_s}: expected less than the {self.hours:g} h of --hours")
+            raise ConfigurationError(
+                f"--signal {self.signal_s}: expected less than --hours {self.hours:g}, which is {self.hours * 3600:g} s"
+            )
         if self.max_concurrent > self.per_task:
             raise ConfigurationError(
                 f"--max-concurrent {self.max_concurrent}: expected at most --per-task {self.per_task}"

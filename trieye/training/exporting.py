@@ -117,7 +117,7 @@ def _program_or_explain(policy: Policy, env_steps: int) -> bytes | None:
     try:
         if policy.initial_state(1) is None:
             return _program(policy, env_steps)
-        reason = "it is recurrent, so that its actions depend on more than the observations"
+        reason = "the policy is recurrent, so its actions depend on more than the observations"
     except Exception as error:  # noqa: BLE001 - user code, called with tensors without values
         reason = _reason(error)
     say(f"exported the weights of {type(policy).__name__}, but no program: {reason}")
@@ -128,7 +128,7 @@ def _reason(error: Exception) -> str:
     text = str(error).strip()
     if "Constraints violated" in text:
         return (
-            "its act fixes the number of observations, as len(obs) or a loop over obs does; use obs.shape[0], or treat "
+            "act() fixes the number of observations, as len(obs) or a loop over obs does; use obs.shape[0], or treat "
             "all observations at once"
         )
     return textwrap.shorten(text.partition("\n")[0], _REASON_LENGTH, placeholder=" ...") or type(error).__name__
@@ -165,7 +165,10 @@ def _program(policy: Policy, env_steps: int) -> bytes:
         file.seek(0)
         loaded = torch.export.load(file).module()
         if not all(_is_same(loaded(obs), action) for obs, action in zip(batches, expected, strict=True)):
-            raise ValueError("the program that torch.export makes of its act chooses other actions than the policy")
+            raise ValueError(
+                "the program exported by torch.export chooses different actions from the policy's act(); make act() "
+                "deterministic, without Python branches on values of observations"
+            )
     return file.getvalue()
 
 

@@ -198,7 +198,7 @@ def test_a_lease_that_is_not_read_runs_out_and_one_that_is_read_does_not(clock):
         buffer.read(idle)
     metrics = buffer.metrics()
     assert (metrics["replay/expired_leases"], metrics["replay/leases"], metrics["replay/fragments"]) == (1, 1, 1)
-    with pytest.raises(ConfigurationError, match="rank=2 of world=2 must be from 0 to 1"):
+    with pytest.raises(ConfigurationError, match="rank=2 must be between 0 and 1"):
         buffer.read(busy, 2, 2)
 
 

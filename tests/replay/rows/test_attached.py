@@ -97,7 +97,7 @@ def test_reused_memory_and_single_keys_are_as_in_the_owner():
 
 def test_a_buffer_in_ordinary_memory_cannot_be_attached_to():
     for buffer in (ReplayBuffer(5, {"a": np.int64}), ReplayBuffer(5, storage="shm")):
-        with pytest.raises(ConfigurationError, match="cannot be attached to; use storage='shm'"):
+        with pytest.raises(ConfigurationError, match="schema; use storage='shm'"):
             _ = buffer.handle
 
 

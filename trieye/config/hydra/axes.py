@@ -46,7 +46,7 @@ def axes_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None)
                 raise ConfigurationError(f"{item.input_line}: {key} has no values, so the sweep has no jobs")
         else:
             raise ConfigurationError(
-                f"{item.input_line}: a grid cannot sweep over an interval; type values, as in {key}=1,2,3 or "
+                f"{item.input_line}: a grid cannot sweep over an interval; list the values, as in {key}=1,2,3 or "
                 f"{key}=range(1,4), or choose a search with hydra.sweeper.kind=random"
             )
     return list(axes.items())

@@ -166,7 +166,9 @@ def _previous(reinit: bool | str | None, chosen: str | None, resume: bool | str 
         return None
     run = _active[-1]
     if resume == "must" and chosen != run.id:
-        raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='must'): run {run.id!r} is open; {_HOW_TO_REOPEN}")
+        raise ConfigurationError(
+            f"wandb.init(id={chosen!r}, resume='must'): run {run.id!r} is already open; {_HOW_TO_REOPEN}"
+        )
     say(f"wandb.init(): returning run {run.id!r}, which is still open; {_HOW_TO_REOPEN}")
     return run
 

@@ -98,7 +98,7 @@ class Artifact:
         """Add a table, an image or another medium, which is logged together with the artifact."""
         del overwrite
         if not isinstance(obj, Media):
-            raise ConfigurationError(f"Artifact.add({name!r}): {type(obj).__name__} is no media type; use add_file")
+            raise ConfigurationError(f"Artifact.add({name!r}): {type(obj).__name__} is not a media type; use add_file")
         self._media[name] = obj
 
     def add_reference(self, uri: str, name: str | None = None, **more: Any) -> None:

@@ -104,7 +104,7 @@ class OfflineRuns:
                 at = values.get("_timestamp")
                 rows.append((record.history.step.num, at if isinstance(at, int | float) else math.nan, numbers))
         if media:
-            self._problems.note(path, f"left out, because they are no numbers: {', '.join(sorted(media))}")
+            self._problems.note(path, f"left out, because they are not numbers: {', '.join(sorted(media))}")
         return self._with_steps(path, rows, axes)
 
     def _with_steps(self, path: Path, rows: Sequence[tuple[int, float, dict[str, float]]], axes: Axes) -> Points:
@@ -184,7 +184,7 @@ def values_of(items: Iterable[Any]) -> dict[str, Any]:
         try:
             parent_items[name] = json.loads(item.value_json, parse_int=_int_of)
         except ValueError as error:
-            raise ValueError(f"{name}={item.value_json[:80]!r} is not JSON") from error
+            raise ValueError(f"the value of {name}, {item.value_json[:80]!r}, is not JSON") from error
     return values
 
 

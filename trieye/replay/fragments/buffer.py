@@ -200,7 +200,7 @@ class FragmentBuffer:
             ReplayClosedError: The buffer is closed.
         """
         if not 0 <= rank < world:
-            raise ConfigurationError(f"read: rank={rank} of world={world} must be from 0 to {world - 1}")
+            raise ConfigurationError(f"read: rank={rank} must be between 0 and {world - 1} (world={world})")
         with self._lock:
             return self._swept().leases.read(lease_id(lease), self._clock()).chunks[rank::world]
 

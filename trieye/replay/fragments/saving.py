@@ -15,6 +15,7 @@ from trieye.replay.fragments.payloads import PayloadSchema
 from trieye.replay.fragments.pool import StoredChunk
 from trieye.replay.fragments.streams import EarlyFragment, Stream
 from trieye.replay.rows.schema import describe
+from trieye.snapshot.nodes import OTHER_CHECKPOINT
 from trieye.snapshot.parts import SavedParts
 
 logger = logging.getLogger(__name__)
@@ -165,7 +166,7 @@ def restore(
             fragments_state.limiter.load_state_dict(state["limiter"])
             fragments_state.limiter.removed(lost_chunks)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise SerializationError(f"the saved fragment buffer is incomplete: {error!r}") from error
+        raise SerializationError(f"the saved fragment buffer is incomplete: {error!r}; {OTHER_CHECKPOINT}") from error
     fragments_state.expire()
 
 
@@ -224,7 +225,9 @@ def _read_fragments(fragments_state: FragmentState, saved: SavedParts) -> tuple[
             fragments_state.payloads.put(serial, Fragment(metas[serial], data), schema.size_bytes)
     missing = {serial for serial in metas if serial not in fragments_state.payloads}
     if missing and len(intact) == len(saved.names):
-        raise SerializationError(f"the saved fragment buffer is incomplete: no part contains {len(missing)} fragments")
+        raise SerializationError(
+            f"the saved fragment buffer is incomplete: no part contains {len(missing)} fragments; {OTHER_CHECKPOINT}"
+        )
     return missing, intact
 
 

@@ -263,8 +263,8 @@ class ReplayHandle:
         memory = None if store is None else store.memory.handle
         if store is None or memory is None:
             raise ConfigurationError(
-                f"a replay buffer with storage {storage!r} and {'no' if store is None else 'a'} schema cannot be "
-                "attached to; use storage='shm', and pass the schema or add a row first"
+                f"cannot attach to a replay buffer with storage {storage!r} and {'no' if store is None else 'a'} "
+                "schema; use storage='shm', and pass the schema or add a row first"
             )
         return cls(memory, store.capacity, tuple(store.layout.columns.values()), store.layout.options)
 

@@ -217,7 +217,9 @@ def end_sweep(client: Any, member_id: str, experiment_id: str, group: str) -> No
     """
     parents = _sweep_parents(client, experiment_id, group)
     if not parents:
-        log.warning("the parent of the sweep %s in MLflow was deleted; its runs are no longer nested", group)
+        log.warning(
+            "the parent run of the sweep %s was deleted in MLflow; the runs of the sweep are no longer nested", group
+        )
         return
     oldest = parents[0].info.run_id
     before = client.get_run(member_id).data.tags.get(PARENT_TAG)

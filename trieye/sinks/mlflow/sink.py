@@ -179,7 +179,10 @@ class MlflowSink:
         if artifact_path is not None:
             artifact_path = posixpath.normpath(artifact_path)
             if artifact_path.startswith(("/", "..")):
-                raise ProcessingError(f"artifact {path}: {artifact_path!r} is outside the artifacts of the run")
+                raise ProcessingError(
+                    f"artifact {path}: artifact_path={artifact_path!r} is outside the artifacts of the run; pass a "
+                    "relative path without '..'"
+                )
         with self._explained("write"):
             if os.access(path, os.R_OK):
                 self._upload(path, artifact_path)
