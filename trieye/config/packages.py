@@ -1,4 +1,4 @@
-"""Packages that an installation may lack: those that only `trieye` installs, not `trieye-core`, and those of extras."""
+"""Optional packages: dependencies of `trieye` that `trieye-core` lacks, and packages of extras."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -36,8 +36,8 @@ def require(module: str, purpose: str, otherwise: str = "") -> None:
 
     Args:
         module: Name of the module.
-        purpose: What needs it, such as `runtime.kind=ray`.
-        otherwise: What to do instead of installing it, such as `set runtime.kind=local`.
+        purpose: Function or setting that needs it, such as `runtime.kind=ray`.
+        otherwise: Alternative to the installation, such as `set runtime.kind=local`.
 
     Raises:
         MissingPackageError: It is not installed; the message has the pip command.
@@ -52,7 +52,7 @@ def load(module: str, purpose: str, otherwise: str = "") -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module.partition(".")[0]:
-            raise  # the module is there and lacks one of its own requirements
+            raise  # the module is installed, and one of its requirements is missing
         raise missing(error.name, purpose, otherwise) from error
 
 
