@@ -400,6 +400,7 @@ class LearnerRig(Rig):
     def _explorers(self, num: int, inbox: Any) -> Explorers:
         world = WORLDS[self._kind.name]
         config: Any = SimpleNamespace(
+            run_name="scaling",
             explorer=ExplorerConfig(num=num),
             sync=SyncConfig(style="trainer_driven"),
             env=SimpleNamespace(num=world.envs),
@@ -407,7 +408,7 @@ class LearnerRig(Rig):
         )
         task: Any = Task(config, Any, None, ObjectStoreTransport())  # type: ignore[arg-type]  # nobody makes explorers of it
         place: Any = _Seats(self._senders)
-        return Explorers(task, place, inbox, Synchronizer(), self._policy, session="scaling")
+        return Explorers(task, place, inbox, Synchronizer(), self._policy)
 
 
 def _learn_for_ever(explorers: Explorers, inbox: "_Noting") -> None:

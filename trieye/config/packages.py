@@ -11,6 +11,9 @@ from trieye.exceptions import MissingPackageError
 _FULL = frozenset({"cookiecutter", "fsspec", "gymnasium", "matplotlib", "mlflow", "ray", "torch"})
 """Modules that the distribution `trieye` installs, and `trieye-core` does not."""
 
+_SMALL = frozenset({"fsspec", "matplotlib"})
+"""Modules of `_FULL` that are installed alone, because they have few requirements."""
+
 _EXTRAS = {
     "ale_py": "atari", "av": "video", "cv2": "atari", "gcsfs": "gcs", "lightning": "lightning", "minari": "minari",
     "optuna": "optuna", "pytorch_lightning": "lightning", "s3fs": "s3", "stable_baselines3": "sb3",
@@ -81,7 +84,7 @@ def explaining(purpose: str) -> Iterator[None]:
 
 def command(module: str) -> str:
     """Return the pip command that installs a module."""
-    if module in _FULL:
+    if module in _FULL and module not in _SMALL:
         return "pip install trieye"
     if module in _EXTRAS:
         return f"pip install '{_distribution()}[{_EXTRAS[module]}]'"

@@ -1,5 +1,6 @@
 """Registration of the config type that Hydra composes in this process; does not import Hydra."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from trieye.config.packages import explaining
 from trieye.config.persistence import default_run_name
 from trieye.config.root import TrieyeConfig
-from trieye.exceptions import ConfigurationError, TrieyeError
+from trieye.exceptions import ConfigurationError, MissingPackageError, TrieyeError
 
 if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
@@ -24,14 +25,20 @@ class RefusedError(BaseException):
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Let `trieye.main`, if it runs this process, report expected errors of the block without a traceback."""
+    """Report expected errors of the block without a traceback: through `trieye.main`, if it runs this process.
+
+    In other Hydra programs, only a missing package is reported in this way; other errors propagate.
+    """
     try:
         with explaining("this command"):
             yield
     except TrieyeError as error:
-        if current is None:
+        if current is not None:
+            raise RefusedError(error) from error
+        if not isinstance(error, MissingPackageError):
             raise
-        raise RefusedError(error) from error
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - Hydra would print a traceback
+        raise SystemExit(error.exit_code) from error
 
 
 Config = TypeVar("Config", bound=TrieyeConfig)

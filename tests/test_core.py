@@ -1,0 +1,144 @@
+"""What works with `trieye-core`: programs in which the packages that it does not require cannot be imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trieye.config import packages
+from trieye.exceptions import ConfigurationError, MissingPackageError, TrieyeError
+
+HIDES = f"import sys; sys.modules.update(dict.fromkeys({sorted(packages._FULL)}))\n"  # import and find_spec fail
+CLI = "from trieye.cli import main; sys.exit(main(sys.argv[1:]))"
+RUN = """
+import trieye
+config = trieye.TrieyeConfig(app_name="app", run_name="run", runtime={"kind": "%s"}, sinks={"mlflow": {"enabled": %s}})
+with trieye.Run(config) as run:
+    state = {"loss": 1.0}
+    run.restore(state=state)
+    for step in run.steps(20):
+        state["loss"] *= 0.5
+        run.log(state)
+    run.save(state=state)
+"""
+WRITER = """
+from trieye.integrations.tensorboard import SummaryWriter
+writer = SummaryWriter("runs/first")
+for step in range(10):
+    writer.add_scalar("loss", 1 / (step + 1), step)
+writer.close()
+"""
+HYDRA = """
+import hydra
+@hydra.main(version_base=None)
+def fit(config):
+    return (config.lr - 0.1) ** 2
+fit()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def python(code, *arguments):
+    Path("program.py").write_text(HIDES + code)
+    done = subprocess.run(
+        [sys.executable, "program.py", *arguments], capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"}
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_run_resumes_and_its_results_are_shown():
+    for _ in range(2):
+        assert python(RUN % ("local", False))[0] == 0
+    for action in ("table", "curve"):
+        code, output, errors = python(CLI, "results", action, ".trieye_data/app", "--metric", "loss", "--mode", "min")
+        assert code == 0, errors
+        assert "run" in output
+    assert python(CLI, "verify", "run")[0] == 0
+
+
+def test_a_summary_writer_needs_one_changed_line_and_says_that_mlflow_is_not_installed():
+    code, _, errors = python(WRITER)
+    assert code == 0, errors
+    expected = "trieye: run 'first' is not logged to MLflow, which is not installed: pip install trieye\n"
+    assert errors.startswith(expected)
+    assert list(Path().rglob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "mlflow", "parts"),
+    [
+        ("ray", False, ("runtime.kind=ray needs Ray", "set runtime.kind=local")),
+        ("local", True, ("sinks.mlflow.enabled=true needs MLflow", "set sinks.mlflow.enabled=false")),
+    ],
+)
+def test_a_default_that_needs_a_missing_package_is_refused_and_not_changed(runtime, mlflow, parts):
+    code, _, errors = python(RUN % (runtime, mlflow))
+    assert code == 1
+    (message,) = (line for line in errors.splitlines() if "MissingPackageError" in line)
+    for part in (*parts, "not installed: pip install trieye, or"):
+        assert part in message
+    assert not Path(".trieye_data").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("new", "my_agent", "--no-input"),
+            "trieye new needs cookiecutter, which is not installed: pip install trieye",
+        ),
+        (
+            ("results", "curve", "-o", "x.png"),
+            "trieye results needs matplotlib, which is not installed: pip",
+        ),
+    ],
+)
+def test_a_command_that_needs_a_missing_package_says_so_in_one_line(arguments, message):
+    assert python(RUN % ("local", False))[0] == 0
+    extra = () if arguments[0] == "new" else (".trieye_data/app", "--metric", "loss")
+    code, _, errors = python(CLI, *arguments, *extra)
+    assert code == 2
+    assert errors.startswith(f"error: {message}")
+    assert errors.count("\n") == 1
+
+
+def test_a_plain_hydra_program_sweeps_without_ray():
+    code, output, errors = python(HYDRA, "-m", "hydra/sweeper=trieye", "hydra/launcher=trieye_ray", "+lr=0.1,0.2")
+    assert code == 2
+    assert errors.splitlines()[-1] == (
+        "error: hydra.launcher.isolate=process needs Ray, which is not installed: "
+        "pip install trieye, or set hydra.launcher.isolate=none"
+    )
+    for launcher in (["hydra/launcher=trieye_ray", "hydra.launcher.isolate=none"], []):
+        code, output, errors = python(HYDRA, "-m", "hydra/sweeper=trieye", *launcher, "+lr=0.1,0.2")
+        assert code == 0, errors
+        assert "best of 2 jobs" in output
+    code, output, _ = python(CLI, "sweep", "status")
+    assert (code, "2 completed" in output) == (0, True)
+
+
+@pytest.mark.parametrize("name", ["Policy", "TrieyeActor", "as_trainable"])
+def test_a_name_that_needs_a_missing_package_says_how_to_install_it(name):
+    code, _, errors = python(f"from trieye import {name}")
+    assert code == 1
+    assert f"MissingPackageError: trieye.{name} needs " in errors
+    assert "which is not installed: pip install trieye" in errors.splitlines()[-1]
+
+
+def test_a_missing_module_of_the_program_itself_is_no_missing_package():
+    with pytest.raises(ModuleNotFoundError, match="no_such_module") as error, packages.explaining("this"):
+        import no_such_module  # noqa: F401
+    assert not isinstance(error.value, TrieyeError)
+
+
+def test_the_error_is_one_of_the_configuration_and_of_the_import():
+    with pytest.raises(MissingPackageError, match="xyz needs no_such_module, which is not installed: pip install no_"):
+        packages.require("no_such_module", "xyz")
+    assert issubclass(MissingPackageError, ConfigurationError)
+    assert issubclass(MissingPackageError, ImportError)
