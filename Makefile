@@ -6,6 +6,7 @@
 # make test-matrix  fast tests with each Hydra and each installed Python, in .matrix: one line and about 5 minutes each
 #                   (FAST=tests/config for some tests only)
 # make canary       tests of docs/private_apis.md with the newest versions of all dependencies except torch, in .venv-canary
+# make dist         sdist and wheel of trieye and trieye-core, built twice with equal hashes, in dist/
 # make bench        every goal of the benchmarks folder, as a JSON line each
 # make soak         tests marked long, then hundreds of kills, damaged files, outages and full disks: about 30 minutes
 # make clean        remove everything that the other targets created
@@ -22,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 LOWEST := .venv-lowest
 CANARY := .venv-canary
 
-.PHONY: demo test test-lowest test-matrix canary check compiled bench soak clean format
+.PHONY: demo test test-lowest test-matrix canary check compiled dist bench soak clean format
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -78,6 +79,9 @@ compiled: $(READY)
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+dist: $(READY)
+	@$(BIN)/python .ci/distributions.py dist
 
 bench: $(READY)
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
