@@ -9,8 +9,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parent.parent
 HEADER = """# Licences of the installed packages
 
-Packages that `pip install trieye` installs on Linux with Python 3.11 and the versions of constraints.txt, with the licence
-that their metadata states. `.ci/licenses.py` writes this page.
+Packages that `pip install trieye` installs on Linux with Python 3.11 and the versions of constraints.txt, with the
+licence that their metadata states. `.ci/licenses.py` writes this page.
 
 | package | version | licence | in trieye-core |
 |---|---|---|---|
@@ -42,7 +42,7 @@ def licence(data: metadata.PackageMetadata) -> str:
     classifiers = [text.rpartition(" :: ")[2] for text in data.get_all("Classifier") or [] if text[:7] == "License"]
     named = ", ".join(text for text in classifiers if text != "OSI Approved")
     first = (data["License"] or "").strip().partition("\n")[0] if "License" in data else ""
-    return (data["License-Expression"] if "License-Expression" in data else "") or named or first or "see its files"
+    return (data.get("License-Expression", "")) or named or first or "see its files"
 
 
 def main() -> None:
