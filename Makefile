@@ -2,10 +2,9 @@
 # make test         formatter, linter, types and all tests
 # make check        formatter, linter, English and types only
 # make format       fix formatting, and lint errors that have an automatic fix
-# make test-lowest  fast tests with the lowest versions that pyproject.toml allows, in .venv-lowest: about 7 minutes
-# make test-matrix  fast tests with each Hydra and each installed Python, in .matrix: one line and about 5 minutes each
-#                   (FAST=tests/config for some tests only)
-# make canary       tests of docs/private_apis.md with the newest versions of all dependencies except torch, in .venv-canary
+# make test-matrix  fast tests with each Python, Hydra, the lowest and newest dependencies, and trieye-core: one table, about
+#                   5 minutes a row (ONLY="3.12 lowest" for some rows, FAST=tests/config for some tests only)
+# make canary       the row of test-matrix with the newest dependencies, with the tests of docs/private_apis.md
 # make dist         sdist and wheel of trieye and trieye-core, built twice with equal hashes, in dist/
 # make bench        every goal of the benchmarks folder, as a JSON line each
 # make soak         tests marked long, then hundreds of kills, damaged files, outages and full disks: about 30 minutes
@@ -20,10 +19,7 @@ READY := .venv/.ready
 # hundreds of processes start in the tests, and each would compile all that it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-LOWEST := .venv-lowest
-CANARY := .venv-canary
-
-.PHONY: demo test test-lowest test-matrix canary check compiled dist bench soak clean format
+.PHONY: demo test test-matrix canary check compiled dist bench soak clean format
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -41,29 +37,11 @@ test: $(READY)
 	@$(MAKE) --no-print-directory --jobs=2 check compiled
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-$(LOWEST)/.ready: pyproject.toml .ci/lowest.py
-	@echo "Installing the lowest versions into $(LOWEST) (a few minutes) ..."
-	@$(PYTHON) -m venv --clear $(LOWEST)
-	@$(PYTHON) .ci/lowest.py > $(LOWEST)/constraints.txt
-	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(LOWEST)/constraints.txt -e '.[dev]'
-	@touch $@
+test-matrix: $(READY)
+	@$(BIN)/python .ci/matrix.py $(FAST) --only $(ONLY)
 
-# Ray 2.48 leaves files open when it starts, which pytest 8 makes an error of the test that runs then
-test-lowest: $(LOWEST)/.ready
-	$(LOWEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not long" -p no:cacheprovider \
-	  -W default::pytest.PytestUnraisableExceptionWarning $(FAST)
-
-test-matrix:
-	@$(PYTHON) .ci/matrix.py $(FAST)
-
-# torch is pinned, as the package index has builds for CUDA only of some versions
-canary:
-	@echo "Installing the newest versions into $(CANARY) (a few minutes) ..."
-	@test -x $(CANARY)/bin/python || $(PYTHON) -m venv $(CANARY)
-	@grep '^torch==' constraints.txt > $(CANARY)/constraints.txt
-	@$(CANARY)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade --upgrade-strategy eager \
-	  -c $(CANARY)/constraints.txt -e '.[dev]'
-	@$(CANARY)/bin/python .ci/canary.py
+canary: $(READY)
+	@$(BIN)/python .ci/matrix.py $(FAST) --only newest
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -98,4 +76,4 @@ soak: $(READY)
 	@echo "soak: explorer_kills"; $(BIN)/python soak/explorer_kills.py && $(BIN)/python soak/explorer_kills.py --agent ppo
 
 clean:
-	rm -rf .venv .venv-lowest .venv-canary .matrix .peers demo_run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .matrix .peers demo_run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
