@@ -62,7 +62,7 @@ def train(project: Path, run_dir: Path, seed: int, status: str | None, kill_reco
     """Train until the run is finished and return the exit code; kill the process once in between."""
     command = [sys.executable, "-m", f"{SLUG}.train", *OVERRIDES, f"run_name={run_dir.name}", f"seed={seed}"]
     if status is None:
-        say("\nTraining PPO on CartPole-v1, less than a minute. Ctrl-C saves and stops; the same command resumes.")
+        say("\nTraining PPO on CartPole-v1, about a minute. Ctrl-C saves and stops; the same command resumes.")
     else:
         say(f"\nResuming run {run_dir.name}, which was interrupted.")
     child = subprocess.Popen(command, cwd=project)

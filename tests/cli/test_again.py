@@ -19,7 +19,9 @@ from trieye.cli import main
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.process.lock import RunLock
+from trieye.run.provenance import Provenance
 from trieye.runs import get
+from trieye.runs.comparing import Divergence
 from trieye.runs.program import LOAD, Program
 
 WARM = warm.RUN
@@ -207,6 +209,14 @@ def test_long_values_show_the_part_that_differs(command, project):
     code, out, _ = command("diff", "first", "long")
     assert code == 0
     assert "word0 word1" in out
+
+
+def test_a_module_that_was_edited_without_a_commit_is_shown(project):
+    recorded = Provenance.last(runs_of(project) / "first")
+    before, after = (
+        recorded.model_copy(update={"sources": {"net": digest * 8, "same": "x"}}) for digest in ("ab", "cd")
+    )
+    assert Divergence.between(({}, before), ({}, after)).commit == {"module net": ("abababab", "cdcdcdcd")}
 
 
 def test_a_commit_that_was_made_since_is_shown(command, project):

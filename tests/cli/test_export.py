@@ -109,7 +109,7 @@ def test_a_run_without_a_policy_is_said_in_one_sentence(make_config, capsys):
         (["second"], "run 'second': no such run in "),
         (
             ["first", "--checkpoint", "bets"],
-            "--checkpoint: 'bets' is not a checkpoint; did you mean 'best'?; use best, latest",
+            "--checkpoint: 'bets' is not a checkpoint; did you mean 'best'? (choose from: best, latest",
         ),
         (["first", "--checkpoint", "second:best"], "--checkpoint: 'second:best' is not a checkpoint"),
         (["first", "--checkpoint", "step:7"], "has no checkpoint 7 (steps: 1, 2, 3)"),

@@ -65,6 +65,13 @@ def test_an_unknown_command_exits_with_2(capsys):
     assert all(part in told for part in ("'nwe'", "did you mean 'new'?", "choose from: new, runs, "))
 
 
+def test_an_unknown_action_exits_with_2_and_names_the_closest_one(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["sweep", "stats"])
+    assert stop.value.code == 2
+    assert re.search(r"invalid choice: 'stats' \(choose from .*\); did you mean 'status'\?", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize("words", [["runs", "--statsu", "lost"], ["sweep", "plan", "a=1,2", "--sedes=3"]], ids=" ".join)
 def test_an_unknown_option_exits_with_2_and_names_the_closest_one(words, capsys):
     with pytest.raises(SystemExit) as stop:

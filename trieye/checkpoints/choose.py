@@ -172,7 +172,7 @@ def reference_of(which: str, *, asked: str) -> CheckpointReference:
     reference = checkpoint_reference(which)
     if reference is None or reference.run_name is not None:
         hint = did_you_mean(which, ("best", "latest", "step"))
-        raise ConfigurationError(f"{asked}: {which!r} is not a checkpoint{hint}; use best, latest or step:N")
+        raise ConfigurationError(f"{asked}: {which!r} is not a checkpoint{hint} (choose from: best, latest, step:N)")
     return reference
 
 

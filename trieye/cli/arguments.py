@@ -5,7 +5,7 @@ import re
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from trieye.renames import COMMANDS, OPTIONS
 
@@ -44,6 +44,14 @@ class AnyOrder(argparse.ArgumentParser):
             hint = did_you_mean(unrecognized[0].partition("=")[0], re.findall(r"--[a-z-]+", self.format_help()))
             self.error(f"unrecognized arguments: {' '.join(unrecognized)}{hint}")
         return options, unrecognized
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with a message; for an invalid choice, it names the closest one."""
+        if match := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message):
+            from trieye.config.base import did_you_mean
+
+            message += did_you_mean(match[1], re.findall(r"[\w-]+", match[2]))
+        super().error(message)
 
     def _add_renamed(self) -> None:
         """Add the former names of options, which are errors that state the new names."""

@@ -24,7 +24,7 @@ class Divergence:
 
     Attributes:
         config: Values of the config.
-        commit: The commit, its branch, and whether there were uncommitted changes.
+        commit: The commit, its branch, whether there were uncommitted changes, and hashes of modules of the program.
         packages: Versions of packages, and of Python.
     """
 
@@ -61,7 +61,11 @@ class Divergence:
         if len(provenances) < 2:  # noqa: PLR2004 - one of the operands has none
             return cls(config, {}, {})
         packages = [{**provenance.packages, "python": provenance.python} for provenance in provenances]
-        commits = [_about(provenance.commit) for provenance in provenances]
+        modules = sorted(provenances[0].sources.keys() & provenances[1].sources.keys())
+        commits = [
+            {**_about(provenance.commit), **{f"module {name}": provenance.sources[name][:8] for name in modules}}
+            for provenance in provenances
+        ]
         return cls(config, _differing(*commits), _differing(*packages))
 
     def parts(self) -> dict[str, Differences]:

@@ -178,7 +178,7 @@ def _frame_of(env: Any) -> NDArray[np.uint8]:
     try:
         picture: Any = env.render()
     except (gym.error.Error, ImportError, NotImplementedError) as error:
-        raise ConfigurationError(f"{env} cannot render a video: {error}") from error
+        raise ConfigurationError(f"{env.spec.id if env.spec else env} cannot render a video: {error}") from error
     except Exception as error:
         if not _was_raised_by_mujoco(error):
             raise
