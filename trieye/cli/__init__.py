@@ -64,11 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.run is None:
         parser.print_help()
         return 0
-    from trieye.config.packages import explaining
-
     try:
-        with explaining(f"trieye {name}"):
-            code: int = options.run(options)
+        code = _run(options, f"trieye {name}")
         sys.stdout.flush()
     except TrieyeError as error:
         from trieye.config.redaction import redacted_text
@@ -81,6 +78,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `| head` closed the pipe: at exit, Python would flush the buffer and fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+    return code
+
+
+def _run(options: argparse.Namespace, command: str) -> int:
+    """Run a command; for a package that is not installed, the error has the pip command."""
+    try:
+        code: int = options.run(options)
+    except ModuleNotFoundError:
+        from trieye.config.packages import explaining  # imports pydantic
+
+        with explaining(command):
+            raise
     return code
 
 
