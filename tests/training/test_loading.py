@@ -153,5 +153,5 @@ def test_the_environment_of_a_run_is_unknown_where_it_has_no_config(tmp_path):
     with pytest.raises(ConfigurationError, match=r"configs.json: cannot read the config of the run"):
         trieye.make_env(tmp_path)
     (tmp_path / "configs.json").write_text("{}")
-    with pytest.raises(ConfigurationError, match="has no key env"):
+    with pytest.raises(ConfigurationError, match=r"has no key env, .*; use its code instead"):
         trieye.make_env(tmp_path)

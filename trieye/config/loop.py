@@ -54,7 +54,8 @@ class LoopConfig(StrictModel):
         default=0,
         ge=0,
         le=10_000,
-        description="Calls of step() recorded by torch.profiler after the first update, in profile_data/; 0 = none.",
+        description="Calls of Experiment.step() recorded by torch.profiler after the first update, in profile_data/; "
+        "0 = none.",
     )
 
     @model_validator(mode="after")

@@ -205,7 +205,8 @@ class HubLogic:
                 path = write()
         except Exception as error:  # users' objects may raise anything; counted here, and raised to the caller
             self.status.note_failed_save(plain_step(step))
-            logger.error("saving step %s failed: %s", step, error)  # noqa: TRY400 - raised to the caller below
+            text = "saving step %s failed; the program gets this error, too: %s"
+            logger.error(text, step, error)  # noqa: TRY400 - raised to the caller below
             raise CheckpointError(f"saving step {step} of run {self.config.run_name!r} failed: {error}") from error
         with suppress(JournalFullError):  # the checkpoint is safe; only the trackers miss it
             if is_tracked:

@@ -114,7 +114,9 @@ def ascending(steps: ArrayLike, name: str, *, least: int) -> Floats:
     """
     array = finite(steps, name)
     if array.ndim != 1 or array.size < least or np.isnan(array).any():
-        raise ConfigurationError(f"{name} have shape {array.shape} or a NaN; allowed: numbers [point], {least} or more")
+        raise ConfigurationError(
+            f"{name}: the shape is {array.shape}, or a value is NaN; expected a 1-D array of {least} or more numbers"
+        )
     if (falls := np.flatnonzero(np.diff(array) < 0)).size:
         index = int(falls[0])
         raise ConfigurationError(f"{name}: {array[index + 1]:g} comes after {array[index]:g}; sort the values first")

@@ -238,7 +238,9 @@ def performance_profile(
     """
     at = finite(thresholds, "thresholds")
     if at.ndim != 1 or np.isnan(at).any():
-        raise ConfigurationError(f"thresholds have shape {at.shape} or a NaN; allowed: numbers [point]")
+        raise ConfigurationError(
+            f"thresholds: the shape is {at.shape}, or a value is NaN; expected a 1-D array of numbers"
+        )
     if of not in {"runs", "task_means"}:
         raise ConfigurationError(f"of={of!r} is unknown; allowed: 'runs', 'task_means'")
     runs = Strata.of(scores)

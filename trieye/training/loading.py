@@ -54,7 +54,8 @@ def make_env(run: RunReference, *, render_mode: str | None = None, seed: int | N
     values = with_secrets(recorded_config(run_dir))
     if "env" not in values:
         raise ConfigurationError(
-            f"{run_dir / 'configs.json'} has no key env: the program creates its environments itself"
+            f"{run_dir / 'configs.json'} has no key env, because the program creates its environments itself; "
+            "use its code instead of make_env()"
         )
     if evaluator_of(values) is None:
         _engine_of(run_dir, values)  # importing it may register the project's environments

@@ -14,7 +14,7 @@ from trieye.config.redaction import redacted
 from trieye.exceptions import SerializationError
 from trieye.files.atomic import write_atomic
 from trieye.sweeps.grid import bare
-from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.jobs import STATUS, JobRecord
 from trieye.tune.values import with_values
 
 _WRITTEN = "by trieye, as the best trial of a study"
@@ -38,7 +38,10 @@ def best_config(config: TrieyeConfig, directory: Path, index: int) -> tuple[Trie
     """
     record = JobRecord.read(directory / str(index))
     if record is None:
-        raise SerializationError(f"{directory / str(index)} has no record of trial {index}")
+        raise SerializationError(
+            f"{directory / str(index) / STATUS} is missing or empty, and only it has the values of trial {index}; "
+            "restore the file, and start the study again"
+        )
     pairs = (word.partition("=") for word in record.overrides)
     values = {bare(key): value_of(text) for key, _, text in pairs}
     return with_values(config, values), values

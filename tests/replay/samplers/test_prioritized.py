@@ -78,8 +78,10 @@ def test_a_draw_from_rows_that_all_have_priority_zero_is_an_error():
     sampler, _ = made(6, 6, np.zeros(6), epsilon=0.0)
     with pytest.raises(ConfigurationError, match="all 6 rows have priority 0, so none can be drawn; set epsilon"):
         sampler.draw(3, 0, 6, np.random.default_rng(0))
-    with pytest.raises(ConfigurationError, match="none of the rows can be drawn"):
+    with pytest.raises(ConfigurationError, match=r"all 6 rows to choose from have priority 0, .*; set epsilon"):
         sampler.pick(3, np.arange(6), np.random.default_rng(0))
+    with pytest.raises(ConfigurationError, match="pick: expected at least one id"):
+        sampler.pick(3, np.arange(0), np.random.default_rng(0))
 
 
 def test_priorities_of_any_size_keep_their_rows_within_reach():

@@ -60,7 +60,7 @@ def test_a_uniform_draw_takes_every_row_equally_often_and_weighs_it_one():
 
 def test_only_the_ids_given_are_picked():
     assert set(UniformSampler().pick(300, np.array([3, 9, 11]), rng()).tolist()) == {3, 9, 11}
-    with pytest.raises(ConfigurationError, match="none of the rows can be drawn"):
+    with pytest.raises(ConfigurationError, match="pick: expected at least one id"):
         UniformSampler().pick(3, np.array([], np.int64), rng())
 
 

@@ -296,8 +296,9 @@ class FragmentState:
         if not self._make_room(meta, schema.size_bytes, num_pending):
             raise _RefusedError(
                 "full",
-                f"{self.payloads.size_bytes} bytes are stored, most of them on {len(self.leases)} leases, "
-                f"and max_bytes={self.rules.max_bytes}",
+                f"{self.payloads.size_bytes} bytes are stored, most of them in the chunks of {len(self.leases)} leases "
+                f"that are not released, and max_bytes={self.rules.max_bytes}; release them and add the fragment "
+                "again, or set a larger max_bytes",
             )
 
     def _append(self, meta: FragmentMeta, serial: int, now: float) -> str:

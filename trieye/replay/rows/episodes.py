@@ -158,7 +158,7 @@ class EpisodeLinks:
     def steps(self, ids: Ids) -> Ids:
         """Return each row's position in its episode, from 0; requires `count_steps`."""
         if self._steps is None:
-            raise AssertionError("these links were made without count_steps")
+            raise AssertionError("the positions of rows are not stored; create EpisodeLinks with count_steps=True")
         return self._steps[ids % self.capacity].astype(np.int64)
 
     def interrupt(self, env_id: int | None = None) -> None:
@@ -210,7 +210,7 @@ class EpisodeLinks:
     def _leap(self, ids: Ids, length: int, low: int, *, backwards: bool) -> Ids:
         """Return the row `length` rows away if all distances on the way equal the first one; otherwise -1."""
         if self._steps is None or self._starts is None:
-            raise AssertionError("these links were made without count_steps")
+            raise AssertionError("the positions of rows are not stored; create EpisodeLinks with count_steps=True")
         slots = ids % self.capacity
         sign = -1 if backwards else 1
         distance = (self._previous if backwards else self._next)[slots].astype(np.int64)

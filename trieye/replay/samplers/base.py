@@ -196,7 +196,7 @@ class UniformSampler:
     def pick(self, n: int, ids: Ids, rng: np.random.Generator) -> Ids:
         """Draw `n` of the ids."""
         if not len(ids):
-            raise ConfigurationError("none of the rows can be drawn")
+            raise ConfigurationError("pick: expected at least one id")
         return ids[rng.integers(0, len(ids), n)]
 
     def judge(self, ids: Ids, low: int, high: int) -> SampledIds:

@@ -101,8 +101,13 @@ class PrioritizedSampler:
         """Draw `n` of the ids in proportion to their chances."""
         self._settle(self._low)
         sums = self._tree.weights[ids % self.capacity].cumsum(dtype=np.float64)
-        if not (len(ids) and sums[-1]):
-            raise ConfigurationError("none of the rows can be drawn")
+        if not len(ids):
+            raise ConfigurationError("pick: expected at least one id")
+        if not sums[-1]:
+            raise ConfigurationError(
+                f"all {len(ids)} rows to choose from have priority 0, so none can be drawn; set epsilon above 0 or "
+                "update them"
+            )
         points = np.minimum(rng.random(n), 1 - 2**-52) * sums[-1]
         picked: Ids = ids[sums.searchsorted(points, side="right")]
         return picked
