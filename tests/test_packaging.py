@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from trieye.cli import repacking
 from trieye.config import packages
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +67,13 @@ def test_a_project_that_a_wheel_made_has_an_equal_wheel(wheel, tmp_path):
         contents = [{n: one.read(n) for n in one.namelist() if ".dist-info/" not in n} for one in (wheel, copied)]
         assert contents[0] == contents[1]
     subprocess.run([*quietly, "--target", str(tmp_path / "again"), copy], check=True)  # pip checks names and metadata
+
+
+def test_a_link_inside_the_package_takes_no_foreign_folder_along(tmp_path):
+    (tmp_path / "link").symlink_to("/etc")
+    assert not repacking._is_own(tmp_path / "link")
+    assert repacking._is_own(ROOT / "trieye/conf")
+    assert repacking._is_own(ROOT / "trieye/run")
 
 
 def test_the_wheel_holds_every_config_and_every_file_of_the_template(wheel):

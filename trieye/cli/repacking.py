@@ -1,4 +1,4 @@
-"""Repack the installed trieye as a wheel, which a generated project takes along: no package index and no pip needed."""
+"""Repack the installed trieye as a wheel for a generated project; needs neither a package index nor pip."""
 
 import base64
 import hashlib
@@ -15,7 +15,7 @@ _METADATA = ("METADATA", "WHEEL", "entry_points.txt")
 
 
 def repack(directory: Path) -> Path:
-    """Write a wheel with the modules, configs and template of the trieye that runs, and return its path.
+    """Write a wheel with the modules, configs and template of the running trieye, and return its path.
 
     Args:
         directory: Directory of the wheel; created if missing.
@@ -43,10 +43,15 @@ def _modules() -> Iterator[tuple[str, bytes]]:
     """Yield the path in the wheel and the content of each file, in order."""
     package = Path(trieye.__file__).parent
     for top in (package, package.parent / "hydra_plugins" / "trieye"):
-        for folder, folders, names in os.walk(top, followlinks=True):  # in a checkout, `conf` and `template` are links
-            folders[:] = sorted(set(folders) - {"__pycache__"})
+        for folder, folders, names in os.walk(top, followlinks=True):
+            folders[:] = sorted(name for name in folders if name != "__pycache__" and _is_own(Path(folder, name)))
             for path in sorted(Path(folder) / name for name in names):
                 yield path.relative_to(package.parent).as_posix(), path.read_bytes()
+
+
+def _is_own(folder: Path) -> bool:
+    """Return whether a folder belongs to the package: no link, except `conf` and `template` in a checkout."""
+    return not folder.is_symlink() or folder.resolve().parent == Path(trieye.__file__).parents[1]
 
 
 def _digest(content: bytes) -> str:

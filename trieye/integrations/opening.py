@@ -80,7 +80,7 @@ class AdoptedRun:
 
     def __init__(self, name: str, app: str, overrides: Mapping[str, Any]) -> None:
         self.run = Run(adopted_config(name, app, overrides)).open()
-        if not is_installed("mlflow"):
+        if "sinks" not in overrides and not is_installed("mlflow"):
             say(f"run {name!r} is not logged to MLflow, which is not installed: {command('mlflow')}")
         self._users = 0
         self._open[self.run.dir] = self
