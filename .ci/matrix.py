@@ -169,7 +169,8 @@ def judge(row: Row, paths: list[str]) -> bool:
     cells = (counts.get("passed", 0), failed, counts.get("skipped", 0), len(ignored), f"{time.monotonic() - began:.0f}")
     print(COLUMNS.format(row.python, row.hydra, row.versions, *cells, shown), flush=True)
     if done.returncode:
-        print(*([line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-30:]), sep="\n", flush=True)
+        failed_lines = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+        print(*(failed_lines or [*lines, *done.stderr.splitlines()][-30:]), sep="\n", flush=True)
     return done.returncode == 0
 
 

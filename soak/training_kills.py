@@ -62,13 +62,13 @@ class HiddenCartPole(CartPoleEnv):
         self._memory = None if value is None else (ctypes.c_double * 4)(*value)
 
 
-def configure(root: Path, case: str, run_name: str, steps: int) -> Any:
-    """Return the config of a run that learns soon and saves often."""
+def configure(root: Path, case: str, run_name: str, steps: int, device: str = "cpu") -> Any:
+    """Return the config of a run on a device that learns soon and saves often."""
     from my_agent.config import TrainConfig
 
     agent, env = CASES[case]
     return TrainConfig(
-        agent={"hidden_sizes": [32], "batch_size": 16, **agent},
+        agent={"hidden_sizes": [32], "batch_size": 16, "device": device, **agent},
         env={"eval_episodes": 1, **env},
         run_name=run_name,
         runtime={"kind": "local"},
@@ -102,6 +102,7 @@ def begin(project: Path, config: Any, *, fork: bool) -> int:
     if not fork:
         case = config.run_name.partition("_")[2]
         given = [str(project), config.persistence.root_data_dir, case, config.run_name, str(config.loop.steps)]
+        given.append(config.agent.device)
         command = [sys.executable, __file__, "--child", json.dumps(given)]
         with (project / f"{config.run_name}.log").open("ab") as log:
             return subprocess.Popen(command, stderr=log).pid
@@ -165,7 +166,7 @@ def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
 
 def _bits(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        value = value.numpy()
+        value = value.cpu().numpy()
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         return array.dtype, array.shape, array.tobytes()
@@ -246,40 +247,42 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=400, help="environment steps of each run")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seed", type=int, default=None, help="of the places of the kills")
+    parser.add_argument("--device", default="cpu", help="on which all lives train: cpu, cuda, ...")
     parser.add_argument("--fork", action="store_true", help="do not start Python anew for each life: much faster")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     gym.register("HiddenCartPole-v1", HiddenCartPole, max_episode_steps=200)
     if options.child:
-        project, root, case, run_name, steps = json.loads(options.child)
+        project, root, case, run_name, steps, device = json.loads(options.child)
         sys.path.insert(0, project)
-        train(Path(project), configure(Path(root), case, run_name, int(steps)))
+        train(Path(project), configure(Path(root), case, run_name, int(steps), device))
         return 0
     seed = random.randrange(2**32) if options.seed is None else options.seed
     random.seed(seed)
     with tempfile.TemporaryDirectory() as root:
-        runs = soak(Path(root), options.cases, kills=options.kills, steps=options.steps, fork=options.fork)
+        runs = soak(Path(root), options)
     met = not any(run["problems"] for run in runs.values())
-    print(json.dumps({"benchmark": "training_kills", "kills": options.kills, "seed": seed, "runs": runs, "met": met}))
+    given = {"kills": options.kills, "seed": seed, "device": options.device}
+    print(json.dumps({"benchmark": "training_kills", **given, "runs": runs, "met": met}))
     return 0 if met else 1
 
 
-def soak(root: Path, cases: list[str], *, kills: int, steps: int, fork: bool) -> dict[str, Any]:
+def soak(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Train each case once in peace and once with kills, and compare."""
     project = bake(answers_of({"project_name": "My Agent"}), root)
     sys.path.insert(0, str(project))
-    if fork:
+    if options.fork:
         for name in ("my_agent.dqn", "my_agent.ppo", "my_agent.sac"):
             import_module(name)
         torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # imports for seconds what every life needs
     pairs, failures = {}, {}
-    for case in cases:
+    for case in options.cases:
         whole, killed = pairs[case] = tuple(
-            configure(root, case, f"{kind}_{case}", steps) for kind in ("whole", "killed")
+            configure(root, case, f"{kind}_{case}", options.steps, options.device) for kind in ("whole", "killed")
         )
-        failures[case] = run_killed(project, whole, kills=0, fork=fork, env_steps=1)
+        failures[case] = run_killed(project, whole, kills=0, fork=options.fork, env_steps=1)
         made = int.from_bytes((project / f"{whole.run_name}.progress").read_bytes(), "little")
-        failures[case] += run_killed(project, killed, kills=kills, fork=fork, env_steps=made)
+        failures[case] += run_killed(project, killed, kills=options.kills, fork=options.fork, env_steps=made)
     # after all forks: pyarrow and torch begin threads of their own
     return {
         case: {"problems": failures[case]} if failures[case] else judge(*pair, waits=case == "dqn_that_waits")

@@ -66,5 +66,13 @@ SWEEPER: dict[str, Any] = {
 
 _MODULE = "hydra_plugins.trieye.sweeps"
 _store = ConfigStore.instance().store
-_store("trieye_ray", {"_target_": f"{_MODULE}.TrieyeRayLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye")
-_store("trieye", {"_target_": f"{_MODULE}.TrieyeSweeper", **SWEEPER}, "hydra/sweeper", provider="trieye")
+# the store of a worker process may arrive from the driver with these configs in it; Hydra 1.3 replaces them anyway
+_replace: dict[str, Any] = {"replace": True} if "replace" in _store.__annotations__ else {}
+_store(
+    "trieye_ray",
+    {"_target_": f"{_MODULE}.TrieyeRayLauncher", **LAUNCHER},
+    "hydra/launcher",
+    provider="trieye",
+    **_replace,
+)
+_store("trieye", {"_target_": f"{_MODULE}.TrieyeSweeper", **SWEEPER}, "hydra/sweeper", provider="trieye", **_replace)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
@@ -95,10 +95,10 @@ class Loader:
             node = config.hydra
             node.overrides.hydra = [item.input_line for item in own]
             node.overrides.task = [item.input_line for item in task]
-            options = node.job.config.override_dirname
-            node.job.override_dirname = get_overrides_dirname(
-                task, list(options.exclude_keys), options.item_sep, options.kv_sep
-            )
+            if not OmegaConf.is_interpolation(node.job, "override_dirname"):  # Hydra 1.4 has a resolver
+                options = node.job.config.override_dirname
+                words = sorted(item.input_line or "" for item in task if item.key_or_group not in options.exclude_keys)
+                node.job.override_dirname = options.item_sep.join(words).replace("=", options.kv_sep)
             node.job.env_set.update({name: os.environ[name] for name in node.job.env_copy})
 
     def is_choice(self, override: Override) -> bool:
