@@ -47,8 +47,9 @@ class QPolicy(trieye.Policy[TrainConfig, DQNConfig]):
     def act(self, obs, state, ctx):
         action = self.q(self.normalizer(obs)).argmax(1)
         if ctx.explore:
-            explores = torch.rand(len(obs), generator=ctx.generator) < self.agent.epsilon(ctx.env_steps)
-            random = torch.randint(self.spaces.action.n, action.shape, generator=ctx.generator)
+            samples = torch.rand(action.shape, generator=ctx.generator, device=action.device)
+            explores = samples < self.agent.epsilon(ctx.env_steps)
+            random = torch.randint(self.spaces.action.n, action.shape, generator=ctx.generator, device=action.device)
             action = torch.where(explores, random, action)
         return trieye.Act(action)
 

@@ -177,9 +177,10 @@ def test_no_optimizer_of_a_step_applies_a_gradient_that_is_not_finite_whoever_ho
             self.gradient = 1.0
 
         def step(self):
-            for parameter in self.policy.parameters():
-                parameter.grad = torch.full_like(parameter, self.gradient)
-            self._held[0].step()
+            for gradient in (self.gradient, self.gradient):  # two updates in a step, as PPO makes many
+                for parameter in self.policy.parameters():
+                    parameter.grad = torch.full_like(parameter, gradient)
+                self._held[0].step()
             return {}
 
     engine = Hidden(spoiled(loop={"on_nonfinite": "skip"}))
@@ -193,7 +194,7 @@ def test_no_optimizer_of_a_step_applies_a_gradient_that_is_not_finite_whoever_ho
     engine.gradient = 1.0
     engine.advance()
     assert not torch.equal(before[0], next(iter(engine.policy.state_dict().values())))
-    assert engine._on_nonfinite.counts["updates"] == 3
+    assert engine._on_nonfinite.counts["updates"] == 6
     engine.cleanup()
 
 

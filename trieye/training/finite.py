@@ -235,7 +235,8 @@ class UpdateGuard:
     def _fetch(self) -> None:
         """Fetch and process the flags of the updates since the last call; one transfer for each optimizer."""
         pending, self._pending = self._pending, []
-        flags = {id(plan): iter(plan.fetch()) for plan, _ in pending}
+        plans = {id(plan): plan for plan, _ in pending}  # a plan may have several updates, and is fetched once
+        flags = {key: iter(plan.fetch()) for key, plan in plans.items()}
         for plan, update in pending:
             if next(flags[id(plan)]):
                 name = _name_of(self._engine, plan.optimizer)

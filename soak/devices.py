@@ -1,0 +1,169 @@
+"""Train the algorithms of the template on one device and resume on another, and time them in each precision.
+
+Needs a GPU, or only repeats what `training_kills` shows. After a resume on another device, the weights are those of the
+checkpoint to the last bit, training continues to its end with finite weights on the new device, and one warning says
+that the resume is not bit-exact. `training_kills --device cuda` shows whether a resume on the same device is.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import torch
+from training_kills import CASES, configure, engine_of
+
+import trieye
+from trieye.checkpoints.store import CheckpointStore
+from trieye.cli.new import answers_of, bake
+from trieye.experiment.loop import run_alone
+
+AGENTS = ("dqn", "ppo", "sac")
+STEPS = 400
+WARNING = "the resume is not bit-exact"
+TIMED = {
+    "float32": {},
+    "bfloat16": {"precision": "bfloat16"},
+    "compiled": {"compile": True},
+    "compiled, bfloat16": {"compile": True, "precision": "bfloat16"},
+}
+
+
+def config_of(root: Path, agent: str, run_name: str, device: str, **more: Any) -> Any:
+    """Return a config; `more` are fields of the agent."""
+    config = configure(root, agent, run_name, STEPS, device)
+    return type(config).model_validate({**config.model_dump(), "agent": {**config.agent.model_dump(), **more}})
+
+
+def saved_policy(config: Any) -> dict[str, torch.Tensor]:
+    """Return the weights in the newest checkpoint of a run, on the CPU."""
+    store = CheckpointStore(config.persistence.get_run_base_dir() / "checkpoints", read_only=True)
+    state = store.load(store.entries()[-1].path)["objects"]["experiment"]["state"]
+    return {name: tensor.cpu() for name, tensor in state["policy"].items()}
+
+
+def train(config: Any, *, stop_at: int | None) -> dict[str, Any]:
+    """Train, resume if there is a checkpoint, and return what was seen.
+
+    Args:
+        config: Config of the run.
+        stop_at: Environment steps after which the run saves and stops; None: train to the end.
+    """
+    import signal
+
+    seen: dict[str, Any] = {}
+
+    class Watched(engine_of(config)):  # type: ignore[misc]  # made by the template
+        def load_checkpoint(self, state: Any) -> None:
+            expected = saved_policy(config)
+            super().load_checkpoint(state)
+            weights = {name: tensor.cpu() for name, tensor in self.policy.state_dict().items()}
+            seen["same_weights"] = all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+            seen["resumed_at"] = self.env_steps
+
+        def step(self) -> Any:
+            values = super().step()
+            if stop_at is not None and self.env_steps >= stop_at:
+                signal.raise_signal(signal.SIGTERM)
+            seen["devices"] = sorted({parameter.device.type for parameter in self.policy.parameters()})
+            seen["finite"] = all(bool(parameter.isfinite().all()) for parameter in self.policy.parameters())
+            seen["env_steps"], seen["updates"] = self.env_steps, self.updates
+            return values
+
+    try:
+        run_alone(Watched, config)
+    except trieye.RunInterrupted:
+        seen["stopped"] = True
+    return seen
+
+
+def timed(config: Any, *, warm_up_s: float = 15.0, measured_s: float = 10.0) -> float:
+    """Return updates per second of an engine, after a warm-up."""
+    engine = engine_of(config)(config)
+    begin = time.monotonic()
+    while time.monotonic() - begin < warm_up_s or engine.updates < 20:
+        engine.advance()
+    before, begin = engine.updates, time.monotonic()
+    while time.monotonic() - begin < measured_s:
+        engine.advance()
+    if config.agent.device != "cpu":
+        torch.cuda.synchronize()
+    rate = (engine.updates - before) / (time.monotonic() - begin)
+    engine.cleanup()
+    return rate
+
+
+def life(project: Path, **given: Any) -> tuple[dict[str, Any], str]:
+    """Run a child process; return what it prints and its output."""
+    command = [sys.executable, __file__, "--child", json.dumps({"project": str(project), **given})]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        return {"error": done.stderr[-600:]}, done.stderr
+    return json.loads(done.stdout.strip().splitlines()[-1]), done.stderr
+
+
+def child(given: dict[str, Any]) -> None:
+    """Train or time in this process, and print what was seen."""
+    sys.path.insert(0, given["project"])
+    torch.set_num_threads(1)
+    root = Path(given["project"]).parent / given["run_name"]  # a new run resumes from another one below its root
+    config = config_of(root, given["agent"], given["run_name"], given["device"], **given.get("more", {}))
+    print(json.dumps(timed(config) if given.get("is_timed") else train(config, stop_at=given.get("stop_at"))))
+
+
+def crossed(project: Path, agent: str, saved_on: str, resumed_on: str) -> dict[str, Any]:
+    """Train on one device and resume on another; return what was seen and what was wrong."""
+    run_name = f"{agent}_{saved_on}_{resumed_on}".replace(":", "")
+    common = {"agent": agent, "run_name": run_name}
+    first, _ = life(project, **common, device=saved_on, stop_at=STEPS // 2)
+    second, output = life(project, **common, device=resumed_on)
+    checks = {
+        "the first life did not stop": first.get("stopped"),
+        "did not resume": second.get("resumed_at", 0) >= STEPS // 2,
+        "other weights than the checkpoint's": second.get("same_weights"),
+        "weights are not finite": second.get("finite"),
+        f"weights are not on {resumed_on}": second.get("devices") == [resumed_on.partition(":")[0]],
+        "did not reach its end": second.get("env_steps", 0) >= STEPS,
+        f"{output.count(WARNING)} warnings": output.count(WARNING) == 1,
+    }
+    problems = [problem for problem, is_right in checks.items() if not is_right]
+    return {**second, "problems": problems, **({"first": first, "output": output[-500:]} if problems else {})}
+
+
+def main() -> int:
+    """Print one JSON line per resume and per timing; the exit code says whether all is well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--devices", nargs="+", default=["cpu", "cuda"], help="every ordered pair is tried")
+    parser.add_argument("--agents", nargs="+", choices=AGENTS, default=list(AGENTS))
+    parser.add_argument("--time", action="store_true", help="also time updates in each precision (2 minutes)")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(json.loads(options.child))
+        return 0
+    is_met = True
+    with tempfile.TemporaryDirectory() as root:
+        project = bake(answers_of({"project_name": "My Agent"}), Path(root))
+        for agent in options.agents:
+            for saved_on, resumed_on in permutations(options.devices, 2):
+                seen = crossed(project, agent, saved_on, resumed_on)
+                is_met = is_met and not seen["problems"]
+                line = {"agent": agent, "env": CASES[agent][1]["id"], "saved_on": saved_on, "resumed_on": resumed_on}
+                print(json.dumps({"benchmark": "devices", **line, **seen}), flush=True)
+        for device in options.devices if options.time else []:
+            for name, more in TIMED.items():
+                shape = {"hidden_sizes": [1024, 1024], "batch_size": 1024, "updates_per_env_step": 1.0, **more}
+                shape |= {"learning_starts": 1024}
+                rate, _ = life(project, agent="dqn", run_name="timed", device=device, more=shape, is_timed=True)
+                line = {"agent": "dqn", "device": device, "precision": name, "updates_per_s": rate}
+                print(json.dumps({"benchmark": "devices", **line}), flush=True)
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
