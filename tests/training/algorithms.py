@@ -71,7 +71,7 @@ class DQN(trieye.TrainEngine[TrainConfig, DQNConfig, QPolicy]):
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        self.replay.update_priorities(batch.ids, (values - targets).detach().abs().numpy())
+        self.replay.update_priorities(batch.ids, (values - targets).detach().abs().cpu().numpy())
         if self.updates % self.agent.target_update_interval == 0:
             self.target.load_state_dict(self.policy.state_dict())
         return {"loss/td": loss, "q/mean": values.mean()}
