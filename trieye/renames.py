@@ -58,6 +58,7 @@ KEYS = _renames(
         "hydra.launcher.env": "hydra.launcher.runtime_env",
         "hydra.sweeper.without": "hydra.sweeper.exclude",
         "loop.evaluate_beside": "loop.background_evaluation",
+        "persistence.keep_checkpoints": "persistence.keep_last",
         "persistence.mirror_every_s": "persistence.mirror_interval_s",
         "runtime.env": "runtime.runtime_env",
         "sinks.config_params": "sinks.log_config",

@@ -410,7 +410,7 @@ def test_a_state_with_other_bounds_is_refused_and_changes_nothing(sampler, befor
         if bounds == before:
             buffer.load_state_dict(state)
             continue
-        with pytest.raises(ConfigurationError, match=rf"sampler '{sampler}.*this buffer reads .*'{sampler}"):
+        with pytest.raises(ConfigurationError, match=rf"sampler '{sampler}.*this buffer has '{sampler}"):
             buffer.load_state_dict(state)
         assert_same(buffer.sample(16), twin.sample(16))
 

@@ -283,11 +283,16 @@ class BufferState:
 
     def _checked(self, state: Any) -> SavedParts:
         buffer_state = state.state if isinstance(state, SavedParts) and isinstance(state.state, dict) else {}
-        if buffer_state.get("format") != FORMAT or buffer_state.get("sampler") != self._kind:
+        number = buffer_state.get("format", 1)  # the first format had no number
+        if number != FORMAT:
+            remedy = "use a newer trieye" if number > FORMAT else "restore the other objects without it"
             raise ConfigurationError(
-                f"replay state has format {buffer_state.get('format')!r} and sampler {buffer_state.get('sampler')!r}; "
-                f"this buffer reads format {FORMAT} and sampler {self._kind!r}; create it with the same sampler and "
-                "bounds"
+                f"the replay state has format {number}, but this trieye reads format {FORMAT}; {remedy}"
+            )
+        if buffer_state.get("sampler") != self._kind:
+            raise ConfigurationError(
+                f"the replay state has sampler {buffer_state.get('sampler')!r}, but this buffer has {self._kind!r}; "
+                "create the buffer with the same sampler and bounds"
             )
         saved: SavedParts = state
         return saved
