@@ -1,7 +1,7 @@
 """Train the algorithms of the template on one device and resume on another, and time them in each precision.
 
-Needs a GPU, or only repeats what `training_kills` shows. After a resume on another device, the weights are those of the
-checkpoint to the last bit, training continues to its end with finite weights on the new device, and one warning says
+Needs a GPU, or only repeats what `training_kills` shows. After a resume on another device, the weights equal the
+checkpoint bit for bit, training continues to its end with finite weights on the new device, and one warning states
 that the resume is not bit-exact. `training_kills --device cuda` shows whether a resume on the same device is.
 """
 
@@ -48,7 +48,7 @@ def saved_policy(config: Any) -> dict[str, torch.Tensor]:
 
 
 def train(config: Any, *, stop_at: int | None) -> dict[str, Any]:
-    """Train, resume if there is a checkpoint, and return what was seen.
+    """Train, resume if there is a checkpoint, and return the observations.
 
     Args:
         config: Config of the run.
@@ -98,26 +98,30 @@ def timed(config: Any, *, warm_up_s: float = 15.0, measured_s: float = 10.0) -> 
     return rate
 
 
-def life(project: Path, **given: Any) -> tuple[dict[str, Any], str]:
-    """Run a child process; return what it prints and its output."""
-    command = [sys.executable, __file__, "--child", json.dumps({"project": str(project), **given})]
+def life(project: Path, **arguments: Any) -> tuple[dict[str, Any], str]:
+    """Run a child process; return its JSON line and its stderr."""
+    command = [sys.executable, __file__, "--child", json.dumps({"project": str(project), **arguments})]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
         return {"error": done.stderr[-600:]}, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1]), done.stderr
 
 
-def child(given: dict[str, Any]) -> None:
-    """Train or time in this process, and print what was seen."""
-    sys.path.insert(0, given["project"])
+def child(arguments: dict[str, Any]) -> None:
+    """Train or time in this process, and print the observations."""
+    sys.path.insert(0, arguments["project"])
     torch.set_num_threads(1)
-    root = Path(given["project"]).parent / given["run_name"]  # a new run resumes from another one below its root
-    config = config_of(root, given["agent"], given["run_name"], given["device"], **given.get("more", {}))
-    print(json.dumps(timed(config) if given.get("is_timed") else train(config, stop_at=given.get("stop_at"))))
+    root = (
+        Path(arguments["project"]).parent / arguments["run_name"]
+    )  # a new run resumes from another one below its root
+    config = config_of(
+        root, arguments["agent"], arguments["run_name"], arguments["device"], **arguments.get("more", {})
+    )
+    print(json.dumps(timed(config) if arguments.get("is_timed") else train(config, stop_at=arguments.get("stop_at"))))
 
 
 def crossed(project: Path, agent: str, saved_on: str, resumed_on: str) -> dict[str, Any]:
-    """Train on one device and resume on another; return what was seen and what was wrong."""
+    """Train on one device and resume on another; return the observations and the problems."""
     run_name = f"{agent}_{saved_on}_{resumed_on}".replace(":", "")
     common = {"agent": agent, "run_name": run_name}
     first, _ = life(project, **common, device=saved_on, stop_at=STEPS // 2)
@@ -136,7 +140,7 @@ def crossed(project: Path, agent: str, saved_on: str, resumed_on: str) -> dict[s
 
 
 def main() -> int:
-    """Print one JSON line per resume and per timing; the exit code says whether all is well."""
+    """Print one JSON line per resume and per timing; the exit code is 1 if there was a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--devices", nargs="+", default=["cpu", "cuda"], help="every ordered pair is tried")
     parser.add_argument("--agents", nargs="+", choices=AGENTS, default=list(AGENTS))

@@ -247,7 +247,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=400, help="environment steps of each run")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seed", type=int, default=None, help="of the places of the kills")
-    parser.add_argument("--device", default="cpu", help="on which all lives train: cpu, cuda, ...")
+    parser.add_argument("--device", default="cpu", help="device of all lives: cpu, cuda, ...")
     parser.add_argument("--fork", action="store_true", help="do not start Python anew for each life: much faster")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -262,8 +262,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as root:
         runs = soak(Path(root), options)
     met = not any(run["problems"] for run in runs.values())
-    given = {"kills": options.kills, "seed": seed, "device": options.device}
-    print(json.dumps({"benchmark": "training_kills", **given, "runs": runs, "met": met}))
+    settings = {"kills": options.kills, "seed": seed, "device": options.device}
+    print(json.dumps({"benchmark": "training_kills", **settings, "runs": runs, "met": met}))
     return 0 if met else 1
 
 
