@@ -469,7 +469,7 @@ def test_a_run_of_stable_baselines3_that_is_killed_goes_on(project, tmp_path):
     assert process.returncode == -signal.SIGKILL
     done = run(project, *command)
     assert done.returncode == 0, done.stderr
-    assert "run 'one' resumes at step" in done.stderr
+    assert "continues at step" in done.stderr
     assert json.loads((run_dir / "run.json").read_text())["attempt"] == 2
     assert (run_dir / "checkpoints/checkpoint_step_12000").exists()
 

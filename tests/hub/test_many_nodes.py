@@ -189,6 +189,6 @@ def test_when_the_head_is_lost_it_is_said_and_the_same_command_goes_on(machine, 
     steps = max(int(path.name.split("_")[-1]) for path in record.parent.glob("checkpoints/checkpoint_step_*")) + 500
     again = machine(f"{train} loop.steps={steps}", folder=project)
     assert again.returncode == 0, again.stderr
-    assert "resumes at step" in again.stderr
+    assert "continues at step" in again.stderr
     resumed = json.loads(record.read_text())
     assert (resumed["run_id"], resumed["attempt"], resumed["status"]) == (identity, 2, "FINISHED")

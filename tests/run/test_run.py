@@ -341,7 +341,7 @@ def test_ctrl_c_saves_the_last_step_and_the_next_start_goes_on_there(tmp_path, k
     assert record_of(tmp_path / "app" / "runs" / "run").status == "KILLED"
     saved = int(re.search(r"state at step (\d+) is saved", errors)[1])
     _, (_, errors) = start("local")
-    assert f"resumes at step {saved}" in errors
+    assert f"continues at step {saved}" in errors
 
 
 def test_a_save_stays_due_until_it_is_made(make_config):

@@ -161,7 +161,7 @@ def test_a_checkpoint_of_a_gpu_resumes_on_the_cpu_and_says_that_this_is_not_bit_
     resumed = subprocess.run([sys.executable, "-c", RESUME, tmp_path], capture_output=True, text=True, check=False)
     assert resumed.returncode == 0, resumed.stderr
     assert int(resumed.stdout) >= 200
-    assert "resumes at step 78" in resumed.stderr
+    assert "continues at step 78" in resumed.stderr
     assert resumed.stderr.count("saved on cuda and continue on cpu") == 1
     assert "the resume is not bit-exact" in resumed.stderr
 

@@ -73,6 +73,22 @@ def _parameters(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((name, value) for name, value in leaves(sections) if name not in _NO_PARAMETERS)
 
 
+def changed_kind(earlier: Path, config: TrieyeConfig) -> tuple[str | None, str | None]:
+    """Return the algorithms of the last attempt and of this one; both None if one of them is unknown.
+
+    Args:
+        earlier: The configs.json of the last attempt.
+        config: The config of this attempt.
+    """
+    current = getattr(getattr(config, "agent", None), "kind", None)
+    try:
+        agent = json_of(earlier).get("agent")
+    except (OSError, ValueError):
+        agent = None
+    kind = agent.get("kind") if isinstance(agent, Mapping) else None
+    return (None, None) if kind is None or current is None else (kind, current)
+
+
 def changed_values(earlier: Path, config: TrieyeConfig) -> list[str]:
     """Return `key: before -> now` for changed values, without sections that affect only length and place of the run.
 

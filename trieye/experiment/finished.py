@@ -14,7 +14,7 @@ from trieye.files.run_files import RunFiles
 from trieye.files.run_record import RunRecord
 from trieye.hub.status import last_status
 from trieye.process.progress import say
-from trieye.run.attempt import report_changes
+from trieye.run.attempt import check_changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,11 @@ def _overshoot(count: int, limit: int) -> str:
 
 
 def finished(config: TrieyeConfig) -> Result | None:
-    """Return the result of a run that has nothing left to train or to deliver, otherwise None; only reads files."""
+    """Return the result of a run that has nothing left to train or to deliver, otherwise None; only reads files.
+
+    Raises:
+        ConfigurationError: The run trains another algorithm.
+    """
     persistence = config.trieye.persistence
     if persistence.load_checkpoint_path is not None or persistence.mirror is not None:
         return None  # the run may go back to a checkpoint, or the mirror may be incomplete
@@ -107,7 +111,7 @@ def finished(config: TrieyeConfig) -> Result | None:
     reason = progress.reason_to_stop(config.loop, newest.step)
     if reason is None:
         return None
-    report_changes(paths, config)
+    check_changes(paths, config)
     say(finished_sentence(config.run_name, reason))
     best_checkpoint = (store.ranked(config.loop.mode) or [newest])[0].path
     return Result(progress.best, newest.step, progress.env_steps, reason, paths.run_base_dir, best_checkpoint)

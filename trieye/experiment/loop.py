@@ -2,6 +2,7 @@
 
 import math
 import tempfile
+import textwrap
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -31,6 +32,7 @@ from trieye.run.run import Run
 from trieye.run.steps import farewell, steps
 from trieye.snapshot.generators import seed_all
 
+_MAX_ERROR = 300
 _MIN_PATIENCE_STEPS = 100
 
 
@@ -56,7 +58,6 @@ def run_alone(experiment: type[Experiment[ConfigT]] | str, config: ConfigT) -> R
     experiment_class = checked(experiment, config)
     experiment_class.check_machine(config)
     with Run(config) as run:
-        say(f"run {run.name!r}, attempt {run.attempt}, in {run.dir}")
         seed_all(config.seed)
         try:
             instance = experiment_class(config, run)
@@ -435,7 +436,8 @@ class _ExperimentState:
             self._load(state)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                f"the checkpoint does not fit {type(self._experiment).__name__} with the current config: {error}; "
+                f"the checkpoint does not fit {type(self._experiment).__name__} with the current config: "
+                f"{textwrap.shorten(str(error), _MAX_ERROR, placeholder=' ...')}; "  # torch names each parameter
                 "restore the config of the checkpoint, or choose another run_name"
             ) from error
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
-from trieye.config.fingerprint import changed_values, config_hash, differences
+from trieye.config.fingerprint import changed_kind, changed_values, config_hash, differences
 from trieye.config.hydra.launch import (
     belongs_to_other_sweep,
     earlier_run_name,
@@ -164,6 +164,7 @@ class OpenAttempt:
         if self.has_begun:
             return
         self._record = self._counted(self._config)
+        say(f"run {self._name!r}, attempt {self.number}, in {self._paths.run_base_dir}")
         note_run(self._name)
         publish_records(self._paths.run_base_dir, self._paths.log_dir)
         self.hub = self._start_hub(self._config, self._sinks)
@@ -182,7 +183,7 @@ class OpenAttempt:
                 f"loop.axis={config.loop.axis}: run {self._name!r} has counted its steps in {previous.axis} since its "
                 f"first start; set loop.axis={previous.axis}, or choose another run_name"
             )
-        report_changes(self._paths, config)
+        check_changes(self._paths, config)
         return previous
 
     def _counted(self, config: TrieyeConfig) -> RunRecord:
@@ -413,8 +414,18 @@ def naming_changes(stored: Mapping[str, Any], config: TrieyeConfig) -> Iterator[
         raise CheckpointError(f"{changes} ({reason})" if changes else reason) from error
 
 
-def report_changes(paths: RunFiles, config: TrieyeConfig) -> None:
-    """Report the config values that differ from the last attempt and affect the training."""
+def check_changes(paths: RunFiles, config: TrieyeConfig) -> None:
+    """Report the config values that differ from the last attempt and affect the training.
+
+    Raises:
+        ConfigurationError: Another algorithm than in the last attempt, whose checkpoints do not fit.
+    """
+    kind, current = changed_kind(paths.config_path, config)
+    if kind != current:
+        raise ConfigurationError(
+            f"agent={current}: run {config.run_name!r} trains agent={kind}; choose another run_name, or set "
+            f"agent={kind}"
+        )
     if changes := changed_values(paths.config_path, config):
         say(
             f"run {config.run_name!r} is configured differently than in its last attempt: {'; '.join(changes)}; "

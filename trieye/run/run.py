@@ -420,7 +420,7 @@ class Run(Recorder):
             restore_all(state["rng"])  # a fork with another seed must not repeat the random numbers of its parent
         self.step = self.saved_step = state["step"]
         self.resumed, self.resumed_from_another = True, not origin["is_own"]
-        say(f"run {self.name!r} resumes at step {self.step}: {origin['reason']}")
+        say(f"{origin['reason']}; it continues at step {self.step}")
         return True
 
     # stepping

@@ -26,7 +26,7 @@ def test_a_run_resumes_and_is_evaluated(tmp_path: Path, capsys: pytest.CaptureFi
     for steps in (128, 256):
         overrides = [f"algorithm={algorithm}", *SMALL[algorithm], "run_name=one", f"loop.steps={steps}"]
         sb3.train(compose(tmp_path, *overrides, "loop.evaluate_every_steps=64"))
-    assert "resumes at step 128" in capsys.readouterr().err
+    assert "continues at step 128" in capsys.readouterr().err
     report = trieye.evaluate(tmp_path / "{{ cookiecutter.slug }}" / "runs" / "one", episodes=3)
     assert (report["is_best"], len(report["returns"])) == (True, 3)
     assert report["step"] >= 64

@@ -68,7 +68,7 @@ def test_the_single_file_resumes(tmp_path: Path, capfd: pytest.CaptureFixture[st
         overrides = [*small, f"loop.steps={steps}", f"persistence.root_data_dir={tmp_path}"]
         config = {"config_path": PROJECT / "conf", "config_name": "single_file", "config_type": single_file.Config}
         single_file.train(trieye.compose(overrides, **config))
-    assert "resumes at step 100" in capfd.readouterr().err
+    assert "continues at step 100" in capfd.readouterr().err
 
 
 def test_a_killed_run_resumes_with_bit_identical_weights(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
@@ -86,7 +86,7 @@ def test_a_killed_run_resumes_with_bit_identical_weights(tmp_path: Path, capfd: 
     assert process.wait() == -signal.SIGKILL
 
     resumed = train(*overrides_of(tmp_path, "dqn", "killed"), *extra)
-    assert "resumes at step" in capfd.readouterr().err
+    assert "continues at step" in capfd.readouterr().err
     one, other = (trieye.load_policy(run_dir, "latest").state_dict() for run_dir in (uninterrupted, resumed))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)

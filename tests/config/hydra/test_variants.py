@@ -189,7 +189,7 @@ def test_help_explains_each_variant(variants, monkeypatch, capsys):
 
     lines = helped("agent", "agent=ppo")
     kinds = [line for line in lines if line.startswith("agent=")]
-    assert kinds == ["agent=dqn: Deep Q-learning.", "agent=ppo (current): Proximal policy optimization."]
+    assert kinds == ["agent=ppo (current): Proximal policy optimization.", "agent=dqn: Deep Q-learning."]
     assert "  agent.lam = 0.9" in lines
     assert "  agent.epsilon = 0.1" in lines
     assert "  agent.net.width = 64" in lines

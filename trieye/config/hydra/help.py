@@ -207,9 +207,12 @@ class _KeyHelp:
         models, dotted = models_in(info)[0], ".".join(key)
         kinds = {model: kind for kind, model in by_tag(models).items()}
         if not path and not (kinds and isinstance(value, dict)):
-            yield from _described(info, dotted, _as_yaml(value))
-        for model in models:
-            is_current = isinstance(value, dict) and list(meant(models, value)) == [model]
+            default = info.get_default(call_default_factory=True) if value == {} else None
+            shown = default.model_dump(mode="json") if isinstance(default, BaseModel) else value
+            yield from _described(info, dotted, _as_yaml(shown))
+        current = list(meant(models, value)) if isinstance(value, dict) else []
+        for model in sorted(models, key=lambda model: [model] != current):  # the current one first
+            is_current = [model] == current
             if not (kinds or path) and model in self._explained:
                 continue
             self._explained.add(model)

@@ -71,6 +71,9 @@ def unknown_key(key: str, holders: Models, root: type[BaseModel], groups: Sequen
     keys = keys_meant(name, root, parents, holders)
     keys = keys or [".".join([*parents, *path]) for path in matches[:_MAX_LISTED]]
     hint = f"; did you mean {' or '.join(map(repr, keys))}?" if keys else did_you_mean(name, allowed)
+    variants = by_tag(models_at(root, parents))
+    if options := [f"{'.'.join(parents)}={tag}" for tag, model in variants.items() if name in model.model_fields]:
+        hint = f"; it is a key of {' and '.join(options)}"
     kind, kinds = ("key or group", "keys and groups") if groups else ("key", "keys")
     parent = f" in {'.'.join(parents)}" if parents else ""
     return f"unknown {kind} {name!r}{parent}{hint} ({kinds}: {', '.join(allowed)})"
