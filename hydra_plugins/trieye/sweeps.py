@@ -60,8 +60,8 @@ LAUNCHER: dict[str, Any] = {
     "working_dir": "auto", "runtime_env": {},
 }  # fmt: skip
 SWEEPER: dict[str, Any] = {
-    "kind": "grid", "params": None, "seeds": None, "zip": [], "exclude": [], "dry_run": False, "num_trials": 20,
-    "seed": 0, "mode": None, "sampler": "tpe", "pruner": "none",
+    "kind": "grid", "params": None, "seeds": None, "zip": [], "exclude": [], "when": {},
+    "dry_run": False, "num_trials": 20, "seed": 0, "mode": None, "sampler": "tpe", "pruner": "none",
 }  # fmt: skip
 
 _MODULE = "hydra_plugins.trieye.sweeps"

@@ -9,11 +9,14 @@ import subprocess
 import sys
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests import warm
 from trieye.cli import main
+from trieye.config.sweeper import SweeperConfig
 from trieye.sweeps.jobs import STATUS
-from trieye.sweeps.record import SWEEP, lock_in
+from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
+from trieye.sweeps.spec import grid_of
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
 WARM = warm.RUN
@@ -140,6 +143,19 @@ def test_what_is_zipped_or_left_out_is_planned_so(sweep):
     assert sweep("show", "1", "-d", "zipped")[1] == "lr=1 agent=a seed=1   (excluded)\n"
     code, _, err = sweep("find", "agent=a", "seed=1", "-d", "zipped")
     assert (code, "agent=a seed=1: all jobs with these values are excluded" in err) == (2, True)
+
+
+def test_the_options_of_a_plan_are_overrides_that_hydra_reads_back(sweep, tmp_path):
+    words = ["agent=dqn,ppo", "clip=0.1,0.2", "lr=1,2", "n=3,4"]
+    options = ["--zip", "lr,n", "--exclude", "agent=dqn,lr=1", "--when", "clip:agent=ppo|a2c", "--seeds", "2"]
+    assert sweep("plan", "train.py", *words, *options, "-o", "s")[1].startswith("10 jobs, ")
+    record = SweepRecord.of(tmp_path / "s")
+    read = OverridesParser.create().parse_overrides(record.own)
+    values = {item.key_or_group.removeprefix("hydra.sweeper."): item.value() for item in read[2:]}
+    assert grid_of(words, SweeperConfig.model_validate(values)) == record.the_grid()
+    assert sweep("plan", *words, "--when", "clip")[2].endswith(
+        "expected KEY:KEY=VALUE, such as agent.clip_range:agent=ppo\n"
+    )
 
 
 def test_a_description_of_pyexputils_is_planned(sweep, tmp_path):

@@ -16,9 +16,10 @@ from trieye.config.hydra.loader import VERSION_BASE
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.sweeps.command import command_of
-from trieye.sweeps.grid import Axis, Grid, same_value, with_seeds, zipped
+from trieye.sweeps.conditions import same_value
+from trieye.sweeps.grid import Axis, Grid
 from trieye.sweeps.record import SWEEP, SweepRecord
-from trieye.sweeps.spec import grid_of
+from trieye.sweeps.spec import grid_of, with_seeds, zipped
 
 PLAIN = SweeperConfig()
 
@@ -242,10 +243,101 @@ def recorded(ours, spec=()):
     ],
     ids=["first key", "first key had one value", "key after those that do not vary", "same", "nothing varies"],
 )
-def test_a_sweep_grows_at_the_end_of_its_slowest_key(tmp_path, then, now):
+def test_growth_of_the_slowest_key_needs_no_other_numbering_than_hydras(tmp_path, then, now):
     before, after = grid(*then), grid(*now)
-    assert recorded(before).going_on(after, now, tmp_path) is not None
+    assert recorded(before).going_on(after, now, tmp_path) == after
     assert [after[index] for index in before] == [before[index] for index in before]
+
+
+def test_values_appended_to_any_key_add_jobs_after_the_existing_ones(tmp_path):
+    first, second = grid("lr=1,2", "seed=0,1"), grid("lr=1,2", "seed=0,1,2")
+    grown = recorded(first).going_on(second, [], tmp_path)
+    assert [grown[index] for index in range(4)] == [first[index] for index in first]
+    assert [grown.values(index) for index in (4, 5)] == [{"lr": "1", "seed": "2"}, {"lr": "2", "seed": "2"}]
+    assert list(grown.find({"seed": "2"})) == [4, 5]
+    assert grown.fingerprint != second.fingerprint
+    recorded(grown).write(tmp_path)
+    again = SweepRecord.of(tmp_path).going_on(second, [], tmp_path)
+    assert again == grown, "the same command keeps the numbering"
+
+
+sizes = st.lists(st.integers(1, 3), min_size=1, max_size=4)
+increments = st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), max_size=3)
+
+
+@given(sizes, increments)
+def test_every_growth_keeps_all_indices_and_adds_each_new_combination_once(lengths, steps):
+    words = lambda: [f"k{at}={','.join(map(str, range(length)))}" for at, length in enumerate(lengths)]  # noqa: E731
+    now = grid(*words())
+    for step in steps:
+        before, lengths = now, [length + more for length, more in zip(lengths, step, strict=False)]
+        plain = grid(*words())
+        now = plain.grown_from(before)
+        assert [now[index] for index in before] == [before[index] for index in before]
+        assert sorted(now[index] for index in now) == sorted(plain[index] for index in plain)
+    for index in now:
+        assert list(now.find(now.values(index))) == [index] or not now.varying
+        assert Grid.of_plain(json.loads(json.dumps(now.plain())))[index] == now[index]
+
+
+PPO = ["agent=dqn,ppo", "clip=0.1,0.2", "lr=1,2"]
+
+
+def test_a_conditional_key_is_left_out_where_it_does_not_exist_and_repeats_no_job():
+    ours = grid(*PPO, when={"clip": {"agent": "ppo"}})
+    assert [(index, " ".join(ours[index])) for index in ours] == [
+        (0, "agent=dqn lr=1"),
+        (1, "agent=dqn lr=2"),
+        (4, "agent=ppo clip=0.1 lr=1"),
+        (5, "agent=ppo clip=0.1 lr=2"),
+        (6, "agent=ppo clip=0.2 lr=1"),
+        (7, "agent=ppo clip=0.2 lr=2"),
+    ]
+    assert ours.num_jobs == 6
+    assert ours.values(1) == {"agent": "dqn", "lr": "2"}
+    assert list(ours.find({"clip": "0.1"})) == [4, 5]
+    assert list(ours.find({"lr": "2"})) == [1, 5, 7]
+    assert Grid.of_plain(json.loads(json.dumps(ours.plain()))) == ours
+
+
+def test_a_condition_may_list_values_depend_on_a_condition_and_cover_keys_that_vary_together():
+    ours = grid("agent=dqn,ppo,a2c", "+gae=true,false", "lam=0.9,1", when={
+        "gae": {"agent": ["ppo", "a2c"]}, "lam": {"gae": True},
+    })  # fmt: skip
+    assert sum(1 for _ in ours) == 1 + 2 * 3
+    zipped_keys = grid("agent=dqn,ppo", "a=1,1,2", "b=5,6,6", zip=[["a", "b"]], when={"b": {"agent": "ppo"}})
+    assert [" ".join(zipped_keys[index]) for index in zipped_keys] == [
+        "agent=dqn a=1", "agent=dqn a=2", "agent=ppo a=1 b=5", "agent=ppo a=1 b=6", "agent=ppo a=2 b=6",
+    ]  # fmt: skip
+
+
+def test_a_conditional_grid_grows_and_excludes_without_another_numbering(tmp_path):
+    when = {"clip": {"agent": "ppo"}}
+    before = grid(*PPO, when=when, exclude=[{"clip": 0.1, "lr": 1}])
+    assert list(before) == [0, 1, 5, 6, 7], "an exclusion by a key that does not exist excludes nothing"
+    now = recorded(before).going_on(grid("agent=dqn,ppo", "clip=0.1,0.2,0.3", "lr=1,2", when=when), [], tmp_path)
+    assert [now[index] for index in before] == [before[index] for index in before]
+    assert [" ".join(now[index]) for index in now][6:] == ["agent=ppo clip=0.3 lr=1", "agent=ppo clip=0.3 lr=2"]
+    with pytest.raises(ConfigurationError, match=r"its job 0 is 'agent=dqn lr=1' and would be 'agent=dqn clip=0.1"):
+        recorded(before).going_on(grid(*PPO), [], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("when", "message"),
+    [
+        ({"clp": {"agent": "ppo"}}, r"when: clp is not a key of the sweep; did you mean 'clip'\?"),
+        ({"clip": {"agnt": "ppo"}}, r"when: agnt is not a key of the sweep; did you mean 'agent'\?"),
+        ({"clip": {"agent": "poo"}}, r"agent=poo, which is not a value of agent; did you mean 'ppo'\? \(values: dqn"),
+        ({"clip": {"agent": "ppo"}, "agent": {"clip": 0.1}}, r"depend on each other: (clip|agent) -> "),
+    ],
+)
+def test_a_condition_that_cannot_hold_is_refused(when, message):
+    with pytest.raises(ConfigurationError, match=message):
+        grid(*PPO, when=when)
+
+
+def test_a_sweep_restricted_to_one_value_may_leave_a_condition_unused():
+    assert list(grid("agent=dqn", *PPO[1:], when={"clip": {"agent": "ppo"}})) == [0, 1]
 
 
 def test_more_seeds_make_a_sweep_longer(tmp_path):
@@ -286,7 +378,7 @@ def test_the_command_of_a_stored_sweep_has_the_current_keys(tmp_path):
     [
         (["lr=0,1,2", "b=3,4"], "its job 0 is 'lr=1 b=3' and would be 'lr=0 b=3'"),
         (["lr=1,3", "b=3,4"], "its job 2 is 'lr=2 b=3' and would be 'lr=3 b=3'"),
-        (["lr=1,2", "b=3,4,5"], "its job 2 is 'lr=2 b=3' and would be 'lr=1 b=5'"),
+        (["lr=1,2", "b=3,5,4"], "its job 1 is 'lr=1 b=4' and would be 'lr=1 b=5'"),
         (["b=3,4", "lr=1,2"], "its job 0 is 'lr=1 b=3' and would be 'b=3 lr=1'"),
         (["lr=1", "b=3,4"], "its job 2 is 'lr=2 b=3' and would be gone"),
         (["lr=1,2", "b=3,4", "c=5"], "its job 0 is 'lr=1 b=3' and would be 'lr=1 b=3 c=5'"),
@@ -299,7 +391,7 @@ def test_a_sweep_is_never_numbered_anew(tmp_path, now, message):
         record.going_on(grid(*now), now, tmp_path)
     assert message in str(error.value)
     assert str(tmp_path) in str(error.value)
-    assert "appended to its first key" in str(error.value)
+    assert "appended to its keys" in str(error.value)
 
 
 def test_a_shuffled_axis_keeps_its_order(tmp_path):

@@ -18,7 +18,6 @@ Examples:
 """
 
 import argparse
-import json
 import shlex
 import sys
 from collections import Counter
@@ -119,6 +118,14 @@ def _add_plan(actions: Any) -> None:
         help="exclude the jobs with these values, such as agent=ppo,agent.lr=1e-4; repeatable",
     )
     plan.add_argument(
+        "--when",
+        action="append",
+        default=[],
+        metavar="KEY:KEY=VALUE,...",
+        help="KEY exists only in jobs with these values, such as agent.clip_range:agent=ppo; ppo|a2c allows both; "
+        "repeatable",
+    )
+    plan.add_argument(
         "-o",
         "--output",
         type=Path,
@@ -133,6 +140,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from trieye.config.hydra.axes import typed
     from trieye.config.redaction import redacted_text
     from trieye.config.sweeper import SweeperConfig
     from trieye.sweeps.record import SweepRecord, lock_in
@@ -147,8 +155,9 @@ def _plan(options: argparse.Namespace) -> int:
         "seeds": options.seeds,
         "zip": [group.split(",") for group in options.zip],
         "exclude": [dict(map(pair, group.split(","))) for group in options.exclude],
+        "when": dict(map(_condition, options.when)),
     }
-    own = [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in sweeper.items() if value]
+    own = [f"hydra.sweeper.{key}={typed(value)}" for key, value in sweeper.items() if value]
     record = SweepRecord(
         program=program,
         working_dir=str(Path.cwd()),
@@ -166,7 +175,7 @@ def _plan(options: argparse.Namespace) -> int:
         experiments = [{"path": description.path, "name": description.name} for description in descriptions]
         public_axes = grid.without_secrets().axes
         axes = [{"keys": list(axis.keys), "values": [list(values) for values in axis.places]} for axis in public_axes]
-        document = {"num_jobs": sum(1 for _ in grid) if grid.without else grid.size, "fingerprint": grid.fingerprint}
+        document = {"num_jobs": grid.num_jobs, "fingerprint": grid.fingerprint}
         print_json("sweep.plan", {**document, "axes": axes, "experiments": experiments, "sweep": options.output})
         return 0
     plan_table(grid)
@@ -177,6 +186,14 @@ def _plan(options: argparse.Namespace) -> int:
         command = f"run it: trieye sweep relaunch {options.output}" if program else "to run it, pass the program first"
         print(f"written to {options.output}; {command}")
     return 0
+
+
+def _condition(text: str) -> tuple[str, dict[str, list[str]]]:
+    """Parse a conditional key with the required values of other keys, such as `agent.clip_range:agent=ppo|a2c`."""
+    key, _, values = text.partition(":")
+    if not (key and values):
+        raise ConfigurationError(f"--when {text}: expected KEY:KEY=VALUE, such as agent.clip_range:agent=ppo")
+    return key, {other: value.split("|") for other, value in map(pair, values.split(","))}
 
 
 def _program(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -25,6 +25,11 @@ class SweeperConfig(StrictModel):
     exclude: list[dict[str, Any]] = Field(
         default=[], description="Combinations to exclude, each as values by key, such as {agent: ppo, agent.lr: 1e-4}."
     )
+    when: dict[str, dict[str, Any]] = Field(
+        default={},
+        description="Keys that exist only with certain values of other keys, such as {agent.clip_range: {agent: ppo}} "
+        "or {agent.clip_range: {agent: [ppo, a2c]}}.",
+    )
     dry_run: bool = Field(default=False, description="Show the jobs without running them.")
     num_trials: int = Field(default=20, ge=1, description="Number of jobs of a random or Optuna search.")
     seed: int = Field(default=0, ge=0, description="Random seed of the search.")

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from trieye.config.base import did_you_mean
-from trieye.config.hydra.axes import quoted
+from trieye.config.hydra.axes import typed
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.grid import bare
 
 SWEPT = "metaParameters"
 _CONFIG = Path("config.json")
 _KEY = re.compile(r"\+{0,2}[A-Za-z_][\w-]*(?:\.[\w-]+)*")
-_PLAIN = re.compile(r"[A-Za-z][\w./-]*")
-_MEANS_SOMETHING = {"true", "false", "null", "nan", "inf"}
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
@@ -69,7 +67,7 @@ class Description:
     @property
     def words(self) -> list[str]:
         """The swept keys and values as command-line overrides."""
-        return [f"{key}={','.join(map(_word, values))}" for key, values in self.axes.items()]
+        return [f"{key}={','.join(map(typed, values))}" for key, values in self.axes.items()]
 
     @property
     def num_combinations(self) -> int:
@@ -246,17 +244,3 @@ def _leaves(path: Path, value: Any, where: tuple[str, ...], key: tuple[str, ...]
     if duplicate is not None:
         raise ConfigurationError(f"{path}: {full_key} contains {duplicate} twice")
     yield ".".join(key), values
-
-
-def _word(value: Any) -> str:
-    """Format a value in Hydra's override grammar."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, list):
-        return f"[{','.join(map(_word, value))}]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{_word(key)}:{_word(item)}" for key, item in value.items()) + "}"
-    if not isinstance(value, str):
-        return repr(value)
-    is_plain = _PLAIN.fullmatch(value) and value.lower() not in _MEANS_SOMETHING
-    return value if is_plain else quoted(value)

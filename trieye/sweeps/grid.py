@@ -4,10 +4,9 @@ import hashlib
 import itertools
 import json
 import math
-import operator
-import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -15,12 +14,12 @@ from trieye.config.base import did_you_mean
 from trieye.config.redaction import redacted
 from trieye.exceptions import ConfigurationError
 from trieye.renames import current_override
+from trieye.sweeps.conditions import NO_CONDITIONS, Conditions, same_value
+from trieye.sweeps.numbering import Numbering
 
 _MOST_SHOWN = 10
 _LONGEST_NUMBER = 8
 _LARGEST_TABLE = 1024
-_SPACE = re.compile(r"(?<=[\[{,:]) +")
-_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,21 @@ class Axis:
         """Return the overrides at a position along the axis."""
         return tuple(f"{key}={value}" for key, value in zip(self.keys, self.places[position], strict=True))
 
-    def has_values_of(self, other: Self) -> bool:
-        """Return whether another axis has the same values for each key, in any order."""
-        if self.keys != other.keys or len(self.places) != len(other.places):
-            return False
-        columns = zip(zip(*self.places, strict=True), zip(*other.places, strict=True), strict=True)
-        return all(sorted(mine) == sorted(theirs) for mine, theirs in columns)
+    def in_the_order_of(self, other: Self) -> Self:
+        """Return this axis in the order of another axis with the same or fewer values, followed by its other values.
+
+        An axis that lacks a value of the other axis is returned as it is.
+        """
+        if self.keys != other.keys:
+            return self
+        mine, theirs = (tuple(zip(*axis.places, strict=True)) for axis in (self, other))
+        if len(self.places) == len(other.places):  # each key has its own order
+            is_same = all(sorted(now) == sorted(before) for now, before in zip(mine, theirs, strict=True))
+            return other if is_same else self
+        if len(self.keys) > 1 or Counter(other.places) - Counter(self.places):
+            return self
+        rest = Counter(self.places) - Counter(other.places)
+        return replace(self, places=(*other.places, *rest.elements()))
 
     def begins_with(self, other: Self) -> bool:
         """Return whether this axis equals another axis, possibly extended at its end."""
@@ -55,25 +63,38 @@ class Axis:
 class Grid:
     """All combinations of its axes, indexed from 0; the last axis varies fastest, as in Hydra's sweeps.
 
-    An excluded job keeps its index, so an exclusion renumbers nothing.
+    A job that is excluded, or that equals an earlier job without its inactive keys, keeps its index, so neither
+    renumbers anything. Jobs that growth adds follow all earlier jobs, whichever axis grows.
 
     Attributes:
         axes: The axes; an axis with a single position is a constant key.
         without: Excluded combinations: values by key, as typed; unnamed keys may have any value.
+        conditions: Keys that exist only with certain values of other keys.
+        growth: Earlier lengths of the axes, oldest first.
     """
 
     axes: tuple[Axis, ...]
     without: tuple[Mapping[str, str], ...] = ()
+    conditions: Conditions = NO_CONDITIONS
+    growth: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         for combination in self.without:
             for key, value in combination.items():
                 self._positions(key, value)
+        self.conditions.check(
+            {key: [values[at] for values in self.axes[axis].places] for key, (axis, at) in self._columns.items()}
+        )
 
     @cached_property
     def size(self) -> int:
-        """Number of jobs, including excluded jobs."""
+        """Number of jobs, including jobs that are left out."""
         return math.prod(len(axis.places) for axis in self.axes)
+
+    @property
+    def num_jobs(self) -> int:
+        """Number of jobs to run."""
+        return sum(1 for _ in self) if self.without or self.conditions else self.size
 
     @cached_property
     def varying(self) -> tuple[str, ...]:
@@ -81,12 +102,8 @@ class Grid:
         return tuple(key for axis in self.axes if len(axis.places) > 1 for key in axis.keys)
 
     @cached_property
-    def _strides(self) -> tuple[int, ...]:
-        strides, stride = [], 1
-        for axis in reversed(self.axes):
-            strides.append(stride)
-            stride *= len(axis.places)
-        return tuple(reversed(strides))
+    def _numbering(self) -> Numbering:
+        return Numbering.of([*self.growth, tuple(len(axis.places) for axis in self.axes)])
 
     def __getitem__(self, index: int) -> tuple[str, ...]:
         """Return the overrides of a job.
@@ -95,6 +112,15 @@ class Grid:
             IndexError: The index is out of range.
         """
         self._check(index)
+        if self.conditions:
+            values = self.conditions.active(self._all_values(index))
+            return tuple(word for word in self._words(index) if bare(word.partition("=")[0]) in values)
+        return self._words(index)
+
+    def _words(self, index: int) -> tuple[str, ...]:
+        if self.growth:
+            axes = zip(self.axes, self._numbering.positions(index), strict=True)
+            return tuple(word for axis, position in axes for word in axis.overrides(position))
         words: tuple[str, ...] = ()
         for table in self._tables:
             index, position = divmod(index, len(table))
@@ -124,29 +150,42 @@ class Grid:
             IndexError: The index is out of range.
         """
         self._check(index)
-        return tuple(index // stride % len(axis.places) for axis, stride in zip(self.axes, self._strides, strict=True))
+        return self._numbering.positions(index)
+
+    def _all_values(self, index: int) -> dict[str, str]:
+        """Return the values of a job by key without Hydra's prefixes, including constant and inactive keys."""
+        positions = self._numbering.positions(index)
+        return {key: self.axes[axis].places[positions[axis]][at] for key, (axis, at) in self._columns.items()}
 
     def values(self, index: int) -> dict[str, str]:
         """Return the varying values of a job, by key without Hydra's prefixes."""
-        values: dict[str, str] = {}
-        for axis, position in zip(self.axes, self.places_of(index), strict=True):
-            if len(axis.places) > 1:
-                values |= zip((bare(key) for key in axis.keys), axis.places[position], strict=True)
-        return values
+        self._check(index)
+        varying = {bare(key) for key in self.varying}
+        active = self.conditions.active(self._all_values(index))
+        return {key: value for key, value in active.items() if key in varying}
 
     def is_left_out(self, index: int) -> bool:
-        """Return whether `without` excludes a job."""
-        if not self.without:
+        """Return whether `without` excludes a job, or whether it equals an earlier job because of inactive keys."""
+        if not (self.without or self.conditions):
             return False
-        values = {
-            bare(key): value
-            for axis, position in zip(self.axes, self.places_of(index), strict=True)
-            for key, value in zip(axis.keys, axis.places[position], strict=True)
-        }
+        self._check(index)
+        active = self.conditions.active(self._all_values(index))
+        return self._is_excluded(active) or self._is_repetition(index, active)
+
+    def _is_excluded(self, active: Mapping[str, str]) -> bool:
         return any(
-            all(same_value(values[bare(key)], value) for key, value in combination.items())
+            all(bare(key) in active and same_value(active[bare(key)], value) for key, value in combination.items())
             for combination in self.without
         )
+
+    def _is_repetition(self, index: int, active: Mapping[str, str]) -> bool:
+        for axis, position in zip(self.axes, self._numbering.positions(index), strict=True):
+            columns = [at for at, key in enumerate(axis.keys) if bare(key) in active]
+            if position and len(columns) < len(axis.keys):
+                values = [tuple(place[at] for at in columns) for place in axis.places[: position + 1]]
+                if values[-1] in values[:-1]:
+                    return True
+        return False
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over the indices of the jobs to run."""
@@ -165,18 +204,30 @@ class Grid:
         for key, value in wanted.items():
             number, positions = self._positions(key, value)
             allowed[number] = [position for position in allowed[number] if position in positions]
-        for chosen in itertools.product(*allowed):
-            index = sum(map(operator.mul, chosen, self._strides))
-            if not self.is_left_out(index):
+        indices: Iterable[int] = map(self._numbering.index, itertools.product(*allowed))
+        for index in sorted(indices) if self.growth else indices:
+            if not self.is_left_out(index) and self._has_keys(index, wanted):
                 yield index
 
-    def _positions(self, key: str, value: str) -> tuple[int, list[int]]:
-        """Return the index of the axis with a key, and the positions along it with a value."""
+    def _has_keys(self, index: int, keys: Iterable[str]) -> bool:
+        if not self.conditions:
+            return True
+        active = self.conditions.active(self._all_values(index))
+        return all(bare(key) in active for key in keys)
+
+    @cached_property
+    def _columns(self) -> dict[str, tuple[int, int]]:
+        """Index of the axis and of the column of each key without prefixes."""
         columns: dict[str, tuple[int, int]] = {}
         for number, axis in enumerate(self.axes):
             for at, name in enumerate(axis.keys):
                 if len(axis.places) > 1 or bare(name) not in columns:  # `x=1,2 ~x` has two axes of x
                     columns[bare(name)] = (number, at)
+        return columns
+
+    def _positions(self, key: str, value: str) -> tuple[int, list[int]]:
+        """Return the index of the axis with a key, and the positions along it with a value."""
+        columns = self._columns
         if bare(key) not in columns:
             raise ConfigurationError(
                 f"{key}: the sweep has no such axis{did_you_mean(key, columns)} (axes: {', '.join(columns) or 'none'})"
@@ -201,48 +252,62 @@ class Grid:
         for axis in self.axes:
             columns = redacted(dict(zip(axis.keys, zip(*axis.places, strict=True), strict=True)))
             axes.append(Axis(axis.keys, tuple(zip(*columns.values(), strict=True))))
-        return type(self)(tuple(axes), tuple(redacted(dict(combination)) for combination in self.without))
+        without = tuple(redacted(dict(combination)) for combination in self.without)
+        return replace(self, axes=tuple(axes), without=without)
 
     def plain(self) -> dict[str, Any]:
         """Return a JSON-compatible dict, which `of_plain` converts back."""
-        return {
+        plain: dict[str, Any] = {
             "axes": [{"keys": axis.keys, "places": axis.places} for axis in self.axes],
             "without": [dict(combination) for combination in self.without],
         }
+        if self.conditions:
+            plain["when"] = {key: dict(condition) for key, condition in self.conditions.when.items()}
+        if self.growth:
+            plain["growth"] = self.growth
+        return plain
 
     @classmethod
     def of_plain(cls, plain: Mapping[str, Any]) -> Self:
         """Return the grid of a dict from `plain`."""
         axes = (Axis(tuple(axis["keys"]), tuple(map(tuple, axis["places"]))) for axis in plain["axes"])
-        return cls(tuple(axes), tuple(plain["without"]))
+        growth = tuple(map(tuple, plain.get("growth", ())))
+        return cls(tuple(axes), tuple(plain["without"]), Conditions.of(plain.get("when", {})), growth)
 
     def renamed_like(self, other: Self) -> Self:
         """Return a stored grid with the current names of its keys, where another grid of the sweep uses these."""
         keys = {bare(key) for axis in other.axes for key in axis.keys}
         axes = (Axis(tuple(current_override(key, keys) for key in axis.keys), axis.places) for axis in self.axes)
         without = ({current_override(key, keys): value for key, value in item.items()} for item in self.without)
-        return type(self)(tuple(axes), tuple(without))
+        conditions = Conditions(
+            {
+                current_override(key, keys): {
+                    current_override(name, keys): values for name, values in condition.items()
+                }
+                for key, condition in self.conditions.when.items()
+            }
+        )
+        return replace(self, axes=tuple(axes), without=tuple(without), conditions=conditions)
 
-    def first_renumbered(self, then: Self) -> int | None:
-        """Return the index of the first job of an earlier grid that differs or is missing here, else None."""
-        pairs = list(zip(self.axes, then.axes, strict=False))
-        grown = next((at for at, (now, before) in enumerate(pairs) if now != before), None)
-        if len(self.axes) == len(then.axes):
-            if grown is None:
-                return None
-            is_slowest = all(len(now.places) == 1 for now, _ in pairs[:grown])
-            if (
-                is_slowest
-                and self.axes[grown + 1 :] == then.axes[grown + 1 :]
-                and self.axes[grown].begins_with(then.axes[grown])
-            ):
-                return None
+    def grown_from(self, then: Self) -> Self | None:
+        """Return this grid with the indices of an earlier grid, to which it appends values; None if they differ."""
+        if [axis.keys for axis in self.axes] != [axis.keys for axis in then.axes]:
+            return None
+        if not all(now.begins_with(before) for now, before in zip(self.axes, then.axes, strict=True)):
+            return None
+        lengths = tuple(len(axis.places) for axis in then.axes)
+        stages = Numbering.of([*then.growth, lengths, tuple(len(axis.places) for axis in self.axes)]).stages
+        grown = replace(self, growth=stages[:-1])
+        is_same = self.conditions == then.conditions or all(grown[index] == then[index] for index in then)
+        return grown if is_same else None
+
+    def first_difference(self, then: Self) -> int:
+        """Return the index of the first job of an earlier grid that differs or is missing here."""
         both = min(self.size, then.size)
-        gone = both if both < then.size else None
-        return next((index for index in range(both) if self[index] != then[index]), gone)
+        return next((index for index in range(both) if self[index] != then[index]), both)
 
     def in_the_order_of(self, then: Self, keys: set[str]) -> Self:
-        """Return the grid with the value order of an earlier grid along axes with the same values.
+        """Return the grid with the value order of an earlier grid along axes that still have all of its values.
 
         Args:
             then: The earlier grid.
@@ -250,70 +315,10 @@ class Grid:
         """
         before = {axis.keys: axis for axis in then.axes}
         axes = (
-            before[axis.keys]
-            if axis.keys in before and not keys.isdisjoint(axis.keys) and axis.has_values_of(before[axis.keys])
-            else axis
+            axis.in_the_order_of(before[axis.keys]) if axis.keys in before and not keys.isdisjoint(axis.keys) else axis
             for axis in self.axes
         )
-        return type(self)(tuple(axes), self.without)
-
-
-def with_seeds(axes: Iterable[Axis], num: int, key: str = "seed") -> tuple[Axis, ...]:
-    """Prepend a seed axis, the slowest axis, so that adding seeds later renumbers nothing.
-
-    Args:
-        axes: The other axes.
-        num: Number of seeds, from 0.
-        key: Config key of the seed.
-
-    Raises:
-        ConfigurationError: The number is not positive, or the key has an axis already.
-    """
-    axes = tuple(axes)
-    if num < 1:
-        raise ConfigurationError(f"seeds={num}: expected 1 or more")
-    if any(key in map(bare, axis.keys) for axis in axes):
-        raise ConfigurationError(
-            f"{key} is already an axis of the sweep; remove either the axis or the number of seeds"
-        )
-    return (Axis((key,), tuple((str(seed),) for seed in range(num))), *axes)
-
-
-def zipped(axes: Iterable[Axis], groups: Iterable[Sequence[str]]) -> tuple[Axis, ...]:
-    """Merge groups of axes that vary together into one axis, at the position of the first member.
-
-    Args:
-        axes: The axes, with one key each.
-        groups: Keys that vary together.
-
-    Raises:
-        ConfigurationError: A key has no axis, or the axes of a group differ in length.
-    """
-    merged = list(axes)
-    for group in (list(map(bare, named)) for named in groups):
-        by_key = {bare(key): axis for axis in merged for key in axis.keys}
-        for key in group:
-            if key not in by_key:
-                raise ConfigurationError(
-                    f"zip={','.join(group)}: the sweep has no axis {key}{did_you_mean(key, by_key)} "
-                    f"(axes: {', '.join(by_key) or 'none'})"
-                )
-        members = list(dict.fromkeys(by_key[key] for key in group))
-        lengths = {key: len(by_key[key].places) for key in group}
-        if len(set(lengths.values())) > 1:
-            counts = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-            raise ConfigurationError(
-                f"zip={','.join(group)}: keys that vary together need equal numbers of values; {counts}"
-            )
-        places = tuple(sum(parts, ()) for parts in zip(*(axis.places for axis in members), strict=True))
-        together = Axis(sum((axis.keys for axis in members), ()), places)
-        at = min(merged.index(axis) for axis in members)
-        merged = [
-            together if number == at else axis
-            for number, axis in enumerate(merged)
-            if number == at or axis not in members
-        ]
-    return tuple(merged)
+        return replace(self, axes=tuple(axes))
 
 
 def bare(key: str) -> str:
@@ -333,18 +338,3 @@ def short(value: str) -> str:
         return value if len(value) <= _LONGEST_NUMBER else f"{float(value):.4g}"
     except ValueError:
         return value
-
-
-def same_value(one: str, other: str) -> bool:
-    """Return whether two values are equal, including different spellings of a number, a list or null."""
-    if one == other:
-        return True
-    try:
-        return float(one) == float(other)
-    except ValueError:
-        return _simplest(one) == _simplest(other)
-
-
-def _simplest(value: str) -> str:
-    """Normalize a value written by YAML, Python or Hydra to Hydra's grammar without quotes."""
-    return _WORDS.get(value.casefold()) or _SPACE.sub("", value).strip("'\"")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -201,14 +202,15 @@ class SweepRecord(JsonRecord, kw_only=True):
         then = self.the_grid().renamed_like(grid)
         grid = grid.in_the_order_of(then, {word.partition("=")[0] for word in words if "shuffle(" in word})
         after = grid.without_secrets()
-        changed = after.first_renumbered(then)
-        if changed is None:
-            return grid
+        grown = after.grown_from(then)
+        if grown is not None:
+            return replace(grid, growth=grown.growth)
+        changed = after.first_difference(then)
         was = " ".join(then[changed]) if changed < then.size else "none"
         now = f"would be {' '.join(after[changed])!r}" if changed < after.size else "would be gone"
         raise ConfigurationError(
             f"{directory}: its job {changed} is {was!r} and {now}; a sweep can only grow by values appended to its "
-            "first key (such as seeds). For another sweep, omit hydra.sweep.dir or set another directory"
+            "keys (such as seeds). For another sweep, omit hydra.sweep.dir or set another directory"
         )
 
 

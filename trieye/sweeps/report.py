@@ -17,7 +17,7 @@ _MOST = 10
 def plan_table(grid: Grid) -> None:
     """Print the axes of a grid, its first jobs and its last job."""
     console, grid = Terminal(), grid.without_secrets()
-    num = sum(1 for _ in grid) if grid.without else grid.size
+    num = grid.num_jobs
     console.print(f"{num} job{'s' if num != 1 else ''}, fingerprint {grid.fingerprint}")
     table = TextTable("axis")
     table.add_column("values", justify="right")
@@ -32,6 +32,8 @@ def plan_table(grid: Grid) -> None:
     constant = [word for axis in grid.axes if len(axis.places) == 1 for word in axis.overrides(0)]
     if constant:
         console.print(f"same in all jobs: {' '.join(constant)}")
+    for sentence in grid.conditions.sentences():
+        console.print(sentence)
     for index in _few(grid) if table.rows else []:
         varied = " ".join(f"{key}={value}" for key, value in grid.values(index).items())
         console.print(f"  job {index}: {varied}")

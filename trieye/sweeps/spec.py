@@ -1,11 +1,14 @@
 """Conversion of command-line overrides to a grid."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from trieye.config.base import did_you_mean
 from trieye.config.hydra.axes import axes_of
 from trieye.config.sweeper import SweeperConfig
-from trieye.sweeps.grid import Axis, Grid, with_seeds, zipped
+from trieye.exceptions import ConfigurationError
+from trieye.sweeps.conditions import Conditions
+from trieye.sweeps.grid import Axis, Grid, bare
 
 
 def grid_of(overrides: Sequence[str], options: SweeperConfig, config_loader: Any = None) -> Grid:
@@ -13,7 +16,7 @@ def grid_of(overrides: Sequence[str], options: SweeperConfig, config_loader: Any
 
     Args:
         overrides: The overrides, as typed.
-        options: Options of the sweeper: seeds, zipped keys, exclusions.
+        options: Options of the sweeper: seeds, zipped keys, exclusions, conditions.
         config_loader: Hydra's config loader, which resolves the options of config groups.
 
     Raises:
@@ -24,4 +27,62 @@ def grid_of(overrides: Sequence[str], options: SweeperConfig, config_loader: Any
     if options.seeds is not None:
         axes = with_seeds(axes, options.seeds)
     without = tuple({key: str(value) for key, value in combination.items()} for combination in options.exclude)
-    return Grid(axes, without)
+    return Grid(axes, without, Conditions.of(options.when))
+
+
+def with_seeds(axes: Iterable[Axis], num: int, key: str = "seed") -> tuple[Axis, ...]:
+    """Prepend a seed axis, the slowest axis, so that adding seeds later renumbers nothing.
+
+    Args:
+        axes: The other axes.
+        num: Number of seeds, from 0.
+        key: Config key of the seed.
+
+    Raises:
+        ConfigurationError: The number is not positive, or the key has an axis already.
+    """
+    axes = tuple(axes)
+    if num < 1:
+        raise ConfigurationError(f"seeds={num}: expected 1 or more")
+    if any(key in map(bare, axis.keys) for axis in axes):
+        raise ConfigurationError(
+            f"{key} is already an axis of the sweep; remove either the axis or the number of seeds"
+        )
+    return (Axis((key,), tuple((str(seed),) for seed in range(num))), *axes)
+
+
+def zipped(axes: Iterable[Axis], groups: Iterable[Sequence[str]]) -> tuple[Axis, ...]:
+    """Merge groups of axes that vary together into one axis, at the position of the first member.
+
+    Args:
+        axes: The axes, with one key each.
+        groups: Keys that vary together.
+
+    Raises:
+        ConfigurationError: A key has no axis, or the axes of a group differ in length.
+    """
+    merged = list(axes)
+    for group in (list(map(bare, named)) for named in groups):
+        by_key = {bare(key): axis for axis in merged for key in axis.keys}
+        for key in group:
+            if key not in by_key:
+                raise ConfigurationError(
+                    f"zip={','.join(group)}: the sweep has no axis {key}{did_you_mean(key, by_key)} "
+                    f"(axes: {', '.join(by_key) or 'none'})"
+                )
+        members = list(dict.fromkeys(by_key[key] for key in group))
+        lengths = {key: len(by_key[key].places) for key in group}
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+            raise ConfigurationError(
+                f"zip={','.join(group)}: keys that vary together need equal numbers of values; {counts}"
+            )
+        places = tuple(sum(parts, ()) for parts in zip(*(axis.places for axis in members), strict=True))
+        together = Axis(sum((axis.keys for axis in members), ()), places)
+        at = min(merged.index(axis) for axis in members)
+        merged = [
+            together if number == at else axis
+            for number, axis in enumerate(merged)
+            if number == at or axis not in members
+        ]
+    return tuple(merged)

@@ -94,6 +94,8 @@ class SweeperBody:
     def _of_grid(self, words: Sequence[str], grid: Grid, record: SweepRecord, before: SweepRecord | None) -> list[Done]:
         if before is not None:
             grid = before.going_on(grid, words, self._directory)
+            if before.grid is not None and before.size < grid.size:
+                say(f"sweep: grows from {before.size} to {grid.size} indices; existing jobs keep theirs")
         if self.options.dry_run:
             plan_table(grid)
             return []
@@ -161,9 +163,7 @@ class SweeperBody:
     def _run(self, grid: Grid) -> list[Done]:
         if self._ours is not None:
             jobs = JobList(Job(index, grid[index]) for index in grid)
-            return self._ours.execution([bare(key) for key in grid.varying]).run(
-                jobs, sum(1 for _ in grid) if grid.without else grid.size
-            )
+            return self._ours.execution([bare(key) for key in grid.varying]).run(jobs, grid.num_jobs)
         ended: list[Done] = []
         left = (index for index in grid if not self._is_completed(index))
         for _, run in groupby(enumerate(left), lambda pair: pair[1] - pair[0]):  # others number jobs consecutively

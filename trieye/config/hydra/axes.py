@@ -1,5 +1,7 @@
 """Values and search dimensions that an override sweeps over, in Hydra's grammar and order."""
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError
+
+_PLAIN = re.compile(r"[A-Za-z][\w./-]*")
+_SPECIAL = {"true", "false", "null", "nan", "inf"}
+"""Words that Hydra's grammar reads as values other than text."""
 
 
 def axes_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None) -> list[tuple[str, tuple[str, ...]]]:
@@ -69,6 +75,20 @@ def _parsed(overrides: Sequence[str], config_loader: ConfigLoader | None) -> lis
 def quoted(text: str) -> str:
     """Return a text, quoted as a value in Hydra's grammar."""
     return QuotedString(text, Quote.single).with_quotes()
+
+
+def typed(value: Any) -> str:
+    """Return a value as it is typed in an override: a number, a text, null, a list or a dict of these."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(typed, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{typed(key)}:{typed(item)}" for key, item in value.items()) + "}"
+    if not isinstance(value, str):
+        return repr(value)
+    is_plain = _PLAIN.fullmatch(value) and value.lower() not in _SPECIAL
+    return value if is_plain else quoted(value)
 
 
 def value_of(text: str) -> Any:

@@ -1,0 +1,131 @@
+"""Conditions: keys of a sweep that exist only with certain values of other keys."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, Self
+
+from trieye.config.base import did_you_mean
+from trieye.exceptions import ConfigurationError
+
+OPTION = "hydra.sweeper.when"
+_SPACE = re.compile(r"(?<=[\[{,:]) +")
+_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The condition of each conditional key.
+
+    Attributes:
+        when: Required values of other keys, by conditional key; all keys without prefixes. One of the values of each
+            other key suffices.
+    """
+
+    when: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, when: Mapping[str, Mapping[str, Any]]) -> Self:
+        """Return the conditions of the option `when`, whose values are single values or lists.
+
+        Raises:
+            ConfigurationError: The conditions depend on each other.
+        """
+        conditions = cls(
+            {key: {other: _texts(value) for other, value in condition.items()} for key, condition in when.items()}
+        )
+        try:
+            TopologicalSorter(conditions.when).prepare()
+        except CycleError as error:
+            cycle = " -> ".join(error.args[1])
+            raise ConfigurationError(f"{OPTION}: the conditions depend on each other: {cycle}") from None
+        return conditions
+
+    def __bool__(self) -> bool:
+        return bool(self.when)
+
+    def sentences(self) -> list[str]:
+        """Return each condition as text, such as `agent.clip_range exists where agent=ppo`."""
+        terms = {
+            key: [f"{other}={'|'.join(values)}" for other, values in condition.items()]
+            for key, condition in self.when.items()
+        }
+        return [f"{key} exists where {' and '.join(term)}" for key, term in terms.items()]
+
+    def check(self, choices: Mapping[str, Sequence[str]]) -> None:
+        """Check that each key exists and each condition can hold; a key with a single value restricts the sweep.
+
+        Args:
+            choices: Values of each key of the sweep; empty for an interval.
+
+        Raises:
+            ConfigurationError: A key is unknown, or has none of the required values.
+        """
+        for key, condition in self.when.items():
+            for name in (key, *condition):
+                if name not in choices:
+                    raise ConfigurationError(
+                        f"{OPTION}: {name} is not a key of the sweep{did_you_mean(name, choices)} "
+                        f"(keys: {', '.join(choices)})"
+                    )
+            for other, values in condition.items():
+                allowed = choices[other]
+                if not allowed:
+                    raise ConfigurationError(
+                        f"{OPTION}: {key} depends on {other}, which has an interval; only keys with a range of "
+                        "integers or listed values can be conditions"
+                    )
+                can_hold = any(same_value(value, choice) for value in values for choice in allowed)
+                if len(allowed) > 1 and not can_hold:
+                    raise ConfigurationError(
+                        f"{OPTION}: {key} depends on {other}={'|'.join(values)}, which is not a value of {other}"
+                        f"{did_you_mean(values[0], allowed)} (values: {', '.join(allowed)})"
+                    )
+
+    def order(self, keys: Sequence[str]) -> list[str]:
+        """Return keys in an order in which a key follows all keys that its condition reads."""
+        sorter = TopologicalSorter({key: [other for other in self.when.get(key, ()) if other in keys] for key in keys})
+        return list(sorter.static_order()) if self.when else list(keys)
+
+    def is_active(self, key: str, values: Mapping[str, str]) -> bool:
+        """Return whether a key exists.
+
+        Args:
+            key: A key.
+            values: Values of the other keys; a missing key satisfies no condition.
+        """
+        return all(
+            other in values
+            and any(same_value(values[other], value) for value in allowed)
+            and self.is_active(other, values)
+            for other, allowed in self.when.get(key, {}).items()
+        )
+
+    def active(self, values: Mapping[str, str]) -> dict[str, str]:
+        """Return the values of the keys that exist."""
+        if not self.when:
+            return dict(values)
+        return {key: value for key, value in values.items() if self.is_active(key, values)}
+
+
+NO_CONDITIONS = Conditions()
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
+
+
+def same_value(one: str, other: str) -> bool:
+    """Return whether two values are equal, including different spellings of a number, a list or null."""
+    if one == other:
+        return True
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return _simplest(one) == _simplest(other)
+
+
+def _simplest(value: str) -> str:
+    """Normalize a value written by YAML, Python or Hydra to Hydra's grammar without quotes."""
+    return _WORDS.get(value.casefold()) or _SPACE.sub("", value).strip("'\"")
