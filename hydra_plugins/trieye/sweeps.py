@@ -61,7 +61,8 @@ LAUNCHER: dict[str, Any] = {
 }  # fmt: skip
 SWEEPER: dict[str, Any] = {
     "kind": "grid", "params": None, "seeds": None, "zip": [], "exclude": [], "when": {},
-    "dry_run": False, "num_trials": 20, "seed": 0, "mode": None, "sampler": "tpe", "pruner": "none",
+    "budget": ["loop.steps", "loop.env_steps", "loop.time_s"], "dry_run": False, "num_trials": 20,
+    "seed": 0, "mode": None, "objective": "return", "sampler": "tpe", "pruner": "none",
 }  # fmt: skip
 
 _MODULE = "hydra_plugins.trieye.sweeps"

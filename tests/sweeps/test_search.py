@@ -13,7 +13,9 @@ from trieye.config.hydra.axes import Dimension, dimensions_of
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.jobs import Done, Job, JobRecord
+from trieye.sweeps.record import SweepRecord
 from trieye.sweeps.search import OptunaSearch, RandomSearch, SearchQueue
+from trieye.sweeps.space import SearchSpace
 from trieye.sweeps.status import status_of
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
@@ -52,9 +54,9 @@ def test_an_interval_that_is_none_is_refused(word, message):
 @pytest.mark.parametrize("kind", ["random", "optuna"])
 def test_all_that_is_drawn_is_within_bounds_and_spread_over_them(kind):
     dimensions = dimensions_of(SPEC)
-    search = RandomSearch(dimensions, 3)
+    search = RandomSearch(SearchSpace.of(dimensions), 3)
     if kind == "optuna":
-        search = OptunaSearch(dimensions, SweeperConfig(kind="optuna", sampler="random", seed=3), "max")
+        search = OptunaSearch(SearchSpace.of(dimensions), SweeperConfig(kind="optuna", sampler="random", seed=3), "max")
     drawn = [values(search.ask(index)) for index in range(400)]
     assert all(-1 <= float(values["x"]) <= 1 for values in drawn)
     assert all(1e-5 <= float(values["lr"]) <= 1e-1 for values in drawn)
@@ -68,40 +70,40 @@ def test_all_that_is_drawn_is_within_bounds_and_spread_over_them(kind):
 
 def test_a_job_of_a_random_search_tries_the_same_whenever_it_is_begun():
     dimensions = dimensions_of(SPEC)
-    first = [RandomSearch(dimensions, 0).ask(index) for index in range(5)]
-    assert [RandomSearch(dimensions, 0).ask(index) for index in reversed(range(5))] == first[::-1]
-    assert RandomSearch(dimensions, 1).ask(0) != first[0]
+    first = [RandomSearch(SearchSpace.of(dimensions), 0).ask(index) for index in range(5)]
+    assert [RandomSearch(SearchSpace.of(dimensions), 0).ask(index) for index in reversed(range(5))] == first[::-1]
+    assert RandomSearch(SearchSpace.of(dimensions), 1).ask(0) != first[0]
 
 
 def trained(search, indices, reach):
     for index in indices:
         overrides = search.ask(index)
-        search.tell(index, overrides, reach(float(values(overrides)["x"])), is_pruned=False)
+        search.tell(index, overrides, [reach(float(values(overrides)["x"]))], is_pruned=False)
 
 
 def test_tpe_comes_near_the_optimum_and_knows_what_earlier_starts_reached():
     dimensions, options = [Dimension("x", low=-10, high=10)], SweeperConfig(kind="optuna", seed=1)
     reach = lambda x: -((x - 3) ** 2)  # noqa: E731
-    begun = OptunaSearch(dimensions, options, "max")
+    begun = OptunaSearch(SearchSpace.of(dimensions), options, "max")
     trained(begun, range(40), reach)
-    later = OptunaSearch(dimensions, options, "max")
+    later = OptunaSearch(SearchSpace.of(dimensions), options, "max")
     for trial in begun._study.trials:  # its own
-        later.tell(trial.number, [f"x={trial.params['x']!r}"], trial.value, is_pruned=False)
+        later.tell(trial.number, [f"x={trial.params['x']!r}"], [trial.value], is_pruned=False)
     trained(later, range(40, 50), reach)
     proposed = [trial.params["x"] for trial in later._study.trials[40:]]
     assert sum(abs(x - 3) < 2 for x in proposed) >= 5  # of ten; chance would give two
-    fresh = [float(values(OptunaSearch(dimensions, options, "max").ask(0))["x"])]
+    fresh = [float(values(OptunaSearch(SearchSpace.of(dimensions), options, "max").ask(0))["x"])]
     assert abs(fresh[0] - 3) > 2
 
 
 def test_a_search_that_is_started_again_hears_once_and_first_of_what_is_known(tmp_path):
     class Heard(RandomSearch):
         def __init__(self):
-            super().__init__([Dimension("x", low=0, high=1)], 0)
+            super().__init__(SearchSpace.of([Dimension("x", low=0, high=1)]), 0)
             self.heard = []
 
-        def tell(self, index, overrides, value, *, is_pruned):
-            self.heard.append((index, overrides, value, is_pruned))
+        def tell(self, index, overrides, values, *, is_pruned):
+            self.heard.append((index, overrides, values, is_pruned))
 
     search, states = Heard(), ["completed", "failed", "pruned", "lost"]
     begun = {
@@ -109,30 +111,32 @@ def test_a_search_that_is_started_again_hears_once_and_first_of_what_is_known(tm
         for number, state in enumerate(states)
     }
     source = SearchQueue(search, 5, begun, tmp_path, None)
-    reported = [(0, ("x=0.0",), 0.0, False), (2, ("x=0.2",), 2.0, True)]
+    reported = [(0, ("x=0.0",), [0.0], False), (2, ("x=0.2",), [2.0], True)]
     assert search.heard == reported  # also where a relaunch asks for the others alone
     assert [source.next().index for _ in range(5)] == list(range(5))
     for index in range(4):
         source.ended(Job(index, (f"x=0.{index}",)), Done(index, 7.0))
-    assert search.heard == [*reported, (1, ("x=0.1",), 7.0, False), (3, ("x=0.3",), 7.0, False)]
+    assert search.heard == [*reported, (1, ("x=0.1",), [7.0], False), (3, ("x=0.3",), [7.0], False)]
 
 
 def test_what_failed_or_lies_outside_of_the_new_bounds_teaches_nothing_and_stops_nothing():
-    search = OptunaSearch([Dimension("x", low=0, high=1)], SweeperConfig(kind="optuna"), "min")
-    search.tell(0, ["x=7.5"], 1.0, is_pruned=False)
-    search.tell(1, ["y=0.5"], 1.0, is_pruned=False)
-    search.tell(2, search.ask(2), None, is_pruned=False)
-    search.tell(3, search.ask(3), math.nan, is_pruned=False)
+    search = OptunaSearch(SearchSpace.of([Dimension("x", low=0, high=1)]), SweeperConfig(kind="optuna"), "min")
+    search.tell(0, ["x=7.5"], [1.0], is_pruned=False)
+    search.tell(1, ["y=0.5"], [1.0], is_pruned=False)
+    search.tell(2, search.ask(2), [], is_pruned=False)
+    search.tell(3, search.ask(3), [math.nan], is_pruned=False)
     states = [trial.state.name for trial in search._study.trials]
     assert states == ["FAIL", "FAIL"]
 
 
 def test_a_pruner_gives_up_what_stays_below_the_others():
-    search = OptunaSearch([Dimension("x", low=0, high=1)], SweeperConfig(kind="optuna", pruner="median"), "max")
+    search = OptunaSearch(
+        SearchSpace.of([Dimension("x", low=0, high=1)]), SweeperConfig(kind="optuna", pruner="median"), "max"
+    )
     for index in range(4):
         overrides = search.ask(index)
         assert not any(search.is_hopeless(index, step, 10.0 + step) for step in range(1, 6))
-        search.tell(index, overrides, 15.0, is_pruned=False)
+        search.tell(index, overrides, [15.0], is_pruned=False)
     search.ask(4)
     assert any(search.is_hopeless(4, step, 1.0) for step in range(1, 6))
     search.ask(5)
@@ -142,7 +146,7 @@ def test_a_pruner_gives_up_what_stays_below_the_others():
 def test_optuna_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'trieye\[optuna\]', or set hydra.sweeper.kind=random"):
-        OptunaSearch([], SweeperConfig(kind="optuna"), "max")
+        OptunaSearch(SearchSpace.of([]), SweeperConfig(kind="optuna"), "max")
 
 
 def test_a_sampler_whose_package_is_missing_is_refused_before_a_job_begins(sweep, monkeypatch, capsys):
@@ -178,7 +182,7 @@ def proposals(search, indices):
     for index in indices:
         proposed.append(search.ask(index))
         search.tell(
-            index, proposed[-1], -sum(float(value) ** 2 for value in values(proposed[-1]).values()), is_pruned=False
+            index, proposed[-1], [-sum(float(value) ** 2 for value in values(proposed[-1]).values())], is_pruned=False
         )
     return proposed
 
@@ -187,21 +191,21 @@ def proposals(search, indices):
 def test_a_restarted_sampler_continues_its_sequence_of_proposals(sampler, num):
     dimensions = dimensions_of(["x=interval(-1,1)", "lr=tag(log,interval(1e-5,1e-1))", "n=range(1,64)"])
     options = SweeperConfig(kind="optuna", sampler=sampler, seed=3)
-    uninterrupted = proposals(OptunaSearch(dimensions, options, "max"), range(num))
+    uninterrupted = proposals(OptunaSearch(SearchSpace.of(dimensions), options, "max"), range(num))
     assert len(set(uninterrupted)) == num
-    restarted = OptunaSearch(dimensions, options, "max")
+    restarted = OptunaSearch(SearchSpace.of(dimensions), options, "max")
     for index, overrides in enumerate(uninterrupted[: num - 4]):
         objective = -sum(float(value) ** 2 for value in values(overrides).values())
-        restarted.tell(index, overrides, objective, is_pruned=False)
+        restarted.tell(index, overrides, [objective], is_pruned=False)
     assert proposals(restarted, range(num - 4, num)) == uninterrupted[num - 4 :]
 
 
 def test_values_of_a_discrete_space_repeat_only_after_an_identical_job_was_completed():
-    search = OptunaSearch(dimensions_of(["a=b,c", "k=range(0,4)"]), SweeperConfig(kind="optuna"), "max")
+    search = OptunaSearch(SearchSpace.of(dimensions_of(["a=b,c", "k=range(0,4)"])), SweeperConfig(kind="optuna"), "max")
     running = [search.ask(index) for index in range(8)]
     assert len(set(running)) == 8
-    search.tell(5, running[5], 1.0, is_pruned=False)
-    search.tell(6, running[6], None, is_pruned=False)
+    search.tell(5, running[5], [1.0], is_pruned=False)
+    search.tell(6, running[6], [], is_pruned=False)
     assert {search.ask(index) for index in range(8, 12)} == {running[5]}
 
 
@@ -278,6 +282,74 @@ def test_a_sweep_of_another_sweeper_on_our_launcher_leaves_no_secret(sweep):
     files = [path for path in sweep.directory.rglob("*") if path.is_file()]
     assert "config.yaml" in {path.name for path in files}
     assert [path for path in files if b"sk-7a1f" in path.read_bytes()] == []
+
+
+WHEN = {"clip": {"agent": "ppo"}, "gae": {"agent": "ppo"}, "lam": {"gae": True}}
+CONDITIONAL = ["clip=interval(0.1,0.3)", "lam=interval(0,1)", "gae=true,false", "agent=dqn,ppo", "lr=interval(0,1)"]
+
+
+@pytest.mark.parametrize("kind", ["random", "tpe", "gp"])
+def test_a_conditional_dimension_is_drawn_only_where_it_exists(kind):
+    space = SearchSpace.of(dimensions_of([*CONDITIONAL, "eps=7"]), {**WHEN, "eps": {"agent": "dqn"}})
+    search = RandomSearch(space, 0)
+    if kind != "random":
+        search = OptunaSearch(space, SweeperConfig(kind="optuna", sampler=kind), "max")
+    drawn = []
+    for index in range(20):
+        overrides = search.ask(index)
+        drawn.append(values(overrides))
+        search.tell(index, overrides, [float(drawn[-1]["lr"])], is_pruned=False)
+    keys = {frozenset(values) for values in drawn}
+    always, ppo = {"agent", "lr"}, {"agent", "lr", "clip", "gae"}
+    assert keys == {frozenset(keys) for keys in (always | {"eps"}, ppo, ppo | {"lam"})}
+    assert all(("lam" in values) == (values.get("gae") == "True") for values in drawn)
+    resumed = OptunaSearch(space, SweeperConfig(kind="optuna"), "max")
+    for index, overrides in enumerate(drawn):
+        words = tuple(f"{key}={value}" for key, value in overrides.items())
+        assert resumed.resume(index, words) == words
+        resumed.tell(index, words, [1.0], is_pruned=False)
+    assert [trial.params.keys() for trial in resumed._study.trials] == [values.keys() - {"eps"} for values in drawn]
+
+
+def test_conditions_of_a_search_are_checked_and_need_discrete_keys():
+    with pytest.raises(ConfigurationError, match="clip depends on lr, which has an interval"):
+        SearchSpace.of(dimensions_of(CONDITIONAL), {"clip": {"lr": 0.5}})
+    space = SearchSpace.of(dimensions_of(["n=range(1,4)", "units=interval(0,1)"]), {"units": {"n": [2, 3]}})
+    assert space.order == ["n", "units"]
+
+
+def test_a_larger_budget_runs_completed_jobs_further(sweep, capfd):
+    ran = []
+
+    def task(cfg):
+        ran.append((HydraConfig.get().job.num, cfg.epochs))
+        return cfg.x
+
+    words = ["+x=interval(0,1)", "hydra.sweeper.kind=random", "hydra.sweeper.budget=[epochs]"]
+    first = sweep.search(task, *words, "+epochs=1", "hydra.sweeper.num_trials=2")
+    sweep.search(task, *words, "+epochs=1", "hydra.sweeper.num_trials=2")
+    assert ran == [(0, 1), (1, 1)]
+    capfd.readouterr()
+    raised = sweep.search(task, *words, "+epochs=2", "hydra.sweeper.num_trials=3")
+    assert "2 completed jobs run further with +epochs=2" in capfd.readouterr().err
+    assert ran[2:] == [(0, 2), (1, 2), (2, 2)]
+    assert [job[0] for job in raised[:2]] == [job[0] for job in first]
+    with pytest.raises(ConfigurationError, match="epochs=1: the sweep has jobs with epochs=2, and can only raise its"):
+        sweep.search(task, *words, "+epochs=1", "hydra.sweeper.num_trials=3")
+    sweep.search(task, *words, "+epochs=2", "hydra.sweeper.num_trials=1")
+    assert SweepRecord.of(sweep.directory).size == 3, "a smaller number hides no job"
+
+
+def test_a_grid_grows_and_raises_its_budget_in_one_start(sweep):
+    task, words = lambda cfg: cfg.x + cfg.seed, ["hydra.sweeper.budget=[epochs]"]
+    sweep.search(task, "+x=1,2", "+seed=0", *words)
+    sweep.search(task, "+x=1,2", "+seed=0,1", *words)
+    grown = sweep.search(task, "+epochs=9", "+x=1,2", "+seed=0,1,2", *words)
+    pairs = [(1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2)]
+    assert grown == [("+epochs=9", f"+x={x}", f"+seed={seed}") for x, seed in pairs]
+    assert [sweep.record(index).attempt for index in range(6)] == [2, 2, 2, 2, 1, 1]
+    with pytest.raises(ConfigurationError, match="a sweep can only grow"):
+        sweep.search(task, "+x=1,2", "+seed=0,1,2")  # epochs is not its budget, so it may not vanish
 
 
 PROGRAM = textwrap.dedent("""

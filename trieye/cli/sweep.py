@@ -302,13 +302,15 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from trieye.sweeps.status import HOWS, status_of
+    from trieye.sweeps.record import SweepRecord
+    from trieye.sweeps.status import HOWS, pareto_optimal_jobs, status_of
 
     directory = sweep_directory(options.dir)
-    jobs = status_of(directory)
-    counts = Counter(job.how for job in jobs)
+    jobs, modes = status_of(directory), SweepRecord.of(directory).modes
+    counts, optimal = Counter(job.how for job in jobs), pareto_optimal_jobs(jobs, modes) if modes else []
     if options.json:
-        print_json("sweep.status", {"sweep": directory, "counts": counts, "jobs": [_row(job) for job in jobs]})
+        document = {"sweep": directory, "counts": counts, "modes": modes, "pareto_optimal": optimal}
+        print_json("sweep.status", {**document, "jobs": [_row(job) for job in jobs]})
     else:
         from trieye.process.terminal import Terminal, Text
 
@@ -316,6 +318,8 @@ def _status(options: argparse.Namespace) -> int:
         console.print(_table(jobs))
         summary = (Text(f"{counts[how]} {how}", _COLORS[how]) for how in HOWS if counts[how])
         console.print(Text(f"{len(jobs)} jobs: ").append_text(Text(", ").join(summary)))
+        if optimal:
+            console.print(f"Pareto-optimal ({', '.join(modes)}): jobs {', '.join(map(str, optimal))}")
         if counts.keys() & set(_UNFINISHED):
             console.print(f"run unfinished jobs: trieye sweep relaunch {directory}")
     return 0 if counts["completed"] + counts["pruned"] == len(jobs) else 1
@@ -328,6 +332,7 @@ def _row(job: "JobStatus") -> dict[str, Any]:
         "state": job.how,
         "values": dict(job.values),
         "objective": job.objective,
+        "objectives": dict(job.objectives),
         "has_checkpoint": job.has_checkpoint,
         "step": record.step if record else None,
         "attempt": record.attempt if record else 0,
@@ -368,7 +373,7 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
             Text(job.how, style=_COLORS[job.how]),
             *(short(job.values.get(key, "")) for key in keys),
             "" if record is None or record.step is None else f"{record.step:,}",
-            "" if job.objective is None else f"{job.objective:g}",
+            job.objective_text,
             "" if record is None else str(record.attempt),
             "" if record is None else f"{record.took_s:.0f} s",
             *(["" if record is None else record.host] if is_spread else []),

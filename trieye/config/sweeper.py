@@ -1,10 +1,12 @@
 """SweeperConfig: options of `hydra/sweeper=trieye`, which chooses the jobs of a grid or search."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from trieye.config.base import StrictModel
+
+Mode = Literal["min", "max"]
 
 
 class SweeperConfig(StrictModel):
@@ -30,11 +32,24 @@ class SweeperConfig(StrictModel):
         description="Keys that exist only with certain values of other keys, such as {agent.clip_range: {agent: ppo}} "
         "or {agent.clip_range: {agent: [ppo, a2c]}}.",
     )
+    budget: list[str] = Field(
+        default=["loop.steps", "loop.env_steps", "loop.time_s"],
+        description="Keys that an existing sweep may raise, such as a number of epochs: its completed jobs then run "
+        "further, from their checkpoints.",
+    )
     dry_run: bool = Field(default=False, description="Show the jobs without running them.")
     num_trials: int = Field(default=20, ge=1, description="Number of jobs of a random or Optuna search.")
     seed: int = Field(default=0, ge=0, description="Random seed of the search.")
-    mode: Literal["min", "max"] | None = Field(
-        default=None, description="Whether a lower or a higher return value is better; null = loop.mode, else max."
+    mode: Mode | Annotated[list[Mode], Field(min_length=2)] | None = Field(
+        default=None,
+        description="Whether a lower or a higher objective is better; null = loop.mode, else max. [max,min] = several "
+        "objectives: the numbers of a list or dict that the job returns, in order.",
+    )
+    objective: str = Field(
+        default="return",
+        pattern=r"^(return|last|best|mean:[1-9]\d*)$",
+        description="Objective of a job: return = its return value; last, best, mean:K = the last point, the best "
+        "point, or the mean of the last K points of loop.objective, for jobs that are trieye runs.",
     )
     sampler: Literal["tpe", "random", "cmaes", "gp"] = Field(
         default="tpe", description="Optuna sampler, for kind=optuna."
@@ -50,4 +65,16 @@ class SweeperConfig(StrictModel):
                 raise ValueError(f"{name} is only for kind=grid, but kind is {self.kind}")
         if self.pruner != "none" and self.kind != "optuna":
             raise ValueError(f"pruner is only for kind=optuna, but kind is {self.kind}")
+        if isinstance(self.mode, list):
+            for name, value, default in (
+                ("objective", self.objective, "return"),
+                ("pruner", self.pruner, "none"),
+            ):
+                if value != default:
+                    raise ValueError(
+                        f"{name}={value} needs a single objective, but mode has {len(self.mode)}; "
+                        f"set {name}={default}, or mode to max or min"
+                    )
+            if self.kind == "optuna" and self.sampler == "cmaes":
+                raise ValueError("sampler=cmaes needs a single objective; use tpe, gp or random with several")
         return self

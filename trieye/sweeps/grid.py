@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -288,6 +288,22 @@ class Grid:
             }
         )
         return replace(self, axes=tuple(axes), without=tuple(without), conditions=conditions)
+
+    def with_constants_of(self, other: Self, keys: Collection[str]) -> Self:
+        """Return this grid with the constant axes of another grid for these keys, instead of its own."""
+
+        def is_constant(axis: Axis) -> bool:
+            return len(axis.keys) == len(axis.places) == 1 and bare(axis.keys[0]) in keys
+
+        retained = [at for at, axis in enumerate(self.axes) if not is_constant(axis)]
+        axes = [self.axes[at] for at in retained]
+        growth = [[lengths[at] for at in retained] for lengths in self.growth]
+        for at, axis in enumerate(other.axes):
+            if is_constant(axis):
+                axes.insert(at, axis)
+                for lengths in growth:
+                    lengths.insert(at, 1)
+        return replace(self, axes=tuple(axes), growth=tuple(map(tuple, growth)))
 
     def grown_from(self, then: Self) -> Self | None:
         """Return this grid with the indices of an earlier grid, to which it appends values; None if they differ."""

@@ -4,9 +4,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,8 +91,21 @@ class Done:
     @property
     def number(self) -> float | None:
         """The return value, if it is a number."""
-        is_number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
-        return float(self.value) if is_number else None  # type: ignore[arg-type]
+        return _number(self.value)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers in a return value that is a dict, a list or a tuple, named `objective_0`, ... without a dict."""
+        value = self.value
+        if isinstance(value, list | tuple):
+            value = {f"objective_{at}": item for at, item in enumerate(value)}
+        if not isinstance(value, Mapping):
+            return {}
+        return {str(name): number for name, item in value.items() if (number := _number(item)) is not None}
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
 
 
 class JobRecord(JsonRecord, kw_only=True):
@@ -112,7 +126,8 @@ class JobRecord(JsonRecord, kw_only=True):
         heartbeat: Time of the last write by its process, on the clock of its machine.
         ended: End time.
         step: Last recorded step.
-        objective: The return value, if it is a number.
+        objective: The objective, if it is a number: the return value, or as `hydra.sweeper.objective` defines it.
+        objectives: The numbers of a return value with several, by name.
         error: The error, if it failed.
     """
 
@@ -134,6 +149,7 @@ class JobRecord(JsonRecord, kw_only=True):
     ended: float | None = None
     step: int | None = None
     objective: float | None = None
+    objectives: dict[str, float] = msgspec.field(default_factory=dict)
     error: str | None = None
 
     def values(self, varying: Collection[str]) -> dict[str, str]:
@@ -278,11 +294,12 @@ class RunningJob:
         link = self._directory / RUN
         return link.resolve() if link.is_symlink() else None
 
-    def end(self, state: State, *, objective: float | None = None, error: BaseException | None = None) -> None:
-        """Write the final state."""
+    def end(self, state: State, *, done: Done | None = None, error: BaseException | None = None) -> None:
+        """Write the final state, with the objectives of `done`."""
         with self._lock:
             self._record.state, self._record.step = state, self._step()
-            self._record.objective = objective
+            self._record.objective = None if done is None else done.number
+            self._record.objectives = {} if done is None else done.numbers
             if error is not None:
                 self._record.fail(f"{type(error).__name__}: {error}")
             self._record.ended = self._record.heartbeat = time.time()

@@ -79,6 +79,7 @@ class SweepRecord(JsonRecord, kw_only=True):
         size: Number of jobs.
         varying: The keys that differ between jobs.
         mode: `max` or `min`: whether a higher or lower objective is better.
+        modes: The same for each of several objectives; empty for a single objective.
         created: Start time in Unix seconds.
         summary: Job counts by state, and the best job, at the last completion of a trieye sweeper.
         study: Name and search space of a Ray Tune study; empty for a sweep.
@@ -97,6 +98,7 @@ class SweepRecord(JsonRecord, kw_only=True):
     size: int = 0
     varying: list[str] = []
     mode: str = "max"
+    modes: list[str] = []
     created: float = msgspec.field(default_factory=time.time)
     summary: dict[str, Any] = {}
     study: dict[str, Any] = {}
@@ -186,20 +188,21 @@ class SweepRecord(JsonRecord, kw_only=True):
         """Set the grid, without secrets, and the number of jobs."""
         self.grid, self.size = grid.without_secrets().plain(), grid.size
 
-    def going_on(self, grid: Grid, words: Sequence[str], directory: Path) -> Grid:
-        """Return the grid of a resumed sweep, in which shuffled axes retain their recorded order.
+    def going_on(self, grid: Grid, words: Sequence[str], directory: Path, *, budget: Sequence[str] = ()) -> Grid:
+        """Return the grid of a resumed sweep, in which jobs and shuffled axes retain their recorded order.
 
         Args:
             grid: The grid of `words`.
             words: The overrides of this start.
             directory: Directory of the sweep.
+            budget: Keys that may be raised, and do not identify jobs.
 
         Raises:
-            ConfigurationError: A job would get another index.
+            ConfigurationError: A job would get another index, or the budget is smaller.
         """
         if self.grid is None:
             return grid
-        then = self.the_grid().renamed_like(grid)
+        then = self.the_grid().renamed_like(grid).with_constants_of(grid, budget)
         grid = grid.in_the_order_of(then, {word.partition("=")[0] for word in words if "shuffle(" in word})
         after = grid.without_secrets()
         grown = after.grown_from(then)

@@ -50,9 +50,12 @@ def _few(grid: Grid) -> list[int]:
 
 
 def final_table(directory: Path, record: SweepRecord) -> None:
-    """Print the best jobs of a sweep."""
+    """Print the best jobs of a sweep; with several objectives, the Pareto-optimal jobs."""
     from trieye.sweeps.status import status_of
 
+    if record.modes:
+        _pareto_table(status_of(directory), record)
+        return
     jobs = [job for job in status_of(directory) if job.objective is not None]
     if not jobs:
         return
@@ -61,6 +64,30 @@ def final_table(directory: Path, record: SweepRecord) -> None:
     console.print(ranked(jobs[:_MOST], record))
     if len(jobs) > _MOST:
         console.print(f"{len(jobs) - _MOST} more: trieye sweep status {directory}")
+
+
+def _pareto_table(jobs: "Sequence[JobStatus]", record: SweepRecord) -> None:
+    from trieye.sweeps.status import pareto_optimal_jobs
+
+    optimal = pareto_optimal_jobs(jobs, record.modes)
+    chosen = [job for job in jobs if job.index in optimal]
+    if not chosen:
+        return
+    names = list(chosen[0].objectives)
+    sign = -1 if record.modes[0] == "max" else 1
+    chosen.sort(key=lambda job: sign * next(iter(job.objectives.values())))
+    keys = list(dict.fromkeys(key for job in jobs for key in job.values))
+    directions = ", ".join(f"{name} {mode}" for name, mode in zip(names, record.modes, strict=True))
+    table = TextTable(title=f"{len(chosen)} Pareto-optimal of {record.size} jobs ({directions})")
+    table.add_column("job", justify="right")
+    for heading in headings(keys):
+        table.add_column(heading, justify="right")
+    for name in names:
+        table.add_column(name, justify="right", style="bold")
+    for job in chosen:
+        values = (f"{value:g}" for value in job.objectives.values())
+        table.add_row(str(job.index), *(short(job.values.get(key, "")) for key in keys), *values)
+    Terminal().print(table)
 
 
 def headings(keys: Sequence[str]) -> list[str]:

@@ -11,12 +11,13 @@ from typing import Any, Protocol
 
 from trieye.config.hydra.axes import Dimension
 from trieye.config.packages import load, require
-from trieye.config.redaction import HIDDEN
 from trieye.config.sweeper import SweeperConfig
-from trieye.exceptions import ConfigurationError, JournalError
+from trieye.exceptions import JournalError
 from trieye.hub.status import read_status
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord
+from trieye.sweeps.objectives import ObjectiveError
+from trieye.sweeps.space import SearchSpace, drawn
 from trieye.sweeps.status import JobStatus
 
 _LOOK_S = 1.0
@@ -47,58 +48,41 @@ class Search(Protocol):
             ConfigurationError: A secret among them was not passed again.
         """
 
-    def tell(self, index: int, overrides: Sequence[str], value: float | None, *, is_pruned: bool) -> None:
-        """Report the objective of a job that `ask` or `resume` returned; None if it failed."""
+    def tell(self, index: int, overrides: Sequence[str], values: Sequence[float], *, is_pruned: bool) -> None:
+        """Report the objectives of a job that `ask` or `resume` returned; none if it failed."""
 
     def is_hopeless(self, index: int, step: int, value: float) -> bool:
         """Report a point of a running job; return whether to prune it."""
 
 
 class RandomSearch:
-    """Draws random values, which depend only on the seed and the index of the job."""
+    """Draws random values, which depend only on the seed and the index of the job.
 
-    def __init__(self, dimensions: Sequence[Dimension], seed: int) -> None:
-        self._dimensions, self._seed = dimensions, seed
+    Args:
+        space: The search space.
+        seed: Seed of the draws.
+    """
+
+    def __init__(self, space: SearchSpace, seed: int) -> None:
+        self._space, self._seed = space, seed
 
     def ask(self, index: int) -> tuple[str, ...]:
         """Return the overrides of a new job."""
         generator = random.Random(f"{self._seed}/{index}")  # noqa: S311 - no secret
-        return tuple(f"{dimension.key}={_drawn(dimension, generator)}" for dimension in self._dimensions)
+        values = {bare(axis.key): drawn(axis, generator) for axis in self._space.dimensions}
+        return self._space.overrides(values)  # inactive keys are drawn, too: conditions change no other value
 
     def resume(self, index: int, recorded: Sequence[str]) -> tuple[str, ...]:
         """Return the overrides of a job that an earlier start of the sweep began."""
-        return _resumed(self._dimensions, index, recorded)
+        return self._space.resumed(index, recorded)
 
-    def tell(self, index: int, overrides: Sequence[str], value: float | None, *, is_pruned: bool) -> None:
+    def tell(self, index: int, overrides: Sequence[str], values: Sequence[float], *, is_pruned: bool) -> None:
         """Do nothing."""
 
     def is_hopeless(self, index: int, step: int, value: float) -> bool:
         """Return False."""
         del index, step, value
         return False
-
-
-def _resumed(dimensions: Sequence[Dimension], index: int, recorded: Sequence[str]) -> tuple[str, ...]:
-    """Return the recorded drawn values, and constants, which may be secrets, from the current command."""
-    constants = {bare(axis.key): f"{axis.key}={axis.choices[0]}" for axis in dimensions if len(axis.choices) == 1}
-    words = [constants.pop(bare(word.partition("=")[0]), word) for word in recorded]
-    if hidden := next((word for word in words if HIDDEN in word), None):
-        key = hidden.partition("=")[0]
-        raise ConfigurationError(f"job {index}: {hidden}: secrets are not recorded; add {key}=VALUE to the command")
-    return (*words, *constants.values())
-
-
-def _drawn(dimension: Dimension, generator: random.Random) -> str:
-    if dimension.choices:
-        return generator.choice(dimension.choices)
-    low, high = dimension.low, dimension.high
-    if dimension.is_int and not dimension.is_log:
-        return str(generator.randint(int(low), int(high)))
-    if dimension.is_log:
-        drawn = math.exp(generator.uniform(math.log(low), math.log(high)))
-    else:
-        drawn = generator.uniform(low, high)
-    return str(round(drawn)) if dimension.is_int else repr(min(max(drawn, low), high))
 
 
 class OptunaSearch:
@@ -109,27 +93,27 @@ class OptunaSearch:
     proposals nor differs from an uninterrupted search.
 
     Args:
-        dimensions: The search space.
+        space: The search space.
         options: The sampler, the pruner and the seed.
-        mode: `max` or `min`: whether a higher or lower objective is better.
+        *modes: `max` or `min` for each objective: whether a higher or lower value is better.
 
     Raises:
         ConfigurationError: Optuna or a package of the sampler is not installed.
     """
 
-    def __init__(self, dimensions: Sequence[Dimension], options: SweeperConfig, mode: str) -> None:
+    def __init__(self, space: SearchSpace, options: SweeperConfig, *modes: str) -> None:
         optuna = load("optuna", "hydra.sweeper.kind=optuna", "set hydra.sweeper.kind=random")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         for package in _PACKAGES.get(options.sampler, ()):
             require(package, f"hydra.sweeper.sampler={options.sampler}")
-        self._optuna, self._dimensions, self._options = optuna, dimensions, options
-        self._spaces = {
-            bare(dimension.key): _space(dimension, optuna.distributions)
-            for dimension in dimensions
+        self._optuna, self._space, self._options = optuna, space, options
+        self._distributions = {
+            bare(dimension.key): _distribution(dimension, optuna.distributions)
+            for dimension in space.dimensions
             if len(dimension.choices) != 1
         }
         self._study = optuna.create_study(
-            direction="maximize" if mode == "max" else "minimize",
+            directions=["maximize" if mode == "max" else "minimize" for mode in modes],
             sampler=optuna.samplers.RandomSampler(),  # until the first proposal
             pruner=_pruner(optuna.pruners, options),
         )
@@ -145,40 +129,48 @@ class OptunaSearch:
             sampler = self._options.sampler if draw < _OWN_DRAWS else "random"
             seed = random.Random(f"{self._options.seed}/{index}/{draw}").getrandbits(32)  # noqa: S311 - no secret
             self._study.sampler = _sampler(self._optuna.samplers, sampler, seed)
-            trial = self._study.ask(self._spaces)
+            trial = self._study.ask()
+            values = self._suggested(trial)
             if draw == _MOST_DRAWS - 1 or trial.params not in unfinished or trial.params in finished:
                 break
             self._study.tell(trial, state=states.FAIL)
         self._trials[index] = trial
-        chosen = [(axis, bare(axis.key)) for axis in self._dimensions]
-        return tuple(
-            f"{axis.key}={_typed(trial.params[name]) if name in trial.params else axis.choices[0]}"
-            for axis, name in chosen
-        )
+        return self._space.overrides(values)
+
+    def _suggested(self, trial: Any) -> dict[str, str]:
+        """Let the sampler choose the value of each key that exists, and return them with the constants."""
+        values = self._space.constants()
+        for name in self._space.order:
+            if name in self._distributions and self._space.conditions.is_active(name, values):
+                values[name] = _typed(_suggest(trial, name, self._distributions[name]))
+        return values
 
     def resume(self, index: int, recorded: Sequence[str]) -> tuple[str, ...]:
         """Return the overrides of a job from an earlier start of the sweep, and add it as a running trial."""
-        overrides = _resumed(self._dimensions, index, recorded)
+        overrides = self._space.resumed(index, recorded)
         words = {bare(key): text for key, _, text in (word.partition("=") for word in overrides)}
+        active = {
+            name: distribution
+            for name, distribution in self._distributions.items()
+            if name in words or self._space.conditions.is_active(name, words)
+        }
         with suppress(KeyError, ValueError):  # outside of the current search space: not informative
-            params = {name: _read(words[name], space) for name, space in self._spaces.items()}
+            params = {name: _read(words[name], distribution) for name, distribution in active.items()}
             waiting = self._optuna.trial.TrialState.WAITING
-            self._study.add_trial(
-                self._optuna.trial.create_trial(params=params, distributions=self._spaces, state=waiting)
-            )
+            self._study.add_trial(self._optuna.trial.create_trial(params=params, distributions=active, state=waiting))
             self._trials[index] = self._study.ask()
         return overrides
 
-    def tell(self, index: int, overrides: Sequence[str], value: float | None, *, is_pruned: bool) -> None:
-        """Report the objective of a job that `ask` or `resume` returned; None if it failed."""
+    def tell(self, index: int, overrides: Sequence[str], values: Sequence[float], *, is_pruned: bool) -> None:
+        """Report the objectives of a job that `ask` or `resume` returned; none if it failed."""
         if index not in self._trials:
             self.resume(index, overrides)
         trial, states = self._trials.pop(index, None), self._optuna.trial.TrialState
         if trial is None:
             return
-        is_sound = value is not None and math.isfinite(value)
+        is_sound = len(values) == len(self._study.directions) and all(map(math.isfinite, values))
         state = states.FAIL if not is_sound else states.PRUNED if is_pruned else states.COMPLETE
-        self._study.tell(trial, value if state == states.COMPLETE else None, state=state)
+        self._study.tell(trial, list(values) if state == states.COMPLETE else None, state=state)
 
     def is_hopeless(self, index: int, step: int, value: float) -> bool:
         """Report a point of a running job; return whether to prune it."""
@@ -215,7 +207,7 @@ class SearchQueue:
         for index, record in sorted(begun.items()):
             self._begun[index] = search.resume(index, record.overrides)
             if index in self._reported:
-                search.tell(index, self._begun[index], record.objective, is_pruned=record.state == "pruned")
+                search.tell(index, self._begun[index], _objectives(record), is_pruned=record.state == "pruned")
         self._left = deque([*sorted(begun), *(index for index in range(num_trials) if index not in begun)])
         self._last_step: dict[int, int] = {}
         self._look_at = 0.0
@@ -228,9 +220,20 @@ class SearchQueue:
         return Job(index, self._begun.get(index) or self._search.ask(index))
 
     def ended(self, job: Job, done: Done) -> None:
-        """Report the objective of a job to the search."""
-        if job.index not in self._reported:
-            self._search.tell(job.index, job.overrides, done.number, is_pruned=done.is_pruned)
+        """Report the objectives of a job to the search.
+
+        Raises:
+            ObjectiveError: The job does not provide the objectives.
+        """
+        if isinstance(done.error, ObjectiveError):
+            raise done.error
+        if job.index in self._reported:
+            return
+        values = list(done.numbers.values()) or ([] if done.number is None else [done.number])
+        record = None if values or done.error is not None else JobRecord.read(self._directory / str(job.index))
+        if record is not None and record.state == "completed":  # killed after the job, before it returned the result
+            values = _objectives(record)
+        self._search.tell(job.index, job.overrides, values, is_pruned=done.is_pruned)
 
     def hopeless(self, running: Sequence[Job]) -> Mapping[int, float]:
         """Return the running jobs that the search prunes, with their last objectives."""
@@ -254,21 +257,33 @@ class SearchQueue:
         return None
 
 
+def _objectives(record: JobRecord) -> list[float]:
+    return list(record.objectives.values()) or ([] if record.objective is None else [record.objective])
+
+
 def _typed(value: object) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _read(text: str, space: Any) -> Any:
-    kind = type(space).__name__
+def _read(text: str, distribution: Any) -> Any:
+    kind = type(distribution).__name__
     return text if kind == "CategoricalDistribution" else int(text) if kind == "IntDistribution" else float(text)
 
 
-def _space(dimension: Dimension, distributions: Any) -> Any:
+def _distribution(dimension: Dimension, distributions: Any) -> Any:
     if dimension.choices:
         return distributions.CategoricalDistribution(dimension.choices)
     if dimension.is_int:
         return distributions.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.is_log)
     return distributions.FloatDistribution(dimension.low, dimension.high, log=dimension.is_log)
+
+
+def _suggest(trial: Any, name: str, distribution: Any) -> Any:
+    kind = type(distribution).__name__
+    if kind == "CategoricalDistribution":
+        return trial.suggest_categorical(name, distribution.choices)
+    suggest = trial.suggest_int if kind == "IntDistribution" else trial.suggest_float
+    return suggest(name, distribution.low, distribution.high, log=distribution.log)
 
 
 def _sampler(samplers: Any, name: str, seed: int) -> Any:

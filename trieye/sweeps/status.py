@@ -10,6 +10,7 @@ from typing import Literal
 from trieye.exceptions import SerializationError
 from trieye.process.identity import Liveness
 from trieye.sweeps.jobs import RUN, JobRecord
+from trieye.sweeps.objectives import pareto_optimal
 from trieye.sweeps.record import SweepRecord
 
 How = Literal["completed", "running", "unknown", "failed", "pruned", "incomplete", "removed", "missing"]
@@ -49,6 +50,18 @@ class JobStatus:
         """The objective that the job returned, or None."""
         return self.record.objective if self.record is not None else None
 
+    @property
+    def objectives(self) -> Mapping[str, float]:
+        """The numbers that the job returned as a list or dict, by name."""
+        return self.record.objectives if self.record is not None else {}
+
+    @property
+    def objective_text(self) -> str:
+        """The objectives for display."""
+        if self.objective is not None:
+            return f"{self.objective:g}"
+        return " ".join(f"{name}={value:g}" for name, value in self.objectives.items())
+
 
 def status_of(directory: Path) -> list[JobStatus]:
     """Return the state of each job of a sweep, in order of index, except jobs excluded from the grid.
@@ -66,14 +79,23 @@ def status_of(directory: Path) -> list[JobStatus]:
 
 
 def sum_up(directory: Path, record: SweepRecord) -> None:
-    """Set the summary of a sweep's record: the job counts by state, and the best completed job."""
+    """Set the summary of a sweep's record: the job counts by state, and the best or Pareto-optimal completed jobs."""
     jobs = status_of(directory)
     record.summary = dict(Counter(job.how for job in jobs))
+    if record.modes:
+        record.summary["pareto_optimal"] = pareto_optimal_jobs(jobs, record.modes)
+        return
     numbers = {job.index: job.objective for job in jobs if job.how == "completed" and job.objective is not None}
     numbers = {index: number for index, number in numbers.items() if math.isfinite(number)}
     if numbers:
         best = (max if record.mode == "max" else min)(numbers, key=lambda index: numbers[index])
         record.summary |= {"best": best, "objective": numbers[best]}
+
+
+def pareto_optimal_jobs(jobs: Sequence[JobStatus], modes: Sequence[str]) -> list[int]:
+    """Return the indices of the completed jobs that are Pareto-optimal in a sweep with several objectives."""
+    values = {job.index: tuple(job.objectives.values()) for job in jobs if job.how == "completed"}
+    return pareto_optimal(values, modes)
 
 
 def _status(directory: Path, index: int, values: Mapping[str, str] | None, varying: Sequence[str]) -> JobStatus:

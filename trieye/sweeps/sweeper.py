@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -14,19 +14,22 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from trieye.config.hydra.axes import Dimension, dimensions_of
+from trieye.config.hydra.axes import dimensions_of
 from trieye.config.hydra.records import RedactingTask, write_redacted
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.redaction import HIDDEN, redacted_text
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
+from trieye.sweeps.budgets import run_further, with_raised_budget
 from trieye.sweeps.grid import Grid, bare
-from trieye.sweeps.jobs import Done, Job, JobElsewhereError, JobRecord
+from trieye.sweeps.jobs import RUN, Done, Job, JobElsewhereError, JobRecord
 from trieye.sweeps.launcher import JobList, LauncherBody, new_record
+from trieye.sweeps.objectives import ObjectiveError, Objectives
 from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
 from trieye.sweeps.report import final_table, plan_table
 from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, SearchQueue, remarks
+from trieye.sweeps.space import SearchSpace
 from trieye.sweeps.spec import grid_of
 from trieye.sweeps.status import status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
@@ -36,6 +39,20 @@ _NAMED = 10
 
 class SweepError(TrieyeError):
     """Raised at the end of a sweep if jobs failed."""
+
+
+class GridQueue(JobList):
+    """The jobs of a grid, which ends at a job that does not provide the objectives of the sweep."""
+
+    def ended(self, job: Job, done: Done) -> None:
+        """Check the outcome of a job.
+
+        Raises:
+            ObjectiveError: The job does not provide the objectives.
+        """
+        del job
+        if isinstance(done.error, ObjectiveError):
+            raise done.error
 
 
 class SweeperBody:
@@ -50,6 +67,7 @@ class SweeperBody:
 
     def __init__(self, **options: Any) -> None:
         self.options = plugin_options("hydra.sweeper", SweeperConfig, options)
+        self._objectives = Objectives.of(self.options.model_dump())
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Receive the task and config from Hydra."""
@@ -72,11 +90,14 @@ class SweeperBody:
         """
         words = [*(f"{key}={value}" for key, value in (self.options.params or {}).items()), *arguments]
         loader, record = self._context.config_loader, new_record(self._config)
-        record.mode = self.options.mode or record.mode
+        if isinstance(self.options.mode, list):
+            record.modes = list(self.options.mode)
+        else:
+            record.mode = self.options.mode or record.mode
         if self.options.kind == "grid":
             sweep = partial(self._of_grid, words, grid_of(words, self.options, loader), record)
         else:
-            sweep = partial(self._of_search, self._dimensions(words), record)
+            sweep = partial(self._of_search, self._space(words), record)
         with contextlib.nullcontext() if self.options.dry_run else self._lock:
             before = SweepRecord.read(self._directory)
             if before is not None:
@@ -93,7 +114,7 @@ class SweeperBody:
 
     def _of_grid(self, words: Sequence[str], grid: Grid, record: SweepRecord, before: SweepRecord | None) -> list[Done]:
         if before is not None:
-            grid = before.going_on(grid, words, self._directory)
+            grid = before.going_on(grid, words, self._directory, budget=self.options.budget)
             if before.grid is not None and before.size < grid.size:
                 say(f"sweep: grows from {before.size} to {grid.size} indices; existing jobs keep theirs")
         if self.options.dry_run:
@@ -101,10 +122,10 @@ class SweeperBody:
             return []
         record.set_grid(grid)
         record.varying = [bare(key) for key in grid.varying]
-        self._begin(record)
+        self._begin(record, (Job(index, grid[index]) for index in (grid if before is not None else ())))
         return self._run(grid)
 
-    def _dimensions(self, words: Sequence[str]) -> list[Dimension]:
+    def _space(self, words: Sequence[str]) -> SearchSpace:
         if self._ours is None:
             raise ConfigurationError(
                 "a search needs hydra/launcher=trieye_ray; other launchers only run fixed lists of jobs"
@@ -117,33 +138,45 @@ class SweeperBody:
                 raise ConfigurationError(
                     f"{axis.key}: a search cannot vary a secret: drawn values are recorded, and secrets are not"
                 )
-        return dimensions
+        return SearchSpace.of(dimensions, self.options.when)
 
-    def _of_search(
-        self, dimensions: Sequence[Dimension], record: SweepRecord, before: SweepRecord | None
-    ) -> list[Done]:
-        del before  # its jobs have records
-        search: Search = RandomSearch(dimensions, self.options.seed)
+    def _of_search(self, space: SearchSpace, record: SweepRecord, before: SweepRecord | None) -> list[Done]:
+        search: Search = RandomSearch(space, self.options.seed)
         if self.options.kind == "optuna":
-            search = OptunaSearch(dimensions, self.options, record.mode)
+            search = OptunaSearch(space, self.options, *(record.modes or [record.mode]))
         num = self.options.num_trials
         if self.options.dry_run:
             for index in range(num if self.options.kind == "random" else 1):
                 say(f"job {index}: {' '.join(search.ask(index))}")
             return []
-        assert self._ours is not None  # noqa: S101 - see `_dimensions`
-        record.size, record.varying = num, [bare(axis.key) for axis in dimensions if len(axis.choices) != 1]
-        self._begin(record)
-        read = (JobRecord.read(self._directory / str(index)) for index in range(num))
-        begun = {job_record.index: job_record for job_record in read if job_record is not None}
+        assert self._ours is not None  # noqa: S101 - see `_space`
+        num = num if before is None else max(num, before.size)
+        record.size, record.varying = num, [bare(axis.key) for axis in space.dimensions if len(axis.choices) != 1]
+        earlier = self._begun(num)
+        self._begin(record, (Job(index, space.resumed(index, earlier[index].overrides)) for index in earlier))
+        begun = self._begun(num)
         objective = OmegaConf.select(self._config, "loop.objective") if self.options.pruner != "none" else None
         queue = SearchQueue(search, num, begun, self._directory, objective)
         return self._ours.execution(record.varying).run(queue, num)
 
-    def _begin(self, record: SweepRecord) -> None:
+    def _begun(self, num: int) -> dict[int, JobRecord]:
+        """Return the records of jobs that have started, by index."""
+        records = (JobRecord.read(self._directory / str(index)) for index in range(num))
+        return {record.index: record for record in records if record is not None}
+
+    def _begin(self, record: SweepRecord, jobs: Iterable[Job]) -> None:
+        """Record the sweep, and let completed jobs run further with a larger budget.
+
+        Raises:
+            ConfigurationError: The budget is smaller than in an earlier start.
+        """
+        only = None if self._ours is None else self._ours.options.only
+        selected = (job for job in jobs if only is None or job.index in only)
+        raised = with_raised_budget(self._directory, selected, self.options.budget)
         if not self._is_unchanged:
             record.write(self._directory)
             write_redacted(self._config, self._directory / "multirun.yaml")
+        run_further(self._directory, raised, self.options.budget)
 
     @property
     def _is_unchanged(self) -> bool:
@@ -162,7 +195,7 @@ class SweeperBody:
 
     def _run(self, grid: Grid) -> list[Done]:
         if self._ours is not None:
-            jobs = JobList(Job(index, grid[index]) for index in grid)
+            jobs = GridQueue(Job(index, grid[index]) for index in grid)
             return self._ours.execution([bare(key) for key in grid.varying]).run(jobs, grid.num_jobs)
         ended: list[Done] = []
         left = (index for index in grid if not self._is_completed(index))
@@ -179,14 +212,21 @@ class SweeperBody:
     def _recorded(self, job: Job, returned: JobReturn) -> Done:
         """Record the outcome of a job of another launcher."""
         record = JobRecord(index=job.index, overrides=[redacted_text(word) for word in job.overrides])
+        directory = self._directory / str(job.index)
         try:
             done = Done(job.index, returned.return_value, returned=returned)
         except Exception as error:  # noqa: BLE001 - the error of the job
             done = Done(job.index, error=error, returned=returned)
             record.fail(f"{type(error).__name__}: {error}")
+            record.write(directory)
+            return done
+        done = self._objectives.applied(done, (directory / RUN).resolve() if (directory / RUN).exists() else None)
+        if done.error is not None:
+            record.fail(f"{type(done.error).__name__}: {done.error}")
         else:
-            record.state, record.objective, record.ended = "completed", done.number, time.time()
-        record.write(self._directory / str(job.index))
+            record.state, record.ended = "completed", time.time()
+            record.objective, record.objectives = done.number, done.numbers
+        record.write(directory)
         return done
 
 

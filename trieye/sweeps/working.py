@@ -23,6 +23,7 @@ from trieye.exceptions import TrieyeError
 from trieye.process.output import printing_to
 from trieye.sweeps.grid import shown
 from trieye.sweeps.jobs import OUTPUT, Done, RunningJob
+from trieye.sweeps.objectives import Objectives
 
 Composed = DictConfig
 """The config of a job, with the node `hydra`."""
@@ -66,6 +67,13 @@ class SweepContext:
             return error
 
     @property
+    def objectives(self) -> Objectives:
+        """How the objectives of a job follow from its outcome, for trieye's sweeper."""
+        options = self.config.hydra.sweeper
+        is_ours = str(OmegaConf.select(options, "_target_", default="")).endswith(".TrieyeSweeper")
+        return Objectives.of(options) if is_ours else Objectives()
+
+    @property
     def has_mirror(self) -> bool:
         """Whether runs are copied to a mirror."""
         return OmegaConf.select(self.config, "persistence.mirror", default=None) is not None
@@ -94,7 +102,7 @@ def work(
         if completed is not None:
             return Done(index, completed.objective)
         if not is_own_process:
-            return _ended(_result(shared, index, overrides, config), job)
+            return _ended(shared, _result(shared, index, overrides, config), job)
         setup_globals()
         # keep the plugins of this process, whose modules would otherwise be executed for each job (12 ms); the rest of
         # the state arrived with this job
@@ -103,14 +111,15 @@ def work(
         shared.working_dir.mkdir(parents=True, exist_ok=True)  # may be missing on another machine
         os.chdir(shared.working_dir)
         with printing_to(directory / OUTPUT):
-            return _portable(_ended(_result(shared, index, overrides, config), job))
+            return _portable(_ended(shared, _result(shared, index, overrides, config), job))
 
 
-def _ended(done: Done, job: RunningJob) -> Done:
+def _ended(shared: SweepContext, done: Done, job: RunningJob) -> Done:
+    done = shared.objectives.applied(done, job.run_dir)
     if done.error is not None:
         job.end("failed", error=done.error)
     else:
-        job.end("completed", objective=done.number)
+        job.end("completed", done=done)
     return replace(done, record=job.record, run_dir=job.run_dir)
 
 

@@ -11,6 +11,7 @@ from trieye.config.hydra.axes import Dimension, value_of
 from trieye.config.sweeper import SweeperConfig
 from trieye.sweeps.grid import bare
 from trieye.sweeps.search import OptunaSearch
+from trieye.sweeps.space import SearchSpace
 from trieye.tune.trainable import INDEX
 
 
@@ -43,7 +44,9 @@ class Asking(Searcher):  # type: ignore[misc]  # Ray has no types for us
         self._dimensions, self._options, self._num = dimensions, options, num_trials
         self._best_is = mode
         self._trials: dict[str, _TrialValues] = {}
-        self._search: OptunaSearch | None = OptunaSearch(dimensions, options, mode)  # fails before anything starts
+        self._search: OptunaSearch | None = OptunaSearch(
+            SearchSpace.of(dimensions), options, mode
+        )  # fails before anything starts
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_search": None}  # rebuilt from the trials
@@ -65,7 +68,7 @@ class Asking(Searcher):  # type: ignore[misc]  # Ray has no types for us
         search = self._optuna()
         trial.value, trial.has_ended = value, True
         trial.is_pruned = value is not None and not (result or {}).get("done", True)
-        search.tell(trial.index, trial.words, value, is_pruned=trial.is_pruned)
+        search.tell(trial.index, trial.words, _values(value), is_pruned=trial.is_pruned)
 
     def save(self, checkpoint_path: str) -> None:
         """Write the trials to a file."""
@@ -80,9 +83,13 @@ class Asking(Searcher):  # type: ignore[misc]  # Ray has no types for us
 
     def _optuna(self) -> OptunaSearch:
         if self._search is None:
-            self._search = OptunaSearch(self._dimensions, self._options, self._best_is)
+            self._search = OptunaSearch(SearchSpace.of(self._dimensions), self._options, self._best_is)
             for trial in self._trials.values():
                 self._search.resume(trial.index, trial.words)
                 if trial.has_ended:
-                    self._search.tell(trial.index, trial.words, trial.value, is_pruned=trial.is_pruned)
+                    self._search.tell(trial.index, trial.words, _values(trial.value), is_pruned=trial.is_pruned)
         return self._search
+
+
+def _values(value: float | None) -> list[float]:
+    return [] if value is None else [value]

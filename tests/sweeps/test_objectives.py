@@ -1,0 +1,121 @@
+"""Objectives of a sweep: from return values or points, one or several, and jobs that provide none."""
+
+import pytest
+
+import trieye
+from tests import warm
+from trieye.config.sweeper import SweeperConfig
+from trieye.exceptions import ConfigurationError
+from trieye.sweeps.jobs import RUN, Done
+from trieye.sweeps.objectives import Objectives, pareto_optimal
+from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.status import status_of
+
+pytestmark = pytest.mark.usefixtures("warm_programs")
+WARM = warm.RUN
+
+
+@pytest.fixture
+def logging_task(tmp_path):
+    """A task that logs the points 1, 5, 2 and 3 of the objective to a run, and returns 7."""
+
+    def task(cfg):
+        del cfg
+        config = trieye.TrieyeConfig(
+            app_name="app", run_name="run", runtime={"kind": "local"},
+            persistence={"root_data_dir": str(tmp_path / "data")},
+            sinks={"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}, "console": {"enabled": False}},
+        )  # fmt: skip
+        with trieye.Run(config) as run:
+            for step, value in enumerate([1.0, 5.0, 2.0, 3.0]):
+                run.log({"eval/return": value}, step=step)
+        return 7.0
+
+    return task
+
+
+def test_the_objective_is_the_return_value_or_taken_from_the_points_of_the_run(sweep, logging_task):
+    sweep.search(logging_task, "+x=1", "hydra.mode=MULTIRUN", "hydra.sweeper.objective=last")
+    assert sweep.record(0).objective == 3.0
+    run_dir = sweep.directory / "0" / RUN
+    scopes = {"return": 7.0, "last": 3.0, "best": 5.0, "mean:2": 2.5, "mean:100": 2.75}
+    values = {scope: Objectives(scope).applied(Done(0, 7.0), run_dir).value for scope in scopes}
+    assert values == scopes
+    assert Objectives("best", mode="min").applied(Done(0, 7.0), run_dir).value == 1.0
+
+
+@pytest.mark.parametrize("kind", ["grid", "random"])
+def test_points_of_a_job_without_a_run_are_refused_at_the_first_job(sweep, kind):
+    words = [f"hydra.sweeper.kind={kind}", "hydra.sweeper.objective=last"]
+    with pytest.raises(
+        ConfigurationError, match=r"objective=last reads the points .* set hydra\.sweeper\.objective=re"
+    ):
+        sweep.search(lambda cfg: cfg.x, "+x=1,2,3", *words)
+    assert sweep.states(3) == ["failed", None, None]
+
+
+def test_other_launchers_have_the_same_objectives(sweep, logging_task):
+    sweep.search(logging_task, "+x=1", "hydra.mode=MULTIRUN", "hydra.sweeper.objective=mean:2", "hydra/launcher=basic")
+    assert sweep.record(0).objective == 2.5
+    sweep.directory = sweep.directory.with_name("several")
+    sweep.search(lambda cfg: [cfg.x, 0], "+x=1", "hydra.sweeper.mode=[max,min]", "hydra/launcher=basic")
+    assert sweep.record(0).objectives == {"objective_0": 1.0, "objective_1": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": ["max", "min"], "objective": "last"}, "objective=last needs a single objective, but mode has 2"),
+        ({"mode": ["max", "min"], "kind": "optuna", "pruner": "asha"}, "pruner=asha needs a single objective"),
+        ({"mode": ["max", "min"], "kind": "optuna", "sampler": "cmaes"}, "use tpe, gp or random with several"),
+        ({"mode": ["max"]}, "at least 2 items"),
+        ({"objective": "mean(5)"}, "mean:"),
+        ({"objective": "mean:0"}, "mean:"),
+    ],
+)
+def test_options_of_objectives_that_do_not_go_together_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        SweeperConfig.model_validate(options)
+
+
+def distance_and_cost(cfg):
+    return {"distance": abs(cfg.x - 3), "cost": cfg.x}
+
+
+@pytest.mark.parametrize("kind", ["grid", "random", "optuna"])
+def test_the_pareto_optimal_jobs_of_several_objectives_are_shown_and_recorded(sweep, kind, capfd):
+    words = [f"hydra.sweeper.kind={kind}", "hydra.sweeper.num_trials=12", "hydra.sweeper.mode=[min,min]"]
+    sweep.search(distance_and_cost, "+x=0,1,2,3,4,5", *words)
+    jobs = {job.index: job for job in status_of(sweep.directory)}
+    optimal = SweepRecord.of(sweep.directory).summary["pareto_optimal"]
+    assert {job.objectives["cost"] for job in jobs.values() if job.index in optimal} == {0, 1, 2, 3}
+    output = capfd.readouterr().out
+    assert "Pareto-optimal of" in output
+    assert "(distance min, cost min)" in output
+
+
+def test_a_search_with_several_objectives_resumes_with_its_proposals(sweep):
+    words = ["hydra.sweeper.kind=optuna", "hydra.sweeper.mode=[min,max]"]
+    task = lambda cfg: (cfg.x**2, -((cfg.x - 1) ** 2))  # noqa: E731
+    sweep.search(task, "+x=interval(-2,2)", *words, "hydra.sweeper.num_trials=3")
+    extended = sweep.search(task, "+x=interval(-2,2)", *words, "hydra.sweeper.num_trials=14")
+    sweep.directory = sweep.directory.with_name("at_once")
+    assert sweep.search(task, "+x=interval(-2,2)", *words, "hydra.sweeper.num_trials=14") == extended
+
+
+def test_a_wrong_number_of_objectives_is_refused_at_the_first_job(sweep):
+    with pytest.raises(ConfigurationError, match=r"mode=\[max,min\] expects 2 numbers, but the job returned 1;"):
+        sweep.search(lambda cfg: cfg.x, "+x=1,2", "hydra.sweeper.mode=[max,min]")
+
+
+def test_dominated_values_and_nan_are_not_pareto_optimal():
+    values = {0: (1.0, 1.0), 1: (2.0, 0.0), 2: (0.0, 0.0), 3: (2.0, 0.0), 4: (float("nan"), 9.0), 5: (3.0,)}
+    assert pareto_optimal(values, ["max", "max"]) == [0, 1, 3]
+    assert pareto_optimal(values, ["min", "min"]) == [2]
+    assert pareto_optimal({}, ["min", "min"]) == []
+
+
+def test_the_numbers_of_a_return_value_have_names():
+    assert Done(0, {"a": 1, "b": True, "c": "x", "d": 2.5}).numbers == {"a": 1.0, "d": 2.5}
+    assert Done(0, (1, 2.0)).numbers == {"objective_0": 1.0, "objective_1": 2.0}
+    assert Done(0, 3.0).numbers == {}

@@ -1,0 +1,79 @@
+"""Budgets: keys, such as `loop.steps`, that an existing sweep may raise; its completed jobs then run further."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from trieye.config.redaction import redacted_text
+from trieye.exceptions import ConfigurationError
+from trieye.process.progress import say
+from trieye.renames import current_override
+from trieye.sweeps.grid import bare
+from trieye.sweeps.jobs import Job, JobRecord
+
+
+def with_raised_budget(directory: Path, jobs: Iterable[Job], keys: Sequence[str]) -> list[JobRecord]:
+    """Return the changed records of the jobs of an earlier start that had a smaller budget; write nothing.
+
+    Args:
+        directory: Directory of the sweep, whose lock the caller holds.
+        jobs: The jobs, with the current budget.
+        keys: Keys of the budget, which do not identify a job.
+
+    Raises:
+        ConfigurationError: The current budget is smaller.
+    """
+    records = []
+    for job in jobs:
+        job_dir = directory / str(job.index)
+        record = JobRecord.read(job_dir)
+        if record is None or record.liveness(job_dir) != "dead":
+            continue
+        overrides = [redacted_text(word) for word in job.overrides]
+        own_keys = {_key(word) for word in overrides}
+        before = [current_override(word, own_keys) for word in record.overrides]
+        if before == overrides or _without(before, keys) != _without(overrides, keys):
+            continue
+        for key in keys:
+            _check_raised(key, _value(before, key), _value(overrides, key))
+        record.overrides = overrides
+        records.append(record)
+    return records
+
+
+def run_further(directory: Path, records: Sequence[JobRecord], keys: Sequence[str]) -> None:
+    """Write the records from `with_raised_budget`, and print how many completed jobs run further."""
+    num = 0
+    budget: dict[str, None] = {}
+    for record in records:
+        if record.state == "completed":
+            record.state, num = "interrupted", num + 1
+            budget |= dict.fromkeys(word for word in record.overrides if _key(word) in keys)
+        record.write(directory / str(record.index))
+    if num:
+        jobs = "1 completed job runs" if num == 1 else f"{num} completed jobs run"
+        new = f"with {' '.join(budget)}" if budget else "with the budget of the config files"
+        say(f"sweep: {jobs} further {new}, from checkpoints where available")
+
+
+def _check_raised(key: str, before: str | None, now: str | None) -> None:
+    try:
+        is_smaller = before is not None and now is not None and float(now) < float(before)
+    except ValueError:  # such as null or an interpolation
+        return
+    if is_smaller:
+        raise ConfigurationError(
+            f"{key}={now}: the sweep has jobs with {key}={before}, and can only raise its budget; for another sweep, "
+            "omit hydra.sweep.dir or set another directory"
+        )
+
+
+def _key(word: str) -> str:
+    return bare(word.partition("=")[0])
+
+
+def _value(overrides: Sequence[str], key: str) -> str | None:
+    return next((word.partition("=")[2] for word in overrides if _key(word) == key), None)
+
+
+def _without(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
+    return [word for word in overrides if _key(word) not in keys]

@@ -1,0 +1,124 @@
+"""Objectives of a sweep: the numbers by which its jobs are compared, and the Pareto-optimal jobs."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from trieye.config.fingerprint import json_of
+from trieye.exceptions import ConfigurationError, TrieyeError
+from trieye.files.run_files import CONFIGS
+from trieye.sweeps.jobs import Done
+
+Mode = Literal["max", "min"]
+
+_SCOPE = "hydra.sweeper.objective"
+_MODE = "hydra.sweeper.mode"
+_MEAN = re.compile(r"mean:(\d+)")
+
+
+class ObjectiveError(ConfigurationError):
+    """Raised if a completed job does not provide the objectives of the sweep; the other jobs would not either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """How the objectives of a job follow from its return value and its points.
+
+    Attributes:
+        scope: `return`, or the points of `loop.objective` to use: `last`, `best` or `mean:K`.
+        modes: Whether a higher or lower value of each objective is better; empty for a single objective.
+        mode: Whether a higher or lower value of a single objective is better; None: `loop.mode` of the run.
+    """
+
+    scope: str = "return"
+    modes: tuple[str, ...] = ()
+    mode: str | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "Objectives":
+        """Return the objectives of the options of `hydra/sweeper=trieye`."""
+        mode = options.get("mode")
+        modes = () if mode is None or isinstance(mode, str) else tuple(mode)
+        return cls(str(options.get("objective", "return")), modes, mode if isinstance(mode, str) else None)
+
+    def applied(self, done: Done, run_dir: Path | None) -> Done:
+        """Return the outcome of a completed job with its objectives as value, or with an `ObjectiveError`.
+
+        Args:
+            done: The outcome.
+            run_dir: The run directory of the job; None if it started no run.
+        """
+        if done.error is not None:
+            return done
+        try:
+            if self.modes:
+                self._check(done)
+            elif self.scope != "return":
+                return replace(done, value=self._of_points(run_dir))
+        except TrieyeError as error:
+            return replace(done, error=error)
+        return done
+
+    def _check(self, done: Done) -> None:
+        num = len(done.numbers) or int(done.number is not None)
+        if num != len(self.modes):
+            raise ObjectiveError(
+                f"{_MODE}=[{','.join(self.modes)}] expects {len(self.modes)} numbers, but the job returned "
+                f"{num or 'none'}; return a list or a dict of numbers, such as {{'return': 90.4, 'time_s': 12.0}}"
+            )
+
+    def _of_points(self, run_dir: Path | None) -> float:
+        if run_dir is None or not run_dir.is_dir():
+            raise ObjectiveError(
+                f"{_SCOPE}={self.scope} reads the points of a trieye run, but the job started none; set "
+                f"{_SCOPE}=return, which compares return values"
+            )
+        loop = json_of(run_dir / CONFIGS).get("loop", {})
+        metric, mode = str(loop.get("objective")), self.mode or str(loop.get("mode", "max"))
+        values = _values(run_dir, metric)
+        if not values:
+            raise ObjectiveError(
+                f"{_SCOPE}={self.scope}: the run {run_dir.name!r} logged no point of loop.objective={metric}; set "
+                f"loop.objective to a logged metric, or {_SCOPE}=return"
+            )
+        if self.scope == "last":
+            return values[-1]
+        if self.scope == "best":
+            finite = [value for value in values if math.isfinite(value)]
+            return (max if mode == "max" else min)(finite, default=math.nan)
+        match = _MEAN.fullmatch(self.scope)
+        last = values[-int(match[1]) :] if match is not None else values
+        return sum(last) / len(last)
+
+
+def _values(run_dir: Path, metric: str) -> list[float]:
+    """Return the values of a metric of a closed run in order, without superseded points."""
+    from trieye.history.history import read_history
+
+    table = read_history(run_dir, [metric])
+    return [float(value) for value in table["value"].to_pylist()]
+
+
+def pareto_optimal(values: Mapping[int, Sequence[float]], modes: Sequence[str]) -> list[int]:
+    """Return the keys of the vectors that no other vector dominates, in order; NaN is never optimal.
+
+    A vector dominates another one if it is at least as good in each objective, and better in one.
+    """
+    signs = [1.0 if mode == "min" else -1.0 for mode in modes]
+    costs = {
+        index: tuple(sign * value for sign, value in zip(signs, vector, strict=True))
+        for index, vector in values.items()
+        if len(vector) == len(signs) and not any(map(math.isnan, vector))
+    }
+    optimal: dict[int, tuple[float, ...]] = {}
+    for index, cost in sorted(costs.items(), key=lambda item: (item[1], item[0])):  # dominating vectors come first
+        if not any(_dominates(other, cost) for other in optimal.values()):
+            optimal[index] = cost
+    return sorted(optimal)
+
+
+def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+    return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
