@@ -140,6 +140,7 @@ def document(project, monkeypatch, capfd):
         ("results curve .trieye_data --include-unfinished", "results.curve"),
         ("results compare .trieye_data --by agent.lr --include-unfinished", "results.compare"),
         ("results sensitivity .trieye_data --param agent.lr --include-unfinished", "results.sensitivity"),
+        ("results importance .trieye_data --include-unfinished", "results.importance"),
         ("results select .trieye_data --include-unfinished", "results.select"),
         ("results report .trieye_data --include-unfinished -o report.html", "results.report"),
         ("results export .trieye_data -o points.csv", "results.export"),

@@ -205,6 +205,20 @@ def test_what_a_parameter_matters_in_each_group_names_the_best_config_of_that_gr
     assert best[("ppo", "0.1")] == ["lr=0.1", "clip=0.3"]
 
 
+def test_the_importance_of_parameters_is_shown_and_plotted(results, tmp_path):
+    for number in range(8):
+        agent, clip = {"lr": number % 4}, number // 4
+        make_run(tmp_path / "root", f"r{number}", [10.0 * agent["lr"] + clip], agent=agent, ppo={"clip": clip})
+    code, out, err = results("importance", "--last", "1", "-o", "parallel.png", place=tmp_path / "root")
+    assert code == 0, err
+    rows = [line.split() for line in out.splitlines() if line.split()[:1] in (["lr"], ["clip"])]
+    assert [row[:2] for row in rows] == [["lr", "8"], ["clip", "8"]]
+    with Image.open(tmp_path / "parallel.png") as picture:
+        assert picture.width > 500
+    code, _, err = results("importance", "--last", "1", "--where", "ppo.clip=0", place=tmp_path / "root")
+    assert (code, "needs two or more varying keys and 8 configs" in err) == (2, True)
+
+
 def test_the_best_is_chosen_with_those_that_cannot_be_told_from_it(results, as_json):
     held = as_json("select", "--last", "1")["groups"][0]
     assert (held["best"], held["not_worse"]) == ("ppo", ["ppo"])

@@ -28,6 +28,21 @@ def drawn(figure):
     return [line for line in axes.lines if line.get_linestyle() not in ("None", "none")]
 
 
+def test_parallel_coordinates_have_an_axis_for_each_key_and_a_line_for_each_config():
+    values = [{"a.lr": 10.0**-at, "algo": "xy"[at % 2], "clip": at if at % 2 else None} for at in range(1, 9)]
+    scores = [*map(float, range(7)), np.nan]
+    (axes,) = plots.parallel(values, scores, ["a.lr", "algo", "clip"], "return", mode="min").axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["lr", "algo", "clip", "return"]
+    lines = [line for line in axes.lines if len(line.get_xdata()) == 4]
+    assert len(lines) == 7, "a config without a score has no line"
+    assert lines[-1].get_ydata()[-1] == 0.0, "the best config is on top"
+    assert lines[-1].get_color() != lines[0].get_color()
+    assert np.allclose(np.diff(sorted(line.get_ydata()[0] for line in lines)), 1 / 6), "a logarithmic axis"
+    texts = {text.get_text() for text in axes.texts}
+    assert {"x", "y", "none"} <= texts
+    assert min(line.get_ydata()[2] for line in lines) < 0
+
+
 def curves_of(*runs):
     """Return the figure of one group whose runs have a value from one place of the grid to another."""
     values = np.full((len(runs), len(AT)), np.nan)

@@ -154,7 +154,7 @@ def test_a_sampler_whose_package_is_missing_is_refused_before_a_job_begins(sweep
     words = ["+x=interval(0,1)", "+y=interval(0,1)", "hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=3"]
     with pytest.raises(SystemExit) as refusal:
         sweep.search(lambda cfg: cfg.x, *words, "hydra.sweeper.sampler=cmaes")
-    message = "error: hydra.sweeper.sampler=cmaes needs cmaes, which is not installed: pip install cmaes\n"
+    message = "error: hydra.sweeper.sampler=cmaes needs cmaes, which is not installed: pip install 'trieye[optuna]'\n"
     assert capsys.readouterr().err.endswith(message)
     assert refusal.value.code == 2
     assert {path.name for path in sweep.directory.iterdir()} == {"sweep.lock"}
@@ -187,8 +187,10 @@ def proposals(search, indices):
     return proposed
 
 
-@pytest.mark.parametrize(("sampler", "num"), [("tpe", 16), ("random", 8), ("gp", 8)])
+@pytest.mark.parametrize(("sampler", "num"), [("tpe", 16), ("random", 8), ("gp", 8), ("cmaes", 16)])
 def test_a_restarted_sampler_continues_its_sequence_of_proposals(sampler, num):
+    if sampler == "cmaes":
+        pytest.importorskip("cmaes")
     dimensions = dimensions_of(["x=interval(-1,1)", "lr=tag(log,interval(1e-5,1e-1))", "n=range(1,64)"])
     options = SweeperConfig(kind="optuna", sampler=sampler, seed=3)
     uninterrupted = proposals(OptunaSearch(SearchSpace.of(dimensions), options, "max"), range(num))

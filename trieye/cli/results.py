@@ -13,6 +13,7 @@ Examples:
   trieye results curve multirun/first sb3_logs --metric eval/return,eval/mean_reward --x env_steps -o both.svg
   trieye results compare multirun/first --by agent
   trieye results sensitivity multirun/first --param agent.lr -o lr.png
+  trieye results importance multirun/first -o parallel.png
   trieye results select multirun/first --rerun 10     rerun the best config with 10 fresh seeds
   trieye results report multirun/first -o report.html
   trieye results export multirun/first -o points.parquet
@@ -160,6 +161,7 @@ _TEXTS = {
     "curve": "plot learning curves with confidence intervals",
     "compare": "show which group is better, with probability and difference",
     "sensitivity": "show scores over the values of a hyperparameter, with the others at their best and on average",
+    "importance": "show how much each varying key alone affects the score; -o plots parallel coordinates",
     "select": "show the best config and configs not distinguishable from it; optionally rerun them with fresh seeds",
     "report": "write an HTML page with all results that needs no network",
     "export": "export the points of all runs as one table",
@@ -169,6 +171,7 @@ _OUT = {
     "curve": (None, "plot to this file: .png, .svg or .pdf (default: plot in the terminal)"),
     "compare": (None, "also plot performance profiles to this file: .png, .svg or .pdf"),
     "sensitivity": (None, "also plot to this file: .png, .svg or .pdf"),
+    "importance": (None, "also plot the configs as parallel coordinates to this file: .png, .svg or .pdf"),
     "report": (Path("report.html"), "file of the page (default: report.html)"),
     "export": (None, "file of the table: .parquet, .csv or .feather"),
 }

@@ -22,6 +22,8 @@ from trieye.results.curves import aggregate_curves
 from trieye.results.groups import RunGroups, ScoreDefinition
 from trieye.results.hyperparameters import Mode, Selection
 from trieye.results.loading import load
+from trieye.sweeps.importance import MIN_JOBS, importances
+from trieye.sweeps.report import importance_rows
 
 _MOST_PAIRS = 15
 _MOST_CONFIGS = 20
@@ -174,6 +176,33 @@ def sensitivity(options: argparse.Namespace) -> int:
         from trieye.results import plots
 
         _save(plots.sensitivity(lines, options.param, f"{selected.scoring.name} ({selected.stat})"), options.output)
+    selected.print_notes()
+    return 0
+
+
+def importance(options: argparse.Namespace) -> int:
+    """Show how much each varying key affects the score of a config, and plot the configs as parallel coordinates."""
+    selected = RunSelection(options)
+    groups = selected.groups()
+    figures = [statistics.aggregate(scores, selected.stat).value for scores in groups.scores(selected.scoring)]
+    shares = importances(groups.values, figures)
+    if options.json:
+        selected.print_json({"keys": shares, "num_configs": int(np.isfinite(figures).sum())})
+        return 0
+    shown = importance_rows({f"{selected.scoring.name} ({selected.stat})": shares})
+    if shown is None:
+        raise ConfigurationError(
+            f"importance needs two or more varying keys and {MIN_JOBS} configs with different scores; "
+            f"{np.isfinite(figures).sum()} of {len(figures)} configs have a score, and "
+            f"{len(shares)} keys vary ({', '.join(one.key for one in shares) or 'none'})"
+        )
+    selected.console.print(shown)
+    if options.output is not None:
+        from trieye.results import plots
+
+        keys = [one.key for one in shares]
+        name = f"{selected.scoring.name} ({selected.stat})"
+        _save(plots.parallel(groups.values, figures, keys, name, mode=selected.mode), options.output)
     selected.print_notes()
     return 0
 

@@ -15,8 +15,8 @@ _SMALL = frozenset({"fsspec", "matplotlib"})
 """Modules of `_FULL` that are installed alone, because they have few requirements."""
 
 _EXTRAS = {
-    "ale_py": "atari", "av": "video", "cv2": "atari", "gcsfs": "gcs", "lightning": "lightning", "minari": "minari",
-    "optuna": "optuna", "pytorch_lightning": "lightning", "s3fs": "s3", "stable_baselines3": "sb3",
+    "ale_py": "atari", "av": "video", "cmaes": "optuna", "cv2": "atari", "gcsfs": "gcs", "lightning": "lightning",
+    "minari": "minari", "optuna": "optuna", "pytorch_lightning": "lightning", "s3fs": "s3", "stable_baselines3": "sb3",
     "transformers": "transformers", "wandb": "wandb",
 }  # fmt: skip
 """Extra of both distributions that installs a module."""

@@ -9,6 +9,7 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
@@ -16,13 +17,15 @@ from xml.etree import ElementTree as ET
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.results.aligned import Floats, well_supported
 from trieye.results.hyperparameters import Setting
 from trieye.results.statistics import Band, Estimate
+from trieye.sweeps.importance import number_of
+from trieye.sweeps.report import headings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,6 +47,8 @@ _LEAST_RATIO, _DECADE, _MANY_DECADES = 3.0, 10.0, 100.0
 _MOST_TICKS = 7
 _LONGEST, _LINE = 60, 30
 """Maximum characters of a name and of one of its lines; longer names leave no room for the axes."""
+_ABSENT = -0.12
+"""Height of configs without the key of an axis of parallel coordinates."""
 _FIRST_WIDE = "\N{CJK RADICAL REPEAT}"
 _FRACTION = re.compile(r"-?\d+\.\d+")
 _FONT = re.compile(r"font-family: [^;]*;? ?")
@@ -237,6 +242,98 @@ def sensitivity(lines: Mapping[str, Sequence[Setting]], param: str, metric: str)
     if len(axes.get_legend_handles_labels()[1]) > 1:
         _legend(figure, axes)
     return figure
+
+
+def parallel(
+    values: Sequence[Mapping[str, Any]], scores: Sequence[float], keys: Sequence[str], metric: str, *, mode: str
+) -> Figure:
+    """Plot configs as lines over one axis for each key and the score, with better configs darker and on top.
+
+    Numbers have a linear or logarithmic axis, other values equidistant positions. A line without a key passes below its
+    axis.
+
+    Args:
+        values: Values of each config by key.
+        scores: Score of each config; configs with NaN are omitted.
+        keys: The keys, in the order of the axes.
+        metric: Name of the score, for the last axis.
+        mode: `max` or `min`: whether a higher or lower score is better.
+    """
+    rows = [(row, float(score)) for row, score in zip(values, scores, strict=True) if np.isfinite(score)]
+    names = headings(keys)
+    columns = [_Column.of([row.get(key) for row, _ in rows], name) for key, name in zip(keys, names, strict=True)]
+    columns.append(_Column.of([score for _, score in rows], metric))
+    with style():
+        figure = Figure(figsize=(max(_WIDTH, 1.25 * len(columns)), _HEIGHT), layout="constrained")
+        axes = figure.subplots()
+    heights = np.array([column.heights for column in columns])
+    sign = 1.0 if mode == "max" else -1.0
+    order = sorted(range(len(rows)), key=lambda at: sign * rows[at][1])
+    for rank, at in enumerate(order):
+        strength = (rank + 1) / len(order)
+        is_best = rank == len(order) - 1
+        axes.plot(
+            heights[:, at], color=COLORS[1] if is_best else COLORS[0], linewidth=1.8 if is_best else 0.9,
+            alpha=1.0 if is_best else 0.12 + 0.6 * strength**2,
+        )  # fmt: skip
+    for at, column in enumerate(columns):
+        axes.plot([at, at], [0, 1], color="black", linewidth=0.8, zorder=3)
+        for height, text in column.ticks:
+            axes.annotate(
+                text, (at, height), (3, 0), textcoords="offset points", fontsize=7, va="center", zorder=4,
+                bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.75, "linewidth": 0},
+            )  # fmt: skip
+    axes.set_xticks(range(len(columns)), [textwrap.fill(_plain(column.name), _LINE // 2) for column in columns])
+    axes.set_title("highlighted: the best config", fontsize=8)
+    axes.set_xlim(-0.1, len(columns) - 0.6)
+    axes.set_ylim(_ABSENT - 0.05 if any(column.is_partial for column in columns) else -0.05, 1.05)
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    axes.tick_params(axis="x", length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    return figure
+
+
+def _round_numbers(low: float, high: float, is_log: bool) -> Floats:
+    """Return round numbers between two numbers, for ticks."""
+    locator = LogLocator(numticks=_MOST_TICKS) if is_log else MaxNLocator(5)
+    ticks = np.asarray(locator.tick_values(low, high), np.float64)
+    inside = ticks[(ticks >= low) & (ticks <= high)]
+    return inside if len(inside) > 1 else np.array([low, high])
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Axis of parallel coordinates: heights of the configs, 0 to 1, and tick labels by height."""
+
+    name: str
+    heights: Sequence[float]
+    ticks: Sequence[tuple[float, str]]
+    is_partial: bool
+
+    @classmethod
+    def of(cls, values: Sequence[Any], name: str) -> "_Column":
+        present = [value for value in values if value is not None]
+        is_partial = len(present) < len(values)
+        numbers = np.array([number for value in present if (number := number_of(value)) is not None], np.float64)
+        ticks: list[tuple[float, str]]
+        if len(numbers) == len(present) > 0:
+            distinct = np.unique(numbers)
+            is_log = distinct[0] > 0 and len(distinct) > 1 and _is_logarithmic(distinct)
+            scaled = np.log(numbers) if is_log else numbers
+            low, span = scaled.min(), np.ptp(scaled) or 1.0
+            heights = iter(((scaled - low) / span).tolist())
+            marked = distinct if len(distinct) <= _MOST_TICKS else _round_numbers(distinct[0], distinct[-1], is_log)
+            positions = np.log(marked) if is_log else marked
+            ticks = [(float((x - low) / span), f"{value:.4g}") for x, value in zip(positions, marked, strict=True)]
+        else:
+            names = sorted({str(value) for value in present})
+            places = {text: (at + 0.5) / len(names) for at, text in enumerate(names)}
+            heights = iter([places[str(value)] for value in present])
+            ticks = [(height, _plain(text)) for text, height in places.items()]
+        drawn = [_ABSENT if value is None else next(heights) for value in values]
+        return cls(name, drawn, [*ticks, *([(_ABSENT, "none")] if is_partial else [])], is_partial)
 
 
 def _scale_x(axes: "Axes", values: Floats) -> None:

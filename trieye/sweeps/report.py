@@ -1,11 +1,13 @@
 """Tables of a sweep: its planned jobs, and its best jobs."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trieye.process.terminal import Terminal, TextTable
 from trieye.sweeps.grid import Grid, bare, short
+from trieye.sweeps.importance import Importance, importances
 from trieye.sweeps.record import SweepRecord
 
 if TYPE_CHECKING:
@@ -88,6 +90,35 @@ def _pareto_table(jobs: "Sequence[JobStatus]", record: SweepRecord) -> None:
         values = (f"{value:g}" for value in job.objectives.values())
         table.add_row(str(job.index), *(short(job.values.get(key, "")) for key in keys), *values)
     Terminal().print(table)
+
+
+def importance_table(jobs: "Sequence[JobStatus]") -> TextTable | None:
+    """Return a table of the importance of each varying key for each objective; None with too few completed jobs."""
+    completed = [job for job in jobs if job.how == "completed"]
+    objectives = [dict(job.objectives) if job.objective is None else {"objective": job.objective} for job in completed]
+    names = dict.fromkeys(name for own in objectives for name in own)
+    columns = {
+        name: importances([job.values for job in completed], [own.get(name, math.nan) for own in objectives])
+        for name in names
+    }
+    return importance_rows({name: shares for name, shares in columns.items() if shares})
+
+
+def importance_rows(columns: Mapping[str, Sequence[Importance]]) -> TextTable | None:
+    """Return a table of importances, one column for each objective; None if none is known."""
+    first = next(iter(columns.values()), ())
+    if len(first) < 2 or all(math.isnan(one.share) for one in first):  # noqa: PLR2004 - a single key explains all
+        return None
+    table = TextTable(title="importance: share of the objective's rank variance that each key alone explains")
+    table.add_column("key")
+    table.add_column("jobs", justify="right")
+    for name in columns:
+        table.add_column(name, justify="right", style="bold")
+    by_name = [{one.key: one.share for one in shares} for shares in columns.values()]
+    for heading, one in zip(headings([one.key for one in first]), first, strict=True):
+        cells = (shares.get(one.key, math.nan) for shares in by_name)
+        table.add_row(heading, str(one.num_jobs), *("-" if math.isnan(share) else f"{share:.0%}" for share in cells))
+    return table
 
 
 def headings(keys: Sequence[str]) -> list[str]:

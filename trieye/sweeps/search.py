@@ -14,9 +14,12 @@ from trieye.config.packages import load, require
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import JournalError
 from trieye.hub.status import read_status
+from trieye.process.progress import say
+from trieye.process.terminal import Terminal
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord
 from trieye.sweeps.objectives import ObjectiveError
+from trieye.sweeps.report import importance_table
 from trieye.sweeps.space import SearchSpace, drawn
 from trieye.sweeps.status import JobStatus
 
@@ -148,6 +151,10 @@ class OptunaSearch:
     def resume(self, index: int, recorded: Sequence[str]) -> tuple[str, ...]:
         """Return the overrides of a job from an earlier start of the sweep, and add it as a running trial."""
         overrides = self._space.resumed(index, recorded)
+        if self._options.sampler == "cmaes":  # its state is in attributes of trials, which only asking again restores
+            if self.ask(index) == overrides:
+                return overrides
+            self._study.tell(self._trials.pop(index), state=self._optuna.trial.TrialState.FAIL)
         words = {bare(key): text for key, _, text in (word.partition("=") for word in overrides)}
         active = {
             name: distribution
@@ -300,12 +307,19 @@ def _pruner(pruners: Any, options: SweeperConfig) -> Any:
     return pruners.NopPruner()
 
 
-def remarks(jobs: Sequence[JobStatus]) -> list[str]:
-    """Return notes for the user: how many jobs of a search repeat values, and whether objectives tie.
+def print_remarks(jobs: Sequence[JobStatus]) -> None:
+    """Print the importance of the keys of a search, how many of its jobs repeat values, and whether objectives tie.
 
     Args:
         jobs: All jobs of the search.
     """
+    if (table := importance_table(jobs)) is not None:
+        Terminal().print(table)
+    for remark in _remarks(jobs):
+        say(remark)
+
+
+def _remarks(jobs: Sequence[JobStatus]) -> list[str]:
     tried = {tuple(job.values.items()): job for job in reversed(jobs) if job.record is not None}
     num = sum(job.record is not None for job in jobs)
     notes = []

@@ -28,7 +28,7 @@ from trieye.sweeps.launcher import JobList, LauncherBody, new_record
 from trieye.sweeps.objectives import ObjectiveError, Objectives
 from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
 from trieye.sweeps.report import final_table, plan_table
-from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, SearchQueue, remarks
+from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, SearchQueue, print_remarks
 from trieye.sweeps.space import SearchSpace
 from trieye.sweeps.spec import grid_of
 from trieye.sweeps.status import status_of, sum_up
@@ -190,8 +190,8 @@ class SweeperBody:
             record.write(self._directory)
         show_in_mlflow(self._directory, record)
         final_table(self._directory, record)
-        for remark in remarks(status_of(self._directory)) if record.grid is None else []:
-            say(remark)
+        if record.grid is None:
+            print_remarks(status_of(self._directory))
 
     def _run(self, grid: Grid) -> list[Done]:
         if self._ours is not None:

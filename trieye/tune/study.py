@@ -33,7 +33,7 @@ from trieye.run.application import check_start
 from trieye.sweeps.launcher import record_of_study
 from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.report import final_table
-from trieye.sweeps.search import remarks
+from trieye.sweeps.search import print_remarks
 from trieye.sweeps.status import status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
 from trieye.tune.best import best_config, write_best
@@ -236,8 +236,8 @@ class Study:
         record.write(self.directory)
         show_in_mlflow(self.directory, record)
         final_table(self.directory, record)
-        for remark in remarks(status_of(self.directory)) if self._config.tune.search != "grid" else []:
-            say(remark)
+        if self._config.tune.search != "grid":
+            print_remarks(status_of(self.directory))
         counts = ", ".join(f"{number} {how}" for how, number in record.summary.items() if how in _HOWS)
         failed = [job for job in status_of(self.directory) if job.how == "failed"]
         index = record.summary.get("best")

@@ -1,0 +1,100 @@
+"""Importance of the varying keys of a sweep: how much of the objective's variation each of them explains."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MIN_JOBS = 8
+"""Minimum number of jobs with a key; fewer say nothing about it."""
+_MOST_GROUPS = 5
+_JOBS_PER_GROUP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """Importance of a key.
+
+    Attributes:
+        key: The key.
+        share: Share of the rank variance of the objective that the key alone explains, 0 to 1; NaN if there are too few
+            jobs, or all have the same objective.
+        num_jobs: Number of jobs that have the key and an objective.
+    """
+
+    key: str
+    share: float
+    num_jobs: int
+
+
+def importances(values: Sequence[Mapping[str, Any]], objectives: Sequence[float]) -> list[Importance]:
+    """Return the importance of each key with several values, the most important first.
+
+    The share is the effect size of the Kruskal-Wallis test, adjusted for the number of groups (Tomczak and Tomczak
+    2014): 0 for a key without effect, and independent of the scale of the objective and of outliers. Numbers with many
+    values are grouped by quantiles. Effects of several keys together are not included.
+
+    Args:
+        values: Values of each job by key; a job may lack a conditional key.
+        objectives: Objective of each job; jobs with NaN are ignored.
+    """
+    rows = [
+        (row, objective) for row, objective in zip(values, objectives, strict=True) if not math.isnan(float(objective))
+    ]
+    keys = dict.fromkeys(key for row, _ in rows for key in row)
+    shares = []
+    for key in keys:
+        having = [(row[key], objective) for row, objective in rows if row.get(key) is not None]
+        column = [value for value, _ in having]
+        if len(set(map(str, column))) > 1:
+            share = _share(_groups(column), _ranks([objective for _, objective in having]))
+            shares.append(Importance(key, share if len(having) >= MIN_JOBS else math.nan, len(having)))
+    return sorted(shares, key=lambda one: -one.share if not math.isnan(one.share) else math.inf)
+
+
+def number_of(value: Any) -> float | None:
+    """Return a value, possibly as typed in an override, as a number; None for other values."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _groups(column: Sequence[Any]) -> list[Any]:
+    """Return the group of each value: the value, or its quantile if there are many numbers."""
+    numbers = [number_of(value) for value in column]
+    present = [number for number in numbers if number is not None]
+    if len(present) < len(column) or len(set(present)) <= _MOST_GROUPS:
+        return [str(value) if number is None else number for value, number in zip(column, numbers, strict=True)]
+    num = max(2, min(_MOST_GROUPS, len(present) // _JOBS_PER_GROUP))
+    ranks = _ranks(present)
+    return [min(int((rank - 0.5) * num / len(ranks)), num - 1) for rank in ranks]
+
+
+def _ranks(numbers: Sequence[float]) -> list[float]:
+    """Return ranks from 1; equal numbers share their mean rank."""
+    order = sorted(range(len(numbers)), key=lambda at: numbers[at])
+    ranks = [0.0] * len(numbers)
+    first = 0
+    while first < len(order):
+        end = first
+        while end < len(order) and numbers[order[end]] == numbers[order[first]]:
+            end += 1
+        for at in order[first:end]:
+            ranks[at] = (first + 1 + end) / 2
+        first = end
+    return ranks
+
+
+def _share(groups: Sequence[Any], ranks: Sequence[float]) -> float:
+    num, mean = len(ranks), sum(ranks) / len(ranks)
+    total = sum((rank - mean) ** 2 for rank in ranks)
+    members: dict[Any, list[float]] = {}
+    for group, rank in zip(groups, ranks, strict=True):
+        members.setdefault(group, []).append(rank)
+    if not total or num <= len(members):
+        return math.nan
+    between = sum(len(own) * (sum(own) / len(own) - mean) ** 2 for own in members.values())
+    return min(max(1 - (1 - between / total) * (num - 1) / (num - len(members)), 0.0), 1.0)
