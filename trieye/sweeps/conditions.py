@@ -19,8 +19,7 @@ class Conditions:
     """The condition of each conditional key.
 
     Attributes:
-        when: Required values of other keys, by conditional key; all keys without prefixes. One of the values of each
-            other key suffices.
+        when: Allowed values of other keys, by conditional key; all keys without prefixes.
     """
 
     when: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
@@ -84,7 +83,7 @@ class Conditions:
                     )
 
     def order(self, keys: Sequence[str]) -> list[str]:
-        """Return keys in an order in which a key follows all keys that its condition reads."""
+        """Return keys so that each key follows all keys that its condition reads."""
         sorter = TopologicalSorter({key: [other for other in self.when.get(key, ()) if other in keys] for key in keys})
         return list(sorter.static_order()) if self.when else list(keys)
 

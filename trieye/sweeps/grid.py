@@ -41,7 +41,7 @@ class Axis:
     def in_the_order_of(self, other: Self) -> Self:
         """Return this axis in the order of another axis with the same or fewer values, followed by its other values.
 
-        An axis that lacks a value of the other axis is returned as it is.
+        An axis that lacks a value of the other axis is returned unchanged.
         """
         if self.keys != other.keys:
             return self
@@ -290,7 +290,7 @@ class Grid:
         return replace(self, axes=tuple(axes), without=tuple(without), conditions=conditions)
 
     def with_constants_of(self, other: Self, keys: Collection[str]) -> Self:
-        """Return this grid with the constant axes of another grid for these keys, instead of its own."""
+        """Return this grid with the constant axes of another grid for these keys."""
 
         def is_constant(axis: Axis) -> bool:
             return len(axis.keys) == len(axis.places) == 1 and bare(axis.keys[0]) in keys
@@ -306,7 +306,7 @@ class Grid:
         return replace(self, axes=tuple(axes), growth=tuple(map(tuple, growth)))
 
     def grown_from(self, then: Self) -> Self | None:
-        """Return this grid with the indices of an earlier grid, to which it appends values; None if they differ."""
+        """Return this grid with the indices of an earlier, smaller grid; None if a job of that grid differs."""
         if [axis.keys for axis in self.axes] != [axis.keys for axis in then.axes]:
             return None
         if not all(now.begins_with(before) for now, before in zip(self.axes, then.axes, strict=True)):
