@@ -1,75 +1,98 @@
-"""How busy the slots of a search are whose jobs last differently long, beside batches that wait for the slowest.
+"""Idle slots of a search whose trials last differently long, beside Hydra's Optuna sweeper in the same run.
 
-16 jobs, of which every fourth lasts ten times as long as the others, on two slots: an Optuna search of ours, which has
-a new job for a slot the moment that it is free, and the same number of jobs in batches of two, as Hydra's sweepers
-launch them. Utilisation: the time that jobs ran, of the time that the slots were there. Prints one JSON line.
+24 trials, of which every fourth lasts ten times as long as the others, on four slots: an Optuna search of trieye, which
+has a trial for a slot the moment that it is free, and hydra-optuna-sweeper in an environment of its own, which launches
+batches of four through joblib. Idle share: the part of the slots' time without a trial, from the start of the fourth
+trial, when all workers have started, to that of the last one, after which no trial is left. Prints one JSON line.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-GOAL = 0.85
-SLOTS = 2
-LONG_S, SHORT_S = 4.0, 0.4
+from peer.environments import installed
+
+GOAL = 0.05
+SLOTS = 4
+LONG_S, SHORT_S = 15.0, 1.5
+PEER = {"hydra_optuna_sweeper": ["hydra-optuna-sweeper==1.2.0"]}
 PROGRAM = """
 import time
 import hydra
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 
-@hydra.main(config_path=None, config_name=None, version_base="1.3")
+@hydra.main(config_path=None, config_name="config", version_base="1.3")
 def main(cfg):
     began = time.time()
     time.sleep(LONG_S if HydraConfig.get().job.num % 4 == 0 else SHORT_S)
-    with open("times", "a") as file:
+    with open("FILE", "a") as file:
         file.write(f"{began} {time.time()}\\n")
     return -(float(cfg.x) - 0.25) ** 2
 
+ConfigStore.instance().store("config", {"x": 0.0})
 main()
 """
+TRIEYE = [
+    "hydra/launcher=trieye_ray", "hydra.launcher.isolate=worker", f"hydra.launcher.num_jobs={SLOTS}",
+    "hydra.launcher.num_cpus=0.1", "hydra/sweeper=trieye", "hydra.sweeper.kind=optuna",
+]  # fmt: skip
+OPTUNA = [
+    "hydra/launcher=joblib", f"hydra.launcher.n_jobs={SLOTS}", "hydra/sweeper=optuna", f"hydra.sweeper.n_jobs={SLOTS}",
+    "hydra.sweeper.direction=maximize",
+]  # fmt: skip
 
 
-def utilisation(jobs: int, *words: str) -> float:
-    """Run a sweep, and return the share of the slots' time in which jobs ran."""
+def figures(python: str, num_trials: int, *words: str) -> dict[str, float]:
+    """Run a search; return the idle share of its slots, and its seconds from the first start to the last end."""
     with tempfile.TemporaryDirectory(prefix="search-") as directory:
-        program = PROGRAM.replace("LONG_S", repr(LONG_S)).replace("SHORT_S", repr(SHORT_S))
-        (Path(directory) / "program.py").write_text(program)
-        common = [
-            "-m",
-            "hydra/launcher=trieye_ray",
-            "hydra.launcher.isolate=worker",
-            f"hydra.launcher.num_jobs={SLOTS}",
-        ]
-        command = [sys.executable, "program.py", *common, *words]
-        subprocess.run(command, cwd=directory, check=True, capture_output=True)
-        lines = (Path(directory) / "times").read_text().splitlines()
-    times = sorted(tuple(map(float, line.split())) for line in lines)
-    assert len(times) == jobs
-    # the first two start Ray's workers, which is none of either side's business
-    begun = times[0][0]
-    return sum(end - start for start, end in times) / (SLOTS * (max(end for _, end in times) - begun))
+        times_path = Path(directory, "times")
+        values = {"LONG_S": repr(LONG_S), "SHORT_S": repr(SHORT_S), "FILE": str(times_path)}
+        program = PROGRAM
+        for name, value in values.items():
+            program = program.replace(name, value)
+        Path(directory, "program.py").write_text(program)
+        command = [python, "program.py", "-m", *words, "x=interval(0,1)"]
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-800:])
+        times = sorted(tuple(map(float, line.split())) for line in times_path.read_text().splitlines())
+    assert len(times) == num_trials
+    first, last = times[SLOTS - 1][0], times[-1][0]
+    busy_s = sum(max(min(end, last) - max(start, first), 0.0) for start, end in times)
+    took_s = max(end for _, end in times) - times[0][0]
+    return {"idle_share": round(1 - busy_s / (SLOTS * (last - first)), 3), "took_s": round(took_s, 1)}
 
 
 def main() -> None:
     """Measure both sides."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=16)
+    parser.add_argument("--trials", type=int, default=24)
     options = parser.parse_args()
     began = time.perf_counter()
-    search = ["hydra/sweeper=trieye", "hydra.sweeper.kind=optuna", f"hydra.sweeper.num_trials={options.jobs}"]
-    ours = utilisation(options.jobs, *search, "+x=interval(0,1)")
-    values = ",".join(str(number / options.jobs) for number in range(options.jobs))
-    batches = utilisation(options.jobs, "hydra/sweeper=basic", f"hydra.sweeper.max_batch_size={SLOTS}", f"+x={values}")
-    told = {
-        "benchmark": "search", "jobs": options.jobs, "slots": SLOTS, "utilisation": round(ours, 3),
-        "in_batches": round(batches, 3), "goal": GOAL, "met": ours >= GOAL,
-        "took_s": round(time.perf_counter() - began, 1),
-    }  # fmt: skip
-    print(json.dumps(told))
+    python = str(installed("search", PEER))
+    install_s = round(time.perf_counter() - began, 1)
+    trieye = figures(sys.executable, options.trials, *TRIEYE, f"hydra.sweeper.num_trials={options.trials}")
+    try:
+        peer: dict[str, float] | str = figures(
+            python, options.trials, *OPTUNA, f"hydra.sweeper.n_trials={options.trials}"
+        )
+    except RuntimeError as error:
+        peer = f"skipped: {str(error).strip().splitlines()[-1]}"
+    print(
+        json.dumps(
+            {
+                "benchmark": "search", "trials": options.trials, "slots": SLOTS, "trieye": trieye, "peer": peer,
+                "peer_install_s": install_s, "load": os.getloadavg()[0] / (os.cpu_count() or 1), "goal": GOAL,
+                "met": trieye["idle_share"] <= GOAL,
+            }
+        )
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 The sweep is a grid and then a search; its jobs are runs that save and resume. Each process of a job appends its start
 and its end to a file that trieye neither reads nor writes, and checks whether an earlier process of the job still runs.
 In the end every job must be completed, no two processes of a job may have overlapped, and none may have started after
-the job was completed.
+the job was completed. No two trials of the search, whose space is an interval, may have the same value.
 """
 
 import argparse
@@ -130,6 +130,14 @@ def completed(root: Path) -> set[int]:
     return {record["index"] for record in records if record["state"] == "completed"}
 
 
+def repeated(root: Path) -> list[list[str]]:
+    """Return the jobs that have the same overrides; a grid has none, and a search of an interval should have none."""
+    jobs: dict[str, list[str]] = {}
+    for path in (root / "sweep").glob("*/status.json"):
+        jobs.setdefault(" ".join(json.loads(path.read_bytes())["overrides"]), []).append(path.parent.name)
+    return [indices for indices in jobs.values() if len(indices) > 1]
+
+
 def await_starts(root: Path, driver: Driver, num: int) -> bool:
     """Wait until jobs have started so many times; return False if the driver ended before."""
     until = time.monotonic() + DEADLINE_S
@@ -170,6 +178,7 @@ def soak(root: Path, kind: str, *, jobs: int, kills: int) -> dict[str, Any]:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
     found = problems(notes(root), settled, completed(root), jobs)
+    found += [f"trials {', '.join(indices)} have the same values" for indices in repeated(root)]
     if num_kills < kills:
         found.append(f"the sweep ended after {num_kills} of {kills} kills")
     if code:

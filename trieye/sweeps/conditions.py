@@ -94,18 +94,18 @@ class Conditions:
             key: A key.
             values: Values of the other keys; a missing key satisfies no condition.
         """
-        return all(
-            other in values
-            and any(same_value(values[other], value) for value in allowed)
-            and self.is_active(other, values)
-            for other, allowed in self.when.get(key, {}).items()
-        )
+        for other, allowed in self.when.get(key, {}).items():
+            value = values.get(other)
+            if value is None or not (value in allowed or any(same_value(value, one) for one in allowed)):
+                return False
+            if other in self.when and not self.is_active(other, values):
+                return False
+        return True
 
     def active(self, values: Mapping[str, str]) -> dict[str, str]:
         """Return the values of the keys that exist."""
-        if not self.when:
-            return dict(values)
-        return {key: value for key, value in values.items() if self.is_active(key, values)}
+        inactive = [key for key in self.when if not self.is_active(key, values)]
+        return {key: value for key, value in values.items() if key not in inactive} if inactive else dict(values)
 
 
 NO_CONDITIONS = Conditions()

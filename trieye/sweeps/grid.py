@@ -178,8 +178,14 @@ class Grid:
             for combination in self.without
         )
 
+    @cached_property
+    def _conditional_axes(self) -> list[int]:
+        conditional = self.conditions.when.keys()
+        return [at for at, axis in enumerate(self.axes) if not conditional.isdisjoint(map(bare, axis.keys))]
+
     def _is_repetition(self, index: int, active: Mapping[str, str]) -> bool:
-        for axis, position in zip(self.axes, self._numbering.positions(index), strict=True):
+        positions = self._numbering.positions(index)
+        for axis, position in ((self.axes[at], positions[at]) for at in self._conditional_axes):
             columns = [at for at, key in enumerate(axis.keys) if bare(key) in active]
             if position and len(columns) < len(axis.keys):
                 values = [tuple(place[at] for at in columns) for place in axis.places[: position + 1]]
