@@ -148,8 +148,11 @@ def test_a_study_that_is_interrupted_goes_on_stops_what_is_behind_and_its_best_c
         assert curve_in(again, metric)
 
     assert "is finished" in project.run(*words, "sinks=[mlflow]")
-    refused = project.run(*words, "tune.num_trials=5", code=2)
-    assert "was started with tune.num_trials=4 and cannot resume with 5" in refused
+    refused = project.run(*words, "tune.num_trials=3", code=2)
+    assert "was started with tune.num_trials=4 and cannot resume with 3" in refused
+    grown = project.run(*words, "tune.num_trials=5", "sinks=[mlflow]", has_ray=True)
+    assert "study: grows from 4 to 5 trials" in grown
+    assert project.statuses("first").keys() == set(range(5))
     assert "remove either" in project.run(*words, "-m", code=2)
     project.cli("sweep", "status", "multirun/first")
     assert "pace" in project.cli("results", "table", "multirun/first", "--by", "walk.pace")

@@ -1,13 +1,18 @@
 """A sampler of Optuna under Ray Tune."""
 
+import pickle
 import sys
 
+import cloudpickle
 import pytest
+from ray import tune
+from ray.tune import Experiment
 
 from trieye.config.hydra.axes import Dimension
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
-from trieye.tune.search import Asking
+from trieye.tune.search import Asking, GrowingSearch, GrowingVariants, StudySize
+from trieye.tune.trainable import INDEX
 
 OPTIONS = {"metric": "distance", "mode": "max", "num_trials": 9}
 
@@ -38,5 +43,45 @@ def test_a_restored_study_continues_its_sequence_of_proposals(sampler, tmp_path)
 
 def test_a_study_whose_sampler_lacks_its_package_is_refused_at_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "cmaes", None)
-    with pytest.raises(ConfigurationError, match="pip install cmaes"):
+    with pytest.raises(ConfigurationError, match=r"pip install 'trieye\[optuna\]'"):
         Asking([Dimension("x", low=0, high=1)], SweeperConfig(kind="optuna", sampler="cmaes"), **OPTIONS)
+
+
+def drawn(search):
+    return list(iter(search.next_trial, None))
+
+
+def experiment(num, values):
+    return Experiment("growing", tune.Trainable, config=values, num_samples=num)
+
+
+@pytest.mark.parametrize(
+    ("values", "per_sample"), [({"x": tune.uniform(0, 1)}, 1), ({"x": tune.grid_search([1, 2])}, 2)]
+)
+def test_a_study_without_a_searcher_grows_by_trials(values, per_sample, monkeypatch):
+    search = GrowingVariants(random_state=3)
+    search.add_configurations(experiment(2, values))
+    first = drawn(search)
+    assert search.is_finished()
+    state = pickle.loads(cloudpickle.dumps(search.get_state()))
+    monkeypatch.setattr(StudySize, "num_trials", 3)
+    grown = GrowingVariants(random_state=3)
+    grown.set_state(state)
+    added = drawn(grown)
+    numbers = [int(trial.trial_id.rpartition("_")[2]) for trial in [*first, *added]]
+    assert numbers == list(range(3 * per_sample))
+    assert grown.total_samples == 3 * per_sample
+    at_once = GrowingVariants(random_state=3)
+    at_once.add_configurations(experiment(3, values))
+    assert [trial.config["x"] for trial in drawn(at_once)] == [trial.config["x"] for trial in [*first, *added]]
+
+
+def test_a_study_with_a_searcher_grows_by_trials(monkeypatch):
+    dimensions = [Dimension("x", low=0, high=1)]
+    options = {"metric": "distance", "mode": "max", "num_trials": 2}
+    search = GrowingSearch(Asking(dimensions, SweeperConfig(kind="optuna"), **options))
+    search.add_configurations(experiment(2, {}))
+    assert len(drawn(search)) == 2
+    monkeypatch.setattr(StudySize, "num_trials", 5)
+    search.set_state(search.get_state())
+    assert [trial.config[INDEX] for trial in drawn(search)] == [2, 3, 4]

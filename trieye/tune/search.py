@@ -3,9 +3,9 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from ray.tune.search import Searcher
+from ray.tune.search import BasicVariantGenerator, Searcher, SearchGenerator
 
 from trieye.config.hydra.axes import Dimension, value_of
 from trieye.config.sweeper import SweeperConfig
@@ -13,6 +13,44 @@ from trieye.sweeps.grid import bare
 from trieye.sweeps.search import OptunaSearch
 from trieye.sweeps.space import SearchSpace
 from trieye.tune.trainable import INDEX
+
+
+class StudySize:
+    """Number of trials of the study of this process, which a resumed study may raise.
+
+    Ray Tune restores pickled search algorithms with their former number.
+
+    Attributes:
+        num_trials: The number; with a grid, the number of its repetitions. None outside of a study.
+    """
+
+    num_trials: ClassVar[int | None] = None
+
+
+class GrowingVariants(BasicVariantGenerator):  # type: ignore[misc]  # Ray has no types for us
+    """Draws the values of a random or grid search, also of trials that a resumed study adds."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore the state, with the number of trials of this start."""
+        for variants in state["_iterators"]:
+            added = (StudySize.num_trials or 0) - variants.num_samples
+            if added > 0:
+                state["_total_samples"] += added * (state["_total_samples"] // variants.num_samples)
+                state["_finished"] = False
+                variants.num_samples += added
+                variants.num_samples_left += added
+        super().set_state(state)
+
+
+class GrowingSearch(SearchGenerator):  # type: ignore[misc]  # Ray has no types for us
+    """Creates the trials of a searcher, also those that a resumed study adds."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore the state, with the number of trials of this start."""
+        num = StudySize.num_trials or 0
+        if num > state["total_samples"]:
+            state |= {"total_samples": num, "finished": False}
+        super().set_state(state)
 
 
 @dataclass
@@ -53,7 +91,7 @@ class Asking(Searcher):  # type: ignore[misc]  # Ray has no types for us
 
     def suggest(self, trial_id: str) -> Any:
         """Return the values of a new trial, with its index."""
-        if len(self._trials) >= self._num:
+        if len(self._trials) >= max(self._num, StudySize.num_trials or 0):
             return Searcher.FINISHED
         index = len(self._trials)
         words = list(self._optuna().ask(index))

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 from ray import tune
-from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
+from ray.tune.search import ConcurrencyLimiter
 
 from trieye.checkpoints.directory import peek
 from trieye.checkpoints.store import CheckpointStore
@@ -38,7 +38,7 @@ from trieye.sweeps.status import status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
 from trieye.tune.best import best_config, write_best
 from trieye.tune.schedulers import scheduler_of
-from trieye.tune.search import Asking
+from trieye.tune.search import Asking, GrowingSearch, GrowingVariants, StudySize
 from trieye.tune.space import Space
 from trieye.tune.trainable import StudyPlace, as_trainable, run_name_of
 from trieye.tune.values import named
@@ -100,7 +100,7 @@ class Study:
                 record.summary = before.summary
             record.write(self.directory)
             if self._is_over(record):
-                say(f"study {self._config.run_name!r} is finished; set another run_name for another study")
+                say(f"study {self._config.run_name!r} is finished; raise tune.num_trials, or set another run_name")
             else:
                 self._fit()
             return self._result(record)
@@ -116,7 +116,9 @@ class Study:
         if not before.is_study:
             raise ConfigurationError(f"{self.directory} contains a sweep, not a study; set another run_name")
         for key, value in now.study.items():
-            if before.study.get(key) != value:
+            if key == "num_trials" and value > before.study.get(key, 0):
+                say(f"study: grows from {before.study.get(key)} to {value} trials")
+            elif before.study.get(key) != value:
                 named_key = "seed" if key == "seed_of_trials" else f"tune.{key}"
                 raise ConfigurationError(
                     f"study {self._config.run_name!r} was started with {named_key}={before.study.get(key)} and cannot "
@@ -137,13 +139,13 @@ class Study:
     def _searcher(self) -> Any:
         config, loop = self._config.tune, self._config.loop
         if config.search != "optuna":
-            return BasicVariantGenerator(random_state=config.seed, max_concurrent=config.max_concurrent_trials or 0)
+            return GrowingVariants(random_state=config.seed, max_concurrent=config.max_concurrent_trials or 0)
         options = SweeperConfig(kind="optuna", sampler=config.sampler, seed=config.seed)
         search = Asking(
             self._space.dimensions, options, metric=loop.objective, mode=loop.mode, num_trials=config.num_trials
         )
         limit = config.max_concurrent_trials
-        return search if limit is None else ConcurrencyLimiter(search, limit)
+        return GrowingSearch(search if limit is None else ConcurrencyLimiter(search, limit))
 
     def _fit(self) -> None:
         runtime = self._config.runtime
@@ -200,13 +202,15 @@ class Study:
         say(f"{text}; no trial starts until nodes join the cluster")
 
     def _tuner(self) -> tune.Tuner:
+        StudySize.num_trials = self._config.tune.num_trials
         stored = str(self.directory / _STORED)
-        if tune.Tuner.can_restore(stored):
-            return tune.Tuner.restore(stored, self._trainable, resume_errored=True, param_space=self._space.domains())
         config, loop = self._config.tune, self._config.loop
+        param_space = {} if config.search == "optuna" else self._space.domains()
+        if tune.Tuner.can_restore(stored):
+            return tune.Tuner.restore(stored, self._trainable, resume_errored=True, param_space=param_space)
         return tune.Tuner(
             self._trainable,
-            param_space={} if config.search == "optuna" else self._space.domains(),
+            param_space=param_space,
             tune_config=tune.TuneConfig(
                 metric=loop.objective,
                 mode=loop.mode,
