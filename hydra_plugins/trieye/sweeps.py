@@ -60,7 +60,7 @@ LAUNCHER: dict[str, Any] = {
     "working_dir": "auto", "runtime_env": {},
 }  # fmt: skip
 SWEEPER: dict[str, Any] = {
-    "kind": "grid", "params": None, "seeds": None, "zip": [], "exclude": [], "when": {},
+    "kind": "grid", "params": None, "seeds": None, "zip": [], "exclude": [], "when": None,
     "budget": ["loop.steps", "loop.env_steps", "loop.time_s"], "dry_run": False, "num_trials": 20,
     "seed": 0, "mode": None, "objective": "return", "sampler": "tpe", "pruner": "none",
 }  # fmt: skip

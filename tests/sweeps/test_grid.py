@@ -131,6 +131,10 @@ def test_what_makes_no_grid_is_refused(word, message):
         grid("x=1", word)
 
 
+def test_values_of_the_command_line_replace_an_interval_of_the_config():
+    assert grid("x=interval(0,1)", "y=3", "x=1,2")[1] == ("x=2", "y=3")
+
+
 def test_a_number_beyond_the_grid_is_no_job():
     ours = grid("lr=1,2", "seed=range(0,3)")
     for index in (-1, 6):

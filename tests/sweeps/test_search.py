@@ -313,6 +313,17 @@ def test_a_conditional_dimension_is_drawn_only_where_it_exists(kind):
     assert [trial.params.keys() for trial in resumed._study.trials] == [values.keys() - {"eps"} for values in drawn]
 
 
+def test_a_condition_of_the_command_line_reaches_the_search(sweep):
+    words = [
+        "hydra.sweeper.kind=random",
+        "hydra.sweeper.num_trials=6",
+        "hydra.sweeper.when={a.clip: {agent: [ppo, x]}}",
+    ]
+    jobs = sweep.search(lambda cfg: float("a" in cfg), "+agent=dqn,ppo", "+a.clip=1,2", *words)
+    assert {"a.clip" in " ".join(job) for job in jobs} == {True, False}
+    assert all(("a.clip" in " ".join(job)) == (job[0] == "+agent=ppo") for job in jobs)
+
+
 def test_conditions_of_a_search_are_checked_and_need_discrete_keys():
     with pytest.raises(ConfigurationError, match="clip depends on lr, which has an interval"):
         SearchSpace.of(dimensions_of(CONDITIONAL), {"clip": {"lr": 0.5}})

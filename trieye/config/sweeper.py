@@ -1,12 +1,14 @@
 """SweeperConfig: options of `hydra/sweeper=trieye`, which chooses the jobs of a grid or search."""
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trieye.config.base import StrictModel
 
 Mode = Literal["min", "max"]
+_SCOPE = re.compile(r"return|last|best|mean:[1-9]\d*")
 
 
 class SweeperConfig(StrictModel):
@@ -27,8 +29,8 @@ class SweeperConfig(StrictModel):
     exclude: list[dict[str, Any]] = Field(
         default=[], description="Combinations to exclude, each as values by key, such as {agent: ppo, agent.lr: 1e-4}."
     )
-    when: dict[str, dict[str, Any]] = Field(
-        default={},
+    when: dict[str, dict[str, Any]] | None = Field(
+        default=None,
         description="Keys that exist only with certain values of other keys, such as {agent.clip_range: {agent: ppo}} "
         "or {agent.clip_range: {agent: [ppo, a2c]}}.",
     )
@@ -47,7 +49,6 @@ class SweeperConfig(StrictModel):
     )
     objective: str = Field(
         default="return",
-        pattern=r"^(return|last|best|mean:[1-9]\d*)$",
         description="Objective of a job: return = its return value; last, best, mean:K = the last point, the best "
         "point, or the mean of the last K points of loop.objective, for jobs that are trieye runs.",
     )
@@ -57,6 +58,13 @@ class SweeperConfig(StrictModel):
     pruner: Literal["none", "median", "asha"] = Field(
         default="none", description="Optuna pruner, which stops jobs early based on their loop.objective values."
     )
+
+    @field_validator("objective")
+    @classmethod
+    def _objective_is_a_scope(cls, value: str) -> str:
+        if not _SCOPE.fullmatch(value):
+            raise ValueError("expected return, last, best or mean:K, such as mean:10")
+        return value
 
     @model_validator(mode="after")
     def _options_match_the_kind(self) -> Self:

@@ -27,7 +27,7 @@ def grid_of(overrides: Sequence[str], options: SweeperConfig, config_loader: Any
     if options.seeds is not None:
         axes = with_seeds(axes, options.seeds)
     without = tuple({key: str(value) for key, value in combination.items()} for combination in options.exclude)
-    return Grid(axes, without, Conditions.of(options.when))
+    return Grid(axes, without, Conditions.of(options.when or {}))
 
 
 def with_seeds(axes: Iterable[Axis], num: int, key: str = "seed") -> tuple[Axis, ...]:

@@ -33,8 +33,8 @@ def axes_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None)
         ConfigurationError: An override cannot be parsed, has no values, or is an interval.
     """
     axes: dict[str, tuple[str, ...]] = {}
-    for item in _parsed(overrides, config_loader):
-        key = item.get_key_element()
+    items = {item.get_key_element(): item for item in _parsed(overrides, config_loader)}
+    for key, item in items.items():
         if not item.is_sweep_override():
             axes[key] = (str(item.get_value_element_as_str()),)
         elif item.is_discrete_sweep():
