@@ -1,6 +1,6 @@
 """Idle slots of a search whose trials last differently long, beside Hydra's Optuna sweeper in the same run.
 
-24 trials, of which every fourth lasts ten times as long as the others, on four slots: an Optuna search of trieye, which
+16 trials, of which every fourth lasts ten times as long as the others, on four slots: an Optuna search of trieye, which
 has a trial for a slot the moment that it is free, and hydra-optuna-sweeper in an environment of its own, which launches
 batches of four through joblib. Idle share: the part of the slots' time without a trial, from the start of the fourth
 trial, when all workers have started, to that of the last one, after which no trial is left. Prints one JSON line.
@@ -19,7 +19,7 @@ from peer.environments import installed
 
 GOAL = 0.05
 SLOTS = 4
-LONG_S, SHORT_S = 15.0, 1.5
+LONG_S, SHORT_S = 30.0, 3.0
 PEER = {"hydra_optuna_sweeper": ["hydra-optuna-sweeper==1.2.0"]}
 PROGRAM = """
 import time
@@ -72,7 +72,7 @@ def figures(python: str, num_trials: int, *words: str) -> dict[str, float]:
 def main() -> None:
     """Measure both sides."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=24)
+    parser.add_argument("--trials", type=int, default=16)
     options = parser.parse_args()
     began = time.perf_counter()
     python = str(installed("search", PEER))

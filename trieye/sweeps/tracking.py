@@ -13,7 +13,7 @@ from trieye.process.progress import say
 from trieye.run.table import table
 from trieye.sweeps.jobs import RUN
 from trieye.sweeps.record import SweepRecord
-from trieye.sweeps.status import JobStatus, status_of
+from trieye.sweeps.status import JobStatus, pareto_optimal_jobs, status_of
 
 _MOST_NOTED = 30
 
@@ -79,12 +79,14 @@ def _axes(jobs: Sequence[JobStatus]) -> dict[str, str]:
 
 
 def _columns(jobs: Sequence[JobStatus], members: dict[int, str | None]) -> dict[str, list[str | float | int | None]]:
+    names = dict.fromkeys(name for job in jobs for name in job.objectives)
     keys = dict.fromkeys(key for job in jobs for key in job.values)
     return {
         "job": [job.index for job in jobs],
         "state": [job.how for job in jobs],
         **{key: [job.values.get(key) for job in jobs] for key in keys},
         "objective": [job.objective for job in jobs],
+        **{name: [job.objectives.get(name) for job in jobs] for name in names},
         "run": [members.get(job.index) for job in jobs],
     }
 
@@ -96,6 +98,9 @@ def _note(jobs: Sequence[JobStatus], record: SweepRecord) -> str:
         key=lambda job: job.objective or 0.0,
         reverse=record.mode == "max",
     )
+    if record.modes:
+        optimal = pareto_optimal_jobs(jobs, record.modes)
+        ranked = [job for job in jobs if job.index in optimal]
     counts = ", ".join(f"{number} {how}" for how, number in Counter(job.how for job in jobs).items())
     lines = [
         f"{len(jobs)} jobs: {counts}",
@@ -104,7 +109,7 @@ def _note(jobs: Sequence[JobStatus], record: SweepRecord) -> str:
         "|" + " --- |" * (len(keys) + 2),
     ]
     for job in ranked[:_MOST_NOTED]:
-        cells = [str(job.index), *(job.values.get(key, "").replace("|", r"\|") for key in keys), f"{job.objective:g}"]
+        cells = [str(job.index), *(job.values.get(key, "").replace("|", r"\|") for key in keys), job.objective_text]
         lines.append(f"| {' | '.join(cells)} |")
     if len(ranked) > _MOST_NOTED:
         lines += ["", f"and {len(ranked) - _MOST_NOTED} more, in jobs.json"]
