@@ -40,7 +40,7 @@ def utilisation(jobs: int, *words: str) -> float:
         (Path(directory) / "program.py").write_text(program)
         common = [
             "-m",
-            "hydra/launcher=trieye_ray",
+            "hydra/launcher=trieye",
             "hydra.launcher.isolate=worker",
             f"hydra.launcher.num_jobs={SLOTS}",
         ]

@@ -75,6 +75,9 @@ KEYS = _renames(
 )
 """Keys of the config."""
 
+CHOICES = _renames({"hydra/launcher=trieye_ray": "hydra/launcher=trieye"})
+"""Options of config groups."""
+
 COMMANDS = _renames({"trieye sweep index": "trieye sweep find"})
 """Commands and actions."""
 
@@ -128,6 +131,7 @@ FILES = _renames({"journal-witness.jsonl": "journal-watermark.jsonl"})
 
 TABLES = {
     "Config keys": KEYS,
+    "Options of config groups": CHOICES,
     "Commands": COMMANDS,
     "Options": OPTIONS,
     "Classes and functions": NAMES,
@@ -171,7 +175,7 @@ def current_config(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def current_overrides(stored: Iterable[str], config: Mapping[str, Any] | None) -> list[str]:
-    """Return stored overrides, `key=value`, with the current names of their keys.
+    """Return stored overrides, `key=value`, with the current names of their keys and options.
 
     Args:
         stored: Overrides as typed.
@@ -183,6 +187,8 @@ def current_overrides(stored: Iterable[str], config: Mapping[str, Any] | None) -
 
 def current_override(stored: str, keys: Collection[str]) -> str:
     """Return a stored override, or its key, with the current name of the key if that is one of `keys`."""
+    if (choice := CHOICES.get(stored)) is not None:
+        return choice.new
     typed, equals, value = stored.partition("=")
     bare = typed.lstrip("+~")
     for prefix in _PREFIXES:

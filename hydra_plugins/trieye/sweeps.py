@@ -9,8 +9,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 
 
-class TrieyeRayLauncher(Launcher):
-    """Runs the jobs of a sweep on Ray."""
+class TrieyeLauncher(Launcher):
+    """Runs the jobs of a sweep in parallel."""
 
     def __init__(self, **options: Any) -> None:
         from trieye.config.hydra.registration import refusing
@@ -55,8 +55,8 @@ class TrieyeSweeper(Sweeper):
 
 # copies of the defaults in `trieye.config.launcher` and `trieye.config.sweeper`, whose import would slow all programs
 LAUNCHER: dict[str, Any] = {
-    "num_jobs": None, "num_cpus": 1.0, "num_gpus": 0.0, "memory": None, "resources": {}, "retries": 3,
-    "fail_fast": False, "isolate": "process", "address": None, "is_part": False, "only": None,
+    "backend": None, "num_jobs": None, "num_cpus": 1.0, "num_gpus": 0.0, "memory": None, "resources": {}, "retries": 3,
+    "timeout_min": None, "fail_fast": False, "isolate": "process", "address": None, "is_part": False, "only": None,
     "working_dir": "auto", "runtime_env": {},
 }  # fmt: skip
 SWEEPER: dict[str, Any] = {
@@ -66,5 +66,5 @@ SWEEPER: dict[str, Any] = {
 
 _MODULE = "hydra_plugins.trieye.sweeps"
 _store = ConfigStore.instance().store
-_store("trieye_ray", {"_target_": f"{_MODULE}.TrieyeRayLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye")
+_store("trieye", {"_target_": f"{_MODULE}.TrieyeLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye")
 _store("trieye", {"_target_": f"{_MODULE}.TrieyeSweeper", **SWEEPER}, "hydra/sweeper", provider="trieye")

@@ -399,7 +399,7 @@ def test_a_relaunch_takes_its_configs_from_where_the_sweep_took_them(sweep, tmp_
         (tmp_path / place / "train.yaml").write_text(f"{text}\n{local}")
     (tmp_path / "more/mine").mkdir(parents=True)
     (tmp_path / "more/mine/it.yaml").write_text("# @package _global_\napp_name: from_more\n")
-    words = ["-m", "hydra/launcher=trieye_ray", "hydra/sweeper=trieye", HERE, "hydra.sweep.dir=s", "seed=4,5"]
+    words = ["-m", "hydra/launcher=trieye", "hydra/sweeper=trieye", HERE, "hydra.sweep.dir=s", "seed=4,5"]
     places = ["--config-path", "other/conf", "--config-dir", "more"]
     done = subprocess.run([sys.executable, "typed.py", *words, *places], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -534,7 +534,7 @@ def test_the_jobs_of_another_launcher_are_known_and_completed_ones_are_not_run_a
 def test_a_relaunch_finds_the_configs_where_the_sweep_found_them(sweep, tmp_path):
     (tmp_path / "more" / "group").mkdir(parents=True)
     (tmp_path / "more" / "group" / "new.yaml").write_text("# @package _global_\nlr: 7.0\n")
-    words = ["--config-dir", "more", "hydra/sweeper=trieye", "hydra/launcher=trieye_ray", HERE, "hydra.sweep.dir=sweep"]
+    words = ["--config-dir", "more", "hydra/sweeper=trieye", "hydra/launcher=trieye", HERE, "hydra.sweep.dir=sweep"]
     command = [sys.executable, "train.py", "-m", *words, "seed=1,2", "+group=new"]
     assert subprocess.run(command, check=False).returncode == 0
     (tmp_path / "sweep" / "1" / STATUS).unlink()

@@ -57,7 +57,7 @@ if __name__ == "__main__":
 """
 STEPS, MIDDLE, LATE = 60, 30, 45
 OPTIONS = [
-    "-m", "hydra/launcher=trieye_ray", "hydra.launcher.num_jobs=1", "hydra.sweep.dir=sweep", "runtime=local",
+    "-m", "hydra/launcher=trieye", "hydra.launcher.num_jobs=1", "hydra.sweep.dir=sweep", "runtime=local",
     "sinks=[]", "run_name=walk", f"loop.steps={STEPS}", "loop.evaluate_every_steps=1000",
 ]  # fmt: skip
 

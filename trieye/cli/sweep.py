@@ -153,7 +153,7 @@ def _plan(options: argparse.Namespace) -> int:
         program=program,
         working_dir=str(Path.cwd()),
         spec=[redacted_text(word) for word in words],
-        own=["hydra/sweeper=trieye", "hydra/launcher=trieye_ray", *own, *hydra_words],
+        own=["hydra/sweeper=trieye", "hydra/launcher=trieye", *own, *hydra_words],
     ).sign()
     grid = grid_of(words, SweeperConfig.model_validate(sweeper))
     with nullcontext() if options.output is None else lock_in(options.output):

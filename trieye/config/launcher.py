@@ -1,26 +1,38 @@
-"""LauncherConfig: options of `hydra/launcher=trieye_ray`, which runs the jobs of a sweep in parallel."""
+"""LauncherConfig: options of `hydra/launcher=trieye`, which runs the jobs of a sweep in parallel."""
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from trieye.config.base import StrictModel
 from trieye.config.runtime import RuntimeEnv
 
+Backend = Literal["ray", "local", "slurm"]
+"""Where the processes of jobs run."""
+
 
 class LauncherConfig(StrictModel):
-    """Resources, parallelism, isolation and restarts of the jobs of a sweep.
+    """Backend, resources, parallelism, isolation and restarts of the jobs of a sweep.
 
     `num_cpus`, `num_gpus`, `memory` and `resources` may be interpolations such as `hydra.launcher.num_cpus='${cpus}'`,
     which are resolved for each job.
     """
 
+    backend: Backend | None = Field(
+        default=None,
+        description="ray = processes of Ray, on this machine or a cluster; local = processes of this machine, without "
+        "Ray; slurm = tasks of a Slurm array; null = ray if it is installed, else local.",
+    )
     num_jobs: int | None = Field(
         default=None, ge=1, description="Maximum number of parallel jobs; null = limited by resources only."
     )
     num_cpus: float = Field(default=1.0, ge=0, description="CPUs of each job.")
     num_gpus: float = Field(default=0.0, ge=0, description="GPUs of each job; 0.25 lets four jobs share one.")
-    memory: int | None = Field(default=None, ge=1, description="Bytes of memory reserved for each job; null = none.")
+    memory: int | None = Field(
+        default=None,
+        ge=1,
+        description="Bytes of memory reserved for each job; null = none. backend=local stops jobs that use more.",
+    )
     resources: dict[str, float] = Field(default={}, description="Custom Ray resources of each job, by name.")
     retries: int = Field(
         default=3,
@@ -28,11 +40,17 @@ class LauncherConfig(StrictModel):
         description="How often a job whose process was killed is restarted, from its last checkpoint; a job that "
         "raised an exception is not.",
     )
+    timeout_min: float | None = Field(
+        default=None,
+        gt=0,
+        description="Minutes after which a job is interrupted like Ctrl-C, and killed 30 s later; it fails and is not "
+        "restarted. null = none.",
+    )
     fail_fast: bool = Field(default=False, description="Start no further jobs after a job has failed.")
     isolate: Literal["process", "worker", "none"] = Field(
         default="process",
         description="process = a new process for each job; worker = processes that run several jobs, which start "
-        "faster but share process state; none = one after another in this process, without Ray.",
+        "faster but share process state; none = one after another in this process, without a backend.",
     )
     address: str | None = Field(
         default=None,
@@ -53,3 +71,10 @@ class LauncherConfig(StrictModel):
         description="Run only part of the sweep while other processes run other parts, as tasks of a batch system do.",
     )
     only: list[int] | None = Field(default=None, description="Indices of the jobs to run; null = all.")
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _is_share_or_whole(cls, num_gpus: float) -> float:
+        if num_gpus > 1.0 and not num_gpus.is_integer():
+            raise ValueError("above 1, only whole GPUs are possible")
+        return num_gpus

@@ -13,14 +13,12 @@ from trieye.hub.cluster import Node
 from trieye.hub.ray_start import join_ray
 from trieye.process.progress import say
 from trieye.sweeps.jobs import Done
-from trieye.sweeps.pools import Died, Outcome
+from trieye.sweeps.pools import STOP_S, Died, Outcome
 from trieye.sweeps.working import Composed, SweepContext, work
 
 _ROUNDING = 1e-6
 _LOOK_S = 1.0
 _SHOWN = 5
-_STOP_S = 30.0
-"""Time that cancelled jobs get for saving."""
 
 
 class RayPool:
@@ -120,6 +118,15 @@ class RayPool:
             if running == index:
                 ray.cancel(reference, force=False)
 
+    def kill(self, index: int) -> None:
+        """Kill the process of a job."""
+        for reference, running in self._running.items():
+            if running == index:
+                ray.cancel(reference, force=True)
+
+    def close(self) -> None:
+        """Do nothing: Ray ends its workers."""
+
     def stop(self) -> None:
         """Stop all jobs: interrupt them like Ctrl-C, and kill them after 30 s."""
         waiting = list(self._running)
@@ -127,7 +134,7 @@ class RayPool:
         self._allocated.clear()
         for reference in waiting:
             ray.cancel(reference, force=False)
-        late = ray.wait(waiting, num_returns=len(waiting), timeout=_STOP_S)[1] if waiting else []
+        late = ray.wait(waiting, num_returns=len(waiting), timeout=STOP_S)[1] if waiting else []
         for reference in late:
             ray.cancel(reference, force=True)
 

@@ -51,6 +51,10 @@ class JobElsewhereError(TrieyeError):
     """Raised when a job is skipped because another process runs it or may be running it."""
 
 
+class JobLimitError(TrieyeError):
+    """Raised for a job that was stopped because it exceeded its time or memory limit."""
+
+
 class ReportedError(RuntimeError):
     """An error that another process reported as text, including its type."""
 

@@ -105,7 +105,7 @@ class SweeperBody:
     def _dimensions(self, words: Sequence[str]) -> list[Dimension]:
         if self._ours is None:
             raise ConfigurationError(
-                "a search needs hydra/launcher=trieye_ray; other launchers only run fixed lists of jobs"
+                "a search needs hydra/launcher=trieye; other launchers only run fixed lists of jobs"
             )
         dimensions = dimensions_of(words, self._context.config_loader)
         if all(len(dimension.choices) == 1 for dimension in dimensions):

@@ -65,6 +65,11 @@ class SweepContext:
         except (HydraException, OmegaConfBaseException, TrieyeError) as error:
             return error
 
+    def pickled(self) -> bytes:
+        """Return the context for another process; functions and classes of the main module travel by value."""
+        pickled_self: bytes = cloudpickle.dumps(self)
+        return pickled_self
+
     @property
     def has_mirror(self) -> bool:
         """Whether runs are copied to a mirror."""
@@ -103,7 +108,7 @@ def work(
         shared.working_dir.mkdir(parents=True, exist_ok=True)  # may be missing on another machine
         os.chdir(shared.working_dir)
         with printing_to(directory / OUTPUT):
-            return _portable(_ended(_result(shared, index, overrides, config), job))
+            return portable(_ended(_result(shared, index, overrides, config), job))
 
 
 def _ended(done: Done, job: RunningJob) -> Done:
@@ -145,7 +150,7 @@ def _run(shared: SweepContext, overrides: Sequence[str], config: DictConfig) -> 
     )
 
 
-def _portable(done: Done) -> Done:
+def portable(done: Done) -> Done:
     """Return an outcome that another process can unpickle; an error that cannot be pickled is replaced by its text."""
     try:
         pickle.loads(cloudpickle.dumps(done))  # noqa: S301 - pickled here
@@ -156,3 +161,9 @@ def _portable(done: Done) -> Done:
             print(f"the return value of the job cannot be pickled: {problem}", file=sys.stderr)  # noqa: T201 - its file
         return Done(done.index, value, error, record=done.record, run_dir=done.run_dir)
     return done
+
+
+def pickled(done: Done) -> bytes:
+    """Return an outcome for another process, from `portable` or without user objects."""
+    pickled_done: bytes = cloudpickle.dumps(done)
+    return pickled_done
