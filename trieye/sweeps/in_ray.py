@@ -26,14 +26,16 @@ class RayPool:
 
     def __init__(self, shared: SweepContext, options: LauncherConfig) -> None:
         if options.address is None:
-            join_ray(RuntimeConfig(kind="ray"))
+            join_ray(RuntimeConfig(kind="ray"), log_to_driver=False)  # jobs print to their files
         else:
             cluster = {
                 "address": options.address,
                 "working_dir": options.working_dir,
                 "runtime_env": options.runtime_env,
             }
-            nodes = join_ray(RuntimeConfig.model_validate({"kind": "cluster", **cluster}), "hydra.launcher")
+            nodes = join_ray(
+                RuntimeConfig.model_validate({"kind": "cluster", **cluster}), "hydra.launcher", log_to_driver=False
+            )
             _warn_about_remote_runs(shared, [node for node in nodes if not node.sees_root])
         self._options, self._composing, self._shared = options, shared, ray.put(shared)
         self._task: Any = ray.remote(max_retries=0, max_calls=1 if options.isolate == "process" else 0)(work)

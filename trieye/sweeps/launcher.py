@@ -25,7 +25,7 @@ from trieye.process.signals import StopSignals, exit_code_of
 from trieye.renames import current_override
 from trieye.sweeps.backends import location_of, pool_of
 from trieye.sweeps.grid import bare
-from trieye.sweeps.jobs import Done, Job, JobElsewhereError, JobLimitError, JobRecord
+from trieye.sweeps.jobs import OUTPUT, Done, Job, JobElsewhereError, JobLimitError, JobRecord
 from trieye.sweeps.orphans import Orphans
 from trieye.sweeps.pools import Died, Outcome, WorkerPool
 from trieye.sweeps.progress import SweepProgress
@@ -320,6 +320,8 @@ class SweepExecution:
         record.attempt = max(record.attempt, deaths)  # attempts may be on the disk of another machine
         record.state, record.error = "lost", died.reason
         reason = f"its process was killed{f' {deaths} times' if deaths > 1 else ''}: {died.reason}"
+        with contextlib.suppress(OSError), (self.directory / str(died.index) / OUTPUT).open("a") as output:
+            output.write(f"trieye: {reason}\n")
         has_no_retries = deaths > self.options.retries
         if has_no_retries:
             record.fail(reason)

@@ -21,8 +21,9 @@ from trieye.config.redaction import HIDDEN, redacted_text
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
+from trieye.sweeps.failures import failure_message, failure_table
 from trieye.sweeps.grid import Grid, bare
-from trieye.sweeps.jobs import Done, Job, JobElsewhereError, JobRecord
+from trieye.sweeps.jobs import Done, Job, JobRecord
 from trieye.sweeps.launcher import JobList, LauncherBody, new_record
 from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
 from trieye.sweeps.report import final_table, plan_table
@@ -88,7 +89,8 @@ class SweeperBody:
             self._sum_up(record)
         failed = [done for done in ended if done.error is not None]
         if failed:
-            raise SweepError(_failure_message(failed, len(ended), self._directory))
+            failure_table(failed, self._directory)
+            raise SweepError(failure_message(failed, len(ended), self._directory))
         return ended
 
     def _of_grid(self, words: Sequence[str], grid: Grid, record: SweepRecord, before: SweepRecord | None) -> list[Done]:
@@ -188,13 +190,3 @@ class SweeperBody:
             record.state, record.objective, record.ended = "completed", done.number, time.time()
         record.write(self._directory / str(job.index))
         return done
-
-
-def _failure_message(failed: Sequence[Done], num: int, directory: Path) -> str:
-    num_skipped = sum(isinstance(done.error, JobElsewhereError) for done in failed)
-    verb = "failed" if num_skipped < len(failed) else "are running in other processes"
-    first = failed[0].error
-    return (
-        f"{len(failed)} of {num} jobs {verb}; job {failed[0].index} raised {type(first).__name__}: {first}. "
-        f"For all jobs: trieye sweep status {directory}; to retry: trieye sweep relaunch {directory}"
-    )
