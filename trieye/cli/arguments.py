@@ -64,7 +64,10 @@ class AnyOrder(argparse.ArgumentParser):
 
 class _Renamed(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(str(self.const))
+        command, _, option = self.const.old.rpartition(" ")  # the command may lack the typed action
+        parser.error(
+            f"{parser.prog} {option} was renamed to {parser.prog} {self.const.new.removeprefix(f'{command} ')}"
+        )
 
 
 def add_action(actions: Any, name: str, text: str, **options: Any) -> argparse.ArgumentParser:

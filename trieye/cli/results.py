@@ -123,7 +123,12 @@ def _add_specific(action: argparse.ArgumentParser, name: str) -> None:
             "-o", "--output", type=Path, default=default, required=name == "export", metavar="FILE", help=text
         )
     if name in {"curve", "report"}:
-        action.add_argument("--x", choices=AXES, default="step", help="x axis of the curves (default: step)")
+        action.add_argument(
+            "--x",
+            choices=AXES,
+            default="step",
+            help="x axis of the curves (default: step, in the unit that the runs count, such as env_steps)",
+        )
     if name == "curve":
         action.add_argument("--grid", type=int, default=200, metavar="N", help="points per curve (default: 200)")
         action.add_argument("--runs", action="store_true", help="draw the curve of each run too")
@@ -165,7 +170,7 @@ _TEXTS = {
     "export": "export the points of all runs as one table",
 }
 _OUT = {
-    "table": (None, "also plot the intervals to this file: .png, .svg or .pdf"),
+    "table": (None, "also write the table to a .csv, .md or .tex file, or plot its intervals to a .png, .svg or .pdf"),
     "curve": (None, "plot to this file: .png, .svg or .pdf (default: plot in the terminal)"),
     "compare": (None, "also plot performance profiles to this file: .png, .svg or .pdf"),
     "sensitivity": (None, "also plot to this file: .png, .svg or .pdf"),

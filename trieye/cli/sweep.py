@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _COLORS = {
     "completed": "cyan", "running": "green", "unknown": "green", "failed": "red", "pruned": "magenta",
-    "incomplete": "yellow", "removed": "yellow", "missing": "",
+    "incomplete": "yellow", "removed": "yellow", "missing": "", "waiting": "",
 }  # fmt: skip
 _NOTES = {
     "unknown": "last seen on another machine; `trieye sweep relaunch` waits for its heartbeat",
@@ -52,7 +52,7 @@ _NOTES = {
 _UNFINISHED = ("failed", "incomplete", "missing")
 _SELECTABLE = (*_UNFINISHED, "removed")
 _DEFAULT = ",".join(_UNFINISHED)
-_BUSY = ("running", "unknown")
+_BUSY = ("running", "unknown", "waiting")
 _LONGEST = 80
 
 

@@ -4,9 +4,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +22,8 @@ from trieye.renames import current_override
 from trieye.sweeps.grid import bare
 from trieye.sweeps.record import JsonRecord
 
-STATUS, OUTPUT, RUN, LOCK = "status.json", "output.log", "run", "job.lock"
-"""Files in the directory of a job; `run` is a link to the run directory."""
+STATUS, OUTPUT, RUN, OUTPUT_DIR, LOCK = "status.json", "output.log", "run", "output", "job.lock"
+"""Files in the directory of a job; `run` is a link to the run directory, `output` to an output directory elsewhere."""
 
 HEARTBEAT_S = 5.0
 ORPHAN_WAIT_S = 30.0
@@ -94,8 +95,27 @@ class Done:
     @property
     def number(self) -> float | None:
         """The return value, if it is a number."""
-        is_number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
-        return float(self.value) if is_number else None  # type: ignore[arg-type]
+        return _number(self.value)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers of a returned dict, by key; keys of nested dicts are joined by `/`."""
+        return dict(_numbers(self.value, "")) if isinstance(self.value, Mapping) else {}
+
+
+def _numbers(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{key}/")
+        elif (number := _number(value)) is not None:
+            yield f"{prefix}{key}", number
+
+
+def _number(value: Any) -> float | None:
+    """Return a number, or a scalar of NumPy or torch, as a float; None for any other value."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
 
 
 class JobRecord(JsonRecord, kw_only=True):
@@ -117,6 +137,7 @@ class JobRecord(JsonRecord, kw_only=True):
         ended: End time.
         step: Last recorded step.
         objective: The return value, if it is a number.
+        returned: The numbers of the return value, if it is a dict; see `Done.numbers`.
         error: The error, if it failed.
     """
 
@@ -138,6 +159,7 @@ class JobRecord(JsonRecord, kw_only=True):
     ended: float | None = None
     step: int | None = None
     objective: float | None = None
+    returned: dict[str, float] = msgspec.field(default_factory=dict)
     error: str | None = None
 
     def values(self, varying: Collection[str]) -> dict[str, str]:
@@ -282,11 +304,11 @@ class RunningJob:
         link = self._directory / RUN
         return link.resolve() if link.is_symlink() else None
 
-    def end(self, state: State, *, objective: float | None = None, error: BaseException | None = None) -> None:
-        """Write the final state."""
+    def end(self, state: State, *, done: Done | None = None, error: BaseException | None = None) -> None:
+        """Write the final state, with the return value in `done`."""
         with self._lock:
             self._record.state, self._record.step = state, self._step()
-            self._record.objective = objective
+            self._record.objective, self._record.returned = (done.number, done.numbers) if done else (None, {})
             if error is not None:
                 self._record.fail(f"{type(error).__name__}: {error}")
             self._record.ended = self._record.heartbeat = time.time()

@@ -2,21 +2,24 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from trieye.exceptions import SerializationError
 from trieye.process.identity import Liveness
 from trieye.sweeps.jobs import RUN, JobRecord
-from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.record import SweepRecord, lock_in
 
-How = Literal["completed", "running", "unknown", "failed", "pruned", "incomplete", "removed", "missing"]
-"""`incomplete`: killed or interrupted; `missing`: never started; `removed`: completed, but its run was deleted since;
-`unknown`: last seen running on a machine whose process table is out of reach."""
+How = Literal["completed", "running", "unknown", "waiting", "failed", "pruned", "incomplete", "removed", "missing"]
+"""`incomplete`: killed or interrupted; `waiting`: not started, and its sweep is being run; `missing`: never started;
+`removed`: completed, but its run was deleted since; `unknown`: last seen running on a machine whose process table is
+out of reach."""
 
-HOWS: tuple[How, ...] = ("completed", "running", "unknown", "failed", "pruned", "incomplete", "removed", "missing")
+HOWS: tuple[How, ...] = (
+    "completed", "running", "unknown", "waiting", "failed", "pruned", "incomplete", "removed", "missing",
+)  # fmt: skip
 
 ENDED: frozenset[How] = frozenset(("completed", "pruned"))
 """States of jobs that need no relaunch."""
@@ -59,10 +62,19 @@ def status_of(directory: Path) -> list[JobStatus]:
     """
     sweep = SweepRecord.of(directory)
     grid = sweep.the_grid() if sweep.grid is not None else None
-    return [
+    jobs = [
         _status(directory / str(index), index, grid.values(index) if grid is not None else None, sweep.varying)
         for index in (grid if grid is not None else range(sweep.size))
     ]
+    waiting = _waiting(directory, [job.index for job in jobs if job.how == "missing"])
+    return [replace(job, how="waiting") if job.index in waiting else job for job in jobs]
+
+
+def _waiting(directory: Path, missing: Sequence[int]) -> Collection[int]:
+    """Return the jobs among the missing ones that another process is going to run."""
+    if not missing:
+        return ()
+    return missing if lock_in(directory).is_held_elsewhere() else ()
 
 
 def sum_up(directory: Path, record: SweepRecord) -> None:

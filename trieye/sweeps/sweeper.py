@@ -187,6 +187,7 @@ class SweeperBody:
             done = Done(job.index, error=error, returned=returned)
             record.fail(f"{type(error).__name__}: {error}")
         else:
-            record.state, record.objective, record.ended = "completed", done.number, time.time()
+            record.state, record.ended = "completed", time.time()
+            record.objective, record.returned = done.number, done.numbers
         record.write(self._directory / str(job.index))
         return done

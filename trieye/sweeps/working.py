@@ -20,9 +20,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from trieye.exceptions import TrieyeError
+from trieye.files.atomic import relink
 from trieye.process.output import printing_to
 from trieye.sweeps.grid import shown
-from trieye.sweeps.jobs import OUTPUT, Done, RunningJob
+from trieye.sweeps.jobs import OUTPUT, OUTPUT_DIR, Done, RunningJob
 
 Composed = DictConfig
 """The config of a job, with the node `hydra`."""
@@ -115,14 +116,16 @@ def _ended(done: Done, job: RunningJob) -> Done:
     if done.error is not None:
         job.end("failed", error=done.error)
     else:
-        job.end("completed", objective=done.number)
+        job.end("completed", done=done)
     return replace(done, record=job.record, run_dir=job.run_dir)
 
 
 def _result(shared: SweepContext, index: int, overrides: Sequence[str], config: Composed | None) -> Done:
     returned: JobReturn | None = None
     try:
-        returned = _run(shared, overrides, shared.composed(index, overrides) if config is None else config)
+        config = shared.composed(index, overrides) if config is None else config
+        _link_output(shared.directory / str(index), config)
+        returned = _run(shared, overrides, config)
         return Done(index, value=returned.return_value, returned=returned)
     except SystemExit as exit_:
         if isinstance(exit_, KeyboardInterrupt):  # RunInterrupted: a stop was requested
@@ -134,6 +137,14 @@ def _result(shared: SweepContext, index: int, overrides: Sequence[str], config: 
     except Exception as error:  # noqa: BLE001 - an error of the job, or of composing its config
         traceback.print_exc()
         return Done(index, error=error, returned=returned)
+
+
+def _link_output(directory: Path, config: DictConfig) -> None:
+    """Link the output directory of a job from its own directory, if `hydra.sweep.subdir` sets another."""
+    output_dir = Path(str(config.hydra.sweep.dir), str(config.hydra.sweep.subdir)).resolve()
+    if output_dir != directory.resolve():
+        output_dir.mkdir(parents=True, exist_ok=True)
+        relink(directory / OUTPUT_DIR, output_dir)
 
 
 def _run(shared: SweepContext, overrides: Sequence[str], config: DictConfig) -> JobReturn:
