@@ -149,7 +149,8 @@ def test_a_description_of_pyexputils_is_planned(sweep, tmp_path):
     given = ["train.py", path.relative_to(tmp_path), HERE]
     code, out, _ = sweep("plan", *given, "--seeds", "2", "-o", "car")
     assert (code, out.startswith("4 jobs, ")) == (0, True)
-    assert "experiment car, job 0 saves to r/car/agent-dqn_lr-0.1/0\n" in out
+    assert "experiment car; Hydra's output directory of job 0 is r/car/agent-dqn_lr-0.1/0\n" in out
+    assert len((tmp_path / "car/save_paths.jsonl").read_text().splitlines()) == 4
     assert sweep("show", "3", "-d", "car")[1] == "seed=1 lr=0.5 agent=dqn\n"
     assert sweep("relaunch", "car", "--dry-run")[1].count(" lr=0.1,0.5 agent=dqn ") == 1
     path.write_text('{"save_path": "r/{name}/{params}", "metaParameters": {"lr": [0.1, 0.5]}}')

@@ -38,6 +38,7 @@ from trieye.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from trieye.sweeps.descriptions import Description
+    from trieye.sweeps.grid import Grid
     from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.status import JobStatus
 
@@ -160,7 +161,10 @@ def _plan(options: argparse.Namespace) -> int:
         if options.output is not None and (before := SweepRecord.read(options.output)) is not None:
             grid = before.at(options.output).going_on(grid, words, options.output)
         record.set_grid(grid)
+        saving = _saving(descriptions, grid)
         if options.output is not None:
+            if saving is not None:
+                saving.write_save_paths(options.output, grid)
             record.write(options.output)
     if options.json:
         experiments = [{"path": description.path, "name": description.name} for description in descriptions]
@@ -171,12 +175,24 @@ def _plan(options: argparse.Namespace) -> int:
         return 0
     plan_table(grid)
     for description in descriptions:
-        output = "" if description.save_pattern is None else f", job 0 saves to {description.save_path(0)}"
+        output = ""
+        if saving is not None:
+            output = f"; Hydra's output directory of job 0 is {description.save_path(0)}"
+        elif description.save_pattern is not None:
+            output = "; save_path is ignored, because the sweep has keys that are not in this description"
         print(f"{description.path}: experiment {description.name}{output}")
     if options.output is not None:
         command = f"run it: trieye sweep relaunch {options.output}" if program else "to run it, pass the program first"
         print(f"written to {options.output}; {command}")
     return 0
+
+
+def _saving(descriptions: "Sequence[Description]", grid: "Grid") -> "Description | None":
+    """Return the description that sets the result directories of all jobs, or None."""
+    if len(descriptions) != 1 or descriptions[0].save_pattern is None:
+        return None
+    description = descriptions[0]
+    return description if description.num_combinations * description.runs == grid.size else None
 
 
 def _program(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -26,7 +26,7 @@ HYDRA = ".hydra"
 """Subdirectory in which Hydra stores the config and the overrides of a job."""
 
 OBJECTIVE = "objective"
-"""Metric of a returned number; the numbers of a returned dict are `objective/<key>`."""
+"""Metric of a returned number; those of a dict are `objective/<key>`, those of a list `objective_0`, `objective_1`."""
 
 _MAX_DEPTH = 6
 _SKIPPED = {"checkpoints", "artifacts", "node_modules"}
@@ -86,7 +86,7 @@ class JobDirectories:
         """Return the run of a job; None if it has neither a return value nor metric files, or has a trieye run."""
         record = self._record(job.directory)
         files = _MetricFiles.below(job.output_dir)
-        has_value = record is not None and bool(record.returned or record.objective is not None)
+        has_value = record is not None and bool(record.objectives or record.objective is not None)
         if files is None or not (files or has_value):
             return None
         path = str(job.directory.resolve())
@@ -134,7 +134,7 @@ class JobDirectories:
         record = self._records[path]
         if record is None:
             return points
-        numbers = {f"{OBJECTIVE}/{key}": number for key, number in record.returned.items()}
+        numbers = {_metric(key): number for key, number in record.objectives.items()}
         numbers |= {} if record.objective is None else {OBJECTIVE: record.objective}
         for name in sorted(numbers.keys() & points.keys()):
             self._problems.note(path, f"metric {name} of its files is hidden by the return value of the same name")
@@ -232,6 +232,11 @@ def _continued(before: Series, after: Series) -> Series:
         return before
     is_kept = before.steps < after.steps.min()
     return Series(*(np.concatenate([old[is_kept], new]) for old, new in zip(before, after, strict=True)))
+
+
+def _metric(key: str) -> str:
+    """Return the metric of a returned number; `objective_0` and so on are the numbers of a list."""
+    return key if key.startswith(f"{OBJECTIVE}_") else f"{OBJECTIVE}/{key}"
 
 
 def _status(record: JobRecord, directory: Path) -> str:

@@ -99,11 +99,17 @@ class Done:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The numbers of a returned dict, by key; keys of nested dicts are joined by `/`."""
-        return dict(_numbers(self.value, "")) if isinstance(self.value, Mapping) else {}
+        """The numbers in a return value that is a dict, a list or a tuple, named `objective_0`, ... without a dict.
+
+        Keys of nested dicts are joined by `/`.
+        """
+        value = self.value
+        if isinstance(value, list | tuple):
+            value = {f"objective_{at}": item for at, item in enumerate(value)}
+        return dict(_numbers(value)) if isinstance(value, Mapping) else {}
 
 
-def _numbers(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, float]]:
+def _numbers(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{prefix}{key}/")
@@ -137,7 +143,7 @@ class JobRecord(JsonRecord, kw_only=True):
         ended: End time.
         step: Last recorded step.
         objective: The return value, if it is a number.
-        returned: The numbers of the return value, if it is a dict; see `Done.numbers`.
+        objectives: The numbers of a return value with several, by name.
         error: The error, if it failed.
     """
 
@@ -159,7 +165,7 @@ class JobRecord(JsonRecord, kw_only=True):
     ended: float | None = None
     step: int | None = None
     objective: float | None = None
-    returned: dict[str, float] = msgspec.field(default_factory=dict)
+    objectives: dict[str, float] = msgspec.field(default_factory=dict)
     error: str | None = None
 
     def values(self, varying: Collection[str]) -> dict[str, str]:
@@ -305,10 +311,11 @@ class RunningJob:
         return link.resolve() if link.is_symlink() else None
 
     def end(self, state: State, *, done: Done | None = None, error: BaseException | None = None) -> None:
-        """Write the final state, with the return value in `done`."""
+        """Write the final state, with the objectives of `done`."""
         with self._lock:
             self._record.state, self._record.step = state, self._step()
-            self._record.objective, self._record.returned = (done.number, done.numbers) if done else (None, {})
+            self._record.objective = None if done is None else done.number
+            self._record.objectives = {} if done is None else done.numbers
             if error is not None:
                 self._record.fail(f"{type(error).__name__}: {error}")
             self._record.ended = self._record.heartbeat = time.time()

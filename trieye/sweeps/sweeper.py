@@ -188,6 +188,6 @@ class SweeperBody:
             record.fail(f"{type(error).__name__}: {error}")
         else:
             record.state, record.ended = "completed", time.time()
-            record.objective, record.returned = done.number, done.numbers
+            record.objective, record.objectives = done.number, done.numbers
         record.write(self._directory / str(job.index))
         return done

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trieye.exceptions import TrieyeError
 from trieye.files.atomic import relink
 from trieye.process.output import printing_to
+from trieye.sweeps.descriptions import save_path_in
 from trieye.sweeps.grid import shown
 from trieye.sweeps.jobs import OUTPUT, OUTPUT_DIR, Done, RunningJob
 
@@ -57,6 +58,8 @@ class SweepContext:
         with open_dict(config):
             config.hydra.job.id = f"{config.hydra.job.name}_{index}"
             config.hydra.job.num = index
+            if (save_path := save_path_in(self.directory, index)) is not None:
+                config.hydra.sweep.subdir = str(self.working_dir / save_path)
         return config
 
     def composed_or_error(self, index: int, overrides: Sequence[str]) -> DictConfig | Exception:
