@@ -23,10 +23,10 @@ from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import OUTPUT_DIR, JobRecord
 
 HYDRA = ".hydra"
-"""Subdirectory in which Hydra stores the config and the overrides of a job."""
+"""Subdirectory of the config and the overrides that Hydra stores for a job."""
 
 OBJECTIVE = "objective"
-"""Metric of a returned number; those of a dict are `objective/<key>`, those of a list `objective_0`, `objective_1`."""
+"""Metric of a returned number; a dict has `objective/<key>`, a list `objective_0`, `objective_1`."""
 
 _MAX_DEPTH = 6
 _SKIPPED = {"checkpoints", "artifacts", "node_modules"}
