@@ -78,7 +78,12 @@ KEYS = _renames(
 CHOICES = _renames({"hydra/launcher=trieye_ray": "hydra/launcher=trieye"})
 """Options of config groups."""
 
-COMMANDS = _renames({"trieye sweep index": "trieye sweep find"})
+COMMANDS = _renames(
+    {
+        "trieye sweep index": "trieye sweep find",
+        "trieye sweep slurm": "trieye sweep relaunch hydra.launcher.backend=slurm",
+    }
+)
 """Commands and actions."""
 
 OPTIONS = _renames(
@@ -92,9 +97,6 @@ OPTIONS = _renames(
         "trieye sweep plan --out": "trieye sweep plan --output",
         "trieye sweep plan --without": "trieye sweep plan --exclude",
         "trieye sweep run --at-once": "trieye sweep run --max-concurrent",
-        "trieye sweep slurm --at-once": "trieye sweep slurm --max-concurrent",
-        "trieye sweep slurm --gigs": "trieye sweep slurm --memory-gib",
-        "trieye sweep slurm --most-tasks": "trieye sweep slurm --max-running-tasks",
     }
 )
 OPTIONS["trieye fork --at"] = Rename("trieye fork --at", "trieye fork --checkpoint", values={"last": "latest"})

@@ -57,7 +57,11 @@ class TrieyeSweeper(Sweeper):
 LAUNCHER: dict[str, Any] = {
     "backend": None, "num_jobs": None, "num_cpus": 1.0, "num_gpus": 0.0, "memory": None, "resources": {}, "retries": 3,
     "timeout_min": None, "fail_fast": False, "isolate": "process", "address": None, "is_part": False, "only": None,
-    "working_dir": "auto", "runtime_env": {},
+    "working_dir": "auto", "runtime_env": {}, "detach": False,
+    "slurm": {
+        "hours": None, "jobs_per_task": 1, "max_concurrent": 1, "signal_s": 120, "account": None, "partition": None,
+        "options": {},
+    },
 }  # fmt: skip
 SWEEPER: dict[str, Any] = {
     "kind": "grid", "params": None, "seeds": None, "zip": [], "exclude": [], "dry_run": False, "num_trials": 20,

@@ -51,7 +51,7 @@ def project(tmp_path_factory):
     (path / "conf/config.yaml").write_text("defaults: [model: flat, _self_]\nlr: 0.1\nseed: 0\npassword: hunter2\n")
     for name in ("flat", "deep"):
         (path / f"conf/model/{name}.yaml").write_text(f"name: {name}\n")
-    own = ["hydra/sweeper=trieye", "hydra/launcher=trieye_ray", "hydra.launcher.isolate=none", "hydra.sweeper.mode=min"]
+    own = ["hydra/sweeper=trieye", "hydra/launcher=trieye", "hydra.launcher.isolate=none", "hydra.sweeper.mode=min"]
     subdir = "hydra.sweep.subdir=${model.name}-${lr}-${seed}"
     for name, words in (
         ("ours", [*own, subdir, "lr=0.5,0.2", "seed=0,1", "model=flat,deep"]),

@@ -31,7 +31,7 @@ def test_the_worked_example_has_the_indices_and_the_paths_of_the_page(tmp_path, 
         assert main(shlex.split(command)) == 0
         printed = capsys.readouterr().out.splitlines()
         assert [line for line in printed if line in expected] == expected, printed
-    run = "hydra/launcher=trieye_ray", "hydra.launcher.isolate=none", "hydra.launcher.only=[7,11]"
+    run = "hydra/launcher=trieye", "hydra.launcher.isolate=none", "hydra.launcher.only=[7,11]"
     words = ["hydra/sweeper=trieye", "hydra.sweep.dir=sweeps/sarsa", "hydra.sweeper.seeds=2"]
     command = [sys.executable, "train.py", "-m", *words, *run, "alpha=0.5,0.25", "trace=0.9,0.99,1.0"]
     subprocess.run(command, check=True, capture_output=True)

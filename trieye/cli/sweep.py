@@ -13,7 +13,7 @@ Examples:
   trieye sweep run -i $SLURM_ARRAY_TASK_ID --stride 100
   trieye sweep status multirun/20260101_120000
   trieye sweep relaunch --only failed           resumes from checkpoints; never repeats completed jobs
-  trieye sweep slurm --hours 3 --memory-gib 4 --per-task 10 --submit
+  trieye sweep relaunch hydra.launcher.backend=slurm hydra.launcher.slurm.hours=3
   trieye sweep merge                            copies runs from other machines here and logs them to MLflow
 """
 
@@ -33,7 +33,6 @@ from trieye.cli.arguments import AnyOrder, add_action, add_confirmed, add_json, 
 from trieye.cli.confirmation import confirm
 from trieye.cli.output import print_json
 from trieye.cli.sweep_merge import add_merge, merge
-from trieye.cli.sweep_slurm import add_slurm, write_script
 from trieye.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
@@ -55,6 +54,7 @@ _SELECTABLE = (*_UNFINISHED, "removed")
 _DEFAULT = ",".join(_UNFINISHED)
 _BUSY = ("running", "unknown", "waiting")
 _LONGEST = 80
+_LAUNCHER = "hydra.launcher."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     status = add_action(actions, "status", "show the status of the jobs; exit code 0 if all are completed or pruned")
     status.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory")
     relaunch = add_action(actions, "relaunch", "run unfinished jobs, from checkpoints where available")
-    relaunch.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory")
+    relaunch.add_argument(
+        "words",
+        nargs="*",
+        metavar="DIR",
+        help="sweep directory, and overrides of the launcher: hydra.launcher.KEY=VALUE",
+    )
     relaunch.add_argument(
         "--only",
         default=_DEFAULT,
@@ -92,7 +97,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     relaunch.add_argument("--dry-run", action="store_true", help="show the jobs and the command without starting them")
     add_confirmed(relaunch)
-    add_slurm(actions, _UNFINISHED)
     add_merge(actions)
     for action in actions.choices.values():
         add_json(action)
@@ -296,6 +300,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.stride:
         indices = [index for first in indices for index in range(first, grid.size, options.stride)]
     one_by_one = options.max_concurrent == 1
+    if any(word.lstrip("+").startswith("hydra.launcher.timeout_min=") for word in record.own):
+        one_by_one = False  # a job with a time limit needs its own process
     where = "hydra.launcher.isolate=none" if one_by_one else f"hydra.launcher.num_jobs={options.max_concurrent}"
     return _start(options, record, directory, where, "hydra.launcher.is_part=true", only=indices)
 
@@ -379,10 +385,15 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
 def _relaunch(options: argparse.Namespace) -> int:
     from trieye.sweeps.command import command_of
 
+    launcher = [word for word in options.words if word.startswith(_LAUNCHER)]
+    others = [word for word in options.words if word not in launcher]
+    if len(others) > 1:
+        raise ConfigurationError(f"{others[1]}: expected one sweep directory, and overrides of {_LAUNCHER}*")
+    options.dir = Path(others[0]) if others else None
     directory, record, jobs = _unfinished(options)
     only = [job.index for job in jobs]
     if not jobs or options.dry_run:
-        command = command_of(record, directory, only=only) if jobs else None
+        command = command_of(record, directory, *launcher, only=only) if jobs else None
         if options.json:
             document = {"sweep": directory, "jobs": only, "command": command, "is_dry_run": options.dry_run}
             print_json("sweep.relaunch", document)
@@ -392,24 +403,7 @@ def _relaunch(options: argparse.Namespace) -> int:
             Terminal().print(_table(jobs))
             print(f"{len(jobs)} jobs; the command: {shlex.join(command)}")
         return 0
-    return _start(options, record, directory, only=only)
-
-
-def _slurm(options: argparse.Namespace) -> int:
-    from trieye.sweeps.command import command_of
-
-    directory, record, jobs = _unfinished(options)
-    running = [job.index for job in jobs if job.how == "running"]
-    if running:
-        print(f"skipping running jobs: {', '.join(map(str, running))}", file=sys.stderr)
-    only = [job.index for job in jobs if job.index not in running]
-    if not only:
-        if options.json:
-            print_json("sweep.slurm", {"sweep": directory, "jobs": [], "num_tasks": 0})
-        return 0
-    command = command_of(record, directory, only=only)  # raises an error now rather than in each Slurm task
-    confirm(command, record.working_dir, origin=str(directory), is_signed=record.is_signed, is_confirmed=options.yes)
-    return write_script(options, directory, only, record.working_dir)
+    return _start(options, record, directory, *launcher, only=only)
 
 
 def _merge(options: argparse.Namespace) -> int:
@@ -484,6 +478,5 @@ _ACTIONS = {
     "run": _run,
     "status": _status,
     "relaunch": _relaunch,
-    "slurm": _slurm,
     "merge": _merge,
 }

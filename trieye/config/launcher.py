@@ -1,14 +1,47 @@
 """LauncherConfig: options of `hydra/launcher=trieye`, which runs the jobs of a sweep in parallel."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from trieye.config.base import StrictModel
 from trieye.config.runtime import RuntimeEnv
 
 Backend = Literal["ray", "local", "slurm"]
 """Where the processes of jobs run."""
+
+
+class SlurmConfig(StrictModel):
+    """Tasks of the Slurm array that runs the jobs of a sweep; the resources of each job are keys of the launcher."""
+
+    hours: float | None = Field(
+        default=None,
+        ge=1.0 / 60.0,
+        le=8760.0,
+        description="Time limit of a task in hours, minus one second: 3 becomes 2:59:59; null = the default of the "
+        "partition. Jobs that reach it save and resume when the task is requeued.",
+    )
+    jobs_per_task: int = Field(default=1, ge=1, description="Jobs that a task runs.")
+    max_concurrent: int = Field(default=1, ge=1, description="Parallel jobs of a task, at most jobs_per_task.")
+    signal_s: int = Field(
+        default=120,
+        ge=0,
+        description="Seconds before the time limit when jobs are told to save and the task is requeued; 0 = never.",
+    )
+    account: str | None = Field(default=None, min_length=1, description="Account to charge; null = your default.")
+    partition: str | None = Field(default=None, min_length=1, description="Partition; null = the default.")
+    options: dict[str, str | int | None] = Field(
+        default={},
+        description="Further sbatch options by name without dashes, as in {constraint: v100}; null = without a value.",
+    )
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        if self.max_concurrent > self.jobs_per_task:
+            raise ValueError(f"max_concurrent={self.max_concurrent} is above jobs_per_task={self.jobs_per_task}")
+        if self.hours is not None and self.signal_s >= self.hours * 3600.0:
+            raise ValueError(f"signal_s={self.signal_s} is not below hours={self.hours:g}, {self.hours * 3600.0:g} s")
+        return self
 
 
 class LauncherConfig(StrictModel):
@@ -66,11 +99,27 @@ class LauncherConfig(StrictModel):
         default={},
         description="Ray runtime environment of the workers; {} = the environment of the nodes. Only with an address.",
     )
+    slurm: SlurmConfig = Field(default=SlurmConfig(), description="Tasks of backend=slurm.")
+    detach: bool = Field(
+        default=False,
+        description="With backend=slurm: exit after the submission; trieye sweep status shows the jobs.",
+    )
     is_part: bool = Field(
         default=False,
         description="Run only part of the sweep while other processes run other parts, as tasks of a batch system do.",
     )
     only: list[int] | None = Field(default=None, description="Indices of the jobs to run; null = all.")
+
+    @property
+    def is_array(self) -> bool:
+        """Whether this process submits the jobs as a Slurm array; a task of the array runs its part itself."""
+        return self.backend == "slurm" and not self.is_part
+
+    @model_validator(mode="after")
+    def _check_detach(self) -> Self:
+        if self.detach and self.backend != "slurm":
+            raise ValueError("detach=true needs backend=slurm")
+        return self
 
     @field_validator("num_gpus")
     @classmethod

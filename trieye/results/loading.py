@@ -87,7 +87,7 @@ class _Search:
             if self._num_empty_jobs:
                 jobs = (
                     f"; {self._num_empty_jobs} Hydra jobs have no TensorBoard, MLflow or CSV files, and return values "
-                    "are only recorded with hydra/launcher=trieye_ray"
+                    "are only recorded with hydra/launcher=trieye"
                 )
             raise ConfigurationError(
                 f"{location}: no runs found; a trieye run has a {RUN_RECORD}, a sweep has a {SWEEP}, and a run of "

@@ -43,8 +43,6 @@ def pool_of(options: LauncherConfig, shared: SweepContext) -> WorkerPool:
         raise ConfigurationError(
             f"hydra.launcher.address={options.address}: a Ray cluster needs hydra.launcher.backend=ray, not {backend}"
         )
-    if backend == "slurm":
-        raise ConfigurationError("hydra.launcher.backend=slurm: plan the sweep and type trieye sweep slurm --submit")
     if not options.num_gpus and has_nvidia_driver():
         say("sweep: jobs see no GPU; hydra.launcher.num_gpus=1 gives each job one, 0.5 lets two jobs share one")
     if backend == "ray":
@@ -52,6 +50,6 @@ def pool_of(options: LauncherConfig, shared: SweepContext) -> WorkerPool:
         from trieye.sweeps.in_ray import RayPool
 
         return RayPool(shared, options)
-    from trieye.sweeps.local import LocalPool
+    from trieye.sweeps.local import LocalPool  # also in the tasks of a Slurm array
 
     return LocalPool(shared, options)

@@ -26,6 +26,7 @@ from trieye.renames import current_override
 from trieye.sweeps.backends import location_of, pool_of
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import OUTPUT, Done, Job, JobElsewhereError, JobLimitError, JobRecord
+from trieye.sweeps.on_slurm import run_on_slurm
 from trieye.sweeps.orphans import Orphans
 from trieye.sweeps.pools import Died, Outcome, WorkerPool
 from trieye.sweeps.progress import SweepProgress
@@ -123,6 +124,8 @@ class SweepExecution:
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         size = size if self.options.only is None else len(self.options.only)
+        if self.options.is_array:
+            return self._run_on_slurm(queue, size)
         try:
             with (
                 SweepProgress(
@@ -150,6 +153,19 @@ class SweepExecution:
         )
         interrupt.tell(say)
         raise interrupt
+
+    def _run_on_slurm(self, queue: JobQueue, size: int | None) -> list[Done]:
+        location = location_of(self.options)
+        with SweepProgress(self.directory, size, self._shared.varying, location=location) as progress:
+            jobs = list(iter(lambda: self._next(queue, progress), None))
+            options = self.options
+            if self._varies and jobs:  # a task of the array may run any of the jobs
+                needs = [self._resources_of(job) for job in jobs]
+                largest = {name: max(need.get(name) or 0 for need in needs) for name in ("num_cpus", "num_gpus")}
+                memory = max(need.get("memory") or 0 for need in needs) or None
+                options = options.model_copy(update={**largest, "memory": memory})
+            self._ended |= run_on_slurm(self.directory, jobs, options, progress)
+        return [self._ended[index] for index in sorted(self._ended)]
 
     def _run(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:
         with self._signals():
@@ -364,6 +380,11 @@ class LauncherBody:
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run jobs; return their outcomes in order."""
         jobs = [Job(number, tuple(words)) for number, words in enumerate(job_overrides, initial_job_idx)]
+        if self.options.is_array:
+            raise ConfigurationError(
+                "hydra.launcher.backend=slurm: needs hydra/sweeper=trieye, because tasks select jobs by their index in "
+                "its grid"
+            )
         constant = set.intersection(*(set(words) for words in job_overrides)) if job_overrides else set()
         varying = {bare(word.partition("=")[0]) for words in job_overrides for word in words if word not in constant}
         execution = self.execution(sorted(varying))

@@ -86,6 +86,8 @@ class SweeperBody:
             ended = sweep(before)
             if self.options.dry_run:
                 return []
+            if self._ours is not None and self._ours.options.is_array and self._ours.options.detach:
+                return ended
             self._sum_up(record)
         failed = [done for done in ended if done.error is not None]
         if failed:
@@ -108,6 +110,11 @@ class SweeperBody:
         if self._ours is None:
             raise ConfigurationError(
                 "a search needs hydra/launcher=trieye; other launchers only run fixed lists of jobs"
+            )
+        if self._ours.options.is_array:
+            raise ConfigurationError(
+                f"hydra.sweeper.kind={self.options.kind}: a search chooses jobs by earlier results, and a Slurm array "
+                "is submitted as a whole; start the search inside one Slurm job, with hydra.launcher.backend=local"
             )
         dimensions = dimensions_of(words, self._context.config_loader)
         if all(len(dimension.choices) == 1 for dimension in dimensions):
