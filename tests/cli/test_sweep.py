@@ -344,7 +344,7 @@ def test_a_copied_sweep_directory_is_refused_and_the_original_left_alone(typed, 
     assert typed("run", "-d", "first", "-i", "0")[0] == 0
     shutil.copytree(tmp_path / "first", tmp_path / "copy", symlinks=True)
     before = files_of(tmp_path)
-    for words in (["relaunch", "copy"], ["run", "-d", "copy", "-i", "0"], ["slurm", "copy", "--hours", "1"]):
+    for words in (["relaunch", "copy"], ["run", "-d", "copy", "-i", "0"]):
         code, _, err = typed(*words)
         assert (code, f"copy is a copy of the sweep in {tmp_path / 'first'}" in err) == (2, True), err
     assert files_of(tmp_path) == before

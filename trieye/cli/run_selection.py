@@ -136,7 +136,8 @@ class RunSelection:
                     style="yellow",
                 )
                 only = " --only removed" if all(job.how == "removed" for job in unfinished) else ""
-                console.print(f"run them: trieye sweep relaunch {sweep}{only}")
+                if not any(job.how == "waiting" for job in unfinished):  # else the sweep is being run
+                    console.print(f"run them: trieye sweep relaunch {sweep}{only}")
             remote = [job for job in jobs if job.how in ENDED and job.is_away]
             if remote:
                 hosts = ", ".join(sorted({job.record.host for job in remote if job.record is not None}))

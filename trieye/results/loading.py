@@ -59,6 +59,7 @@ class _Search:
         self._directories, self._events = RunDirectories(self.problems), EventDirectories(self.problems)
         self._jobs = JobDirectories(self.problems)
         self._overrides: dict[Path, dict[Path, dict[str, str]]] = {}  # of each job, by sweep
+        self._programs: dict[Path, str] = {}  # by sweep, or by job outside of sweeps
         self._num_empty_jobs = 0
         self._runs: list[LoadedRun] = []
         self._seen: set[str] = set()
@@ -138,7 +139,10 @@ class _Search:
         """Add a job of a Hydra program without trieye; return whether it has points."""
         sweep = next((parent for parent in directory.parents[:_MAX_DEPTH] if (parent / _MULTIRUN).is_file()), None)
         name = directory.name if directory == root else directory.relative_to(root).as_posix()
-        job = HydraJob(directory, program_of(directory), name)
+        home = directory if sweep is None else sweep
+        if home not in self._programs:
+            self._programs[home] = program_of(directory)
+        job = HydraJob(directory, self._programs[home], name)
         if sweep is not None:
             index = int(directory.name) if directory.name.isdecimal() else None
             name = f"{sweep.resolve().name}/{directory.relative_to(sweep).as_posix()}"
