@@ -3,9 +3,9 @@
 Create tables, curves, comparisons and reports from many runs.
 
 SOURCE is the name or directory of a run, an app or a sweep, the sweep or output directory of any Hydra program, a
-TensorBoard directory, or an MLflow store (sqlite:///mlflow.db or mlruns). Without SOURCE, the newest sweep below multirun/ is used, or else the only app. Seeds
-are replicates. Each figure has its sample size, the number of missing runs, and, for two or more runs, a bootstrap
-confidence interval.
+TensorBoard directory, or an MLflow store (sqlite:///mlflow.db or mlruns). Without SOURCE, the newest sweep below
+multirun/ is used, or else the only app. Seeds are replicates. Each figure has its sample size, the number of missing
+runs, and, for two or more runs, a bootstrap confidence interval.
 
 Examples:
   trieye results table
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "sources",
             nargs="*",
             metavar="SOURCE",
-            help="run, app, sweep, Hydra output, event files or MLflow store (default: newest sweep, else the only app)",
+            help="run, app, sweep, Hydra output, event files, MLflow store (default: newest sweep, else the only app)",
         )
         _add_choice(action)
         if name == "export":

@@ -164,7 +164,11 @@ class SweepExecution:
                 largest = {name: max(need.get(name) or 0 for need in needs) for name in ("num_cpus", "num_gpus")}
                 memory = max(need.get("memory") or 0 for need in needs) or None
                 options = options.model_copy(update={**largest, "memory": memory})
-            self._ended |= run_on_slurm(self.directory, jobs, options, progress)
+            ended = run_on_slurm(self.directory, jobs, options, progress)
+            self._ended |= ended
+            for job in jobs:
+                if job.index in ended:
+                    queue.ended(job, ended[job.index])
         return [self._ended[index] for index in sorted(self._ended)]
 
     def _run(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:
