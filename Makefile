@@ -68,7 +68,7 @@ soak: $(READY)
 	$(BIN)/python -m pytest -m long -n 2 --dist loadfile
 	@for script in hub_kills driver_kills local_kills checkpoint_kills training_kills mirror replay_kills replay_server_kills replay_actor \
 	  journal_damage run_damage checkpoint_damage mlflow_outage disk_full short_runs clock forks hydra_versions \
-	  sweep_kills relaunch_kills study_kills nodes learner_node adopted_kills sb3_kills supersession nonfinite hangs fragments \
+	  sweep_kills relaunch_kills slurm study_kills nodes learner_node adopted_kills sb3_kills supersession nonfinite hangs fragments \
 	  fragments_in_ray regressions; do \
 	  echo "soak: $$script"; $(BIN)/python soak/$$script.py || exit 1; done
 	@echo "soak: nodes, by a broadcast"; $(BIN)/python soak/nodes.py --seconds 80 --transport collective

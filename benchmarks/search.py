@@ -39,8 +39,8 @@ ConfigStore.instance().store("config", {"x": 0.0})
 main()
 """
 TRIEYE = [
-    "hydra/launcher=trieye_ray", "hydra.launcher.isolate=worker", f"hydra.launcher.num_jobs={SLOTS}",
-    "hydra.launcher.num_cpus=0.1", "hydra/sweeper=trieye", "hydra.sweeper.kind=optuna",
+    "hydra/launcher=trieye", "hydra.launcher.isolate=worker", f"hydra.launcher.num_jobs={SLOTS}",
+    "hydra.launcher.num_cpus=0.1", "hydra.launcher.backend=local", "hydra/sweeper=trieye", "hydra.sweeper.kind=optuna",
 ]  # fmt: skip
 OPTUNA = [
     "hydra/launcher=joblib", f"hydra.launcher.n_jobs={SLOTS}", "hydra/sweeper=optuna", f"hydra.sweeper.n_jobs={SLOTS}",

@@ -44,9 +44,9 @@ if __name__ == "__main__":
     main()
 """
 SIDES = {
-    "trieye_worker": ["hydra/launcher=trieye_ray", "hydra/sweeper=trieye", "hydra.launcher.isolate=worker"],
-    "trieye_process": ["hydra/launcher=trieye_ray", "hydra/sweeper=trieye", "hydra.launcher.isolate=process"],
-    "trieye_none": ["hydra/launcher=trieye_ray", "hydra/sweeper=trieye", "hydra.launcher.isolate=none"],
+    "trieye_worker": ["hydra/launcher=trieye", "hydra/sweeper=trieye", "hydra.launcher.isolate=worker"],
+    "trieye_process": ["hydra/launcher=trieye", "hydra/sweeper=trieye", "hydra.launcher.isolate=process"],
+    "trieye_none": ["hydra/launcher=trieye", "hydra/sweeper=trieye", "hydra.launcher.isolate=none"],
     "basic": ["hydra/launcher=basic"],
     "joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"],
     "stock_ray": ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"],

@@ -83,7 +83,7 @@ if __name__ == "__main__":
 """
 STEPS = 40
 OPTIONS = [
-    "-m", "hydra/launcher=trieye_ray", "hydra/sweeper=trieye", "hydra.sweep.dir=sweep", "hydra.launcher.num_jobs=2",
+    "-m", "hydra/launcher=trieye", "hydra/sweeper=trieye", "hydra.sweep.dir=sweep", "hydra.launcher.num_jobs=2",
     "runtime=local", "sinks=[]",
 ]  # fmt: skip
 

@@ -53,7 +53,8 @@ def pytest_xdist_make_scheduler(config, log):
 
     @cache
     def needs_ray(file):
-        return "ray_cluster" in (config.rootpath / file).read_text()
+        text = (config.rootpath / file).read_text()
+        return "ray_cluster" in text or "sweep_on" in text
 
     class TwoClusters(LoadFileScheduling):
         def _split_scope(self, nodeid):

@@ -109,16 +109,18 @@ def test_a_command_that_needs_a_missing_package_says_so_in_one_line(arguments, m
 
 
 def test_a_plain_hydra_program_sweeps_without_ray():
-    code, output, errors = python(HYDRA, "-m", "hydra/sweeper=trieye", "hydra/launcher=trieye_ray", "+lr=0.1,0.2")
+    ours = ("-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", "+lr=0.1,0.2")
+    code, output, errors = python(HYDRA, *ours, "hydra.launcher.backend=ray")
     assert code == 2
     assert errors.splitlines()[-1] == (
-        "error: hydra.launcher.isolate=process needs Ray, which is not installed: "
-        "pip install trieye, or set hydra.launcher.isolate=none"
+        "error: hydra.launcher.backend=ray needs Ray, which is not installed: "
+        "pip install trieye, or set hydra.launcher.backend=local"
     )
-    for launcher in (["hydra/launcher=trieye_ray", "hydra.launcher.isolate=none"], []):
-        code, output, errors = python(HYDRA, "-m", "hydra/sweeper=trieye", *launcher, "+lr=0.1,0.2")
-        assert code == 0, errors
-        assert "best of 2 jobs" in output
+    code, output, errors = python(HYDRA, *ours)
+    assert code == 0, errors
+    assert "best of 2 jobs" in output
+    assert "sweep: 2 jobs in multirun/" in errors
+    assert ", backend local on " in errors
     code, output, _ = python(CLI, "sweep", "status")
     assert (code, "2 completed" in output) == (0, True)
 

@@ -172,16 +172,41 @@ def test_the_code_runs(tmp_path):
 
 
 def test_any_hydra_program_is_swept(tmp_path):
-    (program,) = [block for block in blocks("docs/sweeps.md", "python") if block.startswith("# fit.py")]
-    (tmp_path / "fit.py").write_text(program)
+    programs = {block.split()[1]: block for block in blocks("docs/hydra_sweeps.md", "python")}
+    for name, program in programs.items():
+        (tmp_path / name).write_text(program)
+    assert programs["fit.py"].count("\n") <= 12
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf/config.yaml").write_text("lr: 0.1\nepochs: 20\n")
-    (command,) = [block for block in blocks("README.md", "console") if block.startswith("python fit.py")]
-    assert command.strip() in (ROOT / "docs/sweeps.md").read_text()
-    done = run([*shlex.split(command), "hydra.launcher.isolate=none"], tmp_path)
-    assert done.returncode == 0, done.stderr
+    (block,) = blocks("docs/hydra_sweeps.md", "console")
+    first, *others = block.splitlines()
+    assert first in (ROOT / "README.md").read_text()
+    for command in ([*shlex.split(first), "hydra.launcher.backend=local"], *map(shlex.split, others)):
+        done = run(command, tmp_path)
+        assert done.returncode == 0, done.stderr
     status = json.loads(run(["trieye", "sweep", "status", "--json"], tmp_path).stdout)
     assert [job["state"] for job in status["jobs"]] == ["completed"] * 3
+    defaults, *_ = blocks("docs/hydra_sweeps.md", "yaml")
+    (tmp_path / "conf/config.yaml").write_text(f"{defaults}lr: 0.1\nepochs: 3\n")
+    options = ["hydra.sweep.dir=second", "hydra.launcher.isolate=none"]
+    done = run(["python", "train.py", "-m", "epochs=1,2", *options], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "second/1/checkpoint.json").read_text())["epoch"] == 2
+
+
+def test_a_program_without_the_template_is_swept(tmp_path):
+    (config,) = [block for block in blocks("docs/project.md", "yaml") if block.startswith("# conf/train.yaml")]
+    (program,) = [block for block in blocks("docs/project.md", "python") if block.startswith("# train.py")]
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/train.yaml").write_text(config)
+    (tmp_path / "train.py").write_text(program)
+    (command,) = [
+        line for block in blocks("docs/project.md", "console") for line in block.splitlines() if " -m " in line
+    ]
+    words = [*shlex.split(command.replace("4", "2")), "runtime=local", "sinks=[]", "hydra.launcher.isolate=none"]
+    done = run(words, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "best of 2 jobs" in done.stdout
 
 
 def anchors(page):

@@ -76,7 +76,15 @@ KEYS = _renames(
 )
 """Keys of the config."""
 
-COMMANDS = _renames({"trieye sweep index": "trieye sweep find"})
+CHOICES = _renames({"hydra/launcher=trieye_ray": "hydra/launcher=trieye"})
+"""Options of config groups."""
+
+COMMANDS = _renames(
+    {
+        "trieye sweep index": "trieye sweep find",
+        "trieye sweep slurm": "trieye sweep relaunch hydra.launcher.backend=slurm",
+    }
+)
 """Commands and actions."""
 
 OPTIONS = _renames(
@@ -90,9 +98,6 @@ OPTIONS = _renames(
         "trieye sweep plan --out": "trieye sweep plan --output",
         "trieye sweep plan --without": "trieye sweep plan --exclude",
         "trieye sweep run --at-once": "trieye sweep run --max-concurrent",
-        "trieye sweep slurm --at-once": "trieye sweep slurm --max-concurrent",
-        "trieye sweep slurm --gigs": "trieye sweep slurm --memory-gib",
-        "trieye sweep slurm --most-tasks": "trieye sweep slurm --max-running-tasks",
     }
 )
 OPTIONS["trieye fork --at"] = Rename("trieye fork --at", "trieye fork --checkpoint", values={"last": "latest"})
@@ -129,6 +134,7 @@ FILES = _renames({"journal-witness.jsonl": "journal-watermark.jsonl"})
 
 TABLES = {
     "Config keys": KEYS,
+    "Options of config groups": CHOICES,
     "Commands": COMMANDS,
     "Options": OPTIONS,
     "Classes and functions": NAMES,
@@ -172,7 +178,7 @@ def current_config(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def current_overrides(stored: Iterable[str], config: Mapping[str, Any] | None) -> list[str]:
-    """Return stored overrides, `key=value`, with the current names of their keys.
+    """Return stored overrides, `key=value`, with the current names of their keys and options.
 
     Args:
         stored: Overrides as typed.
@@ -184,6 +190,8 @@ def current_overrides(stored: Iterable[str], config: Mapping[str, Any] | None) -
 
 def current_override(stored: str, keys: Collection[str]) -> str:
     """Return a stored override, or its key, with the current name of the key if that is one of `keys`."""
+    if (choice := CHOICES.get(stored)) is not None:
+        return choice.new
     typed, equals, value = stored.partition("=")
     bare = typed.lstrip("+~")
     for prefix in _PREFIXES:

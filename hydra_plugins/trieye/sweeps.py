@@ -9,8 +9,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 
 
-class TrieyeRayLauncher(Launcher):
-    """Runs the jobs of a sweep on Ray."""
+class TrieyeLauncher(Launcher):
+    """Runs the jobs of a sweep in parallel."""
 
     def __init__(self, **options: Any) -> None:
         from trieye.config.hydra.registration import refusing
@@ -55,9 +55,13 @@ class TrieyeSweeper(Sweeper):
 
 # copies of the defaults in `trieye.config.launcher` and `trieye.config.sweeper`, whose import would slow all programs
 LAUNCHER: dict[str, Any] = {
-    "num_jobs": None, "num_cpus": 1.0, "num_gpus": 0.0, "memory": None, "resources": {}, "retries": 3,
-    "fail_fast": False, "isolate": "process", "address": None, "is_part": False, "only": None,
-    "working_dir": "auto", "runtime_env": {},
+    "backend": None, "num_jobs": None, "num_cpus": 1.0, "num_gpus": 0.0, "memory": None, "resources": {}, "retries": 3,
+    "timeout_min": None, "fail_fast": False, "isolate": "process", "address": None, "is_part": False, "only": None,
+    "working_dir": "auto", "runtime_env": {}, "detach": False,
+    "slurm": {
+        "hours": None, "jobs_per_task": 1, "max_concurrent": 1, "signal_s": 120, "account": None, "partition": None,
+        "options": {},
+    },
 }  # fmt: skip
 SWEEPER: dict[str, Any] = {
     "kind": "grid", "params": None, "seeds": None, "zip": [], "exclude": [], "when": None,
@@ -69,11 +73,5 @@ _MODULE = "hydra_plugins.trieye.sweeps"
 _store = ConfigStore.instance().store
 # the store of a worker process may arrive from the driver with these configs in it; Hydra 1.3 replaces them anyway
 _replace: dict[str, Any] = {"replace": True} if "replace" in _store.__annotations__ else {}
-_store(
-    "trieye_ray",
-    {"_target_": f"{_MODULE}.TrieyeRayLauncher", **LAUNCHER},
-    "hydra/launcher",
-    provider="trieye",
-    **_replace,
-)
+_store("trieye", {"_target_": f"{_MODULE}.TrieyeLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye", **_replace)
 _store("trieye", {"_target_": f"{_MODULE}.TrieyeSweeper", **SWEEPER}, "hydra/sweeper", provider="trieye", **_replace)

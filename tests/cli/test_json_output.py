@@ -135,7 +135,6 @@ def document(project, monkeypatch, capfd):
         ("sweep show -d sweep 1", "sweep.show"),
         ("sweep find -d sweep seed=2", "sweep.find"),
         ("sweep relaunch sweep --only failed", "sweep.relaunch"),
-        ("sweep slurm sweep --only failed --hours 1 --memory-gib 1", "sweep.slurm"),
         ("results table .trieye_data --include-unfinished", "results.table"),
         ("results curve .trieye_data --include-unfinished", "results.curve"),
         ("results compare .trieye_data --by agent.lr --include-unfinished", "results.compare"),

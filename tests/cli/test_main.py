@@ -103,7 +103,8 @@ def test_a_renamed_action_or_option_exits_with_2_and_its_new_name(rename, capsys
     with pytest.raises(SystemExit) as stop:
         main(typed(rename.old))
     assert stop.value.code == 2
-    assert capsys.readouterr().err.endswith(f"error: {rename.old} was renamed to {rename.new}\n")
+    old, now = (name.replace("trieye results", "trieye results table") for name in (rename.old, rename.new))
+    assert capsys.readouterr().err.endswith(f"error: {old} was renamed to {now}\n")
     new = typed(rename.new)
     with pytest.raises(SystemExit) as stop:
         main([*(word for word in new if word[0] != "-" and word != "min"), "--help"])

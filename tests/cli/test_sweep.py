@@ -165,7 +165,8 @@ def test_a_description_of_pyexputils_is_planned(sweep, tmp_path):
     given = ["train.py", path.relative_to(tmp_path), HERE]
     code, out, _ = sweep("plan", *given, "--seeds", "2", "-o", "car")
     assert (code, out.startswith("4 jobs, ")) == (0, True)
-    assert "experiment car, job 0 saves to r/car/agent-dqn_lr-0.1/0\n" in out
+    assert "experiment car; Hydra's output directory of job 0 is r/car/agent-dqn_lr-0.1/0\n" in out
+    assert len((tmp_path / "car/save_paths.jsonl").read_text().splitlines()) == 4
     assert sweep("show", "3", "-d", "car")[1] == "seed=1 lr=0.5 agent=dqn\n"
     assert sweep("relaunch", "car", "--dry-run")[1].count(" lr=0.1,0.5 agent=dqn ") == 1
     path.write_text('{"save_path": "r/{name}/{params}", "metaParameters": {"lr": [0.1, 0.5]}}')
@@ -359,7 +360,7 @@ def test_a_copied_sweep_directory_is_refused_and_the_original_left_alone(typed, 
     assert typed("run", "-d", "first", "-i", "0")[0] == 0
     shutil.copytree(tmp_path / "first", tmp_path / "copy", symlinks=True)
     before = files_of(tmp_path)
-    for words in (["relaunch", "copy"], ["run", "-d", "copy", "-i", "0"], ["slurm", "copy", "--hours", "1"]):
+    for words in (["relaunch", "copy"], ["run", "-d", "copy", "-i", "0"]):
         code, _, err = typed(*words)
         assert (code, f"copy is a copy of the sweep in {tmp_path / 'first'}" in err) == (2, True), err
     assert files_of(tmp_path) == before
@@ -415,7 +416,7 @@ def test_a_relaunch_takes_its_configs_from_where_the_sweep_took_them(sweep, tmp_
         (tmp_path / place / "train.yaml").write_text(f"{text}\n{local}")
     (tmp_path / "more/mine").mkdir(parents=True)
     (tmp_path / "more/mine/it.yaml").write_text("# @package _global_\napp_name: from_more\n")
-    words = ["-m", "hydra/launcher=trieye_ray", "hydra/sweeper=trieye", HERE, "hydra.sweep.dir=s", "seed=4,5"]
+    words = ["-m", "hydra/launcher=trieye", "hydra/sweeper=trieye", HERE, "hydra.sweep.dir=s", "seed=4,5"]
     places = ["--config-path", "other/conf", "--config-dir", "more"]
     done = subprocess.run([sys.executable, "typed.py", *words, *places], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -550,7 +551,7 @@ def test_the_jobs_of_another_launcher_are_known_and_completed_ones_are_not_run_a
 def test_a_relaunch_finds_the_configs_where_the_sweep_found_them(sweep, tmp_path):
     (tmp_path / "more" / "group").mkdir(parents=True)
     (tmp_path / "more" / "group" / "new.yaml").write_text("# @package _global_\nlr: 7.0\n")
-    words = ["--config-dir", "more", "hydra/sweeper=trieye", "hydra/launcher=trieye_ray", HERE, "hydra.sweep.dir=sweep"]
+    words = ["--config-dir", "more", "hydra/sweeper=trieye", "hydra/launcher=trieye", HERE, "hydra.sweep.dir=sweep"]
     command = [sys.executable, "train.py", "-m", *words, "seed=1,2", "+group=new"]
     assert subprocess.run(command, check=False).returncode == 0
     (tmp_path / "sweep" / "1" / STATUS).unlink()

@@ -302,7 +302,7 @@ def test_the_report_is_made_anew_whenever_it_is_loaded_and_for_nobody_else(root,
     assert link == f"{link.rpartition(':')[0]}:{urlsplit(link).port}/"
     status, page = get(link, "/")
     assert (status, b"<h1>No report</h1>" in page) == (200, True)  # the metric is ambiguous
-    assert b"<p>cannot determine the metric from loop.objective; add --metric (choose from: loss)<p>" in page
+    assert b"nor a returned number; add --metric (choose from: loss)<p>" in page
     assert b"<code>trieye results report " in page
     change(root / "agents" / "runs" / "first" / "configs.json", of="loop", objective="loss")
     status, page = get(link, "/")

@@ -73,9 +73,14 @@ def test_an_old_key_that_is_typed_is_an_error_with_its_value_and_the_new_key(ren
 
 
 def test_an_old_key_of_a_launcher_is_an_error_with_the_new_key(project):
-    ended = project.run("-m", "hydra/launcher=trieye_ray", "hydra.launcher.env={}", "seed=1,2")
+    ended = project.run("-m", "hydra/launcher=trieye", "hydra.launcher.env={}", "seed=1,2")
     assert ended.code == 2
     assert "hydra.launcher.env was renamed to hydra.launcher.runtime_env" in ended.err
+
+
+def test_the_old_name_of_the_launcher_is_an_error_with_the_new_one(mistaken):
+    message = mistaken("-m", "hydra/launcher=trieye_ray", "seed=1,2")
+    assert "hydra/launcher=trieye_ray was renamed to hydra/launcher=trieye" in message
 
 
 def test_a_program_ends_with_exit_code_2_and_the_new_key(project):
@@ -134,6 +139,7 @@ def test_sections_of_a_project_that_have_names_of_a_training_are_left_alone():
         ("hydra.sweeper.params.explorer.steps='8,16'", "hydra.sweeper.params.explorer.fragment_steps='8,16'"),
         ("hydra.launcher.env={pip: [x]}", "hydra.launcher.runtime_env={pip: [x]}"),
         ("tune=asha", "tune=asha"),
+        ("hydra/launcher=trieye_ray", "hydra/launcher=trieye"),
         ("tags.note='tune.grace=3'", "tags.note='tune.grace=3'"),
     ],
 )

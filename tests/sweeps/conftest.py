@@ -20,8 +20,8 @@ from trieye.sweeps.jobs import JobRecord
 class Sweep:
     """A sweep in a directory, which can be started again and again."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, backend: str | None = None) -> None:
+        self.directory, self.backend = directory, backend
 
     def launch(self, task: Any, jobs: Sequence[str], *options: str) -> list[JobReturn]:
         """Run jobs with one override each, and return their outcomes."""
@@ -44,8 +44,9 @@ class Sweep:
         conf = self.directory.with_name("conf")
         conf.mkdir(exist_ok=True)
         (conf / "config.yaml").write_text("what: nothing\ncpus: 1\n")
-        launcher = [] if any(word.startswith("hydra/launcher=") for word in options) else ["hydra/launcher=trieye_ray"]
+        launcher = [] if any(word.startswith("hydra/launcher=") for word in options) else ["hydra/launcher=trieye"]
         own = [*launcher, f"hydra.sweep.dir={self.directory}"]
+        own += [f"hydra.launcher.backend={self.backend}"] if self.backend is not None else []
         with initialize_config_dir(str(conf), **VERSION_BASE):
             hydra = GlobalHydra.instance().hydra
             config = hydra.compose_config(
@@ -68,3 +69,11 @@ class Sweep:
 @pytest.fixture
 def sweep(tmp_path, hydra_restore_singletons):
     return Sweep(tmp_path / "sweep")
+
+
+@pytest.fixture(params=["ray", "local"])
+def sweep_on(request, tmp_path, hydra_restore_singletons):
+    """Return a sweep on each backend."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return Sweep(tmp_path / "sweep", request.param)

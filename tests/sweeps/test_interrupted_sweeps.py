@@ -57,7 +57,7 @@ if __name__ == "__main__":
 """
 STEPS, MIDDLE, LATE = 60, 30, 45
 OPTIONS = [
-    "-m", "hydra/launcher=trieye_ray", "hydra.launcher.num_jobs=1", "hydra.sweep.dir=sweep", "runtime=local",
+    "-m", "hydra/launcher=trieye", "hydra.launcher.num_jobs=1", "hydra.sweep.dir=sweep", "runtime=local",
     "sinks=[]", "run_name=walk", f"loop.steps={STEPS}", "loop.evaluate_every_steps=1000",
 ]  # fmt: skip
 
@@ -126,10 +126,11 @@ def start(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save_and_none_stops_the_last(start, whole):
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.long)])
+def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save_and_none_stops_the_last(start, backend):
+    whole, backend = backend == "ray", f"hydra.launcher.backend={backend}"
     if whole:
-        driver = start("seed=0,1")
+        driver = start("seed=0,1", backend)
         driver.await_step(MIDDLE, 0)
         driver.ctrl_c()
         wait_until(lambda: "SIGINT: no further jobs start" in driver.said())
@@ -142,7 +143,7 @@ def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save_and_non
         assert "Traceback" not in driver.said()
         wait_until(lambda: not driver.left_behind())
 
-    driver = start("seed=0,1")
+    driver = start("seed=0,1", backend)
     driver.go_on(0)
     driver.await_step(MIDDLE, 1)
     driver.ctrl_c()
@@ -162,7 +163,7 @@ def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save_and_non
     if not whole:
         return
     num_said = len(driver.said())
-    driver = start("seed=0,1")
+    driver = start("seed=0,1", backend)
     driver.await_step(LATE, 1)
     driver.ctrl_c()  # while the last job runs: it stops nothing
     wait_until(lambda: "SIGINT: no further jobs start" in driver.said()[num_said:])
@@ -177,8 +178,9 @@ def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save_and_non
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_sigterm_after_ctrl_c_lets_jobs_save_and_stop(start):
-    driver = start("seed=0,1")
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_sigterm_after_ctrl_c_lets_jobs_save_and_stop(start, backend):
+    driver = start("seed=0,1", f"hydra.launcher.backend={backend}")
     driver.await_step(MIDDLE, 0)
     driver.ctrl_c()
     wait_until(lambda: "SIGINT: no further jobs start" in driver.said())

@@ -1,4 +1,4 @@
-"""The launcher: failed, killed and earlier jobs, and the resources of each job."""
+"""The launcher: failed, killed and earlier jobs, and the resources of each job, on Ray and without it."""
 
 import os
 import signal
@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from hydra.errors import InstantiationException
 
 from hydra_plugins.trieye.sweeps import LAUNCHER, SWEEPER
 from trieye.config.launcher import LauncherConfig
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, RunLockedError
-from trieye.sweeps import orphans
+from trieye.sweeps import orphans, timeouts
 from trieye.sweeps.jobs import RunningJob
 from trieye.sweeps.record import LOCK, SweepRecord, lock_in
 
@@ -30,7 +31,7 @@ def values(returned):
     return [job._return_value if job.status.name == "COMPLETED" else str(job._return_value) for job in returned]
 
 
-def test_jobs_that_fail_stop_no_other_and_leave_what_they_printed(sweep, ray_cluster):
+def test_jobs_that_fail_stop_no_other_and_leave_what_they_printed(sweep_on):
     class StubbornError(Exception):
         def __init__(self, first, second):
             super().__init__(f"{first} {second}")
@@ -48,17 +49,17 @@ def test_jobs_that_fail_stop_no_other_and_leave_what_they_printed(sweep, ray_clu
         return threading.Lock() if cfg.what == "lock" else 7
 
     whats = ["raise", "fine", "stubborn", "leave", "lock", "well"]
-    returned = sweep.launch(task, [f"what={word}" for word in whats])
+    returned = sweep_on.launch(task, [f"what={word}" for word in whats])
     returned_values = values(returned)
     assert returned_values[1] == returned_values[5] == 7
     assert returned_values[0] == "that is no number"
     assert "StubbornError: cannot be unpickled" in returned_values[2]
     assert "3" in returned_values[3]
     assert returned_values[4] is None
-    assert sweep.states(6) == ["failed", "completed", "failed", "failed", "completed", "completed"]
-    assert sweep.record(0).error == "ValueError: that is no number"
-    assert sweep.record(5).objective == 7.0
-    logs = [(sweep.directory / str(index) / "output.log").read_text() for index in range(6)]
+    assert sweep_on.states(6) == ["failed", "completed", "failed", "failed", "completed", "completed"]
+    assert sweep_on.record(0).error == "ValueError: that is no number"
+    assert sweep_on.record(5).objective == 7.0
+    logs = [(sweep_on.directory / str(index) / "output.log").read_text() for index in range(6)]
     for word, log in zip(whats, logs, strict=True):
         assert f"printed by {word}" in log
         assert "to stderr" in log
@@ -68,25 +69,25 @@ def test_jobs_that_fail_stop_no_other_and_leave_what_they_printed(sweep, ray_clu
     assert "cannot be pickled" in logs[4]
 
 
-def test_a_config_that_cannot_be_composed_fails_its_job_alone(sweep, ray_cluster):
+def test_a_config_that_cannot_be_composed_fails_its_job_alone(sweep_on):
     def task(cfg):
         del cfg
 
-    returned = sweep.launch(task, ["what=fine", "whta=x"])
-    assert sweep.states(2) == ["completed", "failed"]
+    returned = sweep_on.launch(task, ["what=fine", "whta=x"])
+    assert sweep_on.states(2) == ["completed", "failed"]
     assert "whta" in values(returned)[1]
-    assert "whta" in (sweep.directory / "1" / "output.log").read_text()
+    assert "whta" in (sweep_on.directory / "1" / "output.log").read_text()
 
 
-def test_fail_fast_begins_no_other_job(sweep, ray_cluster):
+def test_fail_fast_begins_no_other_job(sweep_on):
     def task(cfg):
         raise ValueError(cfg.what)
 
-    sweep.launch(task, [f"what={n}" for n in range(4)], "hydra.launcher.fail_fast=true", "hydra.launcher.num_jobs=1")
-    assert sweep.states(4) == ["failed", None, None, None]
+    sweep_on.launch(task, [f"what={n}" for n in range(4)], "hydra.launcher.fail_fast=true", "hydra.launcher.num_jobs=1")
+    assert sweep_on.states(4) == ["failed", None, None, None]
 
 
-def test_a_job_that_is_killed_gets_another_process_until_it_has_had_its_retries(sweep, ray_cluster):
+def test_a_job_that_is_killed_gets_another_process_until_it_has_had_its_retries(sweep_on):
     def task(cfg):
         if cfg.what == "always" or not Path("been_here").exists():
             Path("been_here").touch()
@@ -94,8 +95,8 @@ def test_a_job_that_is_killed_gets_another_process_until_it_has_had_its_retries(
         return 1
 
     options = ["hydra.launcher.retries=1", "hydra.job.chdir=true"]
-    returned = sweep.launch(task, ["what=once", "what=always"], *options)
-    once, always = sweep.record(0), sweep.record(1)
+    returned = sweep_on.launch(task, ["what=once", "what=always"], *options)
+    once, always = sweep_on.record(0), sweep_on.record(1)
     assert (once.state, once.attempt, once.deaths) == ("completed", 2, 1)
     assert (always.state, always.attempt, always.deaths) == ("failed", 2, 2)
     assert "killed 2 times" in always.error
@@ -103,27 +104,100 @@ def test_a_job_that_is_killed_gets_another_process_until_it_has_had_its_retries(
     assert "killed 2 times" in values(returned)[1]
 
 
-def test_each_job_has_the_cpus_that_its_own_config_asks_for(sweep, ray_cluster):
+def test_each_job_has_the_cpus_that_its_own_config_asks_for(sweep_on, monkeypatch):
     def task(cfg):
-        import ray
+        return int(os.environ["OMP_NUM_THREADS"])
 
-        return ray.get_runtime_context().get_assigned_resources()["CPU"]
-
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     jobs = ["cpus=1", "cpus=2", "cpus=0.5", "cpus=1000"]
-    returned = sweep.launch(task, jobs, "hydra.launcher.num_cpus='${cpus}'")
-    assert values(returned)[:3] == [1.0, 2.0, 0.5]
+    returned = sweep_on.launch(task, jobs, "hydra.launcher.num_cpus='${cpus}'")
+    assert values(returned)[:3] == [1, 2, 1]
     assert "hydra.launcher.num_cpus=1000: this machine has 2" in values(returned)[3]
-    assert sweep.states(4) == ["completed"] * 3 + ["failed"]
-    assert "hydra.launcher.num_cpus='${cpus}'" in SweepRecord.of(sweep.directory).own
+    assert sweep_on.states(4) == ["completed"] * 3 + ["failed"]
+    assert "hydra.launcher.num_cpus='${cpus}'" in SweepRecord.of(sweep_on.directory).own
 
 
-def test_a_fraction_of_a_gpu_is_asked_of_ray(sweep, ray_cluster):
-    returned = sweep.launch(print, ["what=x"], "hydra.launcher.num_gpus=0.25")
+def test_a_gpu_that_the_machine_lacks_is_refused(sweep_on):
+    returned = sweep_on.launch(print, ["what=x"], "hydra.launcher.num_gpus=0.25")
     assert "hydra.launcher.num_gpus=0.25: this machine has 0" in values(returned)[0]
 
 
-def test_no_more_jobs_run_at_once_than_are_allowed(sweep, ray_cluster):
-    directory = sweep.directory  # the fixture's own class is not to be found in a worker
+def test_local_jobs_share_gpus_and_see_only_their_own(sweep, monkeypatch):
+    def task(cfg):
+        (sweep_dir / f"began{cfg.what}").touch()
+        while len(list(sweep_dir.glob("began*"))) < 4:  # four run at once
+            time.sleep(0.01)
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    sweep.backend, sweep_dir = "local", sweep.directory
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5")
+    options = ["hydra.launcher.num_gpus=0.5", "hydra.launcher.num_cpus=0.25"]
+    assert sorted(values(sweep.launch(task, [f"what={n}" for n in range(4)], *options))) == ["3", "3", "GPU-5", "GPU-5"]
+    sweep.directory = sweep.directory.with_name("without")
+    assert values(sweep.launch(lambda _: os.environ["CUDA_VISIBLE_DEVICES"], ["what=x"])) == [""]
+    with pytest.raises(InstantiationException, match=r"num_gpus=1.5: above 1, only whole GPUs"):
+        sweep.launch(done, ["what=x"], "hydra.launcher.num_gpus=1.5")
+
+
+def test_a_job_that_runs_too_long_is_stopped_and_not_restarted(sweep_on, monkeypatch):
+    def task(cfg):
+        if cfg.what == "stubborn":
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if cfg.what != "short":
+            time.sleep(60)
+        return 1
+
+    monkeypatch.setattr(timeouts, "STOP_S", 0.5)
+    options = ["hydra.launcher.timeout_min=0.15", "hydra.launcher.isolate=process", "hydra.launcher.num_cpus=0.5"]
+    returned = values(sweep_on.launch(task, ["what=short", "what=long", "what=stubborn"], *options))
+    error = "timed out after 0.15 min (hydra.launcher.timeout_min)"
+    assert returned == [1, error, error]
+    assert sweep_on.states(3) == ["completed", "failed", "failed"]
+    assert [sweep_on.record(index).attempt for index in range(3)] == [1, 1, 1]
+    assert sweep_on.record(2).error == error
+
+
+def test_a_local_job_above_its_memory_limit_is_stopped_and_not_restarted(sweep):
+    def task(cfg):
+        if cfg.what == "large":
+            child = [sys.executable, "-c", "x = bytearray(600 * 2**20); x[::4096] = b'1' * len(x[::4096]); input()"]
+            subprocess.run(child, check=True, stdin=subprocess.PIPE)
+        return 1
+
+    sweep.backend = "local"
+    options = [f"hydra.launcher.memory={400 * 2**20}", "hydra.launcher.isolate=process"]
+    small, large = values(sweep.launch(task, ["what=small", "what=large"], *options))
+    assert small == 1
+    assert "GiB of memory, more than hydra.launcher.memory=419430400 (0.39 GiB)" in large
+    assert (sweep.record(1).state, sweep.record(1).attempt) == ("failed", 1)
+
+
+def test_a_local_job_ends_after_its_threads_and_exit_handlers(sweep):
+    def task(cfg):
+        import atexit
+
+        def late():
+            time.sleep(0.3)
+            (directory / "thread").touch()
+
+        threading.Thread(target=late).start()
+        atexit.register((directory / "handler").touch)
+
+    sweep.backend, directory = "local", sweep.directory
+    sweep.launch(task, ["what=x"], "hydra.launcher.isolate=process")
+    assert (directory / "thread").exists()
+    assert (directory / "handler").exists()
+
+
+def test_custom_resources_and_addresses_need_ray(sweep):
+    sweep.backend = "local"
+    for option in ("+hydra.launcher.resources.special=1", "hydra.launcher.address=auto"):
+        with pytest.raises(ConfigurationError, match=r"need.* hydra\.launcher\.backend=ray"):
+            sweep.launch(done, ["what=x"], option)
+
+
+def test_no_more_jobs_run_at_once_than_are_allowed(sweep_on):
+    directory = sweep_on.directory  # the fixture's own class is not to be found in a worker
 
     def task(cfg):
         began = time.time()
@@ -134,23 +208,23 @@ def test_no_more_jobs_run_at_once_than_are_allowed(sweep, ray_cluster):
         return began, time.time()
 
     options = ["hydra.launcher.num_jobs=2", "hydra.launcher.num_cpus=0.25"]
-    times = values(sweep.launch(task, [f"what={n}" for n in range(4)], *options))
+    times = values(sweep_on.launch(task, [f"what={n}" for n in range(4)], *options))
     assert max(sum(began <= moment < ended for began, ended in times) for moment, _ in times) == 2
 
 
 @pytest.mark.parametrize(("isolate", "num_processes"), [("process", 2), ("worker", 1)])
-def test_jobs_have_a_process_each_or_share_one(sweep, ray_cluster, isolate, num_processes):
+def test_jobs_have_a_process_each_or_share_one(sweep_on, isolate, num_processes):
     def pid(cfg):
         del cfg
         return os.getpid()
 
     options = [f"hydra.launcher.isolate={isolate}", "hydra.launcher.num_jobs=1"]
-    pids = values(sweep.launch(pid, ["what=a", "what=b"], *options))
+    pids = values(sweep_on.launch(pid, ["what=a", "what=b"], *options))
     assert len(set(pids)) == num_processes
     assert os.getpid() not in pids
 
 
-def test_what_a_job_does_to_hydra_reaches_no_other_job_of_its_process(sweep, ray_cluster):
+def test_what_a_job_does_to_hydra_reaches_no_other_job_of_its_process(sweep_on):
     def task(cfg):
         from hydra.core.config_store import ConfigStore
         from omegaconf import OmegaConf
@@ -160,7 +234,7 @@ def test_what_a_job_does_to_hydra_reaches_no_other_job_of_its_process(sweep, ray
         ConfigStore.instance().store("mine", {"a": 1})
         return outcomes
 
-    outcomes = values(sweep.launch(task, ["what=a", "what=b"], "hydra.launcher.num_jobs=1"))
+    outcomes = values(sweep_on.launch(task, ["what=a", "what=b"], "hydra.launcher.num_jobs=1"))
     assert [outcome[:2] for outcome in outcomes] == [(False, False)] * 2
     assert outcomes[0][2] == outcomes[1][2]
 

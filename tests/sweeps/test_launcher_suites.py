@@ -17,7 +17,7 @@ def _as_in_a_fresh_process(hydra_restore_singletons):
 
 
 @pytest.mark.filterwarnings(_LATER)
-@pytest.mark.parametrize(("launcher_name", "overrides"), [("trieye_ray", ["hydra.launcher.isolate=worker"])])
+@pytest.mark.parametrize(("launcher_name", "overrides"), [("trieye", ["hydra.launcher.isolate=worker"])])
 class TestOnRay(LauncherTestSuite):
     @pytest.fixture(autouse=True)
     def _ray(self, ray_cluster):
@@ -27,13 +27,13 @@ class TestOnRay(LauncherTestSuite):
 @pytest.mark.filterwarnings(_LATER)
 @pytest.mark.parametrize(
     ("launcher_name", "overrides"),
-    [("trieye_ray", ["hydra/sweeper=basic", "hydra.sweeper.max_batch_size=2", "hydra.launcher.isolate=none"])],
+    [("trieye", ["hydra/sweeper=basic", "hydra.sweeper.max_batch_size=2", "hydra.launcher.isolate=none"])],
 )
 class TestBatches(BatchedSweeperTestSuite):
     pass
 
 
 @pytest.mark.filterwarnings(_LATER)
-@pytest.mark.parametrize(("launcher_name", "overrides"), [("trieye_ray", ["hydra.launcher.isolate=none"])])
+@pytest.mark.parametrize(("launcher_name", "overrides"), [("trieye", ["hydra.launcher.isolate=none"])])
 class TestInThisProcess(LauncherTestSuite):
     pass

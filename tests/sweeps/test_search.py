@@ -269,7 +269,7 @@ def test_a_search_that_varies_or_omits_a_secret_is_refused(sweep):
         sweep.search(lambda cfg: cfg.x, *words)
 
 
-@pytest.mark.parametrize("launcher", ["trieye_ray", "basic"])
+@pytest.mark.parametrize("launcher", ["trieye", "basic"])
 def test_files_of_a_sweep_under_plain_hydra_hold_no_secret(sweep, launcher):
     received = []
     sweep.search(lambda cfg: received.append(cfg.api_key), "+api_key=sk-7a1f", "+x=1,2", f"hydra/launcher={launcher}")
@@ -377,7 +377,7 @@ PROGRAM = textwrap.dedent("""
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["random", "optuna"])
 def test_a_search_runs_to_its_end_in_one_go_or_two(tmp_path, kind):
-    words = ["-m", "hydra/launcher=trieye_ray", "hydra/sweeper=trieye", "+x=interval(0,1)", "hydra.sweep.dir=s"]
+    words = ["-m", "hydra/launcher=trieye", "hydra/sweeper=trieye", "+x=interval(0,1)", "hydra.sweep.dir=s"]
     words += ["hydra.launcher.isolate=none", f"hydra.sweeper.kind={kind}"]
     first = started(tmp_path, PROGRAM, *words, "hydra.sweeper.num_trials=3")
     assert first.returncode == 0, first.stderr

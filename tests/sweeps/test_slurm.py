@@ -1,5 +1,6 @@
-"""What `trieye sweep slurm` writes: a bash that reads it, and an sbatch that runs its tasks."""
+"""`hydra.launcher.backend=slurm`: a bash that reads its script, and an sbatch that runs its tasks."""
 
+import json
 import os
 import re
 import shlex
@@ -12,13 +13,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from tests.json_schemas import validated
 from tests.waiting import wait_until
 from trieye.cli import main
+from trieye.config.launcher import LauncherConfig
 from trieye.exceptions import ConfigurationError
-from trieye.sweeps.jobs import JobRecord, RunningJob
-from trieye.sweeps.slurm import ArrayRequest, memory_text, numbers, ranges, script_of, time_text
+from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.slurm import memory_text, numbers, ranges, script_of, submit_jobs, time_text
+from trieye.sweeps.slurm_array import SlurmArray
 from trieye.sweeps.status import status_of
 
 PROGRAM = """
@@ -42,12 +45,20 @@ def train(config: trieye.TrieyeConfig) -> float:
 if __name__ == "__main__":
     train()
 """
+PLAIN = """
+import hydra
+
+@hydra.main(version_base=None, config_path=None)
+def fit(config):
+    return float(config.x)
+
+fit()
+"""
 SBATCH = """#!{python}
-import json, os, subprocess, sys
+import subprocess, sys
 from pathlib import Path
 *options, script = sys.argv[1:]
 assert options == ["--parsable"], options
-text = Path(script).read_text()
 here = Path(__file__).parent
 if (here / "refusal").exists():
     sys.exit((here / "refusal").read_text())
@@ -56,14 +67,21 @@ subprocess.run(["bash", "-n", script], check=True)
 print("4711;cluster")
 """
 SCONTROL = '#!/bin/bash\necho "$@" >> "$(dirname "$0")/requeued"\n'
+SQUEUE = """#!/bin/bash
+echo "$@" > "$(dirname "$0")/asked"
+cat "$(dirname "$0")/queue" 2>/dev/null && exit 0
+echo "slurm_load_jobs error: Invalid job id specified" >&2
+exit 1
+"""
 
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """Return a directory with an sbatch and a scontrol, which are on the path."""
+    """Return a directory with an sbatch, a squeue and a scontrol, which are on the path."""
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
-    for name, text in (("sbatch", SBATCH.replace("{python}", sys.executable)), ("scontrol", SCONTROL)):
+    commands = {"sbatch": SBATCH.replace("{python}", sys.executable), "scontrol": SCONTROL, "squeue": SQUEUE}
+    for name, text in commands.items():
         (bin_dir / name).write_text(text)
         (bin_dir / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_dir}:{os.environ['PATH']}")
@@ -71,10 +89,15 @@ def slurm(tmp_path, monkeypatch):
     return bin_dir
 
 
-def plan(*words):
-    Path("train.py").write_text(PROGRAM)
-    quick = ["runtime=local", "sinks=[]", "persistence.root_data_dir=data"]
+def plan(*words, program=PROGRAM):
+    Path("train.py").write_text(program)
+    quick = ["runtime=local", "sinks=[]", "persistence.root_data_dir=data"] if program is PROGRAM else []
     assert main(["sweep", "plan", "train.py", *quick, *words, "-o", "sweep"]) == 0
+
+
+def options(**slurm):
+    launcher = {key: slurm.pop(key) for key in ("num_cpus", "num_gpus", "num_jobs", "memory") if key in slurm}
+    return LauncherConfig(backend="slurm", slurm=slurm, **launcher)
 
 
 def task(number):
@@ -82,6 +105,10 @@ def task(number):
     environment = os.environ | {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_JOB_ID": f"4711{number}"}
     with Path("said").open("a") as file:
         return subprocess.Popen(["bash", "sweep/slurm.sh"], env=environment, stdout=file, stderr=file)
+
+
+def header(script):
+    return dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +119,8 @@ def test_a_time_limit_ends_a_second_below_so_many_hours(hours, text):
 
 
 def test_memory_is_told_in_whole_units():
-    assert [memory_text(gigs) for gigs in (4, 4.0, 0.5, 1.5)] == ["4G", "4G", "512M", "1536M"]
+    gib = 1 << 30
+    assert [memory_text(size) for size in (4 * gib, gib // 2, gib * 3 // 2, 1)] == ["4G", "512M", "1536M", "1M"]
 
 
 @given(st.sets(st.integers(0, 60), min_size=1))
@@ -106,106 +134,156 @@ def test_what_names_no_jobs_is_refused(text):
         numbers(text)
 
 
-def test_the_script_asks_for_what_its_jobs_need(tmp_path):
-    request = ArrayRequest(
+def test_the_script_requests_what_its_jobs_need(tmp_path):
+    request = options(
         hours=3,
-        memory_gib=2,
-        cpus=2,
-        gpus=0.25,
-        per_task=8,
+        jobs_per_task=8,
         max_concurrent=4,
-        max_tasks=5,
-        name="it's one",
-        options=["qos=long"],
+        options={"qos": "long", "exclusive": None},
+        partition="gpu",
+        num_cpus=2,
+        num_gpus=0.25,
+        num_jobs=20,
+        memory=2 << 30,
     )
-    script = script_of(tmp_path / "a sweep", [0, 1, 2, 5, *range(7, 20)], request, working_dir="/some where")
-    header = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE))
-    assert header["array"] == "0-2%5"
-    assert (header["time"], header["mem"], header["cpus-per-task"], header["gres"]) == ("2:59:59", "8G", "8", "gpu:1")
-    assert (header["signal"], header["requeue"], header["qos"]) == ("B:USR1@120", "", "long")
-    assert "jobs=(0-2,5,7-10 11-18 19)\n" in script
+    script = script_of(tmp_path / "it's one", [[0, 1, 2, 5], [7, 8], [11]], request)
+    told = header(script)
+    assert told["array"] == "0-2%5"
+    assert (told["time"], told["mem"], told["cpus-per-task"], told["gres"]) == ("2:59:59", "8G", "8", "gpu:1")
+    assert (told["signal"], told["requeue"], told["exclusive"]) == ("B:USR1@120", "", "")
+    assert (told["qos"], told["partition"]) == ("long", "gpu")
+    assert "jobs=(0-2,5 7-8 11)\n" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    assert not {"time", "mem", "gres", "account"} & header(script_of(tmp_path, [[0]], options())).keys()
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("values", "message"),
     [
-        (["--hours", "0"], r"--hours 0: expected between a minute"),
-        (["--hours", "1", "--per-task", "0"], r"--per-task 0: expected 1 or more"),
-        (["--hours", "1", "--max-concurrent", "2"], r"--max-concurrent 2: expected at most --per-task 1"),
-        (["--hours", "1", "--memory-gib", "-1"], r"--memory-gib -1: expected a value above 0"),
-        (["--hours", "0.02", "--signal", "120"], r"--signal 120: expected less than --hours 0.02, which is 72 s"),
-        (["--hours", "1", "--option=--qos=x"], r"--option '--qos=x': expected KEY=VALUE or KEY"),
-        (["--hours", "1", "--only", "failled"], r"did you mean 'failed'"),
+        ({"hours": 0}, "hours"),
+        ({"jobs_per_task": 0}, "jobs_per_task"),
+        ({"max_concurrent": 2}, r"max_concurrent=2 is above jobs_per_task=1"),
+        ({"hours": 0.02, "signal_s": 120}, r"signal_s=120 is not below hours=0.02, 72 s"),
+        ({"options": {"--qos": "x"}}, "'--qos' is not an sbatch option"),
+        ({"account": "me\n#SBATCH --time=9"}, "control characters"),
+        ({"options": {"qos": "a\rb"}}, "control characters"),
     ],
 )
-def test_mistakes_are_named(slurm, capfd, words, message):
-    plan("seed=1,2")
-    assert main(["sweep", "slurm", "sweep", *words]) == 2
-    assert re.search(message, capfd.readouterr().err)
+def test_mistakes_are_named(tmp_path, values, message):
+    with pytest.raises((ValidationError, ConfigurationError), match=message):
+        script_of(tmp_path, [[0]], options(**values))
+
+
+def test_only_an_array_can_be_detached():
+    with pytest.raises(ValidationError, match="detach=true needs backend=slurm"):
+        LauncherConfig(detach=True)
+
+
+def test_a_line_break_in_the_directory_reaches_no_script(tmp_path):
+    with pytest.raises(ConfigurationError, match="control characters"):
+        script_of(tmp_path / "one\ntouch two", [[0]], options())
+
+
+def test_what_a_directory_is_called_reaches_sbatch_as_a_name(tmp_path):
+    script = script_of(tmp_path / "100%j of 'it'", [[0]], options())
+    assert shlex.split(header(script)["output"]) == [f"{tmp_path}/100%%j of 'it'/slurm/%A_%a.log"]
 
 
 @pytest.mark.parametrize(
     ("message", "hint"),
     [
-        ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination", "--account"),
+        ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination", "account"),
         ("sbatch: error: invalid partition specified: gpus\n", "`sinfo -s` lists"),
-        (
-            "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some",
-            "less",
-        ),
-        ("sbatch: error: Memory specification can not be satisfied", "lower --memory-gib"),
-        ("sbatch: error: Batch job submission failed: Invalid job array specification", "raise --per-task"),
+        ("sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds", "hours"),
+        ("sbatch: error: Memory specification can not be satisfied", "lower memory"),
+        ("sbatch: error: Batch job submission failed: Invalid job array specification", "raise slurm.jobs_per_task"),
         ("sbatch: error: Unable to contact slurm controller (connect failure)", "try again later"),
         ("something new", "refused the script: something new"),
     ],
 )
-def test_what_sbatch_refuses_is_told_with_a_way_out(slurm, capfd, message, hint):
-    plan("seed=1,2")
+def test_what_sbatch_refuses_is_told_with_a_way_out(slurm, message, hint):
     (slurm / "refusal").write_text(message)
-    assert main(["sweep", "slurm", "sweep", "--hours", "1", "--submit"]) == 2
-    output = capfd.readouterr().err
-    assert hint in output
-    assert message.removeprefix("sbatch: error: ").strip() in output
+    with pytest.raises(ConfigurationError) as refused:
+        submit_jobs(Path("sweep"), [0, 1], options(hours=1))
+    assert hint in str(refused.value)
+    assert message.removeprefix("sbatch: error: ").strip() in str(refused.value)
+    assert SlurmArray.read(Path("sweep")) is None
 
 
-def test_where_there_is_no_sbatch_it_is_said(slurm, capfd):
-    plan("seed=1,2")
+def test_where_there_is_no_sbatch_it_is_said(slurm, monkeypatch):
     (slurm / "sbatch").unlink()
-    assert main(["sweep", "slurm", "sweep", "--hours", "1", "--submit"]) == 2
-    assert "sbatch is not installed on this machine; submit the script elsewhere: sbatch " in capfd.readouterr().err
+    monkeypatch.setenv("PATH", str(slurm))
+    with pytest.raises(ConfigurationError, match=r"sbatch is not installed .* submit the script elsewhere: sbatch /"):
+        submit_jobs(Path("sweep"), [0, 1], options(hours=1))
 
 
-def test_jobs_that_are_running_are_left_out_of_the_array(slurm, capfd):
-    plan("seed=0,1,2")
-    with RunningJob(Path("sweep/1"), 1, ["seed=1"]).running():
-        assert main(["sweep", "slurm", "sweep", "--hours", "1", "--json"]) == 0
-    output = capfd.readouterr()
-    assert "skipping running jobs: 1" in output.err
-    document = validated(output.out.splitlines()[-1])
-    assert (document["jobs"], document["num_tasks"], document["submitted"]) == ([0, 2], 2, None)
+def test_a_pending_or_running_array_is_not_submitted_again(slurm):
+    array = submit_jobs(Path("sweep"), [0, 1, 5], options(jobs_per_task=2))
+    assert (array.id, array.tasks, SlurmArray.read(Path("sweep"))) == ("4711", [[0, 1], [5]], array)
+    (slurm / "queue").write_text("0 RUNNING\n1 PENDING\n")
+    with pytest.raises(ConfigurationError, match=r"2 tasks of its Slurm array 4711 are .*`scancel 4711`"):
+        submit_jobs(Path("sweep"), [5], options())
+    (slurm / "queue").unlink()
+    assert submit_jobs(Path("sweep"), [5], options()).tasks == [[5]]
+
+
+def test_the_status_of_jobs_follows_the_queue(slurm):
+    plan("x=1,2,3,4,5", program=PLAIN)
+    array = submit_jobs(Path("sweep"), [0, 1, 2, 3], options())
+    assert array.tasks == [[0], [1], [2], [3]]
+    JobRecord(index=0, overrides=["x=1"], state="completed").write(Path("sweep/0"))
+    JobRecord(index=1, overrides=["x=2"], state="interrupted").write(Path("sweep/1"))
+    JobRecord(index=2, overrides=["x=3"], host="node1", boot="other", pid=1).write(Path("sweep/2"))
+    (slurm / "queue").write_text("1 PENDING\n2 RUNNING\n3 PENDING\n")
+    assert [job.how for job in status_of(Path("sweep"))] == ["completed", "waiting", "running", "waiting", "missing"]
+    assert "--jobs 4711" in (slurm / "asked").read_text()
+    (slurm / "queue").unlink()
+    states = ["completed", "incomplete", "unknown", "missing", "missing"]
+    assert [job.how for job in status_of(Path("sweep"))] == states
+
+
+def test_a_plain_program_submits_its_jobs_detached_and_relaunches_the_missing_ones(slurm, capfd):
+    Path("train.py").write_text(PLAIN)
+    words = ["hydra.launcher.backend=slurm", "hydra.launcher.detach=true", "hydra.launcher.slurm.hours=2", "+x=1,2,3"]
+    own = ["hydra/sweeper=trieye", "hydra/launcher=trieye", "hydra.sweep.dir=sweep", "hydra.launcher.num_cpus=2"]
+    command = [sys.executable, "train.py", "-m", *own, *words, "hydra.launcher.slurm.jobs_per_task=2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "submitted Slurm array 4711: 2 tasks, at most 8 core-hours" in done.stderr
+    (slurm / "queue").write_text("0 PENDING\n1 PENDING\n")
+    assert main(["sweep", "status", "sweep", "--json"]) == 1
+    assert json.loads(capfd.readouterr().out)["counts"] == {"waiting": 3}
+    assert task(0).wait(120) == 0, Path("said").read_text()
+    (slurm / "queue").unlink()
+    assert [job.how for job in status_of(Path("sweep"))] == ["completed", "completed", "missing"]
+    assert main(["sweep", "relaunch", "sweep", "hydra.launcher.slurm.hours=1"]) == 0
+    assert "submitted Slurm array 4711: 1 task, at most 2 core-hours" in capfd.readouterr().err
+    assert SlurmArray.read(Path("sweep")).tasks == [[2]]
+    record = json.loads(Path("sweep/sweep.json").read_text())
+    assert "hydra.launcher.slurm.hours=2" in record["own"]
 
 
 @pytest.mark.long
-def test_the_tasks_of_an_array_run_what_is_missing(slurm, capfd):
-    plan("seed=0,1,2,3")
-    assert main(["sweep", "run", "-d", "sweep", "-i", "1"]) == 0
-    assert main(["sweep", "slurm", "sweep", "--hours", "1", "--per-task", "2", "--submit"]) == 0
-    message = capfd.readouterr().out
-    assert "3 jobs in 2 tasks, at most 2 core-hours" in message
-    assert "submitted as 4711; status: squeue -j 4711" in message
-    assert (slurm / "submitted").read_text() == str(Path("sweep/slurm.sh"))
-    tasks = [task(0), task(1)]
-    assert [one.wait(120) for one in tasks] == [0, 0], Path("said").read_text()
-    assert [(job.how, job.record.attempt) for job in status_of(Path("sweep"))] == [("completed", 1)] * 4
-    assert main(["sweep", "slurm", "sweep", "--hours", "1"]) == 0
-    assert "no jobs to run" in capfd.readouterr().out
+def test_a_driver_that_waits_shows_the_jobs_and_the_best(slurm):
+    Path("train.py").write_text(PLAIN)
+    words = ["hydra.launcher.backend=slurm", "hydra.sweep.dir=sweep", "+x=1,2"]
+    command = [sys.executable, "train.py", "-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", *words]
+    (slurm / "queue").write_text("0 PENDING\n1 PENDING\n")
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: Path("sweep/slurm.json").exists())
+    assert task(0).wait(120) == 0, Path("said").read_text()
+    (slurm / "queue").unlink()
+    out, err = driver.communicate(timeout=60)
+    assert driver.returncode == 1
+    assert re.search(r"\[1/2\] job 0 x=1: 1", err), err
+    assert "job 1 x=2: FAILED: its Slurm task ended before the job did; output of the tasks: " in err
+    assert "sweep/slurm/4711_*.log" in out + err
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_task_whose_time_is_over_saves_and_goes_on_when_it_runs_again(slurm, number):
     plan("seed=0,1", "+tags.slow=yes")
-    assert main(["sweep", "slurm", "sweep", "--hours", "1", "--per-task", "2"]) == 0
+    submit_jobs(Path("sweep"), [0, 1], options(hours=1, jobs_per_task=2))
     first = task(0)
     wait_until(lambda: Path("begun").exists())
     time.sleep(0.3)
@@ -219,24 +297,3 @@ def test_a_task_whose_time_is_over_saves_and_goes_on_when_it_runs_again(slurm, n
     records = [JobRecord.read(Path("sweep") / str(index)) for index in (0, 1)]
     assert [(record.state, record.attempt) for record in records] == [("completed", 2), ("completed", 1)]
     assert records[0].objective == 120.0
-
-
-def test_what_a_directory_is_called_reaches_sbatch_as_a_name(slurm, tmp_path, capsys):
-    plan("seed=0,1")
-    strange = tmp_path / "100%j of 'it'"
-    strange.mkdir()
-    (tmp_path / "sweep").rename(strange / "sweep")
-    assert main(["sweep", "slurm", str(strange / "sweep"), "--hours", "1"]) == 0
-    (output,) = re.findall("^#SBATCH --output=(.*)$", (strange / "sweep/slurm.sh").read_text(), re.MULTILINE)
-    assert shlex.split(output) == [f"{tmp_path}/100%%j of 'it'/sweep/slurm/%A_%a.log"]
-
-
-@pytest.mark.parametrize("words", [[], ["--account", "me\n#SBATCH --time=9"], ["--option", "qos=a\rb"]])
-def test_a_line_break_reaches_no_script(slurm, tmp_path, capsys, words):
-    plan("seed=0,1")
-    sweep_dir = tmp_path / ("sweep" if words else "one\ntouch two")
-    if not words:
-        (tmp_path / "sweep").rename(sweep_dir)
-    assert main(["sweep", "slurm", str(sweep_dir), "--hours", "1", *words]) == 2
-    assert "control characters" in capsys.readouterr().err
-    assert not (sweep_dir / "slurm.sh").exists()

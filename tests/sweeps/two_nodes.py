@@ -56,7 +56,7 @@ def main(directory: Path, nodes: int = 2, jobs: int = 3) -> None:
     )
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     second, *_ = [cluster.add_node(num_cpus=1) for _ in range(nodes - 1)]
-    words = ["-m", "hydra/launcher=trieye_ray", "hydra/sweeper=trieye", f"hydra.launcher.address={cluster.address}"]
+    words = ["-m", "hydra/launcher=trieye", "hydra/sweeper=trieye", f"hydra.launcher.address={cluster.address}"]
     words += [f"seed=range(0,{jobs})", "hydra.sweep.dir=s"]
     sweep = subprocess.Popen(
         [sys.executable, "program.py", *words],

@@ -64,7 +64,10 @@ class AnyOrder(argparse.ArgumentParser):
 
 class _Renamed(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        parser.error(str(self.const))
+        command, _, option = self.const.old.rpartition(" ")  # the command may lack the typed action
+        parser.error(
+            f"{parser.prog} {option} was renamed to {parser.prog} {self.const.new.removeprefix(f'{command} ')}"
+        )
 
 
 def add_action(actions: Any, name: str, text: str, **options: Any) -> argparse.ArgumentParser:
@@ -206,3 +209,17 @@ def sweep_directory(directory: Path | None) -> Path:
         raise ConfigurationError("no sweep in the working directory or below multirun/; pass the sweep directory")
     print(f"using the newest sweep, {newest.parent}", file=sys.stderr)
     return newest.parent
+
+
+def condition(text: str) -> tuple[str, dict[str, list[str]]]:
+    """Split a conditional key from the allowed values of other keys, such as `agent.clip_range:agent=ppo|a2c`.
+
+    Raises:
+        ConfigurationError: The text has another form.
+    """
+    from trieye.exceptions import ConfigurationError
+
+    key, _, values = text.partition(":")
+    if not (key and values):
+        raise ConfigurationError(f"--when {text}: expected KEY:KEY=VALUE, such as agent.clip_range:agent=ppo")
+    return key, {other: value.split("|") for other, value in map(pair, values.split(","))}

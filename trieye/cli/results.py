@@ -2,13 +2,14 @@
 
 Create tables, curves, comparisons and reports from many runs.
 
-SOURCE is the name or directory of a run, an app or a sweep, a TensorBoard directory of any program, or an MLflow SQLite
-database (sqlite:///mlflow.db). Without SOURCE, the newest sweep below multirun/ is used, or else the only app. Seeds
-are replicates. Each figure has its sample size, the number of missing runs, and, for two or more runs, a bootstrap
-confidence interval.
+SOURCE is the name or directory of a run, an app or a sweep, the sweep or output directory of any Hydra program, a
+TensorBoard directory, or an MLflow store (sqlite:///mlflow.db or mlruns). Without SOURCE, the newest sweep below
+multirun/ is used, or else the only app. Seeds are replicates. Each figure has its sample size, the number of missing
+runs, and, for two or more runs, a bootstrap confidence interval.
 
 Examples:
   trieye results table
+  trieye results table multirun/first --metric val_loss --mode min -o scores.tex
   trieye results curve multirun/first --by agent -o curve.png
   trieye results curve multirun/first sb3_logs --metric eval/return,eval/mean_reward --x env_steps -o both.svg
   trieye results compare multirun/first --by agent
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "sources",
             nargs="*",
             metavar="SOURCE",
-            help="run, app, sweep, event files or MLflow database (default: newest sweep, else the only app)",
+            help="run, app, sweep, Hydra output, event files, MLflow store (default: newest sweep, else the only app)",
         )
         _add_choice(action)
         if name == "export":
@@ -124,7 +125,12 @@ def _add_specific(action: argparse.ArgumentParser, name: str) -> None:
             "-o", "--output", type=Path, default=default, required=name == "export", metavar="FILE", help=text
         )
     if name in {"curve", "report"}:
-        action.add_argument("--x", choices=AXES, default="step", help="x axis of the curves (default: step)")
+        action.add_argument(
+            "--x",
+            choices=AXES,
+            default="step",
+            help="x axis of the curves (default: step, in the unit that the runs count, such as env_steps)",
+        )
     if name == "curve":
         action.add_argument("--grid", type=int, default=200, metavar="N", help="points per curve (default: 200)")
         action.add_argument("--runs", action="store_true", help="draw the curve of each run too")
@@ -167,7 +173,7 @@ _TEXTS = {
     "export": "export the points of all runs as one table",
 }
 _OUT = {
-    "table": (None, "also plot the intervals to this file: .png, .svg or .pdf"),
+    "table": (None, "also write the table to a .csv, .md or .tex file, or plot its intervals to a .png, .svg or .pdf"),
     "curve": (None, "plot to this file: .png, .svg or .pdf (default: plot in the terminal)"),
     "compare": (None, "also plot performance profiles to this file: .png, .svg or .pdf"),
     "sensitivity": (None, "also plot to this file: .png, .svg or .pdf"),

@@ -15,7 +15,7 @@ from trieye.cli.run_selection import RunSelection, select_runs, sources_of
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import write_atomic
-from trieye.results import hyperparameters, selection, statistics, tables
+from trieye.results import hyperparameters, score_files, selection, statistics, tables
 from trieye.results.aggregates import Aggregate
 from trieye.results.aligned import Floats
 from trieye.results.curves import aggregate_curves
@@ -32,6 +32,9 @@ _MOST_COLUMNS = 5
 
 def table(options: argparse.Namespace) -> int:
     """Show the aggregate scores of each group."""
+    is_table = options.output is not None and options.output.suffix.lower()[1:] in score_files.FORMATS
+    if options.output is not None and not is_table:
+        _check_picture(options.output)
     selected = RunSelection(options)
     groups = selected.groups()
     scores = groups.scores(selected.scoring)
@@ -56,7 +59,12 @@ def table(options: argparse.Namespace) -> int:
     selected.console.print(
         tables.scores_table(shown, selected.stat, title=selected.title, confidence=options.confidence)
     )
-    if options.output is not None:
+    if is_table:
+        values = [groups.values[row] or {"": groups.labels[row]} for row in ranked]
+        diverged = [groups.diverged(selected.scoring)[row] for row in ranked]
+        score_files.write_scores(values, list(shown.values()), diverged, selected.stat, options.output)
+        print(f"written to {options.output}")
+    elif options.output is not None:
         from trieye.results import plots
 
         main_figures = {label: group[selected.stat] for label, group in shown.items()}
@@ -65,6 +73,18 @@ def table(options: argparse.Namespace) -> int:
         )
     selected.print_notes()
     return 0
+
+
+def _check_picture(path: Path) -> None:
+    """Refuse an output of `table` that is neither a table nor a picture, before any run is read."""
+    from trieye.results import plots
+
+    suffix, formats = path.suffix.lower()[1:], (*score_files.FORMATS, *plots.FORMATS)
+    if suffix not in plots.FORMATS:
+        hint = did_you_mean(suffix, formats)
+        raise ConfigurationError(
+            f"-o {path}: unknown format {suffix!r}{hint} (choose from: {', '.join(f'.{name}' for name in formats)})"
+        )
 
 
 def curve(options: argparse.Namespace) -> int:

@@ -58,7 +58,7 @@ class RunSelection:
     @property
     def mode(self) -> Mode:
         """Whether higher or lower scores are better."""
-        modes = {run.params["loop.mode"] for run in self.results if "loop.mode" in run.params}
+        modes = {mode for run in self.results if (mode := run.params.get("loop.mode", run.mode))}
         return self.options.mode or ("min" if modes == {"min"} else "max")
 
     @property
@@ -93,13 +93,14 @@ class RunSelection:
         return groups.best(self.scoring, self.mode) if self.options.best else groups
 
     def _objective(self) -> str:
-        objectives = {str(run.params["loop.objective"]) for run in self.results if "loop.objective" in run.params}
+        objectives = {str(run.params.get("loop.objective", run.objective)) for run in self.results}
         metrics = self.results.metrics()
         logged = [name for name in sorted(objectives) if name in metrics]
         if len(logged) != 1:
             shown = ", ".join(metrics[:_MOST_METRICS]) + (", ..." if len(metrics) > _MOST_METRICS else "")
             raise ConfigurationError(
-                f"cannot determine the metric from loop.objective; add --metric (choose from: {shown or 'no metrics'})"
+                "no default metric: the runs have neither one loop.objective nor a returned number; add --metric "
+                f"(choose from: {shown or 'no metrics'})"
             )
         return logged[0]
 
@@ -135,7 +136,8 @@ class RunSelection:
                     style="yellow",
                 )
                 only = " --only removed" if all(job.how == "removed" for job in unfinished) else ""
-                console.print(f"run them: trieye sweep relaunch {sweep}{only}")
+                if not any(job.how == "waiting" for job in unfinished):  # else the sweep is being run
+                    console.print(f"run them: trieye sweep relaunch {sweep}{only}")
             remote = [job for job in jobs if job.how in ENDED and job.is_away]
             if remote:
                 hosts = ", ".join(sorted({job.record.host for job in remote if job.record is not None}))
@@ -207,10 +209,26 @@ def select_runs(results: Results, conditions: Sequence[str], *, strict: bool) ->
         is_list = sign == "=" and "," in value
         suffix = "in" if is_list else _OPERATORS[sign]
         operands[f"{key.strip()}__{suffix}"] = [typed(item) for item in value.split(",")] if is_list else typed(value)
+    if not len(results):
+        reasons = "".join(f"; {text}" for text in results.problems[:_MOST_PROBLEMS])
+        raise ConfigurationError(f"no runs to show{_empty_sweeps(results)}{reasons}")
     selected = results.where(operands, strict=strict) if operands else results
     if not len(selected):
         raise ConfigurationError(f"--where {' '.join(conditions)}: none of {len(results)} runs match")
     return selected
+
+
+def _empty_sweeps(results: Results) -> str:
+    """Return the reason why sweeps have no runs, with the next step."""
+    status = results.status()
+    if not status.jobs:
+        return ""
+    counts = ", ".join(f"{number} {how}" for how, number in status.counts.items())
+    sweeps = " ".join(sweep.removeprefix(f"{Path.cwd()}/") for sweep in status.jobs)
+    return (
+        f": no job of {sweeps} has a trieye run, a returned number or dict, or TensorBoard, MLflow or CSV files in its "
+        f"directory ({counts}); for the state of each job: trieye sweep status {sweeps}"
+    )
 
 
 def last_of(text: str) -> tuple[float, int | None]:

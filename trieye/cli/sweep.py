@@ -13,7 +13,7 @@ Examples:
   trieye sweep run -i $SLURM_ARRAY_TASK_ID --stride 100
   trieye sweep status multirun/20260101_120000
   trieye sweep relaunch --only failed           resumes from checkpoints; never repeats completed jobs
-  trieye sweep slurm --hours 3 --memory-gib 4 --per-task 10 --submit
+  trieye sweep relaunch hydra.launcher.backend=slurm hydra.launcher.slurm.hours=3
   trieye sweep merge                            copies runs from other machines here and logs them to MLflow
 """
 
@@ -28,21 +28,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trieye.cli.arguments import AnyOrder, add_action, add_confirmed, add_json, pair, sweep_directory
+from trieye.cli.arguments import AnyOrder, add_action, add_confirmed, add_json, condition, pair, sweep_directory
 from trieye.cli.confirmation import confirm
 from trieye.cli.output import print_json
 from trieye.cli.sweep_merge import add_merge, merge
-from trieye.cli.sweep_slurm import add_slurm, write_script
 from trieye.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from trieye.sweeps.descriptions import Description
+    from trieye.sweeps.grid import Grid
     from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.status import JobStatus
 
 _COLORS = {
     "completed": "cyan", "running": "green", "unknown": "green", "failed": "red", "pruned": "magenta",
-    "incomplete": "yellow", "removed": "yellow", "missing": "",
+    "incomplete": "yellow", "removed": "yellow", "missing": "", "waiting": "",
 }  # fmt: skip
 _NOTES = {
     "unknown": "last seen on another machine; `trieye sweep relaunch` waits for its heartbeat",
@@ -51,8 +51,9 @@ _NOTES = {
 _UNFINISHED = ("failed", "incomplete", "missing")
 _SELECTABLE = (*_UNFINISHED, "removed")
 _DEFAULT = ",".join(_UNFINISHED)
-_BUSY = ("running", "unknown")
+_BUSY = ("running", "unknown", "waiting")
 _LONGEST = 80
+_LAUNCHER = "hydra.launcher."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +82,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     status = add_action(actions, "status", "show the status of the jobs; exit code 0 if all are completed or pruned")
     status.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory")
     relaunch = add_action(actions, "relaunch", "run unfinished jobs, from checkpoints where available")
-    relaunch.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="sweep directory")
+    relaunch.add_argument(
+        "words",
+        nargs="*",
+        metavar="DIR",
+        help="sweep directory, and overrides of the launcher: hydra.launcher.KEY=VALUE",
+    )
     relaunch.add_argument(
         "--only",
         default=_DEFAULT,
@@ -90,7 +96,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     relaunch.add_argument("--dry-run", action="store_true", help="show the jobs and the command without starting them")
     add_confirmed(relaunch)
-    add_slurm(actions, _UNFINISHED)
     add_merge(actions)
     for action in actions.choices.values():
         add_json(action)
@@ -155,21 +160,24 @@ def _plan(options: argparse.Namespace) -> int:
         "seeds": options.seeds,
         "zip": [group.split(",") for group in options.zip],
         "exclude": [dict(map(pair, group.split(","))) for group in options.exclude],
-        "when": dict(map(_condition, options.when)),
+        "when": dict(map(condition, options.when)),
     }
     own = [f"hydra.sweeper.{key}={typed(value)}" for key, value in sweeper.items() if value]
     record = SweepRecord(
         program=program,
         working_dir=str(Path.cwd()),
         spec=[redacted_text(word) for word in words],
-        own=["hydra/sweeper=trieye", "hydra/launcher=trieye_ray", *own, *hydra_words],
+        own=["hydra/sweeper=trieye", "hydra/launcher=trieye", *own, *hydra_words],
     ).sign()
     grid = grid_of(words, SweeperConfig.model_validate(sweeper))
     with nullcontext() if options.output is None else lock_in(options.output):
         if options.output is not None and (before := SweepRecord.read(options.output)) is not None:
             grid = before.at(options.output).going_on(grid, words, options.output)
         record.set_grid(grid)
+        saving = _saving(descriptions, grid)
         if options.output is not None:
+            if saving is not None:
+                saving.write_save_paths(options.output, grid)
             record.write(options.output)
     if options.json:
         experiments = [{"path": description.path, "name": description.name} for description in descriptions]
@@ -180,7 +188,11 @@ def _plan(options: argparse.Namespace) -> int:
         return 0
     plan_table(grid)
     for description in descriptions:
-        output = "" if description.save_pattern is None else f", job 0 saves to {description.save_path(0)}"
+        output = ""
+        if saving is not None:
+            output = f"; Hydra's output directory of job 0 is {description.save_path(0)}"
+        elif description.save_pattern is not None:
+            output = "; save_path is ignored, because the sweep has keys that are not in this description"
         print(f"{description.path}: experiment {description.name}{output}")
     if options.output is not None:
         command = f"run it: trieye sweep relaunch {options.output}" if program else "to run it, pass the program first"
@@ -188,12 +200,12 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _condition(text: str) -> tuple[str, dict[str, list[str]]]:
-    """Parse a conditional key with the required values of other keys, such as `agent.clip_range:agent=ppo|a2c`."""
-    key, _, values = text.partition(":")
-    if not (key and values):
-        raise ConfigurationError(f"--when {text}: expected KEY:KEY=VALUE, such as agent.clip_range:agent=ppo")
-    return key, {other: value.split("|") for other, value in map(pair, values.split(","))}
+def _saving(descriptions: "Sequence[Description]", grid: "Grid") -> "Description | None":
+    """Return the description that sets the result directories of all jobs, or None."""
+    if len(descriptions) != 1 or descriptions[0].save_pattern is None:
+        return None
+    description = descriptions[0]
+    return description if description.num_combinations * description.runs == grid.size else None
 
 
 def _program(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -297,6 +309,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.stride:
         indices = [index for first in indices for index in range(first, grid.size, options.stride)]
     one_by_one = options.max_concurrent == 1
+    if any(word.lstrip("+").startswith("hydra.launcher.timeout_min=") for word in record.own):
+        one_by_one = False  # a job with a time limit needs its own process
     where = "hydra.launcher.isolate=none" if one_by_one else f"hydra.launcher.num_jobs={options.max_concurrent}"
     return _start(options, record, directory, where, "hydra.launcher.is_part=true", only=indices)
 
@@ -385,10 +399,15 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
 def _relaunch(options: argparse.Namespace) -> int:
     from trieye.sweeps.command import command_of
 
+    launcher = [word for word in options.words if word.startswith(_LAUNCHER)]
+    others = [word for word in options.words if word not in launcher]
+    if len(others) > 1:
+        raise ConfigurationError(f"{others[1]}: expected one sweep directory, and overrides of {_LAUNCHER}*")
+    options.dir = Path(others[0]) if others else None
     directory, record, jobs = _unfinished(options)
     only = [job.index for job in jobs]
     if not jobs or options.dry_run:
-        command = command_of(record, directory, only=only) if jobs else None
+        command = command_of(record, directory, *launcher, only=only) if jobs else None
         if options.json:
             document = {"sweep": directory, "jobs": only, "command": command, "is_dry_run": options.dry_run}
             print_json("sweep.relaunch", document)
@@ -398,24 +417,7 @@ def _relaunch(options: argparse.Namespace) -> int:
             Terminal().print(_table(jobs))
             print(f"{len(jobs)} jobs; the command: {shlex.join(command)}")
         return 0
-    return _start(options, record, directory, only=only)
-
-
-def _slurm(options: argparse.Namespace) -> int:
-    from trieye.sweeps.command import command_of
-
-    directory, record, jobs = _unfinished(options)
-    running = [job.index for job in jobs if job.how == "running"]
-    if running:
-        print(f"skipping running jobs: {', '.join(map(str, running))}", file=sys.stderr)
-    only = [job.index for job in jobs if job.index not in running]
-    if not only:
-        if options.json:
-            print_json("sweep.slurm", {"sweep": directory, "jobs": [], "num_tasks": 0})
-        return 0
-    command = command_of(record, directory, only=only)  # raises an error now rather than in each Slurm task
-    confirm(command, record.working_dir, origin=str(directory), is_signed=record.is_signed, is_confirmed=options.yes)
-    return write_script(options, directory, only, record.working_dir)
+    return _start(options, record, directory, *launcher, only=only)
 
 
 def _merge(options: argparse.Namespace) -> int:
@@ -490,6 +492,5 @@ _ACTIONS = {
     "run": _run,
     "status": _status,
     "relaunch": _relaunch,
-    "slurm": _slurm,
     "merge": _merge,
 }

@@ -1,26 +1,71 @@
-"""LauncherConfig: options of `hydra/launcher=trieye_ray`, which runs the jobs of a sweep in parallel."""
+"""LauncherConfig: options of `hydra/launcher=trieye`, which runs the jobs of a sweep in parallel."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from trieye.config.base import StrictModel
 from trieye.config.runtime import RuntimeEnv
 
+Backend = Literal["ray", "local", "slurm"]
+"""Where the processes of jobs run."""
+
+
+class SlurmConfig(StrictModel):
+    """Tasks of the Slurm array that runs the jobs of a sweep; the resources of each job are keys of the launcher."""
+
+    hours: float | None = Field(
+        default=None,
+        ge=1.0 / 60.0,
+        le=8760.0,
+        description="Time limit of a task in hours, minus one second: 3 becomes 2:59:59; null = the default of the "
+        "partition. Jobs that reach it save and resume when the task is requeued.",
+    )
+    jobs_per_task: int = Field(default=1, ge=1, description="Jobs that a task runs.")
+    max_concurrent: int = Field(default=1, ge=1, description="Parallel jobs of a task, at most jobs_per_task.")
+    signal_s: int = Field(
+        default=120,
+        ge=0,
+        description="Seconds before the time limit when jobs are told to save and the task is requeued; 0 = never.",
+    )
+    account: str | None = Field(default=None, min_length=1, description="Account to charge; null = your default.")
+    partition: str | None = Field(default=None, min_length=1, description="Partition; null = the default.")
+    options: dict[str, str | int | None] = Field(
+        default={},
+        description="Further sbatch options by name without dashes, as in {constraint: v100}; null = without a value.",
+    )
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        if self.max_concurrent > self.jobs_per_task:
+            raise ValueError(f"max_concurrent={self.max_concurrent} is above jobs_per_task={self.jobs_per_task}")
+        if self.hours is not None and self.signal_s >= self.hours * 3600.0:
+            raise ValueError(f"signal_s={self.signal_s} is not below hours={self.hours:g}, {self.hours * 3600.0:g} s")
+        return self
+
 
 class LauncherConfig(StrictModel):
-    """Resources, parallelism, isolation and restarts of the jobs of a sweep.
+    """Backend, resources, parallelism, isolation and restarts of the jobs of a sweep.
 
     `num_cpus`, `num_gpus`, `memory` and `resources` may be interpolations such as `hydra.launcher.num_cpus='${cpus}'`,
     which are resolved for each job.
     """
 
+    backend: Backend | None = Field(
+        default=None,
+        description="ray = processes of Ray, on this machine or a cluster; local = processes of this machine, without "
+        "Ray; slurm = tasks of a Slurm array; null = ray if it is installed, else local.",
+    )
     num_jobs: int | None = Field(
         default=None, ge=1, description="Maximum number of parallel jobs; null = limited by resources only."
     )
     num_cpus: float = Field(default=1.0, ge=0, description="CPUs of each job.")
     num_gpus: float = Field(default=0.0, ge=0, description="GPUs of each job; 0.25 lets four jobs share one.")
-    memory: int | None = Field(default=None, ge=1, description="Bytes of memory reserved for each job; null = none.")
+    memory: int | None = Field(
+        default=None,
+        ge=1,
+        description="Bytes of memory reserved for each job; null = none. backend=local stops jobs that use more.",
+    )
     resources: dict[str, float] = Field(default={}, description="Custom Ray resources of each job, by name.")
     retries: int = Field(
         default=3,
@@ -28,11 +73,17 @@ class LauncherConfig(StrictModel):
         description="How often a job whose process was killed is restarted, from its last checkpoint; a job that "
         "raised an exception is not.",
     )
+    timeout_min: float | None = Field(
+        default=None,
+        gt=0,
+        description="Minutes after which a job is interrupted like Ctrl-C, and killed 30 s later; it fails and is not "
+        "restarted. null = none.",
+    )
     fail_fast: bool = Field(default=False, description="Start no further jobs after a job has failed.")
     isolate: Literal["process", "worker", "none"] = Field(
         default="process",
         description="process = a new process for each job; worker = processes that run several jobs, which start "
-        "faster but share process state; none = one after another in this process, without Ray.",
+        "faster but share process state; none = one after another in this process, without a backend.",
     )
     address: str | None = Field(
         default=None,
@@ -48,8 +99,31 @@ class LauncherConfig(StrictModel):
         default={},
         description="Ray runtime environment of the workers; {} = the environment of the nodes. Only with an address.",
     )
+    slurm: SlurmConfig = Field(default=SlurmConfig(), description="Tasks of backend=slurm.")
+    detach: bool = Field(
+        default=False,
+        description="With backend=slurm: exit after the submission; trieye sweep status shows the jobs.",
+    )
     is_part: bool = Field(
         default=False,
         description="Run only part of the sweep while other processes run other parts, as tasks of a batch system do.",
     )
     only: list[int] | None = Field(default=None, description="Indices of the jobs to run; null = all.")
+
+    @property
+    def is_array(self) -> bool:
+        """Whether this process submits the jobs as a Slurm array; a task of the array runs its part itself."""
+        return self.backend == "slurm" and not self.is_part
+
+    @model_validator(mode="after")
+    def _check_detach(self) -> Self:
+        if self.detach and self.backend != "slurm":
+            raise ValueError("detach=true needs backend=slurm")
+        return self
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _is_share_or_whole(cls, num_gpus: float) -> float:
+        if num_gpus > 1.0 and not num_gpus.is_integer():
+            raise ValueError("above 1, only whole GPUs are possible")
+        return num_gpus

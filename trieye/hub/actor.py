@@ -4,6 +4,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
@@ -18,6 +19,7 @@ from trieye.hub.status import HubStatus
 from trieye.hub.tracking import Tracking
 from trieye.process.lock import RunLock, describe_process
 from trieye.process.niceness import get_a_fair_share
+from trieye.process.output import print_to
 from trieye.process.signals import outlive_signals
 from trieye.sinks.base import Sink
 from trieye.snapshot.signing import Trust
@@ -149,11 +151,20 @@ class HubActor:
         trust: Signs pickled parts with the key of the driver.
         extra_config: Further content of configs.json.
         sinks: Sinks in addition to the config's.
+        output: File for the output of this process; None: Ray's log.
     """
 
     def __init__(
-        self, config: TrieyeConfig, *, trust: Trust, extra_config: Mapping[str, Any], sinks: Sequence[Sink]
+        self,
+        config: TrieyeConfig,
+        *,
+        trust: Trust,
+        extra_config: Mapping[str, Any],
+        sinks: Sequence[Sink],
+        output: Path | None = None,
     ) -> None:
+        if output is not None:
+            print_to(output)
         files = HubFiles(config, trust)
         self._open(HubLogic(config, files=files, sinks=sinks), owns_run=False, extra_config=extra_config)
 

@@ -22,6 +22,7 @@ from trieye.hub.ray_start import JOB_VARIABLE, join_ray, on_this_node
 from trieye.hub.requests import is_slow
 from trieye.process.crash_report import CrashReport
 from trieye.process.lock import RunLock
+from trieye.process.output import printed_path
 from trieye.process.progress import say
 from trieye.process.waiting import wait_while_moving
 from trieye.sinks.base import Sink
@@ -161,7 +162,10 @@ class RayHub(RayChannel, Hub):
         )
         try:
             # the key of this process: the actor may run on another node or with another environment
-            arguments = {"trust": Trust.of_this_process(), "extra_config": dict(extra_config), "sinks": list(sinks)}
+            arguments: dict[str, Any] = {
+                "trust": Trust.of_this_process(), "extra_config": dict(extra_config), "sinks": list(sinks),
+                "output": printed_path(),  # of a job of a sweep
+            }  # fmt: skip
             actor = _start_when_name_is_free(lambda: options.remote(config, **arguments))
             super().__init__(actor, config.run_name, uuid.uuid4().hex)
             self._stall_timeout_s = config.runtime.stall_timeout_s

@@ -33,12 +33,13 @@ _CHECK_S, _INSTALL_S = 60.0, 600.0
 """Seconds that a node may take to answer the compatibility check, without and with packages to install first."""
 
 
-def join_ray(runtime: RuntimeConfig, group: str = "runtime") -> list[Node]:
+def join_ray(runtime: RuntimeConfig, group: str = "runtime", *, log_to_driver: bool = True) -> list[Node]:
     """Start or join Ray according to the config; a Ray that this process has already initialized is used unchanged.
 
     Args:
         runtime: The runtime config.
         group: Config path of `runtime`, for messages.
+        log_to_driver: Whether this process prints the output of workers and the notices of Ray.
 
     Returns:
         The nodes of the cluster that answered the compatibility check; empty if no check was needed.
@@ -51,7 +52,7 @@ def join_ray(runtime: RuntimeConfig, group: str = "runtime") -> list[Node]:
         return []
     # it logs at every start that token authentication is on; that is intended
     logging.getLogger(AUTHENTICATION_LOGGER).setLevel(logging.ERROR)
-    quiet = {"logging_level": logging.WARNING, "namespace": runtime.namespace}
+    quiet = {"logging_level": logging.WARNING, "namespace": runtime.namespace, "log_to_driver": log_to_driver}
     if runtime.kind == "ray":
         say("starting Ray ...")
         _start_ray(num_cpus=runtime.num_cpus, include_dashboard=False, **quiet)

@@ -12,11 +12,12 @@ import numpy as np
 from trieye.exceptions import ConfigurationError, SerializationError, TrieyeError
 from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import RunRecord, RunStatus
-from trieye.integrations.mlflow_files import FileStore
 from trieye.integrations.opening import adopted_config, run_dir_of, safe_name
 from trieye.integrations.wandb.offline import OfflineRuns
 from trieye.results.event_files import EventDirectories
+from trieye.results.job_directories import JobDirectories
 from trieye.results.loading import load
+from trieye.results.mlflow_files import FileStore
 from trieye.results.mlflow_store import MlflowStore
 from trieye.results.runs import LoadedRun, Problems
 from trieye.run.run import Run
@@ -43,9 +44,10 @@ class Imported(NamedTuple):
 
 
 def _in_event_files(path: Path, problems: Problems) -> list[LoadedRun]:
-    runs = _of_source(path, EventDirectories, problems, "a directory with TensorBoard event files below it")
+    wanted = "a directory with TensorBoard event files below it"
+    runs = _of_source(path, (EventDirectories, JobDirectories), problems, wanted)
     source = EventDirectories(problems, names_media=True)
-    return [replace(run, source=source) for run in runs]
+    return [replace(run, source=source) if isinstance(run.source, EventDirectories) else run for run in runs]
 
 
 def _in_mlflow(path: Path, problems: Problems) -> list[LoadedRun]:
@@ -69,7 +71,7 @@ KINDS: Mapping[str, Callable[[Path, Problems], list[LoadedRun]]] = {
 }
 
 
-def _of_source(path: Path, source: type, problems: Problems, wanted: str) -> list[LoadedRun]:
+def _of_source(path: Path, source: type | tuple[type, ...], problems: Problems, wanted: str) -> list[LoadedRun]:
     results = load(path)
     for text in results.problems:
         problems.texts.setdefault(text)

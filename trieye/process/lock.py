@@ -71,6 +71,14 @@ class RunLock:
         """Whether this object holds the lock."""
         return bool(self._lock.is_locked)
 
+    def is_held_elsewhere(self) -> bool:
+        """Return whether another process holds the lock."""
+        try:
+            self.check(self.path)
+        except RunLockedError:
+            return (self.holder() or {}).get("pid") != os.getpid()
+        return False
+
     @property
     def is_of_hub(self) -> bool:
         """Whether the last holder was a detached hub, which a new driver can take over after its own driver died."""

@@ -24,6 +24,8 @@ _MAX_LINE = 2**16
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_=>])")
 """Colors, cursor movements, window titles."""
 
+_COLORS = re.compile(_ESCAPES.pattern.encode())
+
 
 class OutputLog:
     """Appends everything that this process prints to a file, until `close`; several may be open at once.
@@ -189,22 +191,56 @@ def _replace_locks_in_child() -> None:
 os.register_at_fork(after_in_child=_replace_locks_in_child)
 
 
+_printing_to: list[Path] = []
+
+
 @contextmanager
 def printing_to(path: Path) -> Iterator[None]:
-    """Append the output of this process and its children within the block to a file."""
+    """Append the output of this process and its children within the block to a file, without colors.
+
+    Colors of a process that is killed remain in the file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     originals = [os.dup(1), os.dup(2)]
-    with path.open("ab", buffering=0) as file:
+    with path.open("a+b", buffering=0) as file:
+        begin = os.fstat(file.fileno()).st_size
         for number in (1, 2):
             os.dup2(file.fileno(), number)
-    try:
-        yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):
-                stream.flush()
-        for number, copy in zip((1, 2), originals, strict=True):
-            os.dup2(copy, number)
-            os.close(copy)
+        _printing_to.append(path)
+        try:
+            yield
+        finally:
+            _printing_to.pop()
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError):
+                    stream.flush()
+            for number, copy in zip((1, 2), originals, strict=True):
+                os.dup2(copy, number)
+                os.close(copy)
+            _remove_colors(file.fileno(), begin)
+
+
+def printed_path() -> Path | None:
+    """Return the file of the current `printing_to` block; None outside of one."""
+    return _printing_to[-1] if _printing_to else None
+
+
+def print_to(path: Path) -> None:
+    """Append the output of this process to a file from now on."""
+    with suppress(OSError), path.open("ab", buffering=0) as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+
+
+def _remove_colors(file: int, begin: int) -> None:
+    """Remove the colors from the part of a file that starts at a byte."""
+    size = os.fstat(file).st_size - begin
+    if size > MAX_OUTPUT_BYTES:
+        return
+    with suppress(OSError):
+        text = os.pread(file, size, begin)
+        if (plain := _COLORS.sub(b"", text)) != text:
+            os.ftruncate(file, begin)
+            os.write(file, plain)

@@ -48,7 +48,7 @@ def table(runs: Sequence[LoadedRun], params: Sequence[Values], points: Sequence[
         name = key
         while name in columns or name in _POINT:
             name = f"param.{name}"
-        columns[name] = _plain([values[key] for values in params]).take(pa.array(codes))
+        columns[name] = plain([values[key] for values in params]).take(pa.array(codes))
     for field, name in enumerate(_POINT):
         arrays = [series[field] for _, _, series in parts]
         columns[name] = np.concatenate(arrays) if arrays else np.zeros(0)
@@ -59,7 +59,7 @@ def _labels(codes: NDArray[np.int32], names: Sequence[str]) -> pa.DictionaryArra
     return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string()))
 
 
-def _plain(values: Sequence[Any]) -> pa.Array:
+def plain(values: Sequence[Any]) -> pa.Array:
     """Convert values to a column: of numbers if possible, else of text."""
     cells = [None if value is MISSING else value for value in values]
     try:

@@ -73,18 +73,22 @@ class EventDirectories:
     def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
         """Return all scalars of each run, keyed by `LoadedRun.path`; files are read whole, regardless of `metrics`."""
         del metrics
-        return {run.path: self._points(Path(run.path)) for run in runs}
+        return {
+            run.path: points_in_events(Path(run.path), self._problems, names_media=self._names_media) for run in runs
+        }
 
-    def _points(self, directory: Path) -> Points:
-        files = event_files(directory)
-        if not files:
-            self._problems.note(directory, "its event files no longer exist")
-        media: dict[str, set[str]] = {}
-        scalars = scalars_in(files, self._problems.note, media)
-        if self._names_media and media:
-            names = "; ".join(f"{kind}: {', '.join(sorted(tags))}" for kind, tags in sorted(media.items()))
-            self._problems.note(directory, f"only scalars are read, not {names}")
-        return {tag: _series(points) for tag, points in scalars.items()}
+
+def points_in_events(directory: Path, problems: Problems, *, names_media: bool = False) -> Points:
+    """Return the scalars of the event files in a directory; see `EventDirectories`."""
+    files = event_files(directory)
+    if not files:
+        problems.note(directory, "its event files no longer exist")
+    media: dict[str, set[str]] = {}
+    scalars = scalars_in(files, problems.note, media)
+    if names_media and media:
+        names = "; ".join(f"{kind}: {', '.join(sorted(tags))}" for kind, tags in sorted(media.items()))
+        problems.note(directory, f"only scalars are read, not {names}")
+    return {tag: _series(points) for tag, points in scalars.items()}
 
 
 def _series(points: Sequence[Scalar]) -> Series:

@@ -9,7 +9,9 @@ from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.run_files import RUN_RECORD
 from trieye.results.event_files import OF_ADD_HPARAMS, EventDirectories, event_files
-from trieye.results.mlflow_store import MlflowStore
+from trieye.results.job_directories import HYDRA, HydraJob, JobDirectories, overrides_of, program_of
+from trieye.results.mlflow_files import FileStore, is_file_store
+from trieye.results.mlflow_store import MlflowStore, is_sqlite
 from trieye.results.results import Results
 from trieye.results.run_directories import RunDirectories
 from trieye.results.runs import LoadedRun, Problems, is_seed
@@ -20,8 +22,10 @@ from trieye.sweeps.record import SWEEP, SweepRecord
 
 Place = str | PathLike[str]
 
-_SQLITE = b"SQLite format 3\0"
 _MAX_DEPTH = 6
+_MULTIRUN = "multirun.yaml"
+"""File of Hydra's sweepers in the directory of a sweep."""
+
 _RUNS = "runs"
 _NEVER = {"mlruns", "checkpoints", "buffers", "node_modules"}
 """Directories that contain many files but no runs."""
@@ -53,6 +57,10 @@ class _Search:
         self.problems = Problems()
         self.sweeps: dict[str, frozenset[int]] = {}
         self._directories, self._events = RunDirectories(self.problems), EventDirectories(self.problems)
+        self._jobs = JobDirectories(self.problems)
+        self._overrides: dict[Path, dict[Path, dict[str, str]]] = {}  # of each job, by sweep
+        self._programs: dict[Path, str] = {}  # by sweep, or by job outside of sweeps
+        self._num_empty_jobs = 0
         self._runs: list[LoadedRun] = []
         self._seen: set[str] = set()
         self._named: set[str] = set()
@@ -76,9 +84,16 @@ class _Search:
         if path.is_file():
             self._add_file(path)
         elif not self._walk(path, path):
+            jobs = ""
+            if self._num_empty_jobs:
+                jobs = (
+                    f"; {self._num_empty_jobs} Hydra jobs have no TensorBoard, MLflow or CSV files, and return values "
+                    "are only recorded with hydra/launcher=trieye"
+                )
             raise ConfigurationError(
                 f"{location}: no runs found; a trieye run has a {RUN_RECORD}, a sweep has a {SWEEP}, and a run of "
-                f"another program has TensorBoard event files{_databases_in(path)}"
+                f"another program has TensorBoard event files, or {HYDRA} and files with metrics{jobs}"
+                f"{_databases_in(path)}"
             )
 
     def _add_file(self, path: Path) -> None:
@@ -102,6 +117,11 @@ class _Search:
         if (directory / SWEEP).is_file():
             self._add_sweep(directory)
             return True
+        if (directory / HYDRA).is_dir() and self._add_hydra_job(directory, root):
+            return True
+        if is_file_store(directory):
+            self._runs += FileStore(directory, self.problems).runs()
+            return True
         has_events = bool(event_files(directory))
         if has_events:
             self._runs.append(self._events.run(directory, root))
@@ -115,6 +135,36 @@ class _Search:
                 self.problems.note(path, f"skipped: no {RUN_RECORD}, {SWEEP} or event files")
         return is_ours
 
+    def _add_hydra_job(self, directory: Path, root: Path) -> bool:
+        """Add a job of a Hydra program without trieye; return whether it has points."""
+        sweep = next((parent for parent in directory.parents[:_MAX_DEPTH] if (parent / _MULTIRUN).is_file()), None)
+        name = directory.name if directory == root else directory.relative_to(root).as_posix()
+        home = directory if sweep is None else sweep
+        if home not in self._programs:
+            self._programs[home] = program_of(directory)
+        job = HydraJob(directory, self._programs[home], name)
+        if sweep is not None:
+            index = int(directory.name) if directory.name.isdecimal() else None
+            name = f"{sweep.resolve().name}/{directory.relative_to(sweep).as_posix()}"
+            job = replace(
+                job, name=name, sweep=str(sweep.resolve()), index=index, varied=self._varied(directory, sweep)
+            )
+        run = self._jobs.run(job)
+        self._num_empty_jobs += run is None
+        self._runs += [] if run is None else [run]
+        return run is not None
+
+    def _varied(self, directory: Path, sweep: Path) -> Mapping[str, str]:
+        """Return the overrides of a job that differ between the jobs of its sweep."""
+        if sweep not in self._overrides:
+            self._overrides[sweep] = {path.parent: overrides_of(path.parent) for path in sweep.glob(f"**/{HYDRA}")}
+        jobs = self._overrides[sweep]
+        return {
+            key: value
+            for key, value in jobs[directory].items()
+            if any(other.get(key) != value for other in jobs.values())
+        }
+
     def _add_run(
         self, directory: Path, home: Path, job: int | None = None, varied: Mapping[str, str] | None = None
     ) -> None:
@@ -127,19 +177,28 @@ class _Search:
         grid = sweep.the_grid() if sweep is not None and sweep.grid is not None else None
         directory = directory.resolve()
         self.sweeps[str(directory)] = frozenset() if grid is None else _seeds_of(grid)
+        app = ""
         for index in sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal()):
-            link = directory / str(index) / RUN
+            job_dir = directory / str(index)
+            link = job_dir / RUN
+            if link.is_symlink() and not link.exists():
+                self.problems.note(link, f"skipped: the run of job {index} no longer exists at the target of the link")
+                continue
+            varied: Mapping[str, str] = {}
+            if grid is not None:
+                varied = grid.values(index) if index < grid.size else {}
+            elif sweep is not None:
+                varied = self._searched(job_dir, sweep)
             if (link / RUN_RECORD).exists():
                 real = link.resolve()
                 self._seen.add(str(real))
-                varied: Mapping[str, str] = {}
-                if grid is not None:
-                    varied = grid.values(index) if index < grid.size else {}
-                elif sweep is not None:
-                    varied = self._searched(directory / str(index), sweep)
                 self._add_run(real, directory, job=index, varied=varied)
-            elif link.is_symlink() and not link.exists():
-                self.problems.note(link, f"skipped: the run of job {index} no longer exists at the target of the link")
+                continue
+            name, mode = f"{directory.name}/{index}", "" if sweep is None else sweep.mode
+            job = HydraJob(job_dir, app, name, str(directory), index, varied, mode)
+            app = app or program_of(job.output_dir)
+            run = self._jobs.run(replace(job, app=app))
+            self._runs += [] if run is None else [run]
 
     def _record_of(self, directory: Path) -> SweepRecord | None:
         try:
@@ -199,13 +258,5 @@ def _directories_in(directory: Path) -> Iterator[Path]:
 def _databases_in(directory: Path) -> str:
     if not directory.is_dir():
         return ""
-    databases = [path for path in sorted(directory.glob("**/*.db")) if _is_sqlite(path)]
+    databases = [path for path in sorted(directory.glob("**/*.db")) if is_sqlite(path)]
     return f"; to load its MLflow runs, pass sqlite:///{databases[0].absolute()}" if databases else ""
-
-
-def _is_sqlite(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_SQLITE)) == _SQLITE
-    except OSError:
-        return False

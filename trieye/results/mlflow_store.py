@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from trieye.exceptions import ConfigurationError
 from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
 
+_SQLITE = b"SQLite format 3\0"
 _TABLES = {"experiments", "runs", "params", "tags", "metrics", "latest_metrics"}
 _HIGHEST = np.finfo(np.float64).max
 """MLflow's representation of infinity."""
@@ -31,6 +32,15 @@ _POINTS = """
     SELECT run_uuid, step, CASE WHEN is_nan THEN NULL ELSE value END, timestamp FROM metrics
     WHERE "key" = ? {} ORDER BY timestamp, step
 """
+
+
+def is_sqlite(path: Path) -> bool:
+    """Return whether a file is an SQLite database."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE)) == _SQLITE
+    except OSError:
+        return False
 
 
 class MlflowStore:

@@ -421,7 +421,7 @@ def _machine(provenance: Provenance) -> tuple[str, ...]:
 
 def _lasted(run: LoadedRun, times: Floats) -> float | None:
     """Return for how many seconds a run logged, for runs without a recorded end."""
-    if not len(times):
+    if not np.isfinite(times).any():  # no points, or points of a CSV file, which have no times
         return None
     return float(times.max() - (times.min() if math.isnan(run.created) else run.created))
 

@@ -58,7 +58,8 @@ class RunDirectories:
             record, config = run.record, run.config
         except (ConfigurationError, SerializationError) as error:
             if (directory / RUN_RECORD).exists():  # else it was deleted in the meantime
-                self._problems.note(directory, f"skipped: {str(error).removeprefix(f'{directory}: ')}")
+                reason = str(error).removeprefix(f"{directory}: ").removeprefix(f"{directory}/")
+                self._problems.note(directory, f"skipped: {reason}")
             return None
         self._homes[str(directory)] = home
         params, defaults = parameters(config), unused_defaults(config)

@@ -84,6 +84,8 @@ class LoadedRun:
             with runs that set them.
         is_closed: False for a killed run until it is closed; until then, only its journal has the latest points.
         is_named: Whether the run itself was an argument of `load`, rather than a directory of several runs.
+        objective: Metric that rates a run without `loop.objective`; empty: none.
+        mode: `max` or `min`, for a run without `loop.mode`; empty: unknown.
     """
 
     path: str
@@ -104,6 +106,8 @@ class LoadedRun:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     is_closed: bool = True
     is_named: bool = False
+    objective: str = ""
+    mode: str = ""
 
     @property
     def is_ended(self) -> bool:

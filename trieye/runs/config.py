@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from trieye.config import TrieyeConfig
-from trieye.config.fingerprint import json_of
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_files import CONFIGS
+from trieye.runs.stored_run import config_in
 from trieye.sinks.fan_out import make_sinks
 
 
@@ -42,7 +42,7 @@ def _config_of(run_dir: Path, *, is_here: bool) -> TrieyeConfig:
     path = run_dir / CONFIGS
     try:
         # a project has groups that trieye does not know
-        fields = {name: value for name, value in json_of(path).items() if name in TrieyeConfig.model_fields}
+        fields = {name: value for name, value in config_in(run_dir).items() if name in TrieyeConfig.model_fields}
         return TrieyeConfig.model_validate(_moved(fields, run_dir) if is_here else fields)
     except ConfigurationError:
         raise

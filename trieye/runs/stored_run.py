@@ -179,14 +179,7 @@ class StoredRun:
         Raises:
             ConfigurationError: It is missing or damaged.
         """
-        from trieye.config.fingerprint import json_of
-
-        try:
-            return json_of(self.run_dir / CONFIGS)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(
-                f"{self.run_dir / CONFIGS}, the config of the run, cannot be read: {error}"
-            ) from error
+        return config_in(self.run_dir)
 
     @cached_property
     def provenance(self) -> "Provenance | None":
@@ -194,6 +187,25 @@ class StoredRun:
         from trieye.run.provenance import Provenance
 
         return Provenance.last(self.run_dir)
+
+
+def config_in(run_dir: Path) -> dict[str, Any]:
+    """Return the configs.json of a run as plain data.
+
+    Raises:
+        ConfigurationError: It is missing or damaged.
+    """
+    from trieye.config.fingerprint import json_of
+
+    try:
+        return json_of(run_dir / CONFIGS)
+    except FileNotFoundError:
+        reason = "no such file; the program was stopped during startup, or the file was deleted"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except ValueError as error:
+        reason = str(error)
+    raise ConfigurationError(f"{run_dir / CONFIGS}, the config of the run, cannot be read: {reason}")
 
 
 def published_metrics(run_dir: Path) -> Metrics:

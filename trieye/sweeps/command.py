@@ -15,7 +15,7 @@ from trieye.renames import current_overrides
 from trieye.sweeps.jobs import RUN
 from trieye.sweeps.record import SweepRecord
 
-_LAUNCHER = "hydra/launcher=trieye_ray"
+_LAUNCHER = "hydra/launcher=trieye"
 _OURS = ("hydra.sweep.dir", "hydra.launcher.only", "hydra.mode")
 
 

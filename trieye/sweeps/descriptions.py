@@ -1,5 +1,6 @@
 """Description: reads a PyExpUtils experiment description (JSON) as the axes of a sweep."""
 
+import itertools
 import json
 import math
 import re
@@ -14,9 +15,13 @@ from typing import Any, Self
 from trieye.config.base import did_you_mean
 from trieye.config.hydra.axes import typed
 from trieye.exceptions import ConfigurationError
-from trieye.sweeps.grid import bare
+from trieye.files.atomic import write_atomic
+from trieye.sweeps.grid import Grid, bare
 
 SWEPT = "metaParameters"
+SAVE_PATHS = "save_paths.jsonl"
+"""File in the directory of a sweep with the result directory of each job, one per line."""
+
 _CONFIG = Path("config.json")
 _KEY = re.compile(r"\+{0,2}[A-Za-z_][\w-]*(?:\.[\w-]+)*")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
@@ -156,6 +161,28 @@ class Description:
                 + (", or {params} for all keys" if missing != ["run"] else "")
             )
 
+    def write_save_paths(self, sweep: Path, grid: Grid) -> None:
+        """Record the result directory of each job of a sweep, which becomes Hydra's output directory of the job.
+
+        Args:
+            sweep: Directory of the sweep.
+            grid: The jobs; a grid that has grown has other indices than the description.
+
+        Raises:
+            ConfigurationError: See `save_path`.
+        """
+        texts = {key: list(map(typed, values)) for key, values in self.axes.items()}
+        paths = (self.save_path(self._index_of(grid[index], texts)) for index in range(grid.size))
+        write_atomic(sweep / SAVE_PATHS, "".join(f"{json.dumps(path)}\n" for path in paths).encode())
+
+    def _index_of(self, overrides: Sequence[str], texts: Mapping[str, Sequence[str]]) -> int:
+        """Return the index of the job with these overrides in the description."""
+        values = dict(word.split("=", 1) for word in overrides)
+        combination = 0
+        for key, choices in texts.items():
+            combination = combination * len(choices) + choices.index(values[key])
+        return combination + self.num_combinations * (int(values["seed"]) if self.runs > 1 else 0)
+
     def save_context(self, index: int, base: Path | str = ".") -> "SaveContext":
         """Return the result directory of a job as a `SaveContext`.
 
@@ -168,6 +195,21 @@ class Description:
             IndexError: The index is out of range.
         """
         return SaveContext(Path(base) / self.save_path(index))
+
+
+def save_path_in(sweep: Path, index: int) -> str | None:
+    """Return the result directory of a job that was planned from a description; None if there is none.
+
+    Args:
+        sweep: Directory of the sweep.
+        index: Index of the job.
+    """
+    try:
+        with (sweep / SAVE_PATHS).open() as file:
+            line = next(itertools.islice(file, index, None), None)
+    except FileNotFoundError:
+        return None
+    return None if line is None else str(json.loads(line))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,12 @@ from trieye.hub.cluster import Node
 from trieye.hub.ray_start import join_ray
 from trieye.process.progress import say
 from trieye.sweeps.jobs import Done
-from trieye.sweeps.pools import Died, Outcome
+from trieye.sweeps.pools import STOP_S, Died, Outcome
 from trieye.sweeps.working import Composed, SweepContext, work
 
 _ROUNDING = 1e-6
 _LOOK_S = 1.0
 _SHOWN = 5
-_STOP_S = 30.0
-"""Time that cancelled jobs get for saving."""
 
 
 class RayPool:
@@ -28,14 +26,16 @@ class RayPool:
 
     def __init__(self, shared: SweepContext, options: LauncherConfig) -> None:
         if options.address is None:
-            join_ray(RuntimeConfig(kind="ray"))
+            join_ray(RuntimeConfig(kind="ray"), log_to_driver=False)  # jobs print to their files
         else:
             cluster = {
                 "address": options.address,
                 "working_dir": options.working_dir,
                 "runtime_env": options.runtime_env,
             }
-            nodes = join_ray(RuntimeConfig.model_validate({"kind": "cluster", **cluster}), "hydra.launcher")
+            nodes = join_ray(
+                RuntimeConfig.model_validate({"kind": "cluster", **cluster}), "hydra.launcher", log_to_driver=False
+            )
             _warn_about_remote_runs(shared, [node for node in nodes if not node.sees_root])
         self._options, self._composing, self._shared = options, shared, ray.put(shared)
         self._task: Any = ray.remote(max_retries=0, max_calls=1 if options.isolate == "process" else 0)(work)
@@ -120,6 +120,15 @@ class RayPool:
             if running == index:
                 ray.cancel(reference, force=False)
 
+    def kill(self, index: int) -> None:
+        """Kill the process of a job."""
+        for reference, running in self._running.items():
+            if running == index:
+                ray.cancel(reference, force=True)
+
+    def close(self) -> None:
+        """Do nothing: Ray ends its workers."""
+
     def stop(self) -> None:
         """Stop all jobs: interrupt them like Ctrl-C, and kill them after 30 s."""
         waiting = list(self._running)
@@ -127,7 +136,7 @@ class RayPool:
         self._allocated.clear()
         for reference in waiting:
             ray.cancel(reference, force=False)
-        late = ray.wait(waiting, num_returns=len(waiting), timeout=_STOP_S)[1] if waiting else []
+        late = ray.wait(waiting, num_returns=len(waiting), timeout=STOP_S)[1] if waiting else []
         for reference in late:
             ray.cancel(reference, force=True)
 

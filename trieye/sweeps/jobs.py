@@ -22,8 +22,8 @@ from trieye.renames import current_override
 from trieye.sweeps.grid import bare
 from trieye.sweeps.record import JsonRecord
 
-STATUS, OUTPUT, RUN, LOCK = "status.json", "output.log", "run", "job.lock"
-"""Files in the directory of a job; `run` is a link to the run directory."""
+STATUS, OUTPUT, RUN, OUTPUT_DIR, LOCK = "status.json", "output.log", "run", "output", "job.lock"
+"""Files in the directory of a job; `run` is a link to the run directory, `output` to an output directory elsewhere."""
 
 HEARTBEAT_S = 5.0
 ORPHAN_WAIT_S = 30.0
@@ -50,6 +50,10 @@ class Job:
 
 class JobElsewhereError(TrieyeError):
     """Raised when a job is skipped because another process runs it or may be running it."""
+
+
+class JobLimitError(TrieyeError):
+    """Raised for a job that was stopped because it exceeded its time or memory limit."""
 
 
 class ReportedError(RuntimeError):
@@ -95,16 +99,28 @@ class Done:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The numbers in a return value that is a dict, a list or a tuple, named `objective_0`, ... without a dict."""
+        """The numbers in a return value that is a dict, a list or a tuple, named `objective_0`, ... without a dict.
+
+        Keys of nested dicts are joined by `/`.
+        """
         value = self.value
         if isinstance(value, list | tuple):
             value = {f"objective_{at}": item for at, item in enumerate(value)}
-        if not isinstance(value, Mapping):
-            return {}
-        return {str(name): number for name, item in value.items() if (number := _number(item)) is not None}
+        return dict(_numbers(value)) if isinstance(value, Mapping) else {}
 
 
-def _number(value: object) -> float | None:
+def _numbers(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{key}/")
+        elif (number := _number(value)) is not None:
+            yield f"{prefix}{key}", number
+
+
+def _number(value: Any) -> float | None:
+    """Return a number, or a scalar of NumPy or torch, as a float; None for any other value."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
     return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
 
 

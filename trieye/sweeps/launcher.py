@@ -18,19 +18,21 @@ from omegaconf import DictConfig, OmegaConf
 from trieye.config.hydra.records import RedactingTask
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.launcher import LauncherConfig
-from trieye.config.packages import require
 from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError, RunInterrupted
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
 from trieye.renames import current_override
+from trieye.sweeps.backends import location_of, pool_of
 from trieye.sweeps.grid import bare
-from trieye.sweeps.jobs import Done, Job, JobElsewhereError, JobRecord
+from trieye.sweeps.jobs import OUTPUT, Done, Job, JobElsewhereError, JobLimitError, JobRecord
+from trieye.sweeps.on_slurm import run_on_slurm
 from trieye.sweeps.orphans import Orphans
-from trieye.sweeps.pools import Died, Outcome, ThisProcess, WorkerPool
+from trieye.sweeps.pools import Died, Outcome, WorkerPool
 from trieye.sweeps.progress import SweepProgress
 from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.status import is_removed
+from trieye.sweeps.timeouts import Timeouts
 from trieye.sweeps.working import SweepContext
 
 _LOOK_S = 0.5
@@ -104,6 +106,7 @@ class SweepExecution:
         self._exit_code: int | None = None
         self._fails = False
         self._orphans = Orphans(self.directory)
+        self._timeouts = Timeouts(options, self.directory)
 
     def run(self, queue: JobQueue, size: int | None) -> list[Done]:
         """Run the jobs of a queue; return their outcomes in order of index.
@@ -121,9 +124,15 @@ class SweepExecution:
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         size = size if self.options.only is None else len(self.options.only)
+        if self.options.is_array:
+            return self._run_on_slurm(queue, size)
         try:
-            with SweepProgress(self.directory, size, self._shared.varying) as progress:
-                pool = self._pool()
+            with (
+                SweepProgress(
+                    self.directory, size, self._shared.varying, location=location_of(self.options)
+                ) as progress,
+                contextlib.closing(pool_of(self.options, self._shared)) as pool,
+            ):
                 try:
                     self._run(queue, pool, progress)
                 except BaseException:  # a second Ctrl-C, or an error outside of the jobs
@@ -144,6 +153,23 @@ class SweepExecution:
         )
         interrupt.tell(say)
         raise interrupt
+
+    def _run_on_slurm(self, queue: JobQueue, size: int | None) -> list[Done]:
+        location = location_of(self.options)
+        with SweepProgress(self.directory, size, self._shared.varying, location=location) as progress:
+            jobs = list(iter(lambda: self._next(queue, progress), None))
+            options = self.options
+            if self._varies and jobs:  # a task of the array may run any of the jobs
+                needs = [self._resources_of(job) for job in jobs]
+                largest = {name: max(need.get(name) or 0 for need in needs) for name in ("num_cpus", "num_gpus")}
+                memory = max(need.get("memory") or 0 for need in needs) or None
+                options = options.model_copy(update={**largest, "memory": memory})
+            ended = run_on_slurm(self.directory, jobs, options, progress)
+            self._ended |= ended
+            for job in jobs:
+                if job.index in ended:
+                    queue.ended(job, ended[job.index])
+        return [self._ended[index] for index in sorted(self._ended)]
 
     def _run(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:
         with self._signals():
@@ -185,6 +211,7 @@ class SweepExecution:
             if index not in self._pruned:
                 self._pruned[index] = value
                 pool.cancel(index)
+        self._timeouts.enforce(pool)
 
     def _await_orphans(self, queue: JobQueue, progress: SweepProgress) -> None:
         """Wait briefly for jobs of other processes, and skip jobs that time out."""
@@ -206,14 +233,6 @@ class SweepExecution:
     def _on_signal(self, exit_code: int) -> None:
         self._exit_code = exit_code
 
-    def _pool(self) -> WorkerPool:
-        if self.options.isolate == "none":
-            return ThisProcess(self._shared)
-        require("ray", f"hydra.launcher.isolate={self.options.isolate}", "set hydra.launcher.isolate=none")
-        from trieye.sweeps.in_ray import RayPool
-
-        return RayPool(self._shared, self.options)
-
     def _begin(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:
         """Start jobs while the pool has room."""
         usual = {} if self._varies else self._resources(self.options)
@@ -226,6 +245,7 @@ class SweepExecution:
                 self._requeued.appendleft(job)
                 return
             progress.began(job)
+            self._timeouts.began(job.index)
             pool.begin(job.index, job.overrides, wanted, self._composed.pop(job.index, None))
             self._running[job.index] = job
 
@@ -285,41 +305,54 @@ class SweepExecution:
 
     def _resolve(self, job: Job, outcome: Outcome) -> Done | None:
         """Record and return the outcome of a job; None if the job is retried in another process."""
-        directory = self.directory / str(job.index)
+        directory, limit = self.directory / str(job.index), self._timeouts.ended(job.index)
         if isinstance(outcome, Done):
             if isinstance(outcome.error, JobElsewhereError):
                 return outcome
             outcome.bring_to(directory)
         record = JobRecord.read(directory) or JobRecord(index=job.index, overrides=list(job.overrides), attempt=0)
-        if isinstance(outcome, Done):
-            if job.index in self._pruned and not outcome.has_ended_by_itself:
-                record.state, record.objective, record.error = "pruned", self._pruned[job.index], None
-                record.ended = time.time()
-                record.write(directory)
-                return Done(job.index, record.objective, is_pruned=True)
-            if outcome.error is not None and record.state in ("running", "lost"):  # no final record
-                record.fail(f"{type(outcome.error).__name__}: {outcome.error}")
-                record.write(directory)
-            return outcome
+        has_ended = outcome.has_ended_by_itself if isinstance(outcome, Done) else record.state == "completed"
+        if limit is not None and not has_ended:
+            record.fail(str(limit))
+            record.write(directory)
+            return Done(job.index, error=limit)
+        return self._of_done(job, outcome, record) if isinstance(outcome, Done) else self._of_death(outcome, record)
+
+    def _of_done(self, job: Job, done: Done, record: JobRecord) -> Done:
+        directory = self.directory / str(job.index)
+        if job.index in self._pruned and not done.has_ended_by_itself:
+            record.state, record.objective, record.error = "pruned", self._pruned[job.index], None
+            record.ended = time.time()
+            record.write(directory)
+            return Done(job.index, record.objective, is_pruned=True)
+        if done.error is not None and record.state in ("running", "lost"):  # no final record
+            name = "" if isinstance(done.error, JobLimitError) else f"{type(done.error).__name__}: "
+            record.fail(f"{name}{done.error}")
+            record.write(directory)
+        return done
+
+    def _of_death(self, died: Died, record: JobRecord) -> Done | None:
         if record.state == "completed":  # the process was killed after the job, before it returned the result
-            return Done(job.index, record.objective)
-        self._deaths[job.index] += 1
-        deaths = self._deaths[job.index]
+            return Done(died.index, record.objective)
+        self._deaths[died.index] += 1
+        deaths = self._deaths[died.index]
         record.deaths += 1
         record.attempt = max(record.attempt, deaths)  # attempts may be on the disk of another machine
-        record.state, record.error = "lost", outcome.reason
-        reason = f"its process was killed{f' {deaths} times' if deaths > 1 else ''}: {outcome.reason}"
+        record.state, record.error = "lost", died.reason
+        reason = f"its process was killed{f' {deaths} times' if deaths > 1 else ''}: {died.reason}"
+        with contextlib.suppress(OSError), (self.directory / str(died.index) / OUTPUT).open("a") as output:
+            output.write(f"trieye: {reason}\n")
         has_no_retries = deaths > self.options.retries
         if has_no_retries:
             record.fail(reason)
-        record.write(directory)
+        record.write(self.directory / str(died.index))
         if has_no_retries or self._exit_code is not None or self._fails:
-            return Done(job.index, error=RuntimeError(f"job {job.index}: {reason}"))
+            return Done(died.index, error=RuntimeError(f"job {died.index}: {reason}"))
         return None
 
 
 class LauncherBody:
-    """Implements `hydra/launcher=trieye_ray`.
+    """Implements `hydra/launcher=trieye`.
 
     Args:
         **options: Fields of `LauncherConfig`.
@@ -351,6 +384,11 @@ class LauncherBody:
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run jobs; return their outcomes in order."""
         jobs = [Job(number, tuple(words)) for number, words in enumerate(job_overrides, initial_job_idx)]
+        if self.options.is_array:
+            raise ConfigurationError(
+                "hydra.launcher.backend=slurm: needs hydra/sweeper=trieye, because tasks select jobs by their index in "
+                "its grid"
+            )
         constant = set.intersection(*(set(words) for words in job_overrides)) if job_overrides else set()
         varying = {bare(word.partition("=")[0]) for words in job_overrides for word in words if word not in constant}
         execution = self.execution(sorted(varying))

@@ -7,6 +7,9 @@ from typing import Any, Protocol
 from trieye.sweeps.jobs import Done
 from trieye.sweeps.working import Composed, SweepContext, work
 
+STOP_S = 30.0
+"""Seconds that interrupted jobs get for saving."""
+
 
 @dataclass(frozen=True, slots=True)
 class Died:
@@ -36,8 +39,14 @@ class WorkerPool(Protocol):
     def cancel(self, index: int) -> None:
         """Interrupt a job like Ctrl-C."""
 
+    def kill(self, index: int) -> None:
+        """Kill a job."""
+
     def stop(self) -> None:
-        """Stop all jobs."""
+        """Stop all jobs: interrupt them like Ctrl-C, and kill them after `STOP_S`."""
+
+    def close(self) -> None:
+        """End the processes that run no job."""
 
 
 class ThisProcess:
@@ -71,5 +80,11 @@ class ThisProcess:
     def cancel(self, index: int) -> None:
         """Do nothing: no job is running."""
 
+    def kill(self, index: int) -> None:
+        """Do nothing: no job is running."""
+
     def stop(self) -> None:
         """Do nothing: no job is running."""
+
+    def close(self) -> None:
+        """Do nothing: there are no other processes."""

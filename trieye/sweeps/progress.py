@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from trieye.config.redaction import redacted_text
 from trieye.process.progress import say
 from trieye.sweeps.grid import shown
-from trieye.sweeps.jobs import Done, Job, JobElsewhereError, ReportedError
+from trieye.sweeps.jobs import Done, Job, JobElsewhereError, JobLimitError, ReportedError
 
 if TYPE_CHECKING:
     from trieye.process.terminal import TextTable
@@ -28,12 +28,20 @@ class SweepProgress:
         size: Number of jobs; None: unknown.
         varying: The keys that differ between jobs.
         of: `sweep` or `study`; the jobs of a study are called trials.
+        location: Where the jobs run.
     """
 
     def __init__(
-        self, directory: Path, size: int | None, varying: Sequence[str], *, of: Literal["sweep", "study"] = "sweep"
+        self,
+        directory: Path,
+        size: int | None,
+        varying: Sequence[str],
+        *,
+        of: Literal["sweep", "study"] = "sweep",
+        location: str = "",
     ) -> None:
         self._directory, self._size, self._varying, self._of = directory, size, varying, of
+        self._location = f", {location}" if location else ""
         self._one = "trial" if of == "study" else "job"
         self._reported: dict[int, tuple[int, float | None]] = {}
         self._running: dict[int, tuple[Job, float]] = {}
@@ -45,7 +53,7 @@ class SweepProgress:
 
     def __enter__(self) -> Self:
         jobs = "" if self._size is None else f"{self._size} {self._one}{'s' if self._size != 1 else ''} "
-        say(f"{self._of}: {jobs}in {_short(self._directory)}")
+        say(f"{self._of}: {jobs}in {_short(self._directory)}{self._location}")
         if sys.stderr.isatty():
             from rich.live import Live
 
@@ -88,7 +96,7 @@ class SweepProgress:
             outcome = f"pruned at {done.number:g}"
         elif done.error is not None:
             self._num["failed"] += 1
-            kind = "" if isinstance(done.error, ReportedError) else f"{type(done.error).__name__}: "
+            kind = "" if isinstance(done.error, ReportedError | JobLimitError) else f"{type(done.error).__name__}: "
             outcome = f"FAILED: {kind}{done.error}"
         else:
             self._num["done"] += 1

@@ -7,88 +7,74 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from trieye.config.launcher import LauncherConfig
 from trieye.exceptions import ConfigurationError
+from trieye.files.atomic import write_atomic
+from trieye.sweeps.slurm_array import SlurmArray
 
 SCRIPT, LOGS = "slurm.sh", "slurm"
 """The script, and the directory of the tasks' output, in the directory of the sweep."""
 
 _PATIENCE_S = 120.0
-_LEAST_H, _MOST_H = 1.0 / 60.0, 8760.0
+_GIB, _MIB = 1 << 30, 1 << 20
 _HINTS = (
-    ("invalid account", "--account sets the account to charge; `sacctmgr show associations user=$USER` lists yours"),
-    ("invalid partition", "--partition sets the partition; `sinfo -s` lists the partitions"),
-    ("partition specified", "--partition sets the partition; `sinfo -s` lists the partitions"),
-    ("time limit", "the partition allows less than --hours; `sinfo -o '%P %l'` lists its limits"),
-    ("memory specification", "no node has this much memory: lower --memory-gib or --max-concurrent"),
+    ("invalid account", "slurm.account sets the account; `sacctmgr show associations user=$USER` lists yours"),
+    ("invalid partition", "slurm.partition sets the partition; `sinfo -s` lists the partitions"),
+    ("partition specified", "slurm.partition sets the partition; `sinfo -s` lists the partitions"),
+    ("time limit", "the partition allows less than slurm.hours; `sinfo -o '%P %l'` lists its limits"),
+    ("memory specification", "no node has this much memory: lower memory or slurm.max_concurrent"),
     (
         "node configuration is not available",
-        "no node has these resources: lower --memory-gib, --cpus, --gpus or --max-concurrent",
+        "no node has these resources: lower num_cpus, num_gpus, memory or slurm.max_concurrent",
     ),
-    ("job array specification", "too many tasks for one array: raise --per-task"),
-    ("qosmax", "submission limit reached: raise --per-task, or wait for other jobs to end"),
-    ("assocmax", "submission limit reached: raise --per-task, or wait for other jobs to end"),
-    ("invalid qos", "`sacctmgr show qos` lists the QOS; set it by --option qos=NAME"),
-    ("gres", "no node has the GPUs of --gpus; `sinfo -o '%P %G'` lists the GPUs"),
+    ("job array specification", "too many tasks for one array: raise slurm.jobs_per_task"),
+    ("qosmax", "submission limit reached: raise slurm.jobs_per_task, or wait for other jobs to end"),
+    ("assocmax", "submission limit reached: raise slurm.jobs_per_task, or wait for other jobs to end"),
+    ("invalid qos", "`sacctmgr show qos` lists the QOS; slurm.options={qos: NAME} sets it"),
+    ("gres", "no node has num_gpus GPUs; `sinfo -o '%P %G'` lists the GPUs"),
     ("unable to contact", "the controller does not answer: try again later"),
     ("socket timed out", "the controller does not answer: check with `squeue --me` whether the array was submitted"),
 )
-"""Lower-case parts of sbatch errors, and advice for each."""
+"""Lower-case parts of sbatch errors, and advice with keys of `hydra.launcher` for each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayRequest:
-    """Requested resources and options of a job array.
+def submit_jobs(directory: Path, indices: Sequence[int], options: LauncherConfig) -> SlurmArray:
+    """Submit an array that runs jobs of a sweep, and record it.
 
-    Attributes:
-        hours: Time limit of a task; one second is subtracted, so that limits of full hours stay below them.
-        memory_gib: Memory of a job in GiB; None: the default of the cluster.
-        cpus: CPUs of a job.
-        gpus: GPUs of a job; the jobs of a task can share GPUs by fractions.
-        per_task: Jobs per task.
-        max_concurrent: Parallel jobs within a task.
-        max_tasks: Maximum number of running tasks; None: no limit.
-        signal_s: Seconds before the time limit when jobs are signaled to save; the task is then requeued.
-        name: Name of the array.
-        options: Further sbatch options, each `KEY=VALUE` or `KEY`.
+    Args:
+        directory: Directory of the sweep, visible to all nodes.
+        indices: The jobs.
+        options: Options of the launcher.
+
+    Raises:
+        ConfigurationError: An array of the sweep is still pending or running, or sbatch refused the script.
     """
+    directory = directory.resolve()
+    size = options.slurm.jobs_per_task
+    tasks = [list(indices[begin : begin + size]) for begin in range(0, len(indices), size)]
+    before = SlurmArray.read(directory)
+    if before is not None and (states := before.states()):
+        raise ConfigurationError(
+            f"{directory}: {len(states)} tasks of its Slurm array {before.id} are still pending or running; wait for "
+            f"them (`trieye sweep status {directory}`), or cancel them (`scancel {before.id}`) and try again"
+        )
+    (directory / LOGS).mkdir(parents=True, exist_ok=True)
+    write_atomic(directory / SCRIPT, script_of(directory, tasks, options).encode())
+    array = SlurmArray(id=_submit(directory / SCRIPT), tasks=tasks)
+    array.write(directory)
+    return array
 
-    hours: float
-    memory_gib: float | None = None
-    cpus: int = 1
-    gpus: float = 0.0
-    per_task: int = 1
-    max_concurrent: int = 1
-    max_tasks: int | None = None
-    signal_s: int = 120
-    name: str
-    options: Sequence[str] = ()
 
-    def __post_init__(self) -> None:
-        """Check the bounds of all values."""
-        for key, value, least in (
-            ("cpus", self.cpus, 1),
-            ("per-task", self.per_task, 1),
-            ("max-concurrent", self.max_concurrent, 1),
-            ("max-running-tasks", self.max_tasks or 1, 1),
-            ("gpus", self.gpus, 0),
-        ):
-            if value < least:
-                raise ConfigurationError(f"--{key} {value}: expected {least} or more")
-        if not _LEAST_H <= self.hours <= _MOST_H:
-            raise ConfigurationError(f"--hours {self.hours:g}: expected between a minute (0.017) and a year (8760)")
-        if self.memory_gib is not None and self.memory_gib <= 0.0:
-            raise ConfigurationError(f"--memory-gib {self.memory_gib:g}: expected a value above 0")
-        if not 0 <= self.signal_s < self.hours * 3600.0:
-            raise ConfigurationError(
-                f"--signal {self.signal_s}: expected less than --hours {self.hours:g}, which is {self.hours * 3600:g} s"
-            )
-        if self.max_concurrent > self.per_task:
-            raise ConfigurationError(
-                f"--max-concurrent {self.max_concurrent}: expected at most --per-task {self.per_task}"
-            )
+def core_hours(num_tasks: int, options: LauncherConfig) -> float | None:
+    """Return the maximum core-hours of so many tasks; None without a time limit."""
+    slurm = options.slurm
+    return None if slurm.hours is None else num_tasks * slurm.hours * _num_cpus(options) * slurm.max_concurrent
+
+
+def _num_cpus(options: LauncherConfig) -> int:
+    return max(math.ceil(options.num_cpus), 1)
 
 
 def time_text(hours: float) -> str:
@@ -97,9 +83,9 @@ def time_text(hours: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
-def memory_text(gigs: float) -> str:
-    """Format an amount of memory for Slurm: 4 GiB are 4G, 0.5 GiB are 512M."""
-    return f"{gigs:g}G" if float(gigs).is_integer() else f"{math.ceil(gigs * 1024)}M"
+def memory_text(size_bytes: int) -> str:
+    """Format an amount of memory for Slurm: 4 GiB are 4G, half a GiB is 512M."""
+    return f"{size_bytes // _GIB}G" if size_bytes % _GIB == 0 else f"{math.ceil(size_bytes / _MIB)}M"
 
 
 def ranges(indices: Sequence[int]) -> str:
@@ -125,29 +111,29 @@ def numbers(text: str) -> list[int]:
     return [index for first, *last in pairs for index in range(first, (last[0] if last else first) + 1)]
 
 
-def script_of(directory: Path, indices: Sequence[int], request: ArrayRequest, *, working_dir: str) -> str:
-    """Return the bash script of an array that runs these jobs of the sweep in a directory.
+def script_of(directory: Path, tasks: Sequence[Sequence[int]], options: LauncherConfig) -> str:
+    """Return the bash script of an array whose tasks run these jobs of the sweep in a directory.
 
     Before the time limit, and before preemption, jobs are signaled to save; they resume when the task runs again.
 
     Raises:
         ConfigurationError: A line break or another control character would break a line of the header.
     """
-    tasks = [indices[begin : begin + request.per_task] for begin in range(0, len(indices), request.per_task)]
     directory = directory.resolve()
     command = [sys.executable, "-m", "trieye.cli", "sweep", "run", "--yes", "-d", str(directory)]
-    command += ["--max-concurrent", str(request.max_concurrent)] if request.max_concurrent > 1 else []
-    options = list(_options(directory, len(tasks), request))
-    for text in (str(directory), *options):
+    if options.slurm.max_concurrent > 1:
+        command += ["--max-concurrent", str(options.slurm.max_concurrent)]
+    header = list(_options(directory, len(tasks), options))
+    for text in (str(directory), *header):
         if not text.isprintable():
             raise ConfigurationError(
                 f"{text!r}: control characters are not allowed, since sbatch reads options line by line; rename the "
                 "directory of the sweep, or correct the option"
             )
-    header = "\n".join(f"#SBATCH --{option}" for option in options)
+    lines = "\n".join(f"#SBATCH --{option}" for option in header)
     return f"""#!/bin/bash
-# {len(indices)} jobs of the sweep in {directory}, written by `trieye sweep slurm`
-{header}
+# {sum(map(len, tasks))} jobs of the sweep in {directory}, written by hydra.launcher.backend=slurm
+{lines}
 
 jobs=({" ".join(ranges(task) for task in tasks)})
 
@@ -155,7 +141,7 @@ again=0
 tell() {{ again=$1; kill -USR1 "$child"; }}
 trap 'tell 1' USR1  # shortly before the time limit
 trap 'tell 0' TERM  # preemption: Slurm requeues the task itself
-cd {shlex.quote(working_dir)} || exit
+cd {shlex.quote(str(directory))} || exit
 {shlex.join(command)} -i "${{jobs[$SLURM_ARRAY_TASK_ID]}}" &
 child=$!
 wait "$child"
@@ -167,33 +153,38 @@ exit "$code"
 """
 
 
-def _options(directory: Path, num_tasks: int, request: ArrayRequest) -> Iterator[str]:
-    yield f"job-name={shlex.quote(request.name)}"
-    most = "" if request.max_tasks is None else f"%{request.max_tasks}"
-    yield f"array=0-{num_tasks - 1}{most}"
-    yield f"time={time_text(request.hours)}"
+def _options(directory: Path, num_tasks: int, options: LauncherConfig) -> Iterator[str]:
+    slurm = options.slurm
+    yield f"job-name={shlex.quote(directory.name)}"
+    limit = "" if options.num_jobs is None else f"%{max(options.num_jobs // slurm.max_concurrent, 1)}"
+    yield f"array=0-{num_tasks - 1}{limit}"
+    if slurm.hours is not None:
+        yield f"time={time_text(slurm.hours)}"
     yield "nodes=1"
     yield "ntasks=1"
-    yield f"cpus-per-task={request.cpus * request.max_concurrent}"
-    if request.memory_gib is not None:
-        yield f"mem={memory_text(request.memory_gib * request.max_concurrent)}"
-    if request.gpus:
-        yield f"gres=gpu:{math.ceil(request.gpus * request.max_concurrent)}"
-    if request.signal_s:
-        yield f"signal=B:USR1@{request.signal_s}"
+    yield f"cpus-per-task={_num_cpus(options) * slurm.max_concurrent}"
+    if options.memory is not None:
+        yield f"mem={memory_text(options.memory * slurm.max_concurrent)}"
+    if options.num_gpus:
+        yield f"gres=gpu:{math.ceil(options.num_gpus * slurm.max_concurrent)}"
+    if slurm.signal_s:
+        yield f"signal=B:USR1@{slurm.signal_s}"
     yield "requeue"
     yield "open-mode=append"
     logs = str(directory / LOGS).replace("%", "%%")  # sbatch expands %j and similar patterns in file names
     yield f"output={shlex.quote(f'{logs}/%A_%a.log')}"
-    yield from request.options
+    named = {"account": slurm.account, "partition": slurm.partition}
+    for key, value in ({key: value for key, value in named.items() if value} | slurm.options).items():
+        if not re.fullmatch(r"[a-z][a-z-]*", key):
+            raise ConfigurationError(
+                f"hydra.launcher.slurm.options: {key!r} is not an sbatch option; expected a name without dashes in "
+                "front, such as constraint"
+            )
+        yield key if value is None else f"{key}={value}"
 
 
-def submit(script: Path) -> str:
-    """Submit a script to sbatch; return the id of the array.
-
-    Raises:
-        ConfigurationError: sbatch is not installed, or refused the script.
-    """
+def _submit(script: Path) -> str:
+    """Submit a script to sbatch; return the id of the array."""
     sbatch = shutil.which("sbatch")
     if sbatch is None:
         raise ConfigurationError(

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,13 +11,17 @@ from trieye.exceptions import SerializationError
 from trieye.process.identity import Liveness
 from trieye.sweeps.jobs import RUN, JobRecord
 from trieye.sweeps.objectives import pareto_optimal
-from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.record import SweepRecord, lock_in
+from trieye.sweeps.slurm_array import SlurmArray
 
-How = Literal["completed", "running", "unknown", "failed", "pruned", "incomplete", "removed", "missing"]
-"""`incomplete`: killed or interrupted; `missing`: never started; `removed`: completed, but its run was deleted since;
-`unknown`: last seen running on a machine whose process table is out of reach."""
+How = Literal["completed", "running", "unknown", "waiting", "failed", "pruned", "incomplete", "removed", "missing"]
+"""`incomplete`: killed or interrupted; `waiting`: not running, and a driver or a Slurm task will run it; `missing`:
+never started; `removed`: completed, but its run was deleted since; `unknown`: last seen running on a machine whose
+process table is out of reach."""
 
-HOWS: tuple[How, ...] = ("completed", "running", "unknown", "failed", "pruned", "incomplete", "removed", "missing")
+HOWS: tuple[How, ...] = (
+    "completed", "running", "unknown", "waiting", "failed", "pruned", "incomplete", "removed", "missing",
+)  # fmt: skip
 
 ENDED: frozenset[How] = frozenset(("completed", "pruned"))
 """States of jobs that need no relaunch."""
@@ -72,10 +76,22 @@ def status_of(directory: Path) -> list[JobStatus]:
     """
     sweep = SweepRecord.of(directory)
     grid = sweep.the_grid() if sweep.grid is not None else None
-    return [
+    jobs = [
         _status(directory / str(index), index, grid.values(index) if grid is not None else None, sweep.varying)
         for index in (grid if grid is not None else range(sweep.size))
     ]
+    array = SlurmArray.read(directory) if any(job.how in ("missing", "incomplete", "unknown") for job in jobs) else None
+    tasks = array.jobs() if array is not None else {}
+    is_driven = any(job.how == "missing" for job in jobs) and lock_in(directory).is_held_elsewhere()
+    return [replace(job, how=_scheduled(job, tasks.get(job.index), is_driven=is_driven)) for job in jobs]
+
+
+def _scheduled(job: JobStatus, task: str | None, *, is_driven: bool) -> How:
+    """Return the state of a job with regard to its Slurm task, if any, and to the driver of its sweep."""
+    if job.how == "unknown" and task == "RUNNING":
+        return "running"
+    is_waiting = (job.how in ("missing", "incomplete") and task is not None) or (job.how == "missing" and is_driven)
+    return "waiting" if is_waiting else job.how
 
 
 def sum_up(directory: Path, record: SweepRecord) -> None:

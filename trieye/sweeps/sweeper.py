@@ -22,8 +22,9 @@ from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
 from trieye.sweeps.budgets import run_further, with_raised_budget
+from trieye.sweeps.failures import failure_message, failure_table
 from trieye.sweeps.grid import Grid, bare
-from trieye.sweeps.jobs import RUN, Done, Job, JobElsewhereError, JobRecord
+from trieye.sweeps.jobs import RUN, Done, Job, JobRecord
 from trieye.sweeps.launcher import JobList, LauncherBody, new_record
 from trieye.sweeps.objectives import ObjectiveError, Objectives
 from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
@@ -106,10 +107,13 @@ class SweeperBody:
             ended = sweep(before)
             if self.options.dry_run:
                 return []
+            if self._ours is not None and self._ours.options.is_array and self._ours.options.detach:
+                return ended
             self._sum_up(record)
         failed = [done for done in ended if done.error is not None]
         if failed:
-            raise SweepError(_failure_message(failed, len(ended), self._directory))
+            failure_table(failed, self._directory)
+            raise SweepError(failure_message(failed, len(ended), self._directory))
         return ended
 
     def _of_grid(self, words: Sequence[str], grid: Grid, record: SweepRecord, before: SweepRecord | None) -> list[Done]:
@@ -128,7 +132,12 @@ class SweeperBody:
     def _space(self, words: Sequence[str]) -> SearchSpace:
         if self._ours is None:
             raise ConfigurationError(
-                "a search needs hydra/launcher=trieye_ray; other launchers only run fixed lists of jobs"
+                "a search needs hydra/launcher=trieye; other launchers only run fixed lists of jobs"
+            )
+        if self._ours.options.is_array:
+            raise ConfigurationError(
+                f"hydra.sweeper.kind={self.options.kind}: a search chooses jobs by earlier results, and a Slurm array "
+                "is submitted as a whole; start the search inside one Slurm job, with hydra.launcher.backend=local"
             )
         dimensions = dimensions_of(words, self._context.config_loader)
         if all(len(dimension.choices) == 1 for dimension in dimensions):
@@ -228,13 +237,3 @@ class SweeperBody:
             record.objective, record.objectives = done.number, done.numbers
         record.write(directory)
         return done
-
-
-def _failure_message(failed: Sequence[Done], num: int, directory: Path) -> str:
-    num_skipped = sum(isinstance(done.error, JobElsewhereError) for done in failed)
-    verb = "failed" if num_skipped < len(failed) else "are running in other processes"
-    first = failed[0].error
-    return (
-        f"{len(failed)} of {num} jobs {verb}; job {failed[0].index} raised {type(first).__name__}: {first}. "
-        f"For all jobs: trieye sweep status {directory}; to retry: trieye sweep relaunch {directory}"
-    )

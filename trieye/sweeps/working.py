@@ -20,9 +20,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from trieye.exceptions import TrieyeError
+from trieye.files.atomic import relink
 from trieye.process.output import printing_to
+from trieye.sweeps.descriptions import save_path_in
 from trieye.sweeps.grid import shown
-from trieye.sweeps.jobs import OUTPUT, Done, RunningJob
+from trieye.sweeps.jobs import OUTPUT, OUTPUT_DIR, Done, RunningJob
 from trieye.sweeps.objectives import Objectives
 
 Composed = DictConfig
@@ -57,6 +59,8 @@ class SweepContext:
         with open_dict(config):
             config.hydra.job.id = f"{config.hydra.job.name}_{index}"
             config.hydra.job.num = index
+            if (save_path := save_path_in(self.directory, index)) is not None:
+                config.hydra.sweep.subdir = str(self.working_dir / save_path)
         return config
 
     def composed_or_error(self, index: int, overrides: Sequence[str]) -> DictConfig | Exception:
@@ -65,6 +69,11 @@ class SweepContext:
             return self.composed(index, overrides)
         except (HydraException, OmegaConfBaseException, TrieyeError) as error:
             return error
+
+    def pickled(self) -> bytes:
+        """Return the context for another process; functions and classes of the main module travel by value."""
+        pickled_self: bytes = cloudpickle.dumps(self)
+        return pickled_self
 
     @property
     def objectives(self) -> Objectives:
@@ -111,7 +120,7 @@ def work(
         shared.working_dir.mkdir(parents=True, exist_ok=True)  # may be missing on another machine
         os.chdir(shared.working_dir)
         with printing_to(directory / OUTPUT):
-            return _portable(_ended(shared, _result(shared, index, overrides, config), job))
+            return portable(_ended(shared, _result(shared, index, overrides, config), job))
 
 
 def _ended(shared: SweepContext, done: Done, job: RunningJob) -> Done:
@@ -126,7 +135,9 @@ def _ended(shared: SweepContext, done: Done, job: RunningJob) -> Done:
 def _result(shared: SweepContext, index: int, overrides: Sequence[str], config: Composed | None) -> Done:
     returned: JobReturn | None = None
     try:
-        returned = _run(shared, overrides, shared.composed(index, overrides) if config is None else config)
+        config = shared.composed(index, overrides) if config is None else config
+        _link_output(shared.directory / str(index), config)
+        returned = _run(shared, overrides, config)
         return Done(index, value=returned.return_value, returned=returned)
     except SystemExit as exit_:
         if isinstance(exit_, KeyboardInterrupt):  # RunInterrupted: a stop was requested
@@ -138,6 +149,14 @@ def _result(shared: SweepContext, index: int, overrides: Sequence[str], config: 
     except Exception as error:  # noqa: BLE001 - an error of the job, or of composing its config
         traceback.print_exc()
         return Done(index, error=error, returned=returned)
+
+
+def _link_output(directory: Path, config: DictConfig) -> None:
+    """Link the output directory of a job from its own directory, if `hydra.sweep.subdir` sets another."""
+    output_dir = Path(str(config.hydra.sweep.dir), str(config.hydra.sweep.subdir)).resolve()
+    if output_dir != directory.resolve():
+        output_dir.mkdir(parents=True, exist_ok=True)
+        relink(directory / OUTPUT_DIR, output_dir)
 
 
 def _run(shared: SweepContext, overrides: Sequence[str], config: DictConfig) -> JobReturn:
@@ -154,7 +173,7 @@ def _run(shared: SweepContext, overrides: Sequence[str], config: DictConfig) -> 
     )
 
 
-def _portable(done: Done) -> Done:
+def portable(done: Done) -> Done:
     """Return an outcome that another process can unpickle; an error that cannot be pickled is replaced by its text."""
     try:
         pickle.loads(cloudpickle.dumps(done))  # noqa: S301 - pickled here
@@ -165,3 +184,9 @@ def _portable(done: Done) -> Done:
             print(f"the return value of the job cannot be pickled: {problem}", file=sys.stderr)  # noqa: T201 - its file
         return Done(done.index, value, error, record=done.record, run_dir=done.run_dir)
     return done
+
+
+def pickled(done: Done) -> bytes:
+    """Return an outcome for another process, from `portable` or without user objects."""
+    pickled_done: bytes = cloudpickle.dumps(done)
+    return pickled_done

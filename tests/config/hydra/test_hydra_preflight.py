@@ -60,12 +60,12 @@ def test_what_a_file_lets_the_sweeper_try_is_checked_like_what_is_typed(project,
         ("hydra.launcher.retries=-1", "hydra.launcher.retries=-1: |>= 0"),
         ("hydra.launcher.num_gpus=half", "hydra.launcher.num_gpus=half: |a number"),
         ("hydra.launcher.num_cpus=${sead}", "hydra.launcher.num_cpus: |sead"),
-        ("hydra/launcher=trieye_rai", "'trieye_ray'?"),
+        ("hydra/launcher=trieyee", "'trieye'?"),
         ("hydra/sweeper=trieye hydra.sweeper.kind=gird", "hydra.sweeper.kind=gird: |'grid'?"),
     ],
 )
 def test_options_of_the_launcher_and_the_sweeper_are_checked_before_a_job_begins(mistaken, typed, parts):
-    message = mistaken("-m", "hydra/launcher=trieye_ray", "seed=0,1", *typed.split())
+    message = mistaken("-m", "hydra/launcher=trieye", "seed=0,1", *typed.split())
     assert [part for part in parts.split("|") if part not in message] == []
 
 

@@ -60,7 +60,7 @@ def test_help_composes_once(start, compositions):
     assert len(compositions) == 1
 
 
-@pytest.mark.parametrize("launcher", ["basic", "trieye_ray hydra.launcher.isolate=none"])
+@pytest.mark.parametrize("launcher", ["basic", "trieye hydra.launcher.isolate=none"])
 def test_a_job_of_a_sweep_composes_at_most_once(start, compositions, launcher):
     configs = start("-m", "seed=0,1,2", "hydra/sweeper=trieye", *f"hydra/launcher={launcher}".split())
     assert [config.seed for config in configs] == [0, 1, 2]
@@ -70,7 +70,7 @@ def test_a_job_of_a_sweep_composes_at_most_once(start, compositions, launcher):
 def test_a_job_whose_resources_depend_on_its_config_composes_once(start, compositions):
     words = [
         "hydra/sweeper=trieye",
-        "hydra/launcher=trieye_ray",
+        "hydra/launcher=trieye",
         "hydra.launcher.isolate=none",
         "hydra.launcher.num_cpus=${seed}",
     ]

@@ -96,6 +96,7 @@ def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_nam
                     arguments.overrides, hooks.check, multirun=arguments.multirun
                 )
                 _check_directory(checked, default_name, hooks)
+                _suggest_launcher(checked, arguments.overrides, hooks)
                 _run(checked, arguments.overrides, loader, job, default_name)
     except TrieyeError as error:
         _exit(error, is_user_error=num_started_runs() == num_begun)
@@ -195,6 +196,16 @@ def _run(checked: Checked[TrieyeConfig], overrides: Sequence[str], loader: Loade
     prepared = replace(prepared, own_overrides=[*prepared.own_overrides, f"hydra.mode={mode}"])
     _apply(prepared, overrides, checked.composed, loader)
     ComposedHydra(loader, checked.composed).start(job)
+
+
+def _suggest_launcher(checked: Checked[TrieyeConfig], overrides: Sequence[str], hooks: Hooks) -> None:
+    """Print a hint if a sweep uses Hydra's own sweeper and launcher, and the user did not choose them."""
+    groups = ("hydra/sweeper", "hydra/launcher")
+    choices = OmegaConf.select(checked.composed, "hydra.runtime.choices")
+    is_typed = any(word.partition("=")[0] in groups for word in overrides)
+    if checked.is_multirun and not is_typed and all(choices[group] == "basic" for group in groups):
+        words = " ".join(f"{group}=trieye" for group in groups)
+        hooks.say(f"jobs run one after another and do not resume; add {words} to run them in parallel")
 
 
 def _apply(prepared: _Prepared, overrides: Sequence[str], composed: DictConfig, loader: Loader) -> None:

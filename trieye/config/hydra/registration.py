@@ -1,15 +1,18 @@
 """Registration of the config type that Hydra composes in this process; does not import Hydra."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 from trieye.config.packages import explaining
 from trieye.config.persistence import default_run_name
+from trieye.config.redaction import redacted_text
 from trieye.config.root import TrieyeConfig
-from trieye.exceptions import ConfigurationError, MissingPackageError, TrieyeError
+from trieye.exceptions import ConfigurationError, TrieyeError
 
 if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
@@ -25,9 +28,9 @@ class RefusedError(BaseException):
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Report expected errors of the block without a traceback: through `trieye.main`, if it runs this process.
+    """Report expected errors of the block in one line, without a traceback, if a program runs it.
 
-    In other Hydra programs, only a missing package is reported in this way; other errors propagate.
+    Otherwise, or with HYDRA_FULL_ERROR=1, the errors propagate.
     """
     try:
         with explaining("this command"):
@@ -35,10 +38,21 @@ def refusing() -> Iterator[None]:
     except TrieyeError as error:
         if current is not None:
             raise RefusedError(error) from error
-        if not isinstance(error, MissingPackageError):
+        if not _is_in_hydra_main() or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - Hydra would print a traceback
+        lines = "\n       ".join(redacted_text(str(error)).splitlines())
+        print(f"error: {lines}", file=sys.stderr)  # noqa: T201 - Hydra would print a traceback
         raise SystemExit(error.exit_code) from error
+
+
+def _is_in_hydra_main() -> bool:
+    """Return whether `hydra.main` has called this function, and would report an exception."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - of the standard library
+    while frame is not None:
+        if frame.f_code.co_name == "run_and_report" and frame.f_globals.get("__name__") == "hydra._internal.utils":
+            return True
+        frame = frame.f_back
+    return False
 
 
 Config = TypeVar("Config", bound=TrieyeConfig)

@@ -15,6 +15,11 @@ _STATUS = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"
 _MS = 1000.0
 
 
+def is_file_store(directory: Path) -> bool:
+    """Return whether a directory contains experiments of a file store."""
+    return not (directory / _META).exists() and any(directory.glob(f"*/{_META}"))
+
+
 class FileStore:
     """A directory with a directory per experiment, which contains a directory per run.
 

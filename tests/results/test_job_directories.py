@@ -1,0 +1,220 @@
+"""Jobs of Hydra programs that never import trieye: return values, and the files of their loggers."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboardX import SummaryWriter
+
+from trieye.cli import main
+from trieye.exceptions import ConfigurationError
+from trieye.process.lock import RunLock
+from trieye.results import load
+from trieye.sweeps.jobs import JobRecord
+
+PROGRAM = """
+import csv
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+
+
+@hydra.main(version_base=None, config_path="conf", config_name="config")
+def fit(config):
+    output_dir = Path(HydraConfig.get().runtime.output_dir)
+    (output_dir / "csv/version_0").mkdir(parents=True)
+    with open(output_dir / "csv/version_0/metrics.csv", "w") as file:
+        rows = csv.writer(file)
+        rows.writerow(["epoch", "step", "train_loss", "val_loss", "note"])
+        for step in range(20):
+            rows.writerow([step // 5, step, config.lr / (step + 1), step if step % 5 == 4 else "", "x"])
+    if config.model.name == "deep":
+        return {"accuracy": config.lr * 2, "test": {"loss": 1.5}, "name": "deep"}
+    return config.lr + config.seed
+
+
+fit()
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """Return a project with a sweep by trieye, `ours`, and one by Hydra's basic launcher, `basic`."""
+    path = tmp_path_factory.mktemp("project")
+    (path / "conf/model").mkdir(parents=True)
+    (path / "fit.py").write_text(PROGRAM)
+    (path / "conf/config.yaml").write_text("defaults: [model: flat, _self_]\nlr: 0.1\nseed: 0\npassword: hunter2\n")
+    for name in ("flat", "deep"):
+        (path / f"conf/model/{name}.yaml").write_text(f"name: {name}\n")
+    own = ["hydra/sweeper=trieye", "hydra/launcher=trieye", "hydra.launcher.isolate=none", "hydra.sweeper.mode=min"]
+    subdir = "hydra.sweep.subdir=${model.name}-${lr}-${seed}"
+    for name, words in (
+        ("ours", [*own, subdir, "lr=0.5,0.2", "seed=0,1", "model=flat,deep"]),
+        ("basic", ["lr=0.5,0.2", "seed=0,1"]),
+    ):
+        command = [sys.executable, "fit.py", "-m", f"hydra.sweep.dir=multirun/{name}", *words]
+        subprocess.run(command, cwd=path, check=True, capture_output=True)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _in_the_project(project, monkeypatch):
+    monkeypatch.chdir(project)
+
+
+def shown(capsys, *words):
+    assert main(["results", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_return_values_of_a_sweep_are_its_default_metric_in_the_mode_of_its_sweeper(capsys):
+    document = shown(capsys, "table", "multirun/ours", "--where", "model.name=flat")
+    assert document["metric"] == "objective"
+    rows = [(group["values"], group["iqm"]["value"], group["iqm"]["n"]) for group in document["groups"]]
+    assert rows == [({"lr": 0.2}, pytest.approx(0.7), 2), ({"lr": 0.5}, pytest.approx(1.0), 2)]
+
+
+def test_the_numbers_of_a_returned_dict_are_metrics_and_jobs_have_parameters_and_group_choices(capsys):
+    results = load("multirun/ours").where(model="deep")
+    assert {"objective/accuracy", "objective/test/loss", "train_loss"} <= set(results.metrics())
+    np.testing.assert_allclose(results.values("objective/accuracy"), [[1.0, 1.0], [0.4, 0.4]])
+    run = results.runs[0]
+    assert (run.name, run.app, run.status, run.job, run.seed) == ("ours/1", "fit", "FINISHED", 1, 0)
+    assert dict(run.params) == {"model.name": "deep", "lr": 0.5, "seed": 0, "password": "***"}
+    assert dict(run.varied) == {"model": "deep", "lr": 0.5, "seed": 0}
+
+
+@pytest.mark.parametrize("name", ["ours", "basic"])
+def test_csv_files_are_curves_over_their_steps_wherever_the_job_writes_them(name):
+    results = load(f"multirun/{name}").where({"model.name": "flat"})
+    curve = results.curve("train_loss", grid=np.array([0.0, 19.0]))
+    np.testing.assert_allclose(curve.y, [[[0.5, 0.025]] * 2, [[0.2, 0.01]] * 2])
+    assert results.series("val_loss")[0].steps.tolist() == [4, 9, 14, 19]
+    assert "note" not in results.metrics()
+    assert results.problems == []
+
+
+def test_a_sweep_of_the_basic_launcher_is_compared_by_its_overrides(capsys):
+    assert main(["results", "table", "multirun/basic"]) == 2
+    assert "add --metric (choose from: epoch, train_loss, val_loss)" in capsys.readouterr().err
+    rows = shown(capsys, "table", "multirun/basic", "--metric", "train_loss", "--mode", "min")["groups"]
+    assert [(row["values"], row["iqm"]["n"]) for row in rows] == [({"lr": 0.2}, 2), ({"lr": 0.5}, 2)]
+    assert main(["results", "report", "multirun/basic", "--metric", "train_loss", "-o", "report.html"]) == 0
+
+
+@pytest.mark.parametrize("suffix", ["csv", "md", "tex"])
+def test_a_table_is_written_in_the_format_of_its_suffix(suffix, capsys):
+    path = Path(f"tables/scores.{suffix}")
+    assert main(["results", "table", "multirun/ours", "--where", "model.name=flat", "-o", str(path)]) == 0
+    text = path.read_text()
+    if suffix == "csv":
+        first = next(csv.DictReader(text.splitlines()))
+        assert (first["lr"], first["runs"], first["missing"], float(first["iqm"])) == ("0.2", "2", "0", 0.7)
+    elif suffix == "md":
+        assert text.splitlines()[2] == "| 0.2 | 2 | 0.7 | [0.2, 1.2] | 0.7 | 0.7 | 0.7071 |"
+    else:
+        assert "0.2 & 2 & 0.7 & [0.2, 1.2] & 0.7 & 0.7 & 0.7071 \\\\" in text
+        assert r"run\_median" in text
+
+
+def test_an_unknown_suffix_is_refused_with_the_allowed_ones(capsys):
+    assert main(["results", "table", "multirun/ours", "-o", "scores.mdd"]) == 2
+    assert "unknown format 'mdd'; did you mean 'md'? (choose from: .csv, .md, .tex, .png" in capsys.readouterr().err
+
+
+def hydra_job(directory):
+    (directory / ".hydra").mkdir(parents=True)
+    (directory / ".hydra/config.yaml").write_text("lr: 0.5\n")
+    return directory
+
+
+def written(directory, tag, values, *, first=0):
+    with SummaryWriter(str(directory)) as writer:
+        for step, value in enumerate(values, first):
+            writer.add_scalar(tag, value, step, walltime=1e9 + step)
+
+
+def test_event_files_of_two_directories_are_told_apart_and_attempts_are_one_curve(tmp_path):
+    job = hydra_job(tmp_path / "job")
+    written(job / "tb/train", "loss", [3.0, 2.0])
+    written(job / "tb/val", "loss", [5.0])
+    written(job / "lightning_logs/version_0", "acc", [0.1, 0.2, 0.3])
+    written(job / "lightning_logs/version_1", "acc", [0.9, 1.0], first=2)
+    results = load(job)
+    assert results.metrics() == ["acc", "tb/train/loss", "tb/val/loss"]
+    (series,) = results.series("acc")
+    assert series.steps.tolist() == [0, 1, 2, 3]
+    np.testing.assert_allclose(series.values, [0.1, 0.2, 0.9, 1.0], rtol=1e-6)
+    assert results.runs[0].params == {"lr": 0.5}
+
+
+def test_an_mlflow_store_in_a_job_and_its_database_are_read(tmp_path):
+    from mlflow import MlflowClient
+
+    job = hydra_job(tmp_path / "job")
+    run = job / "mlruns/0/abc"
+    (run / "metrics/eval").mkdir(parents=True)
+    (run / "metrics/eval/return").write_text("1000 1.5 0\n2000 2.5 10\n")
+    (run / "meta.yaml").write_text("run_id: abc\nrun_name: x\nstatus: 3\nlifecycle_stage: active\nstart_time: 1000\n")
+    (run.parent / "meta.yaml").write_text("name: Default\nlifecycle_stage: active\n")
+    (series,) = load(job).series("eval/return")
+    assert (series.steps.tolist(), series.values.tolist()) == ([0, 10], [1.5, 2.5])
+    assert [one.name for one in load(job / "mlruns").runs] == ["x"]
+    client = MlflowClient(tracking_uri=f"sqlite:///{job}/mlflow.db")
+    other = client.create_run(client.create_experiment("e", artifact_location=job.as_uri())).info.run_id
+    client.log_metric(other, "val/loss", 0.5, step=3)
+    assert load(job).metrics() == ["eval/return", "val/loss"]
+
+
+@pytest.mark.parametrize(
+    ("text", "metrics"),
+    [
+        (",loss\n0,1.0\n1,0.5\n", ["loss"]),  # the index that pandas writes
+        ("time/total_timesteps,rollout/ep_rew_mean\n2048,1\n4096,2\n", ["rollout/ep_rew_mean"]),
+        ("epoch,loss\n0,1.0\n1,nan\n2", ["loss"]),  # still being written
+    ],
+)
+def test_what_counts_as_steps_of_a_csv_file(tmp_path, text, metrics):
+    (hydra_job(tmp_path / "job") / "progress.csv").write_text(text)
+    assert load(tmp_path / "job").metrics() == metrics
+    assert len(load(tmp_path / "job").series(metrics[0])[0].steps) == 2
+
+
+def test_jobs_without_points_are_named_with_the_next_step(tmp_path, capsys):
+    (hydra_job(tmp_path / "job") / "data.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(ConfigurationError, match="1 Hydra jobs have no TensorBoard, MLflow or CSV files, and return"):
+        load(tmp_path)
+
+
+def test_a_sweep_without_any_result_says_what_was_looked_for(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "plan", "seed=1,2", "-o", "first"]) == 0
+    assert main(["results", "table", "first"]) == 2
+    error = capsys.readouterr().err
+    assert "no job of first has a trieye run, a returned number or dict, or TensorBoard, MLflow or CSV" in error
+    assert "2 missing" in error
+    assert "trieye sweep status first" in error
+
+
+def test_jobs_that_a_live_driver_has_not_started_are_waiting(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "plan", "seed=1,2", "-o", "first"]) == 0
+    JobRecord(index=0, overrides=["seed=1"], state="completed").write(tmp_path / "first/0")
+    program = "import sys; from pathlib import Path; from trieye.sweeps.record import lock_in\n"
+    program += "with lock_in(Path('first')): print('held', flush=True); sys.stdin.read()"
+    driver = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert driver.stdout.readline() == b"held\n"
+    capsys.readouterr()
+    assert main(["sweep", "status", "first", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["counts"] == {"completed": 1, "waiting": 1}
+    driver.communicate(b"", 30)
+    assert main(["sweep", "status", "first", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["counts"] == {"completed": 1, "missing": 1}
+    with RunLock(tmp_path / "first/sweep.lock"):  # of this process
+        assert main(["sweep", "status", "first", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["counts"] == {"completed": 1, "missing": 1}

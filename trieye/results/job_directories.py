@@ -1,0 +1,278 @@
+"""JobDirectories: runs of any Hydra program, from the return value, the config and the metric files of each job."""
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from trieye.config.fingerprint import leaves
+from trieye.config.redaction import redacted
+from trieye.exceptions import ConfigurationError, SerializationError
+from trieye.files.run_files import RUN_RECORD
+from trieye.results.csv_files import is_metric_file, points_in_csv
+from trieye.results.event_files import points_in_events
+from trieye.results.mlflow_files import FileStore, is_file_store
+from trieye.results.mlflow_store import MlflowStore, is_sqlite
+from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in, typed
+from trieye.sweeps.grid import bare
+from trieye.sweeps.jobs import OUTPUT_DIR, JobRecord
+
+HYDRA = ".hydra"
+"""Subdirectory of the config and the overrides that Hydra stores for a job."""
+
+OBJECTIVE = "objective"
+"""Metric of a returned number; a dict has `objective/<key>`, a list `objective_0`, `objective_1`."""
+
+_MAX_DEPTH = 6
+_SKIPPED = {"checkpoints", "artifacts", "node_modules"}
+_ATTEMPT = re.compile(r"version_\d+")
+"""Directories that Lightning numbers by attempt."""
+
+_STATUS = {"completed": "FINISHED", "failed": "FAILED", "running": "RUNNING"}
+
+
+@dataclass(frozen=True, slots=True)
+class HydraJob:
+    """A job of a Hydra program.
+
+    Attributes:
+        directory: Its directory, which `status.json` is in if trieye started the job.
+        app: Name of the program.
+        name: Name of the run.
+        sweep: Directory of its sweep; empty for a single run.
+        index: Index in the sweep.
+        varied: Values that vary in the sweep, by key.
+        mode: `max` or `min`: whether a higher or lower return value is better; empty: unknown.
+    """
+
+    directory: Path
+    app: str
+    name: str
+    sweep: str = ""
+    index: int | None = None
+    varied: Mapping[str, str] | None = None
+    mode: str = ""
+
+    @property
+    def output_dir(self) -> Path:
+        """Hydra's output directory of the job; `hydra.sweep.subdir` may set one outside the job's directory."""
+        link = self.directory / OUTPUT_DIR
+        return link.resolve() if link.is_dir() else self.directory
+
+
+class JobDirectories:
+    """Reads the jobs of Hydra programs that are no trieye runs.
+
+    The points of a job come from TensorBoard event files, MLflow stores and CSV files below its output directory. A
+    metric in files of several kinds is read from the first kind. A metric in several directories of one kind, such as
+    `train/` and `val/`, is prefixed with the directory; attempts (`version_0`, `version_1`) are one directory.
+
+    Args:
+        problems: Collects a message for each unreadable file.
+    """
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+        self._records: dict[str, JobRecord | None] = {}
+        self._files: dict[str, _MetricFiles] = {}
+        self._points: dict[str, Points] = {}
+
+    def run(self, job: HydraJob) -> LoadedRun | None:
+        """Return the run of a job; None if it has neither a return value nor metric files, or has a trieye run."""
+        record = self._record(job.directory)
+        files = _MetricFiles.below(job.output_dir)
+        has_value = record is not None and bool(record.objectives or record.objective is not None)
+        if files is None or not (files or has_value):
+            return None
+        path = str(job.directory.resolve())
+        self._records[path], self._files[path] = record, files
+        params = _params(job.output_dir, record)
+        config = job.output_dir / HYDRA
+        return LoadedRun(
+            path=path,
+            name=job.name,
+            app=job.app,
+            params=params,
+            seed=seed_in(params),
+            status="UNKNOWN" if record is None else _status(record, job.directory),
+            step=None,
+            source=self,
+            created=config.stat().st_mtime if config.is_dir() else record.started if record else float("nan"),
+            sweep=job.sweep,
+            job=job.index,
+            varied={key: typed(value) for key, value in (job.varied or {}).items()},
+            objective=OBJECTIVE if record is not None and record.objective is not None else "",
+            mode=job.mode,
+        )
+
+    def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
+        """Return the metric names of the runs."""
+        return {name for points in self.read(runs, None).values() for name in points}
+
+    def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
+        """Return all points of each run, keyed by `LoadedRun.path`; files are read whole, regardless of `metrics`."""
+        del metrics
+        for run in runs:
+            if run.path not in self._points:
+                self._points[run.path] = self._read(run.path)
+        return {run.path: self._points[run.path] for run in runs}
+
+    def _record(self, directory: Path) -> JobRecord | None:
+        try:
+            return JobRecord.read(directory)
+        except SerializationError as error:
+            self._problems.note(directory, error)
+            return None
+
+    def _read(self, path: str) -> Points:
+        points = self._files[path].read(self._problems)
+        record = self._records[path]
+        if record is None:
+            return points
+        numbers = {_metric(key): number for key, number in record.objectives.items()}
+        numbers |= {} if record.objective is None else {OBJECTIVE: record.objective}
+        for name in sorted(numbers.keys() & points.keys()):
+            self._problems.note(path, f"metric {name} of its files is hidden by the return value of the same name")
+        last = max((int(series.steps.max()) for series in points.values() if len(series.steps)), default=0)
+        ended = np.array([record.ended or record.heartbeat])
+        return {**points, **{key: Series(np.array([last]), np.array([value]), ended) for key, value in numbers.items()}}
+
+
+@dataclass
+class _MetricFiles:
+    """The metric files below a directory, by kind."""
+
+    root: Path
+    event_dirs: list[Path]
+    stores: list[Path]
+    tables: list[Path]
+
+    @classmethod
+    def below(cls, root: Path) -> "_MetricFiles | None":
+        """Return the files below a directory; None if it contains a trieye run."""
+        files = cls(root, [], [], [])
+        for name, subdirectories, names in os.walk(root):
+            directory = Path(name)
+            if RUN_RECORD in names:
+                return None
+            files._add(directory, names)
+            is_leaf = len(directory.relative_to(root).parts) >= _MAX_DEPTH or directory in files.stores
+            subdirectories[:] = sorted(
+                one for one in subdirectories if not is_leaf and one not in _SKIPPED and not one.startswith(".")
+            )
+        return files
+
+    def _add(self, directory: Path, names: Sequence[str]) -> None:
+        if any("tfevents" in name for name in names):
+            self.event_dirs.append(directory)
+        if is_file_store(directory):
+            self.stores.append(directory)
+        for path in (directory / name for name in sorted(names)):
+            if path.suffix == ".db" and is_sqlite(path):
+                self.stores.append(path)
+            elif path.suffix == ".csv" and is_metric_file(path):
+                self.tables.append(path)
+
+    def __bool__(self) -> bool:
+        return bool(self.event_dirs or self.stores or self.tables)
+
+    def read(self, problems: Problems) -> Points:
+        """Return the points of all files."""
+        merged: dict[str, Series] = {}
+        for kind in (self._events, self._mlflow, self._csv):
+            merged = {**_merged(list(kind(problems))), **merged}
+        return merged
+
+    def _events(self, problems: Problems) -> Iterator[tuple[str, Points]]:
+        for directory in self.event_dirs:
+            yield self._name(directory), points_in_events(directory, problems)
+
+    def _mlflow(self, problems: Problems) -> Iterator[tuple[str, Points]]:
+        for store in self.stores:
+            reader = FileStore(store, problems) if store.is_dir() else MlflowStore(store, problems)
+            try:
+                runs = reader.runs()
+            except ConfigurationError:  # a database of another program, such as Optuna
+                continue
+            points = reader.read(runs, None)
+            yield from ((run.name, points[run.path]) for run in runs)
+
+    def _csv(self, problems: Problems) -> Iterator[tuple[str, Points]]:
+        for path in self.tables:
+            yield self._name(path.with_suffix("")), points_in_csv(path, problems)
+
+    def _name(self, path: Path) -> str:
+        return "/".join(part for part in path.relative_to(self.root).parts if not _ATTEMPT.fullmatch(part))
+
+
+def _merged(parts: Sequence[tuple[str, Points]]) -> dict[str, Series]:
+    """Merge the points of several directories; a metric in several gets their names as prefix.
+
+    Points under the same name are attempts of one job: a later attempt replaces the earlier points from its first step.
+    """
+    by_metric: dict[str, dict[str, Series]] = {}
+    for name, points in parts:
+        for metric, series in points.items():
+            named = by_metric.setdefault(metric, {})
+            named[name] = _continued(named[name], series) if name in named else series
+    merged = {}
+    for metric, named in by_metric.items():
+        for name, series in named.items():
+            merged[metric if len(named) == 1 or not name else f"{name}/{metric}"] = series
+    return merged
+
+
+def _continued(before: Series, after: Series) -> Series:
+    if not len(after.steps):
+        return before
+    is_kept = before.steps < after.steps.min()
+    return Series(*(np.concatenate([old[is_kept], new]) for old, new in zip(before, after, strict=True)))
+
+
+def _metric(key: str) -> str:
+    """Return the metric of a returned number; `objective_0` and so on are the numbers of a list."""
+    return key if key.startswith(f"{OBJECTIVE}_") else f"{OBJECTIVE}/{key}"
+
+
+def _status(record: JobRecord, directory: Path) -> str:
+    if record.state == "running" and record.liveness(directory) == "dead":
+        return "KILLED"
+    return _STATUS.get(record.state, "KILLED")
+
+
+def _params(output_dir: Path, record: JobRecord | None) -> dict[str, Any]:
+    """Return the config of a job by dotted name, without secrets; only its overrides if Hydra stored no config."""
+    try:
+        config = yaml.load((output_dir / HYDRA / "config.yaml").read_bytes(), _LOADER)  # noqa: S506 - a safe loader
+        return dict(leaves(redacted(config))) if isinstance(config, dict) else {}
+    except (OSError, yaml.YAMLError):
+        pairs = (word.partition("=") for word in (record.overrides if record is not None else ()))
+        return {bare(key): typed(value) for key, _, value in pairs}
+
+
+def overrides_of(directory: Path) -> dict[str, str]:
+    """Return the overrides in the `.hydra` of a job, by key; empty if there are none."""
+    try:
+        words = yaml.load((directory / HYDRA / "overrides.yaml").read_bytes(), _LOADER)  # noqa: S506 - a safe loader
+    except (OSError, yaml.YAMLError):
+        return {}
+    pairs = (str(word).partition("=") for word in words or ())
+    overrides: dict[str, str] = redacted({bare(key): value for key, _, value in pairs})
+    return overrides
+
+
+def program_of(directory: Path) -> str:
+    """Return the name of the program of a job, `hydra.job.name`; the name of its directory if it is not recorded."""
+    try:
+        config = yaml.load((directory / HYDRA / "hydra.yaml").read_bytes(), _LOADER)  # noqa: S506 - a safe loader
+        return str(config["hydra"]["job"]["name"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return directory.name
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,0 +1,107 @@
+"""Files of the table of scores: CSV with all digits, Markdown and LaTeX as shown in the terminal."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trieye.exceptions import ConfigurationError
+from trieye.files.atomic import write_atomic
+from trieye.results.conversion import plain, write_table
+from trieye.results.statistics import Estimate
+from trieye.results.tables import interval, number
+
+FORMATS = ("csv", "md", "tex")
+"""Suffixes of the files."""
+
+_TEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    }
+)  # fmt: skip
+
+
+def write_scores(
+    values: Sequence[Mapping[str, Any]],
+    figures: Sequence[Mapping[str, Estimate]],
+    diverged: Sequence[int],
+    main: str,
+    path: Path,
+) -> None:
+    """Write one row per group: its parameters, its numbers of runs, and its figures.
+
+    Args:
+        values: Compared parameters of each group.
+        figures: Figures of each group by name; all groups have the same figures.
+        diverged: Number of diverged runs of each group.
+        main: Name of the figure with an interval.
+        path: The file; its suffix, one of `FORMATS`, sets the format.
+
+    Raises:
+        ConfigurationError: The file cannot be written.
+    """
+    keys = list(dict.fromkeys(key for row in values for key in row))
+    if path.suffix.lower() == ".csv":
+        columns: dict[str, Any] = {key or "run": plain([row.get(key) for row in values]) for key in keys}
+        write_table(pa.table(columns | _figures(figures, diverged, main)), path)
+        return
+    others = [name for name in figures[0] if name != main]
+    header = [*(key or "run" for key in keys), "runs", main, "interval", *others]
+    rows = []
+    for row, group, num in zip(values, figures, diverged, strict=True):
+        cells = [_shown(row.get(key)) for key in keys]
+        cells += [_runs(group[main], num), number(group[main].value), interval(group[main])]
+        rows.append([*cells, *(number(group[name].value) for name in others)])
+    text = _markdown if path.suffix.lower() == ".md" else _latex
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text(header, rows, len(keys)).encode())
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _figures(figures: Sequence[Mapping[str, Estimate]], diverged: Sequence[int], main: str) -> dict[str, Any]:
+    """Return the columns of numbers; a figure that does not exist is empty."""
+    estimates = [group[main] for group in figures]
+    return {
+        "runs": [one.n for one in estimates],
+        "missing": [one.n_missing for one in estimates],
+        "diverged": diverged,
+        main: _finite([one.value for one in estimates]),
+        "low": [one.low for one in estimates],
+        "high": [one.high for one in estimates],
+        **{name: _finite([group[name].value for group in figures]) for name in figures[0] if name != main},
+    }
+
+
+def _finite(numbers: Sequence[float]) -> list[float | None]:
+    return [None if np.isnan(value) else value for value in numbers]
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def _runs(estimate: Estimate, num_diverged: int) -> str:
+    counts = {"missing": estimate.n_missing, "diverged": num_diverged}
+    notes = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+    return f"{estimate.n} ({notes})" if notes else str(estimate.n)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], num_keys: int) -> str:
+    sides = ["---"] * num_keys + ["---:"] * (len(header) - num_keys)
+    lines = [[cell.replace("|", r"\|").replace("\n", " ") for cell in row] for row in (header, *rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], sides, *lines[1:]))
+
+
+def _latex(header: Sequence[str], rows: Sequence[Sequence[str]], num_keys: int) -> str:
+    first, *lines = [" & ".join(cell.translate(_TEX) for cell in row) for row in (header, *rows)]
+    sides = "l" * num_keys + "r" * (len(header) - num_keys)
+    body = "".join(f"{line} \\\\\n" for line in lines)
+    return (
+        f"% requires \\usepackage{{booktabs}}\n\\begin{{tabular}}{{{sides}}}\n\\toprule\n{first} \\\\\n\\midrule\n"
+        f"{body}\\bottomrule\n\\end{{tabular}}\n"
+    )

@@ -1,0 +1,55 @@
+"""Backends: where the processes of a sweep's jobs run, by `hydra.launcher.backend`."""
+
+from trieye.config.launcher import Backend, LauncherConfig
+from trieye.config.packages import is_installed, require
+from trieye.exceptions import ConfigurationError
+from trieye.process.progress import say
+from trieye.sweeps.pools import ThisProcess, WorkerPool
+from trieye.sweeps.slots import has_nvidia_driver, num_cores
+from trieye.sweeps.working import SweepContext
+
+
+def backend_of(options: LauncherConfig) -> Backend:
+    """Return the backend of a sweep; by default Ray, if it is installed or an address is set."""
+    if options.backend is not None:
+        return options.backend
+    return "ray" if options.address is not None or is_installed("ray") else "local"
+
+
+def location_of(options: LauncherConfig) -> str:
+    """Return where jobs run, for the first line of a sweep."""
+    if options.isolate == "none":
+        return "one after another in this process"
+    backend = backend_of(options)
+    where = f"at {options.address}" if options.address is not None else f"on {num_cores()} cores"
+    return f"backend {backend}" if backend == "slurm" else f"backend {backend} {where}"
+
+
+def pool_of(options: LauncherConfig, shared: SweepContext) -> WorkerPool:
+    """Return the pool that runs the jobs of a sweep.
+
+    Raises:
+        ConfigurationError: The options do not fit the backend, or it is not available.
+    """
+    if options.isolate == "none":
+        if options.timeout_min is not None:
+            raise ConfigurationError(
+                f"hydra.launcher.timeout_min={options.timeout_min:g}: with isolate=none, jobs run in this process and "
+                "cannot be stopped; set hydra.launcher.isolate=process"
+            )
+        return ThisProcess(shared)
+    backend = backend_of(options)
+    if options.address is not None and backend != "ray":
+        raise ConfigurationError(
+            f"hydra.launcher.address={options.address}: a Ray cluster needs hydra.launcher.backend=ray, not {backend}"
+        )
+    if not options.num_gpus and has_nvidia_driver():
+        say("sweep: jobs see no GPU; hydra.launcher.num_gpus=1 gives each job one, 0.5 lets two jobs share one")
+    if backend == "ray":
+        require("ray", "hydra.launcher.backend=ray", "set hydra.launcher.backend=local")
+        from trieye.sweeps.in_ray import RayPool
+
+        return RayPool(shared, options)
+    from trieye.sweeps.local import LocalPool  # also in the tasks of a Slurm array
+
+    return LocalPool(shared, options)

@@ -1,0 +1,53 @@
+"""The end of a sweep with failed jobs: their table, and the error message."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trieye.config.redaction import redacted_text
+from trieye.process.terminal import Terminal, TextTable
+from trieye.sweeps.grid import short
+from trieye.sweeps.jobs import Done, JobElsewhereError, JobLimitError, ReportedError
+from trieye.sweeps.report import headings
+from trieye.sweeps.status import status_of
+
+_MAX_ROWS = 10
+
+
+def failure_table(failed: Sequence[Done], directory: Path) -> None:
+    """Print the failed jobs of a sweep with their varying values and errors."""
+    states = {job.index: job for job in status_of(directory)}
+    shown = [(done, states[done.index]) for done in failed if done.index in states][:_MAX_ROWS]
+    keys = list(dict.fromkeys(key for _, job in shown for key in job.values))
+    table = TextTable(title=f"{len(failed)} job{'s' if len(failed) > 1 else ''} did not complete")
+    table.add_column("job", justify="right")
+    for name in headings(keys):
+        table.add_column(name, justify="right")
+    table.add_column("error")
+    for done, job in shown:
+        table.add_row(str(done.index), *(short(job.values.get(key, "")) for key in keys), text_of(done))
+    if len(failed) > len(shown):
+        table.note(f"{len(failed) - len(shown)} more: trieye sweep status {directory}")
+    Terminal().print(table)
+
+
+def failure_message(failed: Sequence[Done], num: int, directory: Path) -> str:
+    """Return the error message of a sweep with failed jobs.
+
+    Args:
+        failed: The failed jobs.
+        num: The number of all jobs.
+        directory: Directory of the sweep.
+    """
+    num_skipped = sum(isinstance(done.error, JobElsewhereError) for done in failed)
+    verb = "failed" if num_skipped < len(failed) else "are running in other processes"
+    return (
+        f"{len(failed)} of {num} jobs {verb}; job {failed[0].index} raised {text_of(failed[0])}. Output: "
+        f"{directory}/<job>/output.log; to retry: trieye sweep relaunch {directory}"
+    )
+
+
+def text_of(done: Done) -> str:
+    """Return the error of a failed job, on one line and without secrets."""
+    is_plain = isinstance(done.error, ReportedError | JobLimitError)
+    name = "" if is_plain else f"{type(done.error).__name__}: "
+    return redacted_text(" ".join(f"{name}{done.error}".split()))

@@ -1,0 +1,313 @@
+"""Fork server of the local backend: a small process with one thread, whose forks run the jobs of a sweep.
+
+It imports the installed packages that the program has imported, so that a fork starts in milliseconds. Each fork
+imports the modules of the project itself, so jobs share no state. If an import starts a thread or opens a GPU, which
+forks do not survive safely, the server restarts without these imports.
+"""
+
+import atexit
+import ctypes
+import faulthandler
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hydra import compose, initialize
+
+from trieye.process.output import printing_to
+from trieye.process.signals import FROM_OUTSIDE
+from trieye.sweeps.jobs import OUTPUT, Done
+from trieye.sweeps.working import SweepContext, pickled, portable, work
+
+ORPHANED_STOP_S = 20.0
+"""Seconds for jobs to save after their driver died; the next driver waits longer, `ORPHAN_WAIT_S`."""
+
+_POLL_S = 1.0
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+_CUDA = "/dev/nvidia-uvm"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRequest:
+    """Request to fork a worker, followed by two file descriptors: its connection to the driver, and its context.
+
+    The context is a file with the pickled `SweepContext`.
+
+    Attributes:
+        number: Number of the worker.
+        environment: Its environment variables.
+    """
+
+    number: int
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SignalRequest:
+    """Request to send a signal to a worker, or to its process group."""
+
+    number: int
+    signal: int
+    to_group: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Reply: the process of a worker has started."""
+
+    number: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """Reply: the process of a worker has exited, with an exit code as of `os.waitstatus_to_exitcode`."""
+
+    number: int
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """A forked worker: the connection to its driver, the file of its context, and its environment."""
+
+    driver: Connection
+    context: int
+    environment: Mapping[str, str]
+
+
+class ForkServer:
+    """Forks workers for a driver, forwards signals to them, and reports their exits.
+
+    Args:
+        control: Connection to the driver.
+    """
+
+    def __init__(self, control: Connection) -> None:
+        self._control = control
+        self._parent = os.getppid()
+        self._pids: dict[int, int] = {}  # number of the worker -> pid
+        self._kill_at: float | None = None
+        self._exits, self._wakeup = os.pipe2(os.O_NONBLOCK) if hasattr(os, "pipe2") else _nonblocking_pipe()
+
+    def serve(self) -> WorkerStart | None:
+        """Serve until the driver closes the connection and all workers have exited; in a fork, return its start."""
+        signal.signal(signal.SIGCHLD, _ignore)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        while True:
+            readable: list[int | Connection] = [self._exits]
+            if self._kill_at is None:
+                readable.append(self._control)
+            ready, _, _ = select.select(readable, [], [], _POLL_S)
+            if self._exits in ready:
+                os.read(self._exits, 4096)
+                self._report_exits()
+            if self._control in ready and (start := self._answer()) is not None:
+                return start
+            if self._kill_at is None and os.getppid() != self._parent:
+                self._stop()
+            if self._kill_at is not None:
+                self._report_exits()
+                if not self._pids:
+                    return None
+                if time.monotonic() > self._kill_at:
+                    self._signal_all(signal.SIGKILL)
+
+    def _answer(self) -> WorkerStart | None:
+        """Execute the next request; in a fork, return its start."""
+        try:
+            request = self._control.recv()
+            if isinstance(request, SignalRequest):
+                if (pid := self._pids.get(request.number)) is not None:
+                    with suppress(ProcessLookupError):
+                        (os.killpg if request.to_group else os.kill)(pid, request.signal)
+                return None
+            return self._fork(request, recv_handle(self._control), recv_handle(self._control))
+        except (EOFError, OSError):
+            self._stop()
+        return None
+
+    def _fork(self, request: WorkerRequest, driver: int, context: int) -> WorkerStart | None:
+        server, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        pid = os.fork()
+        if pid == 0:  # SIGINT remains blocked until a job runs
+            os.setsid()
+            _die_with(server)
+            signal.set_wakeup_fd(-1)
+            for number in (*FROM_OUTSIDE, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._control.close()
+            os.close(self._exits)
+            os.close(self._wakeup)
+            return WorkerStart(Connection(driver), context, request.environment)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(driver)
+        os.close(context)
+        self._pids[request.number] = pid
+        self._tell(Started(request.number, pid))
+        return None
+
+    def _report_exits(self) -> None:
+        for number, worker in list(self._pids.items()):
+            pid, status = os.waitpid(worker, os.WNOHANG)
+            if pid == 0:
+                continue
+            if os.WIFSIGNALED(status):  # its children must not run next to another attempt
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+            del self._pids[number]
+            self._tell(Exited(number, os.waitstatus_to_exitcode(status)))
+
+    def _tell(self, message: Started | Exited) -> None:
+        with suppress(OSError):  # the driver is gone
+            self._control.send(message)
+
+    def _stop(self) -> None:
+        """Interrupt all jobs, since the driver is gone; they are killed later."""
+        self._kill_at = time.monotonic() + ORPHANED_STOP_S
+        self._signal_all(signal.SIGINT)
+
+    def _signal_all(self, number: int) -> None:
+        for pid in self._pids.values():
+            with suppress(ProcessLookupError):
+                (os.killpg if number == signal.SIGKILL else os.kill)(pid, number)
+
+
+def run_jobs(start: WorkerStart) -> None:
+    """Run the jobs that a driver sends, until it closes the connection."""
+    os.environ.clear()
+    os.environ.update(start.environment)
+    faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # both are text files
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()  # otherwise all workers would inherit one state
+    with suppress(EOFError, OSError):
+        while True:
+            index, overrides, directory = start.driver.recv()
+            try:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+                try:
+                    done = work(_unpickled(start.context, directory), index, overrides)
+                finally:
+                    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            except KeyboardInterrupt:
+                done = Done(index, error=RuntimeError(f"job {index} was stopped"))
+            except Exception as error:  # noqa: BLE001 - outside of the job, such as in its directory or its modules
+                done = portable(Done(index, error=error))
+            start.driver.send_bytes(pickled(done))
+
+
+def _exit() -> None:
+    """Exit like a program whose main module has ended, except that no module is torn down (60 ms of CPU)."""
+    threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - waits for threads, as `multiprocessing` does
+    atexit._run_exitfuncs()  # noqa: SLF001 - wandb and others save in them
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
+
+
+def _unpickled(context: int, directory: Path) -> SweepContext:
+    """Return the context of the sweep, anew for each job, which may change it; imports the modules of the project."""
+    with printing_to(directory / OUTPUT):
+        try:
+            shared: SweepContext = pickle.loads(_content(context))  # noqa: S301 - written by the driver
+        except Exception:
+            traceback.print_exc()
+            raise
+    return shared
+
+
+def _die_with(server: int) -> None:
+    """Let the kernel kill this process when the server dies, where it can."""
+    if sys.platform == "linux":
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server:
+            os._exit(1)
+
+
+_libc: Any = ctypes.CDLL(None)
+
+
+def _warm_up() -> None:
+    """Compose a config, so that forks inherit Hydra's plugins and the tables of its parsers (80 ms of CPU)."""
+    with initialize(version_base=None, config_path=None):
+        compose(overrides=["hydra.job.name=x", "+a=0.1", "+b=[1,x]", "+c={d: ${a}}"], return_hydra_config=True)
+
+
+def _preload(modules: Sequence[str]) -> None:
+    for name in modules:
+        if name not in sys.modules:
+            with suppress(Exception):  # the program may have imported it under other conditions
+                importlib.import_module(name)
+
+
+def _is_safe_to_fork() -> bool:
+    """Return whether the process has one thread, and no GPU is open."""
+    threads, files = Path("/proc/self/task"), Path("/proc/self/fd")
+    if not threads.is_dir():
+        return sys.platform != "darwin"
+    links = []
+    for link in files.iterdir():
+        with suppress(OSError):
+            links.append(str(link.readlink()))
+    return sum(1 for _ in threads.iterdir()) == 1 and _CUDA not in links
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing; a Python function, since ignored signals would be ignored in forks and their programs as well."""
+
+
+def _nonblocking_pipe() -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    return ends
+
+
+def _content(file: int) -> bytes:
+    return os.pread(file, os.fstat(file).st_size, 0)
+
+
+def main(control: int, setup: int, command: Sequence[str]) -> None:
+    """Run the server, and in its forks their jobs.
+
+    Args:
+        control: File descriptor of the connection to the driver.
+        setup: File descriptor of a file with the pickled modules to import, and the arguments of the program.
+        command: Command that starts this server.
+    """
+    for number in (signal.SIGINT, *FROM_OUTSIDE):  # schedulers signal every process of a job
+        signal.signal(number, _ignore)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    modules, sys.argv[:] = pickle.loads(_content(setup))  # noqa: S301 - written by the driver
+    _warm_up()
+    if command[-1] != "bare":
+        _preload(modules)
+        if not _is_safe_to_fork():
+            for descriptor in (control, setup):
+                os.set_inheritable(descriptor, True)  # noqa: FBT003 - not by keyword
+            os.execv(command[0], [*command, "bare"])  # noqa: S606 - the command that started this process
+    os.close(setup)
+    gc.freeze()  # collections in forks then copy no shared pages
+    start = ForkServer(Connection(control)).serve()
+    if start is not None:
+        run_jobs(start)
+    _exit()

@@ -1,0 +1,209 @@
+"""LocalPool: runs the jobs of a sweep in processes of this machine, without Ray."""
+
+import pickle
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import wait
+from signal import SIGINT, SIGKILL, Signals
+from typing import Any
+
+from trieye.config.launcher import LauncherConfig
+from trieye.exceptions import ConfigurationError
+from trieye.sweeps.fork_client import ForkClient, Worker, discard, server_for
+from trieye.sweeps.fork_server import Exited, Started
+from trieye.sweeps.jobs import Done, JobLimitError
+from trieye.sweeps.memory import MemoryLimits
+from trieye.sweeps.pools import STOP_S, Died, Outcome
+from trieye.sweeps.slots import Slots, num_cores
+from trieye.sweeps.working import Composed, SweepContext
+
+_POLL_S = 0.05
+
+
+class LocalPool:
+    """Runs each job in a fork of a small server process, when its CPUs, GPUs and memory are free.
+
+    Args:
+        shared: Data that all jobs share.
+        options: The options of the launcher.
+        slots: The resources of this machine.
+
+    Raises:
+        ConfigurationError: An option needs Ray.
+    """
+
+    def __init__(self, shared: SweepContext, options: LauncherConfig, slots: Slots | None = None) -> None:
+        if options.resources:
+            raise ConfigurationError(
+                f"hydra.launcher.resources={options.resources}: custom resources need hydra.launcher.backend=ray; "
+                "backend=local knows num_cpus, num_gpus and memory"
+            )
+        self._directory, self._options = shared.directory, options
+        self._context = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
+        self._context.write(shared.pickled())
+        self._context.flush()
+        self._slots = slots or Slots.of_machine()
+        self._memory = MemoryLimits()
+        self._workers: list[Worker] = []
+        self._ended: list[Outcome] = []
+
+    def has_room(self, resources: Mapping[str, Any]) -> bool:
+        """Return whether a job with these resources may start now."""
+        busy = sum(worker.is_busy for worker in self._workers)
+        most = self._options.num_jobs or (None if resources.get("num_cpus") else num_cores())
+        if most is not None and busy >= most:
+            return False
+        return not busy or self._slots.find(resources) is not None
+
+    def begin(
+        self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
+    ) -> None:
+        """Start a job, which composes its config itself."""
+        del config
+        if (refusal := self._slots.refusal(resources)) is not None:
+            self._ended.append(Done(index, error=ConfigurationError(refusal)))
+            return
+        assignment = self._slots.find(resources)
+        assert assignment is not None  # noqa: S101 - `has_room` has found it
+        idle = (worker for worker in self._workers if worker.is_idle)
+        environment = assignment.environment
+        worker = next((worker for worker in idle if worker.assignment.environment == environment), None)
+        try:
+            if worker is None:
+                server = server_for(environment.get("OMP_NUM_THREADS", ""))
+                worker = server.fork(assignment, self._context.fileno())
+                worker.is_reusable = self._options.isolate == "worker"
+                self._workers.append(worker)
+            worker.connection.send((index, tuple(overrides), self._directory / str(index)))
+        except OSError as error:
+            self._ended.append(Died(index, f"no process could be started for it: {error}"))
+            return
+        worker.index, worker.assignment = index, assignment
+        self._slots.take(assignment)
+
+    def wait(self, timeout_s: float) -> list[Outcome]:
+        """Return ended jobs: immediately if there are any, else after at most `timeout_s`."""
+        self._receive(0.0 if self._ended else timeout_s)
+        self._enforce_limits()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _receive(self, timeout_s: float) -> None:
+        """Wait for messages, and handle them: outcomes first, then exits."""
+        clients = {worker.client.connection: worker.client for worker in self._workers}
+        workers = {worker.connection: worker for worker in self._workers if worker.index is not None}
+        ready = wait([*workers, *clients], timeout_s) if clients else []
+        for connection in ready:
+            if connection in workers:
+                self._take_outcome(workers[connection])
+        for connection in ready:
+            if connection in clients:
+                self._handle_replies(clients[connection])
+
+    def _take_outcome(self, worker: Worker) -> None:
+        """Receive the outcome of a job; do nothing if its process died while it wrote."""
+        index = worker.index
+        if index is None:
+            return
+        try:
+            done: Done = pickle.loads(worker.connection.recv_bytes())  # noqa: S301 - written by the worker
+        except Exception as error:  # noqa: BLE001 - unpickling runs code of the user's classes
+            if isinstance(error, EOFError | OSError):
+                return
+            done = Done(index, error=RuntimeError(f"its outcome cannot be unpickled here: {error}"))
+        worker.index = None
+        if worker.is_reusable:
+            self._ended.append(done)
+            self._free(worker)
+        else:  # the job has ended when its process has exited
+            worker.connection.close()
+            worker.done, worker.kill_at = done, time.monotonic() + STOP_S
+
+    def _handle_replies(self, client: ForkClient) -> None:
+        workers = {worker.number: worker for worker in self._workers if worker.client is client}
+        try:
+            while client.connection.poll():
+                reply = client.connection.recv()
+                if (worker := workers.get(reply.number)) is None:  # of an earlier sweep
+                    continue
+                if isinstance(reply, Started):
+                    worker.pid = reply.pid
+                elif isinstance(reply, Exited):
+                    self._take_exit(worker, _reason_of(reply.exit_code))
+        except (EOFError, OSError):
+            discard(client)
+            reason = f"its fork server died: {client.printed() or 'it was killed'}"
+            for worker in [worker for worker in self._workers if worker.client is client]:
+                self._take_exit(worker, reason)
+
+    def _take_exit(self, worker: Worker, reason: str) -> None:
+        if worker.index is not None and worker.connection.poll():
+            self._take_outcome(worker)
+        if worker.done is not None:
+            self._ended.append(worker.done)
+        elif worker.index is not None:
+            limit = self._memory.exceeded(worker.pid)
+            error = None if limit is None else JobLimitError(limit)
+            self._ended.append(Died(worker.index, reason) if error is None else Done(worker.index, error=error))
+        if worker.is_busy:
+            self._free(worker)
+        worker.connection.close()
+        self._workers.remove(worker)
+
+    def _free(self, worker: Worker) -> None:
+        self._slots.release(worker.assignment)
+        self._memory.forget(worker.pid)
+
+    def _enforce_limits(self) -> None:
+        for worker in self._workers:
+            if worker.kill_at is not None and time.monotonic() > worker.kill_at:
+                worker.signal(SIGKILL)
+        running = {
+            worker.pid: (worker, int(worker.assignment.memory))
+            for worker in self._running()
+            if worker.pid is not None and worker.assignment.memory
+        }
+        for pid in self._memory.check({pid: limit for pid, (_, limit) in running.items()}):
+            running[pid][0].signal(SIGKILL)
+
+    def _running(self, index: int | None = None) -> Iterator[Worker]:
+        for worker in list(self._workers):
+            if worker.index is not None and index in (None, worker.index):
+                yield worker
+
+    def cancel(self, index: int) -> None:
+        """Interrupt a job like Ctrl-C."""
+        for worker in self._running(index):
+            worker.is_reusable = False  # the signal may arrive after the job
+            worker.signal(SIGINT)
+
+    def kill(self, index: int) -> None:
+        """Kill a job, and the processes that it has started."""
+        for worker in self._running(index):
+            worker.signal(SIGKILL)
+
+    def stop(self) -> None:
+        """Stop all jobs: interrupt them like Ctrl-C, and kill them after 30 s."""
+        for worker in self._running():
+            worker.signal(SIGINT)
+        until = time.monotonic() + STOP_S
+        while any(self._running()):
+            if time.monotonic() > until:
+                for worker in self._running():
+                    worker.signal(SIGKILL)
+            self._receive(_POLL_S)
+
+    def close(self) -> None:
+        """End the processes that run no job."""
+        for worker in self._workers:
+            worker.connection.close()
+        self._workers.clear()
+        self._context.close()
+
+
+def _reason_of(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"it exited with code {exit_code} before the job returned"
+    name = Signals(-exit_code).name
+    return f"{name}, perhaps because memory ran out" if name == "SIGKILL" else name
