@@ -91,8 +91,8 @@ OPTIONS = [
 class Driver:
     """A process that drives the sweep in a session of its own: the program itself, or a relaunch of it."""
 
-    def __init__(self, root: Path, words: list[str]) -> None:
-        self._log = root / "log"
+    def __init__(self, root: Path, words: list[str], program: str = "swept.py") -> None:
+        self._log, self._program = root / "log", program
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *words], cwd=root, stdout=log, stderr=log, start_new_session=True
@@ -102,7 +102,7 @@ class Driver:
         """Kill the command and the program that it has started, but none of their jobs: they become orphans."""
         victims = [psutil.Process(self.process.pid)]
         with contextlib.suppress(psutil.Error):
-            victims += [child for child in victims[0].children() if "swept.py" in " ".join(child.cmdline())]
+            victims += [child for child in victims[0].children() if self._program in " ".join(child.cmdline())]
         for victim in victims:
             with contextlib.suppress(psutil.Error):
                 victim.kill()

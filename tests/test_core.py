@@ -34,6 +34,9 @@ HYDRA = """
 import hydra
 @hydra.main(version_base=None)
 def fit(config):
+    print("\\x1b[31mrate\\x1b[0m", config.lr)
+    if config.lr > 0.4:
+        raise ValueError("diverged")
     return (config.lr - 0.1) ** 2
 fit()
 """
@@ -123,6 +126,21 @@ def test_a_plain_hydra_program_sweeps_without_ray():
     assert ", backend local on " in errors
     code, output, _ = python(CLI, "sweep", "status")
     assert (code, "2 completed" in output) == (0, True)
+
+
+def test_a_plain_hydra_sweep_with_a_failed_job_ends_with_a_table_and_one_line():
+    ours = ("-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", "hydra.sweep.dir=sweep")
+    code, output, errors = python(HYDRA, *ours, "+lr=0.1,0.5")
+    assert code == 1
+    assert "1 job did not complete" in output
+    assert "ValueError: diverged" in output
+    assert errors.splitlines()[-1].startswith("error: 1 of 2 jobs failed; job 1 raised ValueError: diverged. Output: ")
+    assert "Traceback" not in errors
+    assert "Traceback" in Path("sweep/1/output.log").read_text()
+    assert Path("sweep/0/output.log").read_text() == "rate 0.1\n"
+    code, _, errors = python(HYDRA, *ours, "+lr=0.1,0.5", "hydra.launcher.backend=loca")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "did you mean 'local'?" in errors
 
 
 @pytest.mark.parametrize("name", ["Policy", "TrieyeActor", "as_trainable"])

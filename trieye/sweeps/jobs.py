@@ -288,10 +288,12 @@ class RunningJob:
         try:
             yield
         except Exception as error:
-            self.end("failed", error=error)
+            if self._record.ended is None:
+                self.end("failed", error=error)
             raise
         except BaseException:
-            self.end("interrupted")
+            if self._record.ended is None:  # a signal may arrive after the job, and must not make it run again
+                self.end("interrupted")
             raise
         finally:
             self._over.set()

@@ -24,6 +24,7 @@ from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
 from trieye.renames import current_override
 from trieye.sweeps.backends import location_of, pool_of
+from trieye.sweeps.composing import shared_base
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import OUTPUT, Done, Job, JobElsewhereError, JobLimitError, JobRecord
 from trieye.sweeps.on_slurm import run_on_slurm
@@ -92,8 +93,9 @@ class SweepExecution:
     ) -> None:
         self.options, self.config = options, config
         self.directory = Path(str(config.hydra.sweep.dir)).resolve()
+        base = shared_base(context.config_loader, config)
         self._shared = SweepContext(
-            context, config, task, Singleton.get_state(), self.directory, Path.cwd(), tuple(varying)
+            context, config, task, Singleton.get_state(), self.directory, Path.cwd(), tuple(varying), base
         )
         unresolved: Any = OmegaConf.to_container(config.hydra.launcher, resolve=False)
         self._varies = any("${" in str(unresolved.get(name)) for name in _RESOURCES)

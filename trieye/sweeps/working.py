@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trieye.exceptions import TrieyeError
 from trieye.files.atomic import relink
 from trieye.process.output import printing_to
+from trieye.sweeps.composing import with_values
 from trieye.sweeps.descriptions import save_path_in
 from trieye.sweeps.grid import shown
 from trieye.sweeps.jobs import OUTPUT, OUTPUT_DIR, Done, RunningJob
@@ -43,6 +44,7 @@ class SweepContext:
         directory: Sweep directory, absolute.
         working_dir: Directory in which the sweep was started; the initial working directory of jobs.
         varying: The keys that differ between jobs.
+        base: The config of a job without overrides; None if jobs cannot share it.
     """
 
     context: HydraContext
@@ -52,10 +54,14 @@ class SweepContext:
     directory: Path
     working_dir: Path
     varying: tuple[str, ...] = ()
+    base: DictConfig | None = None
 
     def composed(self, index: int, overrides: Sequence[str]) -> DictConfig:
         """Compose the config of a job."""
-        config = self.context.config_loader.load_sweep_config(self.config, list(overrides))
+        loader = self.context.config_loader
+        config = None if self.base is None else with_values(self.base, loader, overrides)
+        if config is None:
+            config = loader.load_sweep_config(self.config, list(overrides))
         with open_dict(config):
             config.hydra.job.id = f"{config.hydra.job.name}_{index}"
             config.hydra.job.num = index

@@ -1,0 +1,67 @@
+"""Configs of jobs that share a composed config are equal to those that Hydra composes."""
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from trieye.config.hydra.loader import VERSION_BASE
+from trieye.sweeps.composing import shared_base, with_values
+
+CONFIG = """
+defaults: [{net: small}, _self_]
+lr: 0.1
+sizes: [64, 64]
+deep: {a: 1, b: "${lr}", c: null}
+hydra: {job: {config: {override_dirname: {exclude_keys: [deep.a]}}}}
+"""
+
+
+@pytest.fixture
+def composer(tmp_path, hydra_restore_singletons):
+    (tmp_path / "net").mkdir()
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    for name, layers in (("small", 1), ("large", 9)):
+        (tmp_path / "net" / f"{name}.yaml").write_text(f"layers: {layers}\n")
+    with initialize_config_dir(str(tmp_path), **VERSION_BASE):
+        hydra = GlobalHydra.instance().hydra
+        sweep = hydra.compose_config(
+            "config", ["hydra.job.name=x"], run_mode=RunMode.MULTIRUN, with_log_configuration=False
+        )
+        yield hydra.config_loader, sweep
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["lr=0.2"],
+        ["lr=1e-3", "deep.a=5", "deep.b='${deep.a}'", "deep.c=[1,{x: y}]"],
+        ["sizes=[1,2,3]", "net.layers=3"],
+        ["deep={a: 2}", "lr='a b'"],
+        [],
+    ],
+)
+def test_the_config_is_the_one_that_hydra_composes(composer, overrides):
+    loader, sweep = composer
+    fast, slow = with_values(shared_base(loader, sweep), loader, overrides), loader.load_sweep_config(sweep, overrides)
+    assert OmegaConf.to_container(fast, resolve=False) == OmegaConf.to_container(slow, resolve=False)
+    assert fast.hydra.overrides == slow.hydra.overrides
+    assert fast._get_flag("struct") == slow._get_flag("struct")
+    assert fast.hydra._get_flag("readonly") == slow.hydra._get_flag("readonly")
+
+
+@pytest.mark.parametrize("override", ["net=large", "+x=1", "++x=1", "~deep.a", "hydra.job.name=y", "lr=1,2"])
+def test_other_overrides_are_left_to_hydra(composer, override):
+    loader, sweep = composer
+    assert with_values(shared_base(loader, sweep), loader, [override]) is None
+
+
+def test_an_error_is_the_one_of_hydra_and_the_base_stays_unchanged(composer):
+    loader, sweep = composer
+    base = shared_base(loader, sweep)
+    with pytest.raises(ConfigCompositionException, match="Could not override 'rl'"):
+        with_values(base, loader, ["rl=3"])
+    with_values(base, loader, ["lr=3"])
+    assert base.lr == 0.1
