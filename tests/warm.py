@@ -28,8 +28,8 @@ from typing import Any, NoReturn
 from trieye.sinks.mlflow import store
 
 LIGHT = (
-    "trieye.config.hydra.compose", "trieye.config.hydra.main", "trieye.config.hydra.running", "trieye.cli.runs",
-    "trieye.process.terminal", "hydra._internal.hydra", "hydra.core.plugins", "yaml",
+    "trieye.config.hydra.compose", "trieye.config.hydra.main", "trieye.config.hydra.running", "hydra._internal.hydra",
+    "hydra.core.plugins", "yaml",
 )  # fmt: skip
 RUN = (
     *LIGHT, "numpy", "pandas", "pyarrow.parquet", "gymnasium", "trieye.run.run", "trieye.sinks.tensorboard.sink",
