@@ -111,6 +111,7 @@ def install(row: Row) -> Path:
     is_current = (home / ".ready").exists() and note.read_text("utf-8") == recipe
     if not is_current:
         subprocess.run([str(row.interpreter), "-m", "venv", "--clear", str(home)], check=True)
+        subprocess.run([*command, "--upgrade", "pip"], check=True)  # the pip of Python 3.11 takes twice as long
         note.write_text(recipe, "utf-8")
     if row.versions == "core":
         with tempfile.TemporaryDirectory() as scratch:

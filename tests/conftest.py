@@ -27,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # each Ray that starts would start a worker for each core, and count what nobody looks at: 1.5 s of a core
     os.environ |= {"RAY_prestart_worker_first_driver": "0", "RAY_enable_metrics_collection": "0"}
+    # idle threads of torch spin: a process for each core computes already
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if warm.TABLES not in os.environ:  # in a process of xdist it is
         directory = tempfile.TemporaryDirectory(prefix="trieye-tests-")
         config.add_cleanup(directory.cleanup)
@@ -34,6 +36,11 @@ def pytest_configure(config: pytest.Config) -> None:
     store._make_tables = partial(warm.copy_tables, Path(os.environ[warm.TABLES]))
     settings.register_profile("busy", deadline=None)  # a machine that does other things too is no error
     settings.load_profile("busy")
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector all that the test modules import, millions of objects; see `warm.freeze`."""
+    warm.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -55,12 +55,12 @@ hydra: {searchpath: ["pkg://trieye.conf"]}
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(tmp_path, warm_programs):
     """Start an MLflow server that wants the password `hunter2` of `ann`, and return its port."""
     (tmp_path / "server").mkdir()
-    program = Path(__file__).parent / "sinks" / "password_server.py"
+    program = Path(__file__).parent / "sinks" / "mlflow_server.py"
     with (tmp_path / "server" / "log").open("wb") as log:
-        command = [sys.executable, str(program), str(tmp_path / "server"), "ann", "hunter2"]
+        command = [sys.executable, str(program), str(tmp_path / "server"), "0", "ann", "hunter2"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
     try:
         assert process.stdout is not None

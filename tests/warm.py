@@ -27,13 +27,18 @@ from typing import Any, NoReturn
 
 from trieye.sinks.mlflow import store
 
-LIGHT = ("trieye.config.hydra.compose", "hydra._internal.hydra", "hydra.core.plugins", "yaml")
+LIGHT = (
+    "trieye.config.hydra.compose", "trieye.config.hydra.main", "trieye.config.hydra.running", "hydra._internal.hydra",
+    "hydra.core.plugins", "yaml",
+)  # fmt: skip
 RUN = (
     *LIGHT, "numpy", "pandas", "pyarrow.parquet", "gymnasium", "trieye.run.run", "trieye.sinks.tensorboard.sink",
+    "trieye.experiment.loop", "trieye.cli.verify",
 )  # fmt: skip
 HEAVY = (
     *RUN, "torch", "torch._dynamo", "mlflow", "mlflow.store.tracking.sqlalchemy_store", "cookiecutter.main",
-    "trieye.sinks.mlflow.sink",
+    "trieye.sinks.mlflow.sink", "trieye.training.engine", "trieye.training.loading", "trieye.training.launch",
+    "gymnasium.envs.classic_control",
 )  # fmt: skip
 
 STARTED = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]
@@ -176,6 +181,13 @@ def run(
 make_tables = store._make_tables
 
 
+def freeze() -> None:
+    """Exempt all present objects from garbage collection, and collect later ones less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
+
 def copy_tables(made: Path, draft: Path) -> None:
     """Do what the sink's `make_tables` does, with a copy of what it has made the first time."""
     if made.exists():
@@ -198,7 +210,7 @@ def serve(asked: socket.socket, modules: list[str]) -> tuple[list[str], str]:
     for module in modules:
         importlib.import_module(module)
     store._make_tables = partial(copy_tables, Path(os.environ[TABLES]))
-    gc.freeze()  # a collection in a child would copy all of it, which takes seconds
+    freeze()  # a collection in a child would copy all of it, which takes seconds
     while True:
         size, files, _, _ = socket.recv_fds(asked, 4, 3)
         if not size:

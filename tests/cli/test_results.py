@@ -15,6 +15,7 @@ from PIL import Image
 from tensorboardX import SummaryWriter
 
 import trieye
+from tests import warm
 from tests.moved import moved
 from tests.results.runs_of import config, make_run
 from trieye.cli import main
@@ -24,6 +25,7 @@ from trieye.results.statistics import aggregate, difference, probability_of_impr
 from trieye.sweeps.record import SWEEP
 
 SCORES = {"dqn": [5.0, 9.0, 6.0], "ppo": [10.0, 14.0, 11.0]}
+WARM = warm.RUN
 PROGRAM = """
 import trieye
 
@@ -295,6 +297,7 @@ def test_nothing_heavy_is_loaded_for_figures(made):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_programs")
 def test_the_best_config_is_run_again_with_fresh_seeds_and_both_stages_are_shown(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")

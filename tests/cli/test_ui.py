@@ -366,7 +366,7 @@ def test_a_server_is_linked_without_its_password_and_none_is_started(root, capsy
     ("display", "words", "opens"),
     [(":7", [], True), pytest.param(":7", ["--no-browser"], False, marks=pytest.mark.long), ("", [], False)],
 )
-def test_a_browser_opens_where_there_is_a_display(root, tmp_path, display, words, opens):
+def test_a_browser_opens_where_there_is_a_display(root, tmp_path, warm_programs, display, words, opens):
     run_dir = root / "agents" / "runs" / "first"
     change(run_dir / "configs.json", mlflow_tracking_uri="http://127.0.0.1:9")
     record = json.loads((run_dir / "run.json").read_text())

@@ -124,17 +124,21 @@ address, directory = sys.argv[1:]
 ray.init(address=address, runtime_env={"working_dir": directory})
 print(json.dumps([ray.get(ray.remote(names).remote()), ray.get_runtime_context().runtime_env["working_dir"]]))
 """
-CLUSTER = f"""
-import subprocess, sys, ray
 
-ray.init(address="local", num_cpus=1, include_dashboard=False)
-for directory in sys.argv[1:]:
-    subprocess.run([sys.executable, "-c", {DRIVER!r}, ray.get_runtime_context().gcs_address, directory], check=True)
-"""
+
+def answer_of_worker(directory):
+    """Send a directory to a worker of the cluster, and return the files that it sees and the directory's address."""
+    import ray
+
+    command = [sys.executable, "-c", DRIVER, ray.get_runtime_context().gcs_address, directory]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return next(json.loads(line) for line in done.stdout.splitlines() if line.startswith("[["))
 
 
 @pytest.mark.slow
-def test_workers_of_ray_find_the_staged_files_and_the_same_files_have_the_same_address(project, staged, tmp_path):
+def test_workers_of_ray_find_the_staged_files_and_the_same_files_have_the_same_address(
+    project, staged, tmp_path, ray_cluster
+):
     (tmp_path / "key.txt").write_text("secret")
     (project / "link.txt").symlink_to(tmp_path / "key.txt")
     (project / "run.sh").write_text("true")
@@ -143,9 +147,7 @@ def test_workers_of_ray_find_the_staged_files_and_the_same_files_have_the_same_a
     for path in project.rglob("*.py"):
         path.touch()
     stage(project, again)
-    command = [sys.executable, "-c", CLUSTER, tmp_path / "copy", again, project]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+    answers = [answer_of_worker(directory) for directory in (tmp_path / "copy", again, project)]
     (first, address), (_, same), (all_of_it, _) = answers
     assert {*first} == sent
     assert address == same

@@ -4,14 +4,13 @@ import json
 import math
 import secrets
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests import warm
 from tests.waiting import wait_until
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
@@ -90,7 +89,7 @@ def test_rows_have_steps_as_in_wandb():
 def program(*lines):
     """Run a program in another process, and return its exit code."""
     head = "import sys\nimport trieye.integrations.wandb as wandb\n"
-    return subprocess.run([sys.executable, "-c", head + "\n".join(lines)], check=False, timeout=300).returncode
+    return warm.run(["-c", head + "\n".join(lines)], Path.cwd()).returncode
 
 
 def test_a_program_that_ends_without_finish_keeps_its_last_row():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import trieye
+from tests import warm
 from tests.curves import mlflow_runs
 from trieye.run.provenance import Commit, commit_of_program
 
@@ -20,12 +21,19 @@ config = trieye.TrieyeConfig(
     run_name="first",
     runtime={"kind": "local"},
     persistence={"root_data_dir": sys.argv[1]},
-    sinks={"mlflow": {"enabled": True}, "tensorboard": {"enabled": False}, "console": {"enabled": False}},
+    sinks={name: {"enabled": name in sys.argv} for name in ("mlflow", "tensorboard", "console")},
     tags={"trieye.host": "mine"},
 )
 with trieye.Run(config) as run:
     run.log("loss", 1.0)
 """
+
+
+def program_output(directory, *arguments, modules=warm.RUN):
+    """Run the program, and return what it prints about the run."""
+    done = warm.run(["train.py", str(directory.parent / "root"), *arguments], directory, modules=modules)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 def git(directory, *words):
@@ -51,39 +59,29 @@ def repository(tmp_path):
 
 
 def test_a_resume_names_edited_modules_also_where_there_is_no_repository(tmp_path):
-    (program := tmp_path / "train.py").write_text("import helper\n" + PROGRAM)
-    (tmp_path / "helper.py").write_text("RATE = 0.1\n")
-
-    def run():
-        command = [sys.executable, program, tmp_path / "root"]
-        return subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True).stderr
-
-    assert "since its last attempt" not in run()
-    assert "since its last attempt" not in run()
-    (tmp_path / "helper.py").write_text("RATE = 0.2\n")
+    (project := tmp_path / "project").mkdir()
+    (program := project / "train.py").write_text("import helper\n" + PROGRAM)
+    (project / "helper.py").write_text("RATE = 0.1\n")
+    assert "since its last attempt" not in program_output(project)
+    assert "since its last attempt" not in program_output(project)
+    (project / "helper.py").write_text("RATE = 0.2\n")
     program.write_text(program.read_text() + "\n# edited\n")
-    assert "run 'first' changed since its last attempt: edited: train, helper\n" in run()
+    assert "run 'first' changed since its last attempt: edited: train, helper\n" in program_output(project)
 
 
-@pytest.mark.long
-def test_a_resume_names_another_commit(repository, tmp_path):
-    def run():
-        command = [sys.executable, repository / "train.py", tmp_path / "root"]
-        return subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True).stderr
-
-    run()
+def test_a_resume_names_another_commit(repository):
+    program_output(repository)
     shas = [git(repository, "rev-parse", "HEAD")]
     git(repository, "commit", "-qam", "second")
     shas.append(git(repository, "rev-parse", "HEAD"))
-    output = run()
+    output = program_output(repository)
     assert f"changed since its last attempt: commit {shas[0][:10]} -> {shas[1][:10]}\n" in output
 
 
 def test_a_run_keeps_the_commit_the_changes_the_command_the_packages_and_the_machine(repository, tmp_path):
     sha = git(repository, "rev-parse", "HEAD")
-    program = [sys.executable, repository / "train.py", tmp_path / "root"]
     secrets = ["--tracking=https://me:hunter2@example.org", "+server.api_key=hunter2", "--api-key", "hunter2"]
-    subprocess.run([*program, *secrets], check=True, cwd=tmp_path)
+    program_output(repository, "mlflow", *secrets, modules=warm.HEAVY)
     run_dir = tmp_path / "root" / "agents" / "runs" / "first"
     assert json.loads((run_dir / "run.json").read_text())["git_sha"] == sha
 
@@ -95,7 +93,7 @@ def test_a_run_keeps_the_commit_the_changes_the_command_the_packages_and_the_mac
     paths = [path for path in sys.path if "thirdparty_files" not in path]  # packages that Ray vendors
     installed = {package.metadata["Name"]: package.version for package in distributions(path=paths)}
     assert provenance["packages"].items() >= installed.items()
-    assert provenance["command"][1:3] == [str(program[1]), str(program[2])]
+    assert provenance["command"][1:3] == ["train.py", str(tmp_path / "root")]
     assert provenance["machine"]["memory_bytes"] > 1 << 28
     assert "hunter2" not in "".join(path.read_text() for path in (run_dir / "provenance").iterdir())
 

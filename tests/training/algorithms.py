@@ -34,6 +34,10 @@ class TrainConfig(trieye.TrainingConfig):
     agent: trieye.AgentConfig = Field(default_factory=DQNConfig)
 
 
+# built now, or a project that another test imports before its first use would define what `kind: dqn` means
+TrainConfig.model_rebuild()
+
+
 def mlp(sizes):
     layers = [part for i, o in pairwise(sizes) for part in (nn.Linear(i, o), nn.ReLU())]
     return nn.Sequential(*layers[:-1])

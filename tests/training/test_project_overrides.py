@@ -76,7 +76,7 @@ def compose(project, tmp_path, monkeypatch):
         small = [
             "debug=limit",
             "sinks=[]",
-            "loop.steps=300",
+            "loop.steps=120",
             "env.max_episode_steps=20",
             "agent.hidden_sizes=[8]",
             "agent.batch_size=16",

@@ -1,8 +1,7 @@
 """A resumed training equals an uninterrupted one, or learning accounts for the difference."""
 
 import shutil
-import subprocess
-import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 import trieye
+from tests import warm
 from tests.training.algorithms import DQN, PPO, interrupted, resumed
 from tests.training.data import gpu_checkpoint
 from trieye.experiment.loop import run_alone as run_experiment
@@ -158,7 +158,7 @@ def test_a_checkpoint_of_a_gpu_resumes_on_the_cpu_and_says_that_this_is_not_bit_
     """The GPU states are simulated, see `tests/training/data/gpu_checkpoint.py`."""
     run_dir = gpu_checkpoint.make_config(tmp_path, env_steps=200).persistence.get_run_base_dir()
     shutil.copytree(gpu_checkpoint.DIRECTORY, run_dir / "checkpoints" / "checkpoint_step_78")
-    resumed = subprocess.run([sys.executable, "-c", RESUME, tmp_path], capture_output=True, text=True, check=False)
+    resumed = warm.run(["-c", RESUME, str(tmp_path)], Path.cwd())
     assert resumed.returncode == 0, resumed.stderr
     assert int(resumed.stdout) >= 200
     assert "continues at step 78" in resumed.stderr

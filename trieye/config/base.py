@@ -172,7 +172,8 @@ def _unknown_key(key: str, fields: Collection[str], value: Any) -> InitErrorDeta
 class Variants(StrictModel):
     """A strict model that stands, as the type of a field, for the union of its subclasses, discriminated by `kind`.
 
-    The union contains the subclasses defined before the model with the field, and the latest one of each kind.
+    The union contains the subclasses defined before the first use of the model with the field (or its
+    `model_rebuild()`), and the latest one of each kind.
     """
 
     @classmethod

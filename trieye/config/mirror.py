@@ -18,16 +18,19 @@ def check_mirror_url(url: str) -> str:
     Raises:
         ValueError: The scheme is missing or unknown, the URL contains credentials, or its path is not valid.
     """
-    from importlib.metadata import entry_points  # imports 15 modules
-
     match = _URL.fullmatch(url)
-    schemes = [*_SCHEMES, *(plugin.name for plugin in entry_points(group="fsspec.specs"))]
-    allowed = ", ".join(dict.fromkeys(schemes))
-    if match is None:
-        raise ValueError(f"a mirror URL needs a scheme, as in s3://bucket/prefix (schemes: {allowed})")
+    if match is None or match[1] not in _SCHEMES:
+        from importlib.metadata import entry_points  # imports 15 modules, and reads the metadata of all packages
+
+        schemes = [*_SCHEMES, *(plugin.name for plugin in entry_points(group="fsspec.specs"))]
+        allowed = ", ".join(dict.fromkeys(schemes))
+        if match is None:
+            raise ValueError(f"a mirror URL needs a scheme, as in s3://bucket/prefix (schemes: {allowed})")
+        if match[1] not in schemes:
+            raise ValueError(
+                f"unknown mirror scheme {match[1]!r}{did_you_mean(match[1], schemes)} (schemes: {allowed})"
+            )
     scheme, path = match.groups()
-    if scheme not in schemes:
-        raise ValueError(f"unknown mirror scheme {scheme!r}{did_you_mean(scheme, schemes)} (schemes: {allowed})")
     if "@" in path.split("/", 1)[0] and scheme not in {"abfs", "az"}:
         raise ValueError(
             "a mirror URL must not contain credentials, because every tracker shows it; pass them by environment "

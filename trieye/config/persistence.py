@@ -46,7 +46,7 @@ def _with_environment_secrets(data: dict[Any, Any]) -> dict[Any, Any]:
         key: now if str(key).lower() == "mlflow_tracking_uri" and is_redacted(uri) and stands_for(uri, now) else uri
         for key, uri in data.items()
     }
-    for key in checks.keys() & values.keys():
+    for key in (key for key in checks.keys() & values.keys() if values[key] is not None):
         try:
             checks[key](str(values[key]))
         except ValueError:

@@ -83,6 +83,7 @@ def evaluate(
         ConfigurationError: The run's engine, its environment or the device does not exist.
     """
     import numpy as np
+    import torch
 
     from trieye.training.evaluation import Evaluation, summary
     from trieye.training.loading import directory_of, evaluator_of, policy_of, recorded_config
@@ -94,6 +95,8 @@ def evaluate(
         return evaluator(run_dir, which, episodes=episodes, first_seed=first_seed, video=video, device=device)
     policy = policy_of(run_dir, saved, device)
     evaluation = Evaluation(policy.config.env)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(policy.agent.num_threads or threads)
     try:
         played = evaluation.play(
             policy,
@@ -103,6 +106,7 @@ def evaluate(
             with_frames=video is not None,
         )
     finally:
+        torch.set_num_threads(threads)
         evaluation.close()
     if video is not None:
         _write_gif(Path(video), played[0].frames, played[0].fps)

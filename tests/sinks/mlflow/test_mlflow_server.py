@@ -1,10 +1,6 @@
 """A real MLflow server on this machine: what is not the same as with a database that one opens oneself."""
 
-import contextlib
 import dataclasses
-import http.client
-import os
-import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -32,27 +28,18 @@ def port():
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, port):
+def server(tmp_path_factory, port, warm_programs):
     """Start a server, which has all it stores in a directory, at the first use."""
     root = tmp_path_factory.mktemp("server")
     prepare_database(root / "server.db")
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{root / 'server.db'}"]
-    command += ["--artifacts-destination", str(root / "files")]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, cwd=root, env=environment, start_new_session=True, **nowhere)
-
-    def answers():
-        assert process.poll() is None, "the server did not start"
-        with contextlib.suppress(OSError), contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as probe:
-            probe.request("GET", "/health")
-            return True
-
-    wait_until(answers, within_s=120.0)
-    yield f"http://127.0.0.1:{port}"
-    os.killpg(process.pid, signal.SIGTERM)  # it has workers
-    process.wait(30)
+    command = [sys.executable, str(Path(__file__).parents[1] / "mlflow_server.py"), str(root), str(port)]
+    process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout.readline() == f"{port}\n", "the server did not start"
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

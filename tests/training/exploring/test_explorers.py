@@ -34,7 +34,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(("engine", "parts", "steps"), [(DQN, DQN_PARTS, 32), (PPO, PPO_PARTS, 32)])
+@pytest.mark.parametrize(("engine", "parts", "steps"), [(DQN, DQN_PARTS, 12), (PPO, PPO_PARTS, 12)])
 @pytest.mark.parametrize("normalized", [pytest.param(False, marks=pytest.mark.long), True])
 def test_one_explorer_in_step_trains_as_the_engine_alone(train_config, engine, parts, steps, normalized):
     env = {"num": 2, "normalize_observations": normalized, "normalize_rewards": normalized}
@@ -45,7 +45,7 @@ def test_one_explorer_in_step_trains_as_the_engine_alone(train_config, engine, p
 
 
 def test_explorers_draw_nothing_from_the_generators_of_the_training(train_config):
-    loop = {"axis": "step", "steps": 25}
+    loop = {"axis": "step", "steps": 14}
     alone = trained(train_config, Noisy, **DQN_PARTS, loop=loop, run_name="alone")
     helped = trained(train_config, Noisy, **DQN_PARTS, loop=loop, run_name="helped", explorer={"num": 1})
     assert same(alone, helped)
@@ -81,9 +81,9 @@ def test_staleness_never_exceeded_and_pacing_no_drops(train_config, style, stale
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_training_with_a_replay_goes_on_in_every_style(train_config, style):
-    config = train_config(**DQN_PARTS, explorer={"num": 2}, sync={"style": style}, loop={"env_steps": 600})
+    config = train_config(**DQN_PARTS, explorer={"num": 2}, sync={"style": style}, loop={"env_steps": 300})
     result = trieye.run_experiment(DQN, config)
-    assert result.env_steps >= 600
+    assert result.env_steps >= 300
 
 
 def test_weights_that_come_while_a_fragment_is_collected_are_taken(train_config):
@@ -95,7 +95,7 @@ def test_weights_that_come_while_a_fragment_is_collected_are_taken(train_config)
     )
     explorer = Explorer(Task(config, PPO.policy_class, learner.policy.spaces, transport, board), 0, 0)
     board.publish(second)  # after the fragment was assigned
-    report = explorer.rollout(Grant(number=0, steps=10_000, env_steps=0, published=first))  # takes at least a second
+    report = explorer.rollout(Grant(number=0, steps=4000, env_steps=0, published=first))  # takes at least 0.4 s
     assert (report.version_min, report.version_max) == (0, 1)
     explorer.close()
     learner.cleanup()
@@ -190,22 +190,22 @@ def test_an_explorer_that_hangs_is_begun_anew_and_the_others_go_on(train_config)
 @pytest.mark.parametrize(("engine", "parts"), [(DQN, DQN_PARTS), (PPO, PPO_PARTS)])
 def test_resume_continues_version_and_step(train_config, engine, parts):
     given = parts | {"explorer": {"num": 2}, "sync": {"style": "fully_async"}}
-    first = train_config(**given, loop={"env_steps": 500})
+    first = train_config(**given, loop={"env_steps": 250})
     trieye.run_experiment(engine, first)
     saved = trieye.load_checkpoint(first.persistence.get_run_base_dir(), "latest")
     version = saved.objects["experiment"]["state"]["collector"]["version"]
     assert version > 0
-    result = trieye.run_experiment(engine, train_config(**given, loop={"env_steps": 1000}))
+    result = trieye.run_experiment(engine, train_config(**given, loop={"env_steps": 500}))
     again = trieye.load_checkpoint(first.persistence.get_run_base_dir(), "latest")
-    assert result.env_steps >= 1000
+    assert result.env_steps >= 500
     assert again.objects["experiment"]["state"]["collector"]["version"] > version
 
 
 def test_one_explorer_in_step_that_is_resumed_ends_as_if_it_had_not_been(train_config):
     given = PPO_PARTS | {"explorer": {"num": 1}, "env": {"num": 2, "normalize_observations": True}}
-    whole = trained(train_config, PPO, **given, loop={"env_steps": 1000}, run_name="whole")
-    trained(train_config, PPO, **given, loop={"env_steps": 400}, run_name="halves")
-    halves = trained(train_config, PPO, **given, loop={"env_steps": 1000}, run_name="halves")
+    whole = trained(train_config, PPO, **given, loop={"env_steps": 500}, run_name="whole")
+    trained(train_config, PPO, **given, loop={"env_steps": 200}, run_name="halves")
+    halves = trained(train_config, PPO, **given, loop={"env_steps": 500}, run_name="halves")
     assert same(whole, halves)
 
 
@@ -231,12 +231,12 @@ def test_a_learner_that_collects_more_than_once_in_a_step_gets_its_fragments(tra
 def test_a_replay_with_a_bound_hands_out_no_row_of_older_weights(train_config):
     bounded = {"replay": {"max_staleness": 3}, "explorer": {"num": 2}, "sync": {"style": "fully_async"}}
     engine = DQN(train_config(**DQN_PARTS | bounded))
-    while engine.updates < 500:
+    while engine.updates < 250:
         engine.advance()
     drawn = engine.replay.minibatch(64, engine.device)
     added = engine.replay.metrics()["replay/size"]
     engine.cleanup()
-    assert added > 500
+    assert added > 250
     assert drawn.ids.min() > added - 6 * 2 * 16  # fragments of two explorers and four versions, and those in flight
 
 

@@ -33,7 +33,7 @@ def is_of(process, kind):
 
 @pytest.mark.parametrize(
     ("engine", "parts", "steps"),
-    [(DQN, DQN_PARTS, 32), pytest.param(PPO, PPO_PARTS, 32, marks=pytest.mark.long)],
+    [(DQN, DQN_PARTS, 12), pytest.param(PPO, PPO_PARTS, 12, marks=pytest.mark.long)],
 )
 def test_local_equals_ray_fixed(ray_cluster, train_config, engine, parts, steps):
     env, loop = {"num": 2}, {"axis": "step", "steps": steps}

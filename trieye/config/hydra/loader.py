@@ -33,7 +33,7 @@ from trieye.config.base import did_you_mean
 from trieye.config.hydra import registration
 from trieye.config.hydra.keys import holds_text
 from trieye.config.hydra.registration import Registration
-from trieye.config.hydra.schema import BEFORE_1_4, SCHEMA_NAME
+from trieye.config.hydra.schema import BEFORE_1_4, SCHEMA_FILE, SCHEMA_NAME
 from trieye.config.redaction import redacted_text
 from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
@@ -253,16 +253,16 @@ def _check(source: ConfigSource, config_loader: ConfigLoaderImpl) -> None:
 @contextmanager
 def registered(config_type: type[TrieyeConfig], *, run_name: str) -> Iterator[None]:
     """Register a config type within the context; afterwards restore the previous type and its schema."""
-    stored, file = ConfigStore.instance().repo, f"{SCHEMA_NAME}.yaml"
-    before, schema = registration.current, stored.get(file)
+    stored = ConfigStore.instance().repo
+    before, schema = registration.current, stored.get(SCHEMA_FILE)
     registration.current = Registration(config_type, run_name)
     try:
         yield
     finally:
         registration.current = before
-        stored.pop(file, None)
+        stored.pop(SCHEMA_FILE, None)
         if schema is not None:
-            stored[file] = schema
+            stored[SCHEMA_FILE] = schema
 
 
 @contextmanager

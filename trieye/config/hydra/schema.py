@@ -1,16 +1,16 @@
 """Derives the ConfigStore schema (dataclasses with defaults) from the pydantic models."""
 
 import copyreg
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import Field as DataclassField
 from dataclasses import field, fields, is_dataclass, make_dataclass
 from functools import cache, partial
 from itertools import count
 from typing import Any, get_args, get_origin
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import hydra
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import MISSING, OmegaConf
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -20,12 +20,14 @@ from trieye.config.base import Marker, is_open, models_in, set_by
 from trieye.config.hydra.keys import is_variant, tag_of
 
 SCHEMA_NAME = "schema"
+SCHEMA_FILE = f"{SCHEMA_NAME}.yaml"
 BEFORE_1_4 = tuple(int(part) for part in hydra.__version__.split(".")[:2]) < (1, 4)
 _REPLACE: dict[str, Any] = {} if BEFORE_1_4 else {"replace": True}  # 1.3 always replaces, 1.4 only if asked to
 
 _Path = tuple[str, ...]  # keys that lead to a part of a config; "*" = the keys of a keyed collection
 _NUMBERS = count()
 _CLASSES: "WeakValueDictionary[str, type]" = WeakValueDictionary()
+_NODES: "WeakKeyDictionary[type[BaseModel], ConfigNode]" = WeakKeyDictionary()
 
 
 def register_schema(config_type: type[BaseModel], *, run_name: str) -> None:
@@ -37,13 +39,18 @@ def register_schema(config_type: type[BaseModel], *, run_name: str) -> None:
         config_type: The model.
         run_name: Default of the key `run_name`.
     """
-    schema = _Derivation(config_type).whole(run_name=run_name)
-    ConfigStore.instance().store(name=SCHEMA_NAME, node=schema, provider="trieye", **_REPLACE)
+    config_store = ConfigStore.instance()
+    if config_type not in _NODES:  # takes 10 times as long as a copy
+        schema = _Derivation(config_type).whole()
+        config_store.store(name=SCHEMA_NAME, node=schema, provider="trieye", **_REPLACE)
+        _NODES[config_type] = config_store.repo[SCHEMA_FILE]
+    config_store.repo[SCHEMA_FILE] = deepcopy(_NODES[config_type])
+    name_runs(run_name)
 
 
 def name_runs(run_name: str) -> None:
     """Change the default of the key `run_name` in the stored schema."""
-    ConfigStore.instance().repo[f"{SCHEMA_NAME}.yaml"].node.run_name = run_name
+    ConfigStore.instance().repo[SCHEMA_FILE].node.run_name = run_name
 
 
 def defaults_of(model: type[BaseModel], overriding: dict[str, Any]) -> dict[str, Any]:
