@@ -1,7 +1,7 @@
-"""Idle slots of a search whose trials last differently long, beside Hydra's Optuna sweeper in the same run.
+"""Idle slots of a search with trials of different duration, compared with Hydra's Optuna sweeper in the same run.
 
-16 trials, of which every fourth lasts ten times as long as the others, on four slots: an Optuna search of trieye, which
-has a trial for a slot the moment that it is free, and hydra-optuna-sweeper in an environment of its own, which launches
+16 trials on four slots, every fourth ten times longer than the others: an Optuna search of trieye, which
+starts a trial when a slot is free, and hydra-optuna-sweeper in a separate environment, which launches
 batches of four through joblib. Idle share: the part of the slots' time without a trial, from the start of the fourth
 trial, when all workers have started, to that of the last one, after which no trial is left. Prints one JSON line.
 """

@@ -63,8 +63,8 @@ class Counted:
 @trieye.main("pkg://trieye.conf", "trieye")
 def train(config: trieye.TrieyeConfig) -> float:
     job, before = launch_info().job_num, NOTES.read_text().splitlines() if NOTES.exists() else []
-    earlier = [held for held in map(json.loads, before) if held["job"] == job and held["what"] == "start"]
-    alive = [held["pid"] for held in earlier if ticks(held["pid"]) == held["ticks"]]
+    earlier = [note for note in map(json.loads, before) if note["job"] == job and note["what"] == "start"]
+    alive = [note["pid"] for note in earlier if ticks(note["pid"]) == note["ticks"]]
     note(job=job, what="start", alive=alive)
     counted = Counted()
     with trieye.Run(config) as run:
@@ -141,7 +141,7 @@ def repeated(root: Path) -> list[list[str]]:
 def await_starts(root: Path, driver: Driver, num: int) -> bool:
     """Wait until jobs have started so many times; return False if the driver ended before."""
     until = time.monotonic() + DEADLINE_S
-    while sum(held["what"] == "start" for held in notes(root)) < num:
+    while sum(note["what"] == "start" for note in notes(root)) < num:
         if driver.process.poll() is not None:
             return False
         if time.monotonic() > until:
@@ -162,7 +162,7 @@ def soak(root: Path, kind: str, *, jobs: int, kills: int) -> dict[str, Any]:
     try:
         while num_kills < kills:
             more = random.randint(1, max(jobs // (kills + 1), 1))
-            if not await_starts(root, drivers[-1], sum(held["what"] == "start" for held in notes(root)) + more):
+            if not await_starts(root, drivers[-1], sum(note["what"] == "start" for note in notes(root)) + more):
                 break
             time.sleep(random.uniform(0.0, 1.5))
             drivers[-1].kill()
@@ -183,7 +183,7 @@ def soak(root: Path, kind: str, *, jobs: int, kills: int) -> dict[str, Any]:
         found.append(f"the sweep ended after {num_kills} of {kills} kills")
     if code:
         found.append(f"the last relaunch ended with {code}: {(root / 'log').read_text(errors='replace')[-2000:]}")
-    starts = sum(held["what"] == "start" for held in notes(root))
+    starts = sum(note["what"] == "start" for note in notes(root))
     return {
         "completed": len(completed(root)), "kills": num_kills, "starts": starts, "orphans": orphans,
         "took_s": round(time.monotonic() - began), "problems": found[:10],
@@ -192,8 +192,8 @@ def soak(root: Path, kind: str, *, jobs: int, kills: int) -> dict[str, Any]:
 
 def running(root: Path) -> set[int]:
     """Return the processes that have noted a start and no end, and still run."""
-    ended = {held["pid"] for held in notes(root) if held["what"] == "end"}
-    return {held["pid"] for held in notes(root) if held["pid"] not in ended and psutil.pid_exists(held["pid"])}
+    ended = {note["pid"] for note in notes(root) if note["what"] == "end"}
+    return {note["pid"] for note in notes(root) if note["pid"] not in ended and psutil.pid_exists(note["pid"])}
 
 
 def problems(
@@ -209,15 +209,15 @@ def problems(
     """
     found = [f"job {index} is not completed" for index in range(jobs) if index not in done]
     ends: dict[int, float] = {}
-    for held in noted:
-        job, at = held["job"], held["at"]
-        if held["what"] == "end":
-            if held["done"] != STEPS:
-                found.append(f"job {job} ended after {held['done']} steps")
+    for note in noted:
+        job, at = note["job"], note["at"]
+        if note["what"] == "end":
+            if note["done"] != STEPS:
+                found.append(f"job {job} ended after {note['done']} steps")
             ends[job] = at
             continue
-        if held["alive"]:
-            found.append(f"job {job} started while its processes {held['alive']} ran")
+        if note["alive"]:
+            found.append(f"job {job} started while its processes {note['alive']} ran")
         if job in ends and not any(abs(moment - ends[job]) < RECORDING_S for moment, _ in settled):
             found.append(f"job {job} started {at - ends[job]:.1f} s after its end")
         if any(moment < at and job in jobs_then for moment, jobs_then in settled):
