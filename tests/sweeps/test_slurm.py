@@ -220,7 +220,7 @@ def test_where_there_is_no_sbatch_it_is_said(slurm, monkeypatch):
 def test_a_pending_or_running_array_is_not_submitted_again(slurm):
     array = submit_jobs(Path("sweep"), [0, 1, 5], options(jobs_per_task=2))
     assert (array.id, array.tasks, SlurmArray.read(Path("sweep"))) == ("4711", [[0, 1], [5]], array)
-    (slurm / "queue").write_text("0 RUNNING\n1 PENDING\n")
+    (slurm / "queue").write_text("0 RUNNING None\n1 PENDING Priority\n")
     with pytest.raises(ConfigurationError, match=r"2 tasks of its Slurm array 4711 are .*`scancel 4711`"):
         submit_jobs(Path("sweep"), [5], options())
     (slurm / "queue").unlink()
@@ -234,7 +234,7 @@ def test_the_status_of_jobs_follows_the_queue(slurm):
     JobRecord(index=0, overrides=["x=1"], state="completed").write(Path("sweep/0"))
     JobRecord(index=1, overrides=["x=2"], state="interrupted").write(Path("sweep/1"))
     JobRecord(index=2, overrides=["x=3"], host="node1", boot="other", pid=1).write(Path("sweep/2"))
-    (slurm / "queue").write_text("1 PENDING\n2 RUNNING\n3 PENDING\n")
+    (slurm / "queue").write_text(" 1 PENDING Resources\n2 RUNNING None\n3 PENDING (a b)\n")
     assert [job.how for job in status_of(Path("sweep"))] == ["completed", "waiting", "running", "waiting", "missing"]
     assert "--jobs 4711" in (slurm / "asked").read_text()
     (slurm / "queue").unlink()
@@ -250,7 +250,7 @@ def test_a_plain_program_submits_its_jobs_detached_and_relaunches_the_missing_on
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "submitted Slurm array 4711: 2 tasks, at most 8 core-hours" in done.stderr
-    (slurm / "queue").write_text("0 PENDING\n1 PENDING\n")
+    (slurm / "queue").write_text("0 PENDING None\n1 PENDING None\n")
     assert main(["sweep", "status", "sweep", "--json"]) == 1
     assert json.loads(capfd.readouterr().out)["counts"] == {"waiting": 3}
     assert task(0).wait(120) == 0, Path("said").read_text()
@@ -268,16 +268,32 @@ def test_a_driver_that_waits_shows_the_jobs_and_the_best(slurm):
     Path("train.py").write_text(PLAIN)
     words = ["hydra.launcher.backend=slurm", "hydra.sweep.dir=sweep", "+x=1,2"]
     command = [sys.executable, "train.py", "-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", *words]
-    (slurm / "queue").write_text("0 PENDING\n1 PENDING\n")
+    (slurm / "queue").write_text("0 PENDING PartitionConfig\n1 PENDING PartitionConfig\n")
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: Path("sweep/slurm.json").exists())
     assert task(0).wait(120) == 0, Path("said").read_text()
     (slurm / "queue").unlink()
     out, err = driver.communicate(timeout=60)
     assert driver.returncode == 1
+    assert "tasks are pending because of PartitionConfig; `squeue -j 4711` lists them" in err
     assert re.search(r"\[1/2\] job 0 x=1: 1", err), err
     assert "job 1 x=2: FAILED: its Slurm task ended before the job did; output of the tasks: " in err
     assert "sweep/slurm/4711_*.log" in out + err
+
+
+@pytest.mark.long
+def test_an_interrupted_driver_leaves_the_array_running(slurm):
+    Path("train.py").write_text(PLAIN)
+    words = ["hydra.launcher.backend=slurm", "hydra.sweep.dir=sweep", "+x=1,2"]
+    command = [sys.executable, "train.py", "-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", *words]
+    (slurm / "queue").write_text("0 PENDING None\n1 PENDING None\n")
+    driver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: Path("sweep/slurm.json").exists())
+    driver.send_signal(signal.SIGINT)
+    err = driver.communicate(timeout=60)[1]
+    assert driver.returncode == 130
+    assert "Slurm array 4711 continues; status: trieye sweep status" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])

@@ -13,6 +13,9 @@ from trieye.sweeps.slurm import LOGS, core_hours, submit_jobs
 from trieye.sweeps.slurm_array import SlurmArray
 
 _FIRST_POLL_S, _LONGEST_POLL_S = 1.0, 15.0
+_USUAL = {"None", "Resources", "Priority", "JobArrayTaskLimit", "BeginTime", "Cleaning"}
+"""Reasons of pending tasks that need no action."""
+
 _LARGE_CORE_H = 10_000
 """Threshold in core-hours above which core-years are shown too, as a warning."""
 
@@ -43,10 +46,12 @@ def run_on_slurm(
         return {}
     try:
         return _wait(directory, {job.index: job for job in jobs}, array, before, progress)
-    except KeyboardInterrupt as error:
-        raise RunInterrupted(
+    except KeyboardInterrupt:
+        interrupt = RunInterrupted(
             f"Slurm array {array.id} continues; status: trieye sweep status {directory}; cancel: scancel {array.id}"
-        ) from error
+        )
+    interrupt.tell(say)
+    raise interrupt
 
 
 def _cost(num_tasks: int, options: LauncherConfig) -> str:
@@ -67,9 +72,14 @@ def _wait(
     """Return the outcomes of jobs when all have ended, or the array has."""
     ended: dict[int, Done] = {}
     running: set[int] = set()
+    reasons: set[str] = set()
     poll_s = _FIRST_POLL_S
     while left:
-        is_over = array.states() == {}  # before the records, which are then final
+        tasks = array.states()
+        is_over = tasks == {}  # before the records, which are then final
+        for reason in {task.reason for task in (tasks or {}).values() if task.state == "PENDING"} - _USUAL - reasons:
+            reasons.add(reason)
+            say(f"sweep: tasks are pending because of {reason}; `squeue -j {array.id}` lists them")
         for index, job in list(left.items()):
             record = JobRecord.read(directory / str(index))
             is_new = record is not None and record != before[index]

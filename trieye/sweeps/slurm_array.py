@@ -3,10 +3,18 @@
 import shutil
 import subprocess
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from trieye.sweeps.record import JsonRecord
 
 _PATIENCE_S = 30.0
+
+
+class TaskState(NamedTuple):
+    """State of a task in the queue, such as `PENDING`, and the reason why it is pending, such as `Resources`."""
+
+    state: str
+    reason: str
 
 
 class SlurmArray(JsonRecord, kw_only=True):
@@ -23,22 +31,22 @@ class SlurmArray(JsonRecord, kw_only=True):
     id: str
     tasks: list[list[int]]
 
-    def states(self) -> Mapping[int, str] | None:
-        """Return the states of its pending and running tasks by number, such as `PENDING`; None if Slurm is unknown."""
+    def states(self) -> Mapping[int, TaskState] | None:
+        """Return the states of its pending and running tasks by number; None if squeue does not answer."""
         squeue = shutil.which("squeue")
         if squeue is None:
             return None
-        command = [squeue, "--noheader", "--array", "--jobs", self.id, "--format", "%K %T"]
+        command = [squeue, "--noheader", "--array", "--jobs", self.id, "--format", "%K %T %r"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
         except subprocess.TimeoutExpired:
             return None
         if done.returncode != 0:
             return {} if "invalid job id" in done.stderr.lower() else None
-        pairs = (line.split() for line in done.stdout.splitlines() if line.strip())
-        return {int(task): state for task, state in pairs}
+        rows = (line.split(maxsplit=2) for line in done.stdout.splitlines() if line.strip())
+        return {int(task): TaskState(state, reason) for task, state, reason in rows}
 
-    def jobs(self) -> Mapping[int, str]:
+    def jobs(self) -> Mapping[int, TaskState]:
         """Return the state of the task of each job whose task is pending or running."""
         states = self.states() or {}
         return {index: states[task] for task, jobs in enumerate(self.tasks) if task in states for index in jobs}

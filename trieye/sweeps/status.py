@@ -12,7 +12,7 @@ from trieye.process.identity import Liveness
 from trieye.sweeps.jobs import RUN, JobRecord
 from trieye.sweeps.objectives import pareto_optimal
 from trieye.sweeps.record import SweepRecord, lock_in
-from trieye.sweeps.slurm_array import SlurmArray
+from trieye.sweeps.slurm_array import SlurmArray, TaskState
 
 How = Literal["completed", "running", "unknown", "waiting", "failed", "pruned", "incomplete", "removed", "missing"]
 """`incomplete`: killed or interrupted; `waiting`: not running, and a driver or a Slurm task will run it; `missing`:
@@ -86,9 +86,9 @@ def status_of(directory: Path) -> list[JobStatus]:
     return [replace(job, how=_scheduled(job, tasks.get(job.index), is_driven=is_driven)) for job in jobs]
 
 
-def _scheduled(job: JobStatus, task: str | None, *, is_driven: bool) -> How:
+def _scheduled(job: JobStatus, task: TaskState | None, *, is_driven: bool) -> How:
     """Return the state of a job with regard to its Slurm task, if any, and to the driver of its sweep."""
-    if job.how == "unknown" and task == "RUNNING":
+    if job.how == "unknown" and task is not None and task.state == "RUNNING":
         return "running"
     is_waiting = (job.how in ("missing", "incomplete") and task is not None) or (job.how == "missing" and is_driven)
     return "waiting" if is_waiting else job.how
