@@ -15,6 +15,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.process.lock import RunLock
 from trieye.results import load
 from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.record import SweepRecord
 
 PROGRAM = """
 import csv
@@ -87,6 +88,20 @@ def test_the_numbers_of_a_returned_dict_are_metrics_and_jobs_have_parameters_and
     assert (run.name, run.app, run.status, run.job, run.seed) == ("ours/1", "fit", "FINISHED", 1, 0)
     assert dict(run.params) == {"model.name": "deep", "lr": 0.5, "seed": 0, "password": "***"}
     assert dict(run.varied) == {"model": "deep", "lr": 0.5, "seed": 0}
+
+
+def test_each_objective_of_a_sweep_has_its_own_mode(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    SweepRecord(spec=["lr=1,2"], modes=["max", "min"], size=2, varying=["lr"]).write(tmp_path / "first")
+    for index, (accuracy, time_s) in enumerate([(0.9, 5.0), (0.8, 2.0)]):
+        record = JobRecord(index=index, overrides=[f"lr={index + 1}"], state="completed")
+        record.objectives = {"accuracy": accuracy, "time_s": time_s}
+        record.write(tmp_path / f"first/{index}")
+    for metric, best in (("objective/accuracy", 1), ("objective/time_s", 2)):
+        groups = shown(capsys, "table", "first", "--metric", metric)["groups"]
+        assert groups[0]["values"] == {"lr": best}
+    assert main(["results", "table", "first"]) == 2
+    assert "add --metric (choose from: objective/accuracy, objective/time_s)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["ours", "basic"])

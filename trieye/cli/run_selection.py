@@ -58,7 +58,7 @@ class RunSelection:
     @property
     def mode(self) -> Mode:
         """Whether higher or lower scores are better."""
-        modes = {mode for run in self.results if (mode := run.params.get("loop.mode", run.mode))}
+        modes = {run.mode(self.scoring.name) for run in self.results} - {None}
         return self.options.mode or ("min" if modes == {"min"} else "max")
 
     @property

@@ -47,7 +47,7 @@ class HydraJob:
         sweep: Directory of its sweep; empty for a single run.
         index: Index in the sweep.
         varied: Values that vary in the sweep, by key.
-        mode: `max` or `min`: whether a higher or lower return value is better; empty: unknown.
+        modes: `max` or `min` for each returned number: whether higher or lower values are better; empty: unknown.
     """
 
     directory: Path
@@ -56,7 +56,7 @@ class HydraJob:
     sweep: str = ""
     index: int | None = None
     varied: Mapping[str, str] | None = None
-    mode: str = ""
+    modes: Sequence[str] = ()
 
     @property
     def output_dir(self) -> Path:
@@ -86,8 +86,8 @@ class JobDirectories:
         """Return the run of a job; None if it has neither a return value nor metric files, or has a trieye run."""
         record = self._record(job.directory)
         files = _MetricFiles.below(job.output_dir)
-        has_value = record is not None and bool(record.objectives or record.objective is not None)
-        if files is None or not (files or has_value):
+        objectives = list(_returned(record))
+        if files is None or not (files or objectives):
             return None
         path = str(job.directory.resolve())
         self._records[path], self._files[path] = record, files
@@ -106,8 +106,8 @@ class JobDirectories:
             sweep=job.sweep,
             job=job.index,
             varied={key: typed(value) for key, value in (job.varied or {}).items()},
-            objective=OBJECTIVE if record is not None and record.objective is not None else "",
-            mode=job.mode,
+            objective=objectives[0] if objectives[:1] == [OBJECTIVE] or len(objectives) == 1 else "",
+            modes=dict(zip(objectives, job.modes, strict=False)),
         )
 
     def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
@@ -134,8 +134,7 @@ class JobDirectories:
         record = self._records[path]
         if record is None:
             return points
-        numbers = {_metric(key): number for key, number in record.objectives.items()}
-        numbers |= {} if record.objective is None else {OBJECTIVE: record.objective}
+        numbers = _returned(record)
         for name in sorted(numbers.keys() & points.keys()):
             self._problems.note(path, f"metric {name} of its files is hidden by the return value of the same name")
         last = max((int(series.steps.max()) for series in points.values() if len(series.steps)), default=0)
@@ -232,6 +231,14 @@ def _continued(before: Series, after: Series) -> Series:
         return before
     is_kept = before.steps < after.steps.min()
     return Series(*(np.concatenate([old[is_kept], new]) for old, new in zip(before, after, strict=True)))
+
+
+def _returned(record: JobRecord | None) -> dict[str, float]:
+    """Return the returned numbers by metric; the objective first."""
+    if record is None:
+        return {}
+    objective = {} if record.objective is None else {OBJECTIVE: record.objective}
+    return objective | {_metric(key): number for key, number in record.objectives.items()}
 
 
 def _metric(key: str) -> str:

@@ -194,8 +194,8 @@ class _Search:
                 self._seen.add(str(real))
                 self._add_run(real, directory, job=index, varied=varied)
                 continue
-            name, mode = f"{directory.name}/{index}", "" if sweep is None else sweep.mode
-            job = HydraJob(job_dir, app, name, str(directory), index, varied, mode)
+            modes = [] if sweep is None else sweep.modes or [sweep.mode]
+            job = HydraJob(job_dir, app, f"{directory.name}/{index}", str(directory), index, varied, modes)
             app = app or program_of(job.output_dir)
             run = self._jobs.run(replace(job, app=app))
             self._runs += [] if run is None else [run]

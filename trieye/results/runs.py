@@ -85,7 +85,7 @@ class LoadedRun:
         is_closed: False for a killed run until it is closed; until then, only its journal has the latest points.
         is_named: Whether the run itself was an argument of `load`, rather than a directory of several runs.
         objective: Metric that rates a run without `loop.objective`; empty: none.
-        mode: `max` or `min`, for a run without `loop.mode`; empty: unknown.
+        modes: `max` or `min` for metrics of a run without `loop.mode`.
     """
 
     path: str
@@ -107,7 +107,14 @@ class LoadedRun:
     is_closed: bool = True
     is_named: bool = False
     objective: str = ""
-    mode: str = ""
+    modes: Mapping[str, str] = field(default_factory=dict)
+
+    def mode(self, metric: str) -> str | None:
+        """Return `max` or `min`, whether higher or lower values of a metric are better; None if it is not recorded."""
+        if "loop.mode" in self.params:
+            return str(self.params["loop.mode"])
+        modes = set(self.modes.values())
+        return self.modes.get(metric, modes.pop() if len(modes) == 1 else None)
 
     @property
     def is_ended(self) -> bool:
