@@ -188,16 +188,18 @@ def _plan(options: argparse.Namespace) -> int:
         return 0
     plan_table(grid)
     for description in descriptions:
-        output = ""
-        if saving is not None:
-            output = f"; Hydra's output directory of job 0 is {description.save_path(0)}"
-        elif description.save_pattern is not None:
-            output = "; save_path is ignored, because the sweep has keys that are not in this description"
-        print(f"{description.path}: experiment {description.name}{output}")
+        print(f"{description.path}: experiment {description.name}{_saved_to(description, saving)}")
     if options.output is not None:
         command = f"run it: trieye sweep relaunch {options.output}" if program else "to run it, pass the program first"
         print(f"written to {options.output}; {command}")
     return 0
+
+
+def _saved_to(description: "Description", saving: "Description | None") -> str:
+    if saving is not None:
+        return f"; Hydra's output directory of job 0 is {description.save_path(0)}"
+    is_ignored = description.save_pattern is not None
+    return "; save_path is ignored, because the sweep has keys that are not in this description" if is_ignored else ""
 
 
 def _saving(descriptions: "Sequence[Description]", grid: "Grid") -> "Description | None":
