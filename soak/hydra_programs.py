@@ -296,9 +296,9 @@ def soak(root: Path, name: str, backend: str, kills: int) -> dict[str, Any]:
             for process in driver.left_behind():
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-    failures = problems(notes(root), settled, completed(root), NUM_JOBS)
+    failures = [f"exit code {code}: {(root / 'log').read_text(errors='replace')[-1000:]}"] if code else []
     failures += [] if num_kills == kills else [f"the sweep ended after {num_kills} of {kills} kills"]
-    failures += [f"exit code {code}: {(root / 'log').read_text(errors='replace')[-1000:]}"] if code else []
+    failures += problems(notes(root), settled, completed(root), NUM_JOBS)
     starts = sum(line["what"] == "start" for line in notes(root))
     return {
         "completed": len(completed(root)), "kills": num_kills, "starts": starts,

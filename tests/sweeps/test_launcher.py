@@ -172,6 +172,21 @@ def test_a_local_job_above_its_memory_limit_is_stopped_and_not_restarted(sweep):
     assert (sweep.record(1).state, sweep.record(1).attempt) == ("failed", 1)
 
 
+def test_local_jobs_restart_after_their_fork_server_was_killed(sweep):
+    def task(cfg):
+        if not (directory / "killed").exists():
+            (directory / "killed").touch()
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+        return cfg.what
+
+    sweep.backend, directory = "local", sweep.directory
+    options = ["hydra.launcher.isolate=process", "hydra.launcher.num_jobs=1"]
+    assert values(sweep.launch(task, ["what=a", "what=b"], *options)) == ["a", "b"]
+    assert [(sweep.record(index).attempt, sweep.record(index).deaths) for index in range(2)] == [(2, 1), (1, 0)]
+    assert "its fork server died" in (directory / "0" / "output.log").read_text()
+
+
 def test_a_local_job_ends_after_its_threads_and_exit_handlers(sweep):
     def task(cfg):
         import atexit

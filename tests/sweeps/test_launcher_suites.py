@@ -1,4 +1,4 @@
-"""Hydra's launcher test suites applied to trieye's launcher: on Ray, in this process, and in batches."""
+"""Hydra's launcher test suites applied to trieye's launcher: on Ray, locally, in this process, and in batches."""
 
 import pytest
 from hydra.core.singleton import Singleton
@@ -22,6 +22,14 @@ class TestOnRay(LauncherTestSuite):
     @pytest.fixture(autouse=True)
     def _ray(self, ray_cluster):
         pass
+
+
+@pytest.mark.filterwarnings(_LATER)
+@pytest.mark.parametrize(
+    ("launcher_name", "overrides"), [("trieye", ["hydra.launcher.backend=local", "hydra.launcher.isolate=worker"])]
+)
+class TestInLocalProcesses(LauncherTestSuite):
+    pass
 
 
 @pytest.mark.filterwarnings(_LATER)

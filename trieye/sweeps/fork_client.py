@@ -158,6 +158,7 @@ def discard(client: ForkClient) -> None:
     """Forget a server that has died, so that `server_for` starts another one."""
     for key in [key for key, value in _clients.items() if value is client]:
         del _clients[key]
+    client.close()
 
 
 @atexit.register

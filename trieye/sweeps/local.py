@@ -132,8 +132,8 @@ class LocalPool:
                 elif isinstance(reply, Exited):
                     self._take_exit(worker, _reason_of(reply.exit_code))
         except (EOFError, OSError):
-            discard(client)
             reason = f"its fork server died: {client.printed() or 'it was killed'}"
+            discard(client)
             for worker in [worker for worker in self._workers if worker.client is client]:
                 self._take_exit(worker, reason)
 

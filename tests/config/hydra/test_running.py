@@ -60,14 +60,22 @@ def test_help_composes_once(start, compositions):
     assert len(compositions) == 1
 
 
-@pytest.mark.parametrize("launcher", ["basic", "trieye hydra.launcher.isolate=none"])
-def test_a_job_of_a_sweep_composes_at_most_once(start, compositions, launcher):
+@pytest.mark.parametrize(("launcher", "num"), [("basic", 3), ("trieye hydra.launcher.isolate=none", 1)])
+def test_a_job_of_a_sweep_composes_at_most_once(start, compositions, launcher, num):
     configs = start("-m", "seed=0,1,2", "hydra/sweeper=trieye", *f"hydra/launcher={launcher}".split())
     assert [config.seed for config in configs] == [0, 1, 2]
-    assert len(compositions) == 1 + len(configs)
+    assert len(compositions) == 1 + num
 
 
-def test_a_job_whose_resources_depend_on_its_config_composes_once(start, compositions):
+def test_hydras_own_sweeper_and_launcher_are_named_unless_they_are_chosen(start, capsys):
+    start("-m", "seed=0,1")
+    hint = "add hydra/sweeper=trieye hydra/launcher=trieye to run them in parallel\n"
+    assert capsys.readouterr().err.count(hint) == 1
+    start("-m", "seed=0,1", "hydra/launcher=basic")
+    assert hint not in capsys.readouterr().err
+
+
+def test_a_job_whose_resources_depend_on_its_config_composes_at_most_once(start, compositions):
     words = [
         "hydra/sweeper=trieye",
         "hydra/launcher=trieye",
@@ -76,7 +84,7 @@ def test_a_job_whose_resources_depend_on_its_config_composes_once(start, composi
     ]
     configs = start("-m", "seed=1,2", *words)
     assert [config.seed for config in configs] == [1, 2]
-    assert len(compositions) == 1 + len(configs)
+    assert len(compositions) == 2  # the sweep, and the config that its jobs share
 
 
 def test_the_records_of_a_run_are_those_of_hydra(start, project, monkeypatch):
