@@ -3,13 +3,15 @@
 import copy
 from collections.abc import Sequence
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+
+from trieye.config.hydra.loader import set_override_dirname
 
 
 def shared_base(loader: ConfigLoader, sweep: DictConfig) -> DictConfig | None:
@@ -43,10 +45,7 @@ def with_values(base: DictConfig, loader: ConfigLoader, overrides: Sequence[str]
     config = copy.deepcopy(base)
     ConfigLoaderImpl._apply_overrides_to_config(parsed, config)  # noqa: SLF001 - docs/private_apis.md
     config.hydra.overrides.task = [override.input_line for override in parsed]
-    names = config.hydra.job.config.override_dirname
-    config.hydra.job.override_dirname = get_overrides_dirname(
-        overrides=parsed, kv_sep=names.kv_sep, item_sep=names.item_sep, exclude_keys=names.exclude_keys
-    )
+    set_override_dirname(config.hydra.job, parsed)
     return config
 
 

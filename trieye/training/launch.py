@@ -1,6 +1,8 @@
 """train, evaluate and bench: entry points of a project's commands; engines are imported only when needed."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +85,6 @@ def evaluate(
         ConfigurationError: The run's engine, its environment or the device does not exist.
     """
     import numpy as np
-    import torch
 
     from trieye.training.evaluation import Evaluation, summary
     from trieye.training.loading import directory_of, evaluator_of, policy_of, recorded_config
@@ -95,9 +96,7 @@ def evaluate(
         return evaluator(run_dir, which, episodes=episodes, first_seed=first_seed, video=video, device=device)
     policy = policy_of(run_dir, saved, device)
     evaluation = Evaluation(policy.config.env)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(policy.agent.num_threads or threads)
-    try:
+    with contextlib.closing(evaluation), _intra_op_threads(policy.agent.num_threads):
         played = evaluation.play(
             policy,
             episodes,
@@ -105,9 +104,6 @@ def evaluate(
             first_seed=first_seed,
             with_frames=video is not None,
         )
-    finally:
-        torch.set_num_threads(threads)
-        evaluation.close()
     if video is not None:
         _write_gif(Path(video), played[0].frames, played[0].fps)
     returns = np.array([episode.total for episode in played])
@@ -126,6 +122,19 @@ def evaluate(
         **{name: value for name, value in metrics.items() if name not in {"return", "return_std"}},
         "returns": returns.tolist(),
     }
+
+
+@contextlib.contextmanager
+def _intra_op_threads(num_threads: int) -> Iterator[None]:
+    """Set the intra-op threads of torch; 0 keeps their number."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def bench(config: TrainingConfig) -> float:

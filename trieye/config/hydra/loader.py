@@ -66,6 +66,14 @@ class ConfigSource:
     job_name: str = "app"
 
 
+def set_override_dirname(job: DictConfig, overrides: Sequence[Override]) -> None:
+    """Set `hydra.job.override_dirname` as Hydra 1.3 does; Hydra 1.4 has a resolver for it."""
+    if not OmegaConf.is_interpolation(job, "override_dirname"):
+        options = job.config.override_dirname
+        words = sorted(item.input_line or "" for item in overrides if item.key_or_group not in options.exclude_keys)
+        job.override_dirname = options.item_sep.join(words).replace("=", options.kv_sep)
+
+
 @dataclass
 class Loader:
     """Hydra's config loader for one primary config."""
@@ -95,10 +103,7 @@ class Loader:
             node = config.hydra
             node.overrides.hydra = [item.input_line for item in own]
             node.overrides.task = [item.input_line for item in task]
-            if not OmegaConf.is_interpolation(node.job, "override_dirname"):  # Hydra 1.4 has a resolver
-                options = node.job.config.override_dirname
-                words = sorted(item.input_line or "" for item in task if item.key_or_group not in options.exclude_keys)
-                node.job.override_dirname = options.item_sep.join(words).replace("=", options.kv_sep)
+            set_override_dirname(node.job, task)
             node.job.env_set.update({name: os.environ[name] for name in node.job.env_copy})
 
     def is_choice(self, override: Override) -> bool:
