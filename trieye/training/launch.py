@@ -1,6 +1,8 @@
 """train, evaluate and bench: entry points of a project's commands; engines are imported only when needed."""
 
 import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +85,6 @@ def evaluate(
         ConfigurationError: The run's engine, its environment or the device does not exist.
     """
     import numpy as np
-    import torch
 
     from trieye.training.evaluation import Evaluation, summary
     from trieye.training.loading import directory_of, evaluator_of, policy_of, recorded_config
@@ -94,10 +95,7 @@ def evaluate(
     if evaluator is not None:
         return evaluator(run_dir, which, episodes=episodes, first_seed=first_seed, video=video, device=device)
     policy = policy_of(run_dir, saved, device)
-    evaluation = Evaluation(policy.config.env)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(policy.agent.num_threads or threads)
-    try:
+    with closing(Evaluation(policy.config.env)) as evaluation, _threads(policy.agent.num_threads):
         played = evaluation.play(
             policy,
             episodes,
@@ -105,9 +103,6 @@ def evaluate(
             first_seed=first_seed,
             with_frames=video is not None,
         )
-    finally:
-        torch.set_num_threads(threads)
-        evaluation.close()
     if video is not None:
         _write_gif(Path(video), played[0].frames, played[0].fps)
     returns = np.array([episode.total for episode in played])
@@ -126,6 +121,19 @@ def evaluate(
         **{name: value for name, value in metrics.items() if name not in {"return", "return_std"}},
         "returns": returns.tolist(),
     }
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Let torch compute with `number` threads, as in a training; 0 leaves their number as it is."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def bench(config: TrainingConfig) -> float:
