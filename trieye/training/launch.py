@@ -1,8 +1,8 @@
 """train, evaluate and bench: entry points of a project's commands; engines are imported only when needed."""
 
-import contextlib
 import json
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,8 +95,7 @@ def evaluate(
     if evaluator is not None:
         return evaluator(run_dir, which, episodes=episodes, first_seed=first_seed, video=video, device=device)
     policy = policy_of(run_dir, saved, device)
-    evaluation = Evaluation(policy.config.env)
-    with contextlib.closing(evaluation), _intra_op_threads(policy.agent.num_threads):
+    with closing(Evaluation(policy.config.env)) as evaluation, _threads(policy.agent.num_threads):
         played = evaluation.play(
             policy,
             episodes,
@@ -124,13 +123,13 @@ def evaluate(
     }
 
 
-@contextlib.contextmanager
-def _intra_op_threads(num_threads: int) -> Iterator[None]:
-    """Set the intra-op threads of torch; 0 keeps their number."""
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    """Let torch compute with `number` threads, as in a training; 0 leaves their number as it is."""
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(num_threads or before)
+    torch.set_num_threads(number or before)
     try:
         yield
     finally:
