@@ -177,16 +177,16 @@ def soak(root: Path, kind: str, *, jobs: int, kills: int) -> dict[str, Any]:
             for process in driver.left_behind():
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-    found = problems(notes(root), settled, completed(root), jobs)
-    found += [f"trials {', '.join(indices)} have the same values" for indices in repeated(root)]
+    messages = problems(notes(root), settled, completed(root), jobs)
+    messages += [f"trials {', '.join(indices)} have the same values" for indices in repeated(root)]
     if num_kills < kills:
-        found.append(f"the sweep ended after {num_kills} of {kills} kills")
+        messages.append(f"the sweep ended after {num_kills} of {kills} kills")
     if code:
-        found.append(f"the last relaunch ended with {code}: {(root / 'log').read_text(errors='replace')[-2000:]}")
+        messages.append(f"the last relaunch ended with {code}: {(root / 'log').read_text(errors='replace')[-2000:]}")
     starts = sum(note["what"] == "start" for note in notes(root))
     return {
         "completed": len(completed(root)), "kills": num_kills, "starts": starts, "orphans": orphans,
-        "took_s": round(time.monotonic() - began), "problems": found[:10],
+        "took_s": round(time.monotonic() - began), "problems": messages[:10],
     }  # fmt: skip
 
 

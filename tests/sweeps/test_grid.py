@@ -269,6 +269,7 @@ sizes = st.lists(st.integers(1, 3), min_size=1, max_size=4)
 increments = st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), max_size=3)
 
 
+@settings(max_examples=20)
 @given(sizes, increments)
 def test_every_growth_keeps_all_indices_and_adds_each_new_combination_once(lengths, steps):
     words = lambda: [f"k{at}={','.join(map(str, range(length)))}" for at, length in enumerate(lengths)]  # noqa: E731

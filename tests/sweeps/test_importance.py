@@ -1,10 +1,12 @@
 """Importance of the keys of a sweep for its objective."""
 
+import json
 import math
 import random
 
 import pytest
 
+from trieye.cli import main
 from trieye.sweeps.importance import Importance, importances
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.report import importance_table
@@ -64,3 +66,14 @@ def test_the_table_of_a_search_has_a_column_for_each_objective():
         ["0%", "100%"],
     ]
     assert importance_table(jobs[:5]) is None
+
+
+def test_jobs_whose_condition_excludes_a_key_do_not_count_with_its_default(sweep, capfd):
+    words = ["hydra.sweeper.kind=random", "hydra.sweeper.num_trials=10", "hydra.sweeper.when={cpus: {agent: ppo}}"]
+    jobs = sweep.search(lambda cfg: float(cfg.cpus), "+agent=dqn,ppo", "cpus=1,2,3", *words)
+    capfd.readouterr()
+    assert main(["results", "importance", str(sweep.directory), "--json"]) == 0
+    keys = {one["key"]: one["num_jobs"] for one in json.loads(capfd.readouterr().out)["keys"]}
+    num_configs = len(set(jobs))  # equal jobs are replicates
+    assert keys["agent"] == num_configs
+    assert keys["cpus"] == sum("+agent=ppo" in job for job in set(jobs)) < num_configs

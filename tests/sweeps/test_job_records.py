@@ -102,7 +102,7 @@ def test_attempts_on_the_disks_of_several_machines_are_counted_together(tmp_path
 def test_a_signal_after_the_end_of_a_job_does_not_make_it_run_again(tmp_path):
     job = RunningJob(tmp_path, 0, ["seed=1"])
     with pytest.raises(KeyboardInterrupt), job.running():
-        job.end("completed", objective=1.0)
+        job.end("completed", done=Done(0, 1.0))
         raise KeyboardInterrupt
     record = JobRecord.read(tmp_path)
     assert (record.state, record.objective) == ("completed", 1.0)

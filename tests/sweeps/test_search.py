@@ -287,7 +287,7 @@ WHEN = {"clip": {"agent": "ppo"}, "gae": {"agent": "ppo"}, "lam": {"gae": True}}
 CONDITIONAL = ["clip=interval(0.1,0.3)", "lam=interval(0,1)", "gae=true,false", "agent=dqn,ppo", "lr=interval(0,1)"]
 
 
-@pytest.mark.parametrize("kind", ["random", "tpe", "gp"])
+@pytest.mark.parametrize("kind", ["random", "tpe"])
 def test_a_conditional_dimension_is_drawn_only_where_it_exists(kind):
     space = SearchSpace.of(dimensions_of([*CONDITIONAL, "eps=7"]), {**WHEN, "eps": {"agent": "dqn"}})
     search = RandomSearch(space, 0)
@@ -313,7 +313,7 @@ def test_a_conditional_dimension_is_drawn_only_where_it_exists(kind):
 def test_a_condition_of_the_command_line_reaches_the_search(sweep):
     words = [
         "hydra.sweeper.kind=random",
-        "hydra.sweeper.num_trials=6",
+        "hydra.sweeper.num_trials=4",
         "hydra.sweeper.when={a.clip: {agent: [ppo, x]}}",
     ]
     jobs = sweep.search(lambda cfg: float("a" in cfg), "+agent=dqn,ppo", "+a.clip=1,2", *words)
@@ -353,13 +353,12 @@ def test_a_larger_budget_runs_completed_jobs_further(sweep, capfd):
 def test_a_grid_grows_and_raises_its_budget_in_one_start(sweep):
     task, words = lambda cfg: cfg.x + cfg.seed, ["hydra.sweeper.budget=[epochs]"]
     sweep.search(task, "+x=1,2", "+seed=0", *words)
-    sweep.search(task, "+x=1,2", "+seed=0,1", *words)
-    grown = sweep.search(task, "+epochs=9", "+x=1,2", "+seed=0,1,2", *words)
-    pairs = [(1, 0), (2, 0), (1, 1), (2, 1), (1, 2), (2, 2)]
+    grown = sweep.search(task, "+epochs=9", "+x=1,2", "+seed=0,1", *words)
+    pairs = [(1, 0), (2, 0), (1, 1), (2, 1)]
     assert grown == [("+epochs=9", f"+x={x}", f"+seed={seed}") for x, seed in pairs]
-    assert [sweep.record(index).attempt for index in range(6)] == [2, 2, 2, 2, 1, 1]
+    assert [sweep.record(index).attempt for index in range(4)] == [2, 2, 1, 1]
     with pytest.raises(ConfigurationError, match="a sweep can only grow"):
-        sweep.search(task, "+x=1,2", "+seed=0,1,2")  # epochs is not its budget, so it may not vanish
+        sweep.search(task, "+x=1,2", "+seed=0,1")  # epochs is not its budget, so it may not vanish
 
 
 PROGRAM = textwrap.dedent("""

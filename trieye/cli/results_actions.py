@@ -205,7 +205,8 @@ def importance(options: argparse.Namespace) -> int:
     selected = RunSelection(options)
     groups = selected.groups()
     figures = [statistics.aggregate(scores, selected.stat).value for scores in groups.scores(selected.scoring)]
-    shares = importances(groups.values, figures)
+    values = _without_inactive(groups)
+    shares = importances(values, figures)
     if options.json:
         selected.print_json({"keys": shares, "num_configs": int(np.isfinite(figures).sum())})
         return 0
@@ -222,9 +223,21 @@ def importance(options: argparse.Namespace) -> int:
 
         keys = [one.key for one in shares]
         name = f"{selected.scoring.name} ({selected.stat})"
-        _save(plots.parallel(groups.values, figures, keys, name, mode=selected.mode), options.output)
+        _save(plots.parallel(values, figures, keys, name, mode=selected.mode), options.output)
     selected.print_notes()
     return 0
+
+
+def _without_inactive(groups: RunGroups) -> list[dict[str, Any]]:
+    """Return the values of each group, without keys that exist only in other jobs of its sweep."""
+    firsts = [runs[0] for runs in groups.runs]
+    varying: dict[str, set[str]] = {}
+    for run in firsts:
+        varying.setdefault(run.sweep, set()).update(run.varied)
+    return [
+        {key: value for key, value in values.items() if key in run.varied or key not in varying[run.sweep]}
+        for run, values in zip(firsts, groups.values, strict=True)
+    ]
 
 
 def select(options: argparse.Namespace) -> int:
