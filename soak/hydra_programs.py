@@ -265,6 +265,12 @@ PROGRAMS: dict[str, tuple[dict[str, str], str, list[str]]] = {
 }  # fmt: skip
 """Files, entry point and axes of each program; each sweep has 24 jobs."""
 NUM_JOBS = 24
+RELAUNCH = ["-m", "trieye.cli", "sweep", "relaunch", "sweep"]
+
+
+def is_overloaded(root: Path) -> bool:
+    """Return whether the last driver ended because Ray did not start in time on a busy machine."""
+    return "error: Ray did not start" in (root / "log").read_text(errors="replace")[-500:]
 
 
 def soak(root: Path, name: str, backend: str, kills: int) -> dict[str, Any]:
@@ -283,13 +289,17 @@ def soak(root: Path, name: str, backend: str, kills: int) -> dict[str, Any]:
         while num_kills < kills:
             num_starts = sum(line["what"] == "start" for line in notes(root))
             if not await_starts(root, drivers[-1], num_starts + random.randint(1, NUM_JOBS // (kills + 1))):
-                break
+                if not is_overloaded(root):
+                    break
+                drivers.append(Driver(root, RELAUNCH, entry))
+                continue
             time.sleep(random.uniform(0.0, 1.0))
             drivers[-1].kill()
             num_kills += 1
             settled.append((time.monotonic(), completed(root)))
-            drivers.append(Driver(root, ["-m", "trieye.cli", "sweep", "relaunch", "sweep"], entry))
-        code = drivers[-1].process.wait(DEADLINE_S)
+            drivers.append(Driver(root, RELAUNCH, entry))
+        while (code := drivers[-1].process.wait(DEADLINE_S)) and is_overloaded(root):
+            drivers.append(Driver(root, RELAUNCH, entry))
     finally:
         for driver in drivers:
             driver.process.kill()

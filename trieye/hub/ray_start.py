@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trieye.config import RuntimeConfig
 from trieye.config.base import did_you_mean
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.hub.cluster import Node, unreachable
 from trieye.hub.ray_cluster import address_to_join, refuse_incompatible_nodes
 from trieye.hub.working_dir import project_of_program, stage
@@ -108,7 +108,13 @@ def _working_dir(runtime: RuntimeConfig) -> Path | None:
 def _start_ray(**options: Any) -> None:
     """Start a Ray that survives a scheduler's signal to every process of a job, until this process ends it."""
     with _preloaded("trieye.hub.ray_worker"), children_outlive_signals():
-        ray.init(address="local", **options)
+        try:
+            ray.init(address="local", **options)
+        except Exception as error:
+            if type(error) is not Exception:
+                raise
+            # Ray's error after 30 s on an overloaded machine has no type
+            raise TrieyeError(f"Ray did not start: {' '.join(str(error).split())} Try again with less load") from error
         atexit.register(_leave_at_once)  # runs before Ray's exit handler, which was registered first
         keep_token_private()
         node = getattr(ray._private.worker, "_global_node", None)  # noqa: SLF001 - docs/private_apis.md

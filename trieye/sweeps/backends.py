@@ -1,5 +1,7 @@
 """Backends: where the processes of a sweep's jobs run, by `hydra.launcher.backend`."""
 
+import os
+
 from trieye.config.launcher import Backend, LauncherConfig
 from trieye.config.packages import is_installed, require
 from trieye.exceptions import ConfigurationError
@@ -7,6 +9,9 @@ from trieye.process.progress import say
 from trieye.sweeps.pools import ThisProcess, WorkerPool
 from trieye.sweeps.slots import has_nvidia_driver, num_cores
 from trieye.sweeps.working import SweepContext
+
+_RAY_NOTICE = "A worker died or was killed"
+"""Notice of Ray that the sweep itself reports, in a line with the job."""
 
 
 def backend_of(options: LauncherConfig) -> Backend:
@@ -47,6 +52,7 @@ def pool_of(options: LauncherConfig, shared: SweepContext) -> WorkerPool:
         say("sweep: jobs see no GPU; hydra.launcher.num_gpus=1 gives each job one, 0.5 lets two jobs share one")
     if backend == "ray":
         require("ray", "hydra.launcher.backend=ray", "set hydra.launcher.backend=local")
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _RAY_NOTICE)  # read when Ray is imported
         from trieye.sweeps.in_ray import RayPool
 
         return RayPool(shared, options)
