@@ -61,13 +61,13 @@ def used() -> set[tuple[str, str]]:
     names in `getattr` and its kin, and names in texts such as the name of a logger.
     """
     sources = modules()
-    trees = {module: ast.parse(source) for module, source in sources.items()}
-    defined = {name for tree in trees.values() for node in ast.walk(tree) for name in _defined_by(node)}
+    nodes = {module: list(ast.walk(ast.parse(source))) for module, source in sources.items()}
+    defined = {name for own in nodes.values() for node in own for name in _defined_by(node)}
     return {
         (module, name)
-        for module, tree in trees.items()
+        for module, own in nodes.items()
         for name in [
-            *(name for node in ast.walk(tree) for name in _used_by(node, defined)),
+            *(name for node in own for name in _used_by(node, defined)),
             *_told_by_linter(sources[module]),
         ]
         if name not in DOCUMENTED

@@ -1,7 +1,6 @@
 """A default is defined once, in the model: a changed one takes effect, and no YAML file repeats one."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -13,6 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 import trieye
+from tests import warm
 from tests.changed_defaults import leaves
 from trieye.cli.new import answers_of, bake
 from trieye.config.base import models_in
@@ -39,10 +39,7 @@ def project(tmp_path_factory):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_changed_default_of_a_new_project_takes_effect(project, kind):
     program = Path(__file__).parent / "changed_defaults.py"
-    done = subprocess.run(
-        [sys.executable, program, f"agent={kind}"],
-        cwd=project, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(program.parents[1])},
-    )  # fmt: skip
+    done = warm.run([str(program), f"agent={kind}"], project, modules=warm.LIGHT)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     assert printed["differing"] == {}

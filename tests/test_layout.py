@@ -96,13 +96,19 @@ MODULES = {
 
 
 @functools.cache
+def nodes_of(path):
+    """Return all nodes of a module's syntax tree, the module first."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
 def imported(name):
     """Return every module that a module imports, inside functions and for type checkers, too."""
     return set(_imported(MODULES[name])) - {name}
 
 
 def _imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -265,7 +271,7 @@ def module_list():
     for room in ROOMS:
         lines += ["", f"## {room}", ""] if room in {room_of(name) for name in MODULES if "." in name} else []
         for path in (path for name, path in MODULES.items() if "." in name and room_of(name) == room):
-            module = ast.parse(path.read_text())
+            module = nodes_of(path)[0]
             if path.name != "__init__.py" or len(module.body) > 1:
                 lines.append(f"- `{path.relative_to(PACKAGE)}`: {ast.get_docstring(module).splitlines()[0]}")
     return "\n".join(lines) + "\n"
@@ -306,9 +312,8 @@ def test_type_checkers_know_the_public_names(name):
 
 def test_files_and_functions_stay_small():
     for path in MODULES.values():
-        text = path.read_text()
-        assert text.count("\n") <= 500, f"{path} is longer than 500 lines"
-        for node in ast.walk(ast.parse(text)):
+        assert path.read_text().count("\n") <= 500, f"{path} is longer than 500 lines"
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef):
                 doc = ast.get_docstring(node) or ""
                 assert node.end_lineno - node.lineno - doc.count("\n") <= 52, f"{path}: {node.name} is too long"

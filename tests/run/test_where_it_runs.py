@@ -10,6 +10,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests import warm
+
 CONFIG = """
 import sys, time, trieye
 config = trieye.TrieyeConfig(
@@ -61,8 +63,7 @@ def test_a_run_is_not_begun_again_in_a_subdirectory(tmp_path):
     done = program(tmp_path, CONFIG, TRAIN.replace("TOTAL", "3"))
     assert done.returncode == 0, done.stderr
     (below := tmp_path / "below" / "deeper").mkdir(parents=True)
-    command = [sys.executable, str(tmp_path / "program.py")]
-    done = subprocess.run(command, cwd=below, capture_output=True, text=True, timeout=120)
+    done = warm.run([str(tmp_path / "program.py")], below, modules=warm.RUN)
     assert done.returncode != 0
     assert f"run_name=first: this run exists in {tmp_path / 'data/app/runs/first'}" in done.stderr
     assert "data" not in [path.name for path in below.iterdir()]
@@ -186,13 +187,15 @@ except trieye.ConfigurationError as error:
 """
 
 
-@pytest.mark.parametrize("durability", ["process", "interval", "always"])
-def test_what_only_linux_has_is_not_needed(tmp_path, durability):
-    settings = CONFIG.replace('"data"}', f'"data", "durability": "{durability}"}}')
-    done = program(tmp_path, NO_LINUX, settings, EVERYTHING)
+def test_what_only_linux_has_is_not_needed(tmp_path):
+    parts = []
+    for durability in ("process", "interval", "always"):
+        settings = CONFIG.replace('"data"}', f'"data", "durability": "{durability}"}}')
+        parts += [settings.replace("first", durability), EVERYTHING]
+    done = program(tmp_path, NO_LINUX, *parts)
     assert done.returncode == 0, done.stderr
-    assert "everything is intact" in done.stdout
-    assert "replay storage 'shm' needs Linux; use storage='mmap'" in done.stdout
+    assert done.stdout.count("everything is intact") == 3
+    assert done.stdout.count("replay storage 'shm' needs Linux; use storage='mmap'") == 3
 
 
 def test_windows_is_refused_in_one_sentence():
