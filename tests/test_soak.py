@@ -45,8 +45,8 @@ SOAKS = {
     "a damaged run shows nothing wrong, says what is lost and goes on from its model":  # its log, and a shared part
         ("run_damage --damages 4 --seed 4 --runs killed --no-mlflow", lambda told: told["damages"] == 4),
     "random processes of one run show the points that the reference model shows":
-        ("supersession --sequences 12 --loggers Run SummaryWriter wandb --sinks-every 12",
-         lambda told: told["sequences"] == 12),
+        ("supersession --sequences 8 --loggers Run SummaryWriter wandb --sinks-every 8",
+         lambda told: told["sequences"] == 8),
     "no checkpoint holds a NaN that was injected, and the message names its source":
         ("nonfinite --injections 10 --ray 0", lambda told: len(told["of"]) > 5),
     "every environment step of explorers is counted once, in whatever order answers arrive":

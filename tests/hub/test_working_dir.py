@@ -120,19 +120,20 @@ import json, os, sys, ray
 def names():
     return [os.path.relpath(os.path.join(parent, name)) for parent, _, names in os.walk(".") for name in names]
 
-address, directory = sys.argv[1:]
+address, directory, what = sys.argv[1:]
 ray.init(address=address, runtime_env={"working_dir": directory})
-print(json.dumps([ray.get(ray.remote(names).remote()), ray.get_runtime_context().runtime_env["working_dir"]]))
+sent = ray.get_runtime_context().runtime_env["working_dir"]
+print("sent", json.dumps(sent if what == "address" else [sent, ray.get(ray.remote(names).remote())]))
 """
 
 
-def answer_of_worker(directory):
-    """Send a directory to a worker of the cluster, and return the files that it sees and the directory's address."""
+def sent_to_worker(directory, what):
+    """Send a directory to the cluster; return its `address`, or with `files` also the files that a worker sees."""
     import ray
 
-    command = [sys.executable, "-c", DRIVER, ray.get_runtime_context().gcs_address, directory]
+    command = [sys.executable, "-c", DRIVER, ray.get_runtime_context().gcs_address, directory, what]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return next(json.loads(line) for line in done.stdout.splitlines() if line.startswith("[["))
+    return next(json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("sent "))
 
 
 @pytest.mark.slow
@@ -147,10 +148,10 @@ def test_workers_of_ray_find_the_staged_files_and_the_same_files_have_the_same_a
     for path in project.rglob("*.py"):
         path.touch()
     stage(project, again)
-    answers = [answer_of_worker(directory) for directory in (tmp_path / "copy", again, project)]
-    (first, address), (_, same), (all_of_it, _) = answers
-    assert {*first} == sent
-    assert address == same
+    address, files = sent_to_worker(tmp_path / "copy", "files")
+    _, all_of_it = sent_to_worker(project, "files")
+    assert {*files} == sent
+    assert sent_to_worker(again, "address") == address
     assert (again / "run.sh").stat().st_mode & 0o777 == 0o755
     assert "link.txt" in all_of_it, "Ray itself follows links: docs/cluster.md could say less"
 
