@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Container, Sequence
+from functools import lru_cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Self
@@ -20,6 +21,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trieye.config.hydra.launch import launch_info
+from trieye.config.packages import import_directories
 from trieye.config.redaction import redacted, redacted_text
 from trieye.files.atomic import write_atomic
 from trieye.process.progress import say
@@ -152,7 +154,7 @@ class Provenance(BaseModel):
             user=_user(),
             commit=commit,
             python=platform.python_version(),
-            packages=_packages(),
+            packages=_packages(import_directories()),
             machine=_machine(),
             job={name: os.environ[name] for name in _JOB if name in os.environ},
             sources=_sources(),
@@ -288,7 +290,8 @@ def _user() -> str:
         return str(os.getuid()) if hasattr(os, "getuid") else ""
 
 
-def _packages() -> dict[str, str]:
+@lru_cache(maxsize=1)
+def _packages(_directories: tuple[tuple[str, int], ...]) -> dict[str, str]:
     paths = [path for path in sys.path if "thirdparty_files" not in path]  # without the packages that Ray vendors
     # only two headers: parsing all of them as an email takes a tenth of a second for 200 packages
     texts = ((info.read_text("METADATA") or info.read_text("PKG-INFO") or "") for info in distributions(path=paths))
@@ -311,8 +314,13 @@ def _sources(skip: Container[str] = ()) -> dict[str, str]:
         if name in skip:
             continue
         with contextlib.suppress(OSError):
-            hashes[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+            hashes[name] = _hash(file, Path(file).stat().st_mtime_ns)
     return dict(list(hashes.items())[:MAX_SOURCES])
+
+
+@lru_cache(maxsize=10 * MAX_SOURCES)
+def _hash(file: str, _modified_ns: int) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
 
 
 def _machine() -> Machine:
