@@ -26,8 +26,8 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "trieye needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@echo "Installing trieye and what it needs into .venv (a few minutes the first time) ..."
 	@$(PYTHON) -m venv .venv
-	@# the pip of Python 3.11 takes twice as long
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade pip
+	@# the pip of Python 3.11 takes twice as long, but will do
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --upgrade pip || true
 	@# what is imported is compiled then: compiling all of it first takes longer than to install it
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
