@@ -170,7 +170,7 @@ def test_the_config_is_shown_also_where_a_run_with_it_would_be_refused_which_is_
         (["-m", "--cfg", "job"], "error: --multirun and --cfg cannot be combined; choose one\n"),
         (["--resolve"], "error: --resolve requires --cfg; type --cfg job --resolve\n"),
         (["--cfg", "job", "seed=1,2"], "error: seed=1,2: more than one value; add -m to run a job for each, "),
-        (["-m", "seed=1,2", f"run_name={'x' * 198}"], "error: run_name 'xxx"),
+        (["-m", "seed=1,2", "hydra/launcher=basic", f"run_name={'x' * 198}"], "error: run_name 'xxx"),
     ],
 )
 def test_flags_and_values_that_do_not_go_together_are_refused(project, flags, message):
