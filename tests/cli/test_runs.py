@@ -45,6 +45,7 @@ def runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def command(*words):
+        capsys.readouterr()
         code = main(["runs", *map(str, words)])
         output = capsys.readouterr()
         return code, output.out, output.err
