@@ -136,10 +136,12 @@ def make_config(tmp_path):
 
 @pytest.fixture(scope="session")
 def ray_cluster():
-    """Start one Ray for all tests that need it."""
+    """Start one Ray for all tests that need it; it sets the number of threads of its workers."""
     import ray
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, namespace="trieye", log_to_driver=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        ray.init(address="local", num_cpus=2, include_dashboard=False, namespace="trieye", log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -73,5 +73,8 @@ _MODULE = "hydra_plugins.trieye.sweeps"
 _store = ConfigStore.instance().store
 # the store of a worker process may arrive from the driver with these configs in it; Hydra 1.3 replaces them anyway
 _replace: dict[str, Any] = {"replace": True} if "replace" in _store.__annotations__ else {}
-_store("trieye", {"_target_": f"{_MODULE}.TrieyeLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye", **_replace)
+for _name in ("trieye", "trieye_ray"):  # the earlier name, in the config files of existing projects
+    _store(
+        _name, {"_target_": f"{_MODULE}.TrieyeLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye", **_replace
+    )
 _store("trieye", {"_target_": f"{_MODULE}.TrieyeSweeper", **SWEEPER}, "hydra/sweeper", provider="trieye", **_replace)

@@ -314,6 +314,8 @@ ITS_OWN = {
     "testing/training_contracts.py",
     "training/exploring/in_ray.py",
     "training/exploring/collective.py",
+    "sweeps/fork_server.py",
+    "sweeps/local.py",
     "sweeps/working.py",
 }
 """Read what the same run has pickled: no files, and over a connection only what has the key of the run."""

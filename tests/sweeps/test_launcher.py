@@ -160,8 +160,12 @@ def test_a_job_that_runs_too_long_is_stopped_and_not_restarted(sweep_on, monkeyp
 def test_a_local_job_above_its_memory_limit_is_stopped_and_not_restarted(sweep):
     def task(cfg):
         if cfg.what == "large":
-            child = [sys.executable, "-c", "x = bytearray(600 * 2**20); x[::4096] = b'1' * len(x[::4096]); input()"]
-            subprocess.run(child, check=True, stdin=subprocess.PIPE)
+            child = [
+                sys.executable,
+                "-c",
+                "x = bytearray(600 * 2**20); x[::4096] = b'1' * len(x[::4096]); import time; time.sleep(60)",
+            ]
+            subprocess.run(child, check=True)
         return 1
 
     sweep.backend = "local"

@@ -255,7 +255,7 @@ def _status(record: JobRecord, directory: Path) -> str:
 def _params(output_dir: Path, record: JobRecord | None) -> dict[str, Any]:
     """Return the config of a job by dotted name, without secrets; only its overrides if Hydra stored no config."""
     try:
-        config = yaml.load((output_dir / HYDRA / "config.yaml").read_bytes(), _LOADER)  # noqa: S506 - a safe loader
+        config = _yaml_of(output_dir / HYDRA / "config.yaml")
         return dict(leaves(redacted(config))) if isinstance(config, dict) else {}
     except (OSError, yaml.YAMLError):
         pairs = (word.partition("=") for word in (record.overrides if record is not None else ()))
@@ -265,7 +265,7 @@ def _params(output_dir: Path, record: JobRecord | None) -> dict[str, Any]:
 def overrides_of(directory: Path) -> dict[str, str]:
     """Return the overrides in the `.hydra` of a job, by key; empty if there are none."""
     try:
-        words = yaml.load((directory / HYDRA / "overrides.yaml").read_bytes(), _LOADER)  # noqa: S506 - a safe loader
+        words = _yaml_of(directory / HYDRA / "overrides.yaml")
     except (OSError, yaml.YAMLError):
         return {}
     pairs = (str(word).partition("=") for word in words or ())
@@ -276,10 +276,19 @@ def overrides_of(directory: Path) -> dict[str, str]:
 def program_of(directory: Path) -> str:
     """Return the name of the program of a job, `hydra.job.name`; the name of its directory if it is not recorded."""
     try:
-        config = yaml.load((directory / HYDRA / "hydra.yaml").read_bytes(), _LOADER)  # noqa: S506 - a safe loader
+        config = _yaml_of(directory / HYDRA / "hydra.yaml")
         return str(config["hydra"]["job"]["name"])
     except (OSError, yaml.YAMLError, KeyError, TypeError):
         return directory.name
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _yaml_of(path: Path) -> Any:
+    """Return the content of a YAML file; the loader in C takes a tenth of the time of `yaml.safe_load`."""
+    loader = _LOADER(path.read_bytes())
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()

@@ -34,7 +34,7 @@ from trieye.config.hydra.keys import (
     tag_of,
 )
 from trieye.config.hydra.loader import NOT_COMPOSED, Loader
-from trieye.renames import CHOICES, renamed_field
+from trieye.renames import renamed_field
 
 _BOUNDS = {
     "minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<",
@@ -332,8 +332,7 @@ class Diagnosis:
             yield f"{line}: {group} takes a list; type {group}=[] for none {choices}"
         for option in value if isinstance(value, list) else [] if value is None else [value]:
             if str(option).removesuffix(".yaml") not in options:
-                rename = CHOICES.get(f"{group}={option}")
-                hint = did_you_mean(str(option), options) if rename is None else f"; {rename}"
+                hint = did_you_mean(str(option), options)
                 yield f"{line}: unknown option {_shown(option)} of {group}{hint} {choices}"
         if override.is_add() and name in entries:
             yield f"{line}: {name} is already in the defaults list; type {str(line).lstrip('+')}"

@@ -33,6 +33,7 @@ from trieye.config.locations import REFERENCE_FORMS, is_reference
 from trieye.config.persistence import PersistenceConfig
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
+from trieye.renames import CHOICES
 
 _SPACE = "tune.space."
 
@@ -58,6 +59,8 @@ def check_keys(overrides: Sequence[str], config_type: type[Config]) -> None:
     Raises:
         ConfigurationError: Keys are unknown; the message has a line for each.
     """
+    if renamed := [str(CHOICES[word]) for word in overrides if word in CHOICES]:  # files may use the old name
+        raise ConfigurationError("\n".join(renamed))
     items = parsed(overrides, config_type)
     complaints = [complaint for item in items if (complaint := absent_key(item, config_type)) is not None]
     keys = [item for item in items if field_at(config_type, str(item.key_or_group).split(".")) is not None]
