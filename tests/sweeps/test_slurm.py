@@ -225,6 +225,11 @@ def test_a_pending_or_running_array_is_not_submitted_again(slurm):
         submit_jobs(Path("sweep"), [5], options())
     (slurm / "queue").unlink()
     assert submit_jobs(Path("sweep"), [5], options()).tasks == [[5]]
+    (slurm / "squeue").write_text(
+        "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1\n"
+    )
+    with pytest.raises(ConfigurationError, match=r"squeue does not answer, so its Slurm array 4711 may still run"):
+        submit_jobs(Path("sweep"), [5], options())
 
 
 def test_the_status_of_jobs_follows_the_queue(slurm):

@@ -55,7 +55,13 @@ def submit_jobs(directory: Path, indices: Sequence[int], options: LauncherConfig
     size = options.slurm.jobs_per_task
     tasks = [list(indices[begin : begin + size]) for begin in range(0, len(indices), size)]
     before = SlurmArray.read(directory)
-    if before is not None and (states := before.states()):
+    states = {} if before is None else before.states()
+    if before is not None and states is None:
+        raise ConfigurationError(
+            f"{directory}: squeue does not answer, so its Slurm array {before.id} may still run; try again later, or "
+            f"delete {directory / before.FILE} after the array has ended"
+        )
+    if before is not None and states:
         raise ConfigurationError(
             f"{directory}: {len(states)} tasks of its Slurm array {before.id} are still pending or running; wait for "
             f"them (`trieye sweep status {directory}`), or cancel them (`scancel {before.id}`) and try again"
