@@ -114,7 +114,7 @@ def on_a_terminal(code, **variables):
 @pytest.mark.parametrize("chosen", ["", "ray.util.rpdb._driver_set_trace"])  # which Ray sets in a driver
 def test_breakpoint_has_the_terminal_until_the_debugger_is_left(chosen):
     with on_a_terminal(DEBUGGED, PYTHONBREAKPOINT=chosen) as (terminal, process):
-        assert "<string>(8)<module>()" in read_until(terminal, r"\(Pdb\) $")
+        assert re.search(r"<string>\([78]\)<module>\(\)", read_until(terminal, r"\(Pdb\) $"))  # 7 since Python 3.13
         for _ in range(3):  # over an update of the bar, and into the next step
             time.sleep(0.3)  # a bar would draw itself
             assert not select.select([terminal], [], [], 0)[0]

@@ -54,7 +54,8 @@ class LauncherConfig(StrictModel):
     backend: Backend | None = Field(
         default=None,
         description="ray = processes of Ray, on this machine or a cluster; local = processes of this machine, without "
-        "Ray; slurm = tasks of a Slurm array; null = ray if it is installed, else local.",
+        "Ray; slurm = tasks of a Slurm array; null = ray if the program's runtime.kind is ray or cluster, or address "
+        "or resources are set, else local.",
     )
     num_jobs: int | None = Field(
         default=None, ge=1, description="Maximum number of parallel jobs; null = limited by resources only."

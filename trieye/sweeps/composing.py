@@ -1,6 +1,5 @@
 """Composition of job configs: jobs that only set values share a composed config, which saves 90 % of the time."""
 
-import copy
 from collections.abc import Sequence
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -31,10 +30,10 @@ def shared_base(loader: ConfigLoader, sweep: DictConfig) -> DictConfig | None:
 
 
 def with_values(base: DictConfig, loader: ConfigLoader, overrides: Sequence[str]) -> DictConfig | None:
-    """Return a copy of a base with the overrides of a job, equal to `loader.load_sweep_config`.
+    """Return a base with the overrides of a job, equal to `loader.load_sweep_config`.
 
     Args:
-        base: The result of `shared_base`.
+        base: A copy of the result of `shared_base`, which is changed unless None is returned.
         loader: The config loader of the program.
         overrides: The overrides; None is returned if they are more than new values of existing keys.
     """
@@ -42,11 +41,10 @@ def with_values(base: DictConfig, loader: ConfigLoader, overrides: Sequence[str]
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     if not all(_sets_value(override, loader) for override in parsed):
         return None
-    config = copy.deepcopy(base)
-    ConfigLoaderImpl._apply_overrides_to_config(parsed, config)  # noqa: SLF001 - docs/private_apis.md
-    config.hydra.overrides.task = [override.input_line for override in parsed]
-    set_override_dirname(config.hydra.job, parsed)
-    return config
+    ConfigLoaderImpl._apply_overrides_to_config(parsed, base)  # noqa: SLF001 - docs/private_apis.md
+    base.hydra.overrides.task = [override.input_line for override in parsed]
+    set_override_dirname(base.hydra.job, parsed)
+    return base
 
 
 def _sets_value(override: Override, loader: ConfigLoaderImpl) -> bool:

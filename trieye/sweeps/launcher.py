@@ -130,9 +130,7 @@ class SweepExecution:
             return self._run_on_slurm(queue, size)
         try:
             with (
-                SweepProgress(
-                    self.directory, size, self._shared.varying, location=location_of(self.options)
-                ) as progress,
+                self._progress(size) as progress,
                 contextlib.closing(pool_of(self.options, self._shared)) as pool,
             ):
                 try:
@@ -156,9 +154,12 @@ class SweepExecution:
         interrupt.tell(say)
         raise interrupt
 
+    def _progress(self, size: int | None) -> SweepProgress:
+        location = location_of(self.options, self.config)
+        return SweepProgress(self.directory, size, self._shared.varying, location=location)
+
     def _run_on_slurm(self, queue: JobQueue, size: int | None) -> list[Done]:
-        location = location_of(self.options)
-        with SweepProgress(self.directory, size, self._shared.varying, location=location) as progress:
+        with self._progress(size) as progress:
             jobs = list(iter(lambda: self._next(queue, progress), None))
             options = self.options
             if self._varies and jobs:  # a task of the array may run any of the jobs

@@ -1,5 +1,6 @@
 """Run a job of a sweep in this process: compose its config, run its program, record its outcome."""
 
+import copy
 import os
 import pickle
 import sys
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, run_job, setup_globals
@@ -56,10 +56,16 @@ class SweepContext:
     varying: tuple[str, ...] = ()
     base: DictConfig | None = None
 
-    def composed(self, index: int, overrides: Sequence[str]) -> DictConfig:
-        """Compose the config of a job."""
-        loader = self.context.config_loader
-        config = None if self.base is None else with_values(self.base, loader, overrides)
+    def composed(self, index: int, overrides: Sequence[str], *, is_last: bool = False) -> DictConfig:
+        """Compose the config of a job.
+
+        Args:
+            index: Index of the job.
+            overrides: Overrides of the job.
+            is_last: Whether this context composes no other config; the base is then changed instead of copied.
+        """
+        loader, base = self.context.config_loader, self.base if is_last else copy.deepcopy(self.base)
+        config = None if base is None else with_values(base, loader, overrides)
         if config is None:
             config = loader.load_sweep_config(self.config, list(overrides))
         with open_dict(config):
@@ -117,7 +123,7 @@ def work(
         if completed is not None:
             return Done(index, completed.objective)
         if not is_own_process:
-            return _ended(shared, _result(shared, index, overrides, config), job)
+            return _ended(shared, _result(shared, index, overrides, config, is_own_process=False), job)
         setup_globals()
         # keep the plugins of this process, whose modules would otherwise be executed for each job (12 ms); the rest of
         # the state arrived with this job
@@ -126,7 +132,8 @@ def work(
         shared.working_dir.mkdir(parents=True, exist_ok=True)  # may be missing on another machine
         os.chdir(shared.working_dir)
         with printing_to(directory / OUTPUT):
-            return portable(_ended(shared, _result(shared, index, overrides, config), job))
+            done = _result(shared, index, overrides, config, is_own_process=True)
+            return portable(_ended(shared, done, job))
 
 
 def _ended(shared: SweepContext, done: Done, job: RunningJob) -> Done:
@@ -138,10 +145,12 @@ def _ended(shared: SweepContext, done: Done, job: RunningJob) -> Done:
     return replace(done, record=job.record, run_dir=job.run_dir)
 
 
-def _result(shared: SweepContext, index: int, overrides: Sequence[str], config: Composed | None) -> Done:
+def _result(
+    shared: SweepContext, index: int, overrides: Sequence[str], config: Composed | None, *, is_own_process: bool
+) -> Done:
     returned: JobReturn | None = None
     try:
-        config = shared.composed(index, overrides) if config is None else config
+        config = shared.composed(index, overrides, is_last=is_own_process) if config is None else config
         _link_output(shared.directory / str(index), config)
         returned = _run(shared, overrides, config)
         return Done(index, value=returned.return_value, returned=returned)
@@ -169,7 +178,6 @@ def _run(shared: SweepContext, overrides: Sequence[str], config: DictConfig) -> 
     if (tags := OmegaConf.select(config, "tags")) is not None and shared.varying:
         with open_dict(config):
             tags.setdefault("mlflow.runName", " ".join(shown(overrides, shared.varying)))
-    HydraConfig.instance().set_config(config)
     return run_job(
         hydra_context=shared.context,
         config=config,
