@@ -127,3 +127,18 @@ def test_the_numbers_of_a_return_value_have_names():
     assert Done(0, {"a": 1, "b": True, "c": "x", "d": 2.5}).numbers == {"a": 1.0, "d": 2.5}
     assert Done(0, (1, 2.0)).numbers == {"objective_0": 1.0, "objective_1": 2.0}
     assert Done(0, 3.0).numbers == {}
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [({"a": 1.0, "b": 2.0}, "2 numbers: a, b"), (None, "None"), ("3.5", "a value of type str")],
+)
+def test_a_search_refuses_jobs_that_return_no_number_to_compare_at_the_first_job(sweep, returned, shown):
+    with pytest.raises(ConfigurationError, match=rf"one number, but the job returned {shown}; return a number"):
+        sweep.search(lambda _: returned, "+x=interval(0,1)", "hydra.sweeper.kind=optuna")
+    assert sweep.states(2) == ["failed", None]
+
+
+def test_a_search_accepts_a_dict_with_one_number(sweep):
+    words = ["hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=2"]
+    assert len(sweep.search(lambda cfg: {"loss": cfg.x}, "+x=interval(0,1)", *words)) == 2

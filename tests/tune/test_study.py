@@ -152,8 +152,9 @@ def test_a_study_that_is_interrupted_goes_on_stops_what_is_behind_and_its_best_c
     assert "was started with tune.num_trials=4 and cannot resume with 3" in refused
     grown = project.run(*words, "tune.num_trials=5", "sinks=[mlflow]", has_ray=True)
     assert "study: grows from 4 to 5 trials" in grown
+    assert "4 completed before" in grown
     assert project.statuses("first").keys() == set(range(5))
-    assert "remove either" in project.run(*words, "-m", code=2)
+    assert "remove tune or -m" in project.run(*words, "-m", code=2)
     project.cli("sweep", "status", "multirun/first")
     assert "pace" in project.cli("results", "table", "multirun/first", "--by", "walk.pace")
     assert "has no grid: it is a search or a study" in project.cli("sweep", "show", "1", "-d", "multirun/first", code=2)

@@ -31,18 +31,21 @@ class Objectives:
         scope: `return`, or the points of `loop.objective` to use: `last`, `best` or `mean:K`.
         modes: Whether a higher or lower value of each objective is better; empty for a single objective.
         mode: Whether a higher or lower value of a single objective is better; None: `loop.mode` of the run.
+        is_needed: Whether a search chooses its next jobs by the objectives.
     """
 
     scope: str = "return"
     modes: tuple[str, ...] = ()
     mode: str | None = None
+    is_needed: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "Objectives":
         """Return the objectives of the options of `hydra/sweeper=trieye`."""
         mode = options.get("mode")
         modes = () if mode is None or isinstance(mode, str) else tuple(mode)
-        return cls(str(options.get("objective", "return")), modes, mode if isinstance(mode, str) else None)
+        scope, single = str(options.get("objective", "return")), mode if isinstance(mode, str) else None
+        return cls(scope, modes, single, is_needed=options.get("kind") == "optuna")
 
     def applied(self, done: Done, run_dir: Path | None) -> Done:
         """Return the outcome of a completed job with its objectives as value, or with an `ObjectiveError`.
@@ -58,6 +61,12 @@ class Objectives:
                 self._check(done)
             elif self.scope != "return":
                 return replace(done, value=self._of_points(run_dir))
+            elif self.is_needed and done.number is None and len(done.numbers) != 1:
+                raise ObjectiveError(
+                    f"hydra.sweeper.kind=optuna compares jobs by one number, but the job returned {_shown(done)}; "
+                    f"return a number, or set {_MODE}=[max,min] to compare them by two, or {_SCOPE}=last to use the "
+                    "points of a trieye run"
+                )
         except TrieyeError as error:
             return replace(done, error=error)
         return done
@@ -92,6 +101,12 @@ class Objectives:
         match = _MEAN.fullmatch(self.scope)
         last = values[-int(match[1]) :] if match is not None else values
         return sum(last) / len(last)
+
+
+def _shown(done: Done) -> str:
+    if done.numbers:
+        return f"{len(done.numbers)} numbers: {', '.join(done.numbers)}"
+    return "None" if done.value is None else f"a value of type {type(done.value).__name__}"
 
 
 def _values(run_dir: Path, metric: str) -> list[float]:

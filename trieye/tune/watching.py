@@ -52,6 +52,11 @@ class StudyMonitor:
         self._process = ProcessIdentity.current().as_mapping()
         self.has_reached_target = False
         self.retryable: set[int] = set()
+        for index in range(size):
+            with suppress(SerializationError):  # damaged: see `_begun`
+                record = JobRecord.read(directory / str(index))
+                if record is not None and record.state in ("completed", "pruned"):
+                    self.progress.skipped(self._job(record), Done(index))
 
     def started(self, trial: Any) -> None:
         """Record that a trial has started or resumed."""
