@@ -66,6 +66,12 @@ class Sweep:
         return [record and record.state for record in records]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _plugins():
+    """Import the plugins of Hydra before a test saves its state: Hydra 1.4 imports them once in a process."""
+    Plugins.instance()
+
+
 @pytest.fixture
 def sweep(tmp_path, hydra_restore_singletons):
     return Sweep(tmp_path / "sweep")
