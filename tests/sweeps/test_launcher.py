@@ -135,7 +135,7 @@ def test_local_jobs_share_gpus_and_see_only_their_own(sweep, monkeypatch):
     assert sorted(values(sweep.launch(task, [f"what={n}" for n in range(4)], *options))) == ["3", "3", "GPU-5", "GPU-5"]
     sweep.directory = sweep.directory.with_name("without")
     assert values(sweep.launch(lambda _: os.environ["CUDA_VISIBLE_DEVICES"], ["what=x"])) == [""]
-    with pytest.raises(InstantiationException, match=r"num_gpus=1.5: above 1, only whole GPUs"):
+    with pytest.raises((InstantiationException, ConfigurationError), match=r"num_gpus=1.5: above 1, only whole GPUs"):
         sweep.launch(done, ["what=x"], "hydra.launcher.num_gpus=1.5")
 
 

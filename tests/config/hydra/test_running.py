@@ -8,19 +8,21 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
 import trieye
 from trieye.config import TrieyeConfig
+from trieye.config.hydra.schema import BEFORE_1_4
 
 
 @pytest.fixture
 def compositions(monkeypatch):
     """Count the compositions of this process."""
-    counted: list[str] = []
-    compose = ConfigLoaderImpl.load_configuration
+    counted: list[object] = []
+    name = "load_configuration" if BEFORE_1_4 else "_load_configuration"  # which jobs of a sweep call, too
+    compose = getattr(ConfigLoaderImpl, name)
 
-    def counting(self, config_name, overrides, *arguments, **options):
-        counted.append(" ".join(overrides))
-        return compose(self, config_name, overrides, *arguments, **options)
+    def counting(self, *arguments, **options):
+        counted.append((arguments, options))
+        return compose(self, *arguments, **options)
 
-    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counting)
+    monkeypatch.setattr(ConfigLoaderImpl, name, counting)
     return counted
 
 
@@ -96,7 +98,8 @@ def test_the_records_of_a_run_are_those_of_hydra(start, project, monkeypatch):
     hydra = yaml.safe_load((records / "hydra.yaml").read_text())["hydra"]
     assert "hydra.job.env_copy=[COPIED]" in hydra["overrides"]["hydra"]
     assert "hydra.mode=RUN" in hydra["overrides"]["hydra"]
-    assert hydra["job"]["override_dirname"] == "+tags.a=b,run_name=x,runtime=local,seed=3"
+    name = "+tags.a=b,run_name=x,runtime=local,seed=3" if BEFORE_1_4 else "${hydra_override_dirname:}"
+    assert hydra["job"]["override_dirname"] == name
     assert hydra["job"]["env_set"] == {"COPIED": "value"}
     assert (hydra["job"]["num"], hydra["job"]["id"]) == ("???", "???")
     assert hydra["runtime"]["output_dir"] == str(records.parent)
