@@ -1,8 +1,11 @@
+from pathlib import Path
+
 import pytest
 from omegaconf import OmegaConf
 
 from trieye.config.launcher import LauncherConfig
 from trieye.sweeps.backends import backend_of
+from trieye.sweeps.working import SweepContext
 
 
 @pytest.mark.parametrize(
@@ -20,4 +23,5 @@ from trieye.sweeps.backends import backend_of
     ],
 )
 def test_jobs_run_in_ray_by_default_only_if_they_use_it(options, config, backend):
-    assert backend_of(LauncherConfig(**options), OmegaConf.create(config)) == backend
+    shared = SweepContext(None, OmegaConf.create(config), lambda _: None, {}, Path(), Path())
+    assert backend_of(LauncherConfig(**options), runs_in_ray=shared.runs_in_ray) == backend

@@ -3,9 +3,9 @@
 Create tables, curves, comparisons and reports from many runs.
 
 SOURCE is the name or directory of a run, an app or a sweep, the sweep or output directory of any Hydra program, a
-TensorBoard directory, or an MLflow store (sqlite:///mlflow.db or mlruns). Without SOURCE, the newest sweep below
-multirun/ is used, or else the only app. Seeds are replicates. Each figure has its sample size, the number of missing
-runs, and, for two or more runs, a bootstrap confidence interval.
+TensorBoard directory, an MLflow store (sqlite:///mlflow.db or mlruns), or a Parquet file of `trieye results export`.
+Without SOURCE, the newest sweep below multirun/ is used, or else the only app. Seeds are replicates. Each figure has
+its sample size, the number of missing runs, and, for two or more runs, a bootstrap confidence interval.
 
 Examples:
   trieye results table

@@ -324,8 +324,6 @@ def page_of(selected: RunSelection, *, directory: Path | None) -> str:
 
 def export(options: argparse.Namespace) -> int:
     """Write the points of all runs as one table."""
-    from trieye.results.conversion import write_table
-
     results = select_runs(load(sources_of(options)), options.where, strict=options.strict)
     metrics = None if options.metric is None else [name.strip() for name in options.metric.split(",")]
     if metrics is not None:
@@ -333,13 +331,12 @@ def export(options: argparse.Namespace) -> int:
         for name in metrics:
             if name not in logged_metrics:
                 raise ConfigurationError(f"--metric {name}: no run logged it{did_you_mean(name, logged_metrics)}")
-    points = results.to_arrow(metrics)
-    write_table(points, options.output)
+    num_points = results.export(options.output, metrics)
     if options.json:
-        counts = {"num_points": points.num_rows, "num_runs": len(results)}
+        counts = {"num_points": num_points, "num_runs": len(results)}
         print_json("results.export", {"path": options.output.absolute(), **counts, "problems": results.problems})
         return 0
-    print(f"{points.num_rows:,} points of {len(results)} runs written to {options.output}")
+    print(f"{num_points:,} points of {len(results)} runs written to {options.output}")
     for text in results.problems:
         print(text, file=sys.stderr)
     return 0

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trieye.config.base import did_you_mean
 from trieye.config.packages import load
 from trieye.exceptions import ConfigurationError
+from trieye.results import selection
 from trieye.results.aligned import AlignedCurves
 from trieye.results.runs import LoadedRun, Series, typed
 from trieye.results.selection import MISSING
@@ -24,16 +25,17 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 Values = Mapping[str, Any]
 
 
-def table(runs: Sequence[LoadedRun], params: Sequence[Values], points: Sequence[Mapping[str, Series]]) -> pa.Table:
+def table(runs: Sequence[LoadedRun], points: Sequence[Mapping[str, Series]]) -> pa.Table:
     """Return points as one long table: run, metric, seed, varying parameters, step, value and wall_time.
 
     A parameter with the name of another column becomes `param.<name>`.
 
     Args:
         runs: The runs.
-        params: Varying parameters of each run.
         points: The points of each run.
     """
+    varied = selection.varying(runs)
+    keys = list(dict.fromkeys([*selection.compared_by(runs), *varied, *selection.identifying(runs, varied)]))
     parts = [(number, name, series) for number, by_name in enumerate(points) for name, series in by_name.items()]
     lengths = [len(series.steps) for _, _, series in parts]
     names = list(dict.fromkeys(name for _, name, _ in parts))
@@ -44,11 +46,11 @@ def table(runs: Sequence[LoadedRun], params: Sequence[Values], points: Sequence[
         "metric": _labels(metrics, names),
         "seed": pa.array([run.seed for run in runs], pa.int64()).take(pa.array(codes)),
     }
-    for key in params[0] if params else ():
+    for key in keys:
         name = key
         while name in columns or name in _POINT:
             name = f"param.{name}"
-        columns[name] = plain([values[key] for values in params]).take(pa.array(codes))
+        columns[name] = plain([selection.value_of(run, key) for run in runs]).take(pa.array(codes))
     for field, name in enumerate(_POINT):
         arrays = [series[field] for _, _, series in parts]
         columns[name] = np.concatenate(arrays) if arrays else np.zeros(0)
@@ -124,3 +126,35 @@ def xarray_of(curve: AlignedCurves, name: str, x: str, configs: Sequence[Values]
     along = {key: ("config", [None if one[key] is MISSING else one[key] for one in configs]) for key in keys}
     coords = {"config": np.arange(len(configs)), "seed": list(seeds), x: curve.x, **along}
     return xarray.DataArray(curve.y, dims=("config", "seed", x), coords=coords, name=name)
+
+
+def rliable_scores(
+    results: Any, metric: str | Sequence[str], algorithm: str, task: str | None, *, last: float, steps: int | None
+) -> dict[str, NDArray[np.float64]]:
+    """Implement `to_rliable` of `Results`, which imports this module."""
+    tasks = [None] if task is None else list(results.split(task))
+    scores = {}
+    for name, runs in results.split(algorithm).items():
+        parts = [runs] if task is None else [_of_task(runs, task, one) for one in tasks]
+        columns = [_by_seed(part, metric, last, steps, f"{algorithm}={name}") for part in parts]
+        seeds = sorted(set.intersection(*(set(column) for column in columns)))
+        if not seeds:
+            raise ConfigurationError(f"{algorithm}={name}: no seed has a score of {metric} in every task")
+        scores[str(name)] = np.array([[column[seed] for column in columns] for seed in seeds])
+        for seed in sorted(set().union(*columns) - set(seeds)):
+            results.note(f"{algorithm}={name}", f"seed {seed} is skipped, because it lacks a score in a task")
+    return scores
+
+
+def _of_task(runs: Any, task: str, value: Any) -> Any:
+    return runs.split(task).get(value, runs.where({f"{task}__in": []}, strict=True))
+
+
+def _by_seed(runs: Any, metric: str | Sequence[str], last: float, steps: int | None, name: str) -> dict[int, float]:
+    if len(runs.configs) > 1:
+        differ = ", ".join(runs.configs[0])
+        raise ConfigurationError(f"{name}: its {len(runs.configs)} configs differ in {differ}; select one with where()")
+    if not len(runs):
+        return {}
+    scores = runs.values(metric, last=last, steps=steps)
+    return {seed: float(value) for seed, value in zip(runs.seeds, scores[0], strict=True) if not np.isnan(value)}

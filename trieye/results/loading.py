@@ -9,6 +9,7 @@ from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.run_files import RUN_RECORD
 from trieye.results.event_files import OF_ADD_HPARAMS, EventDirectories, event_files
+from trieye.results.exported import ExportedRuns, is_exported
 from trieye.results.job_directories import HYDRA, HydraJob, JobDirectories, overrides_of, program_of
 from trieye.results.mlflow_files import FileStore, is_file_store
 from trieye.results.mlflow_store import MlflowStore, is_sqlite
@@ -36,7 +37,8 @@ def load(places: Place | Iterable[Place]) -> Results:
 
     Args:
         places: The directory of a run, an app, all apps or a sweep; a TensorBoard log directory; an SQLite database of
-            MLflow, as a path or as `sqlite:///mlflow.db`; or several of these. A run found twice counts once.
+            MLflow, as a path or as `sqlite:///mlflow.db`; a Parquet file of `Results.export`; or several of these. A
+            run found twice counts once.
 
     Returns:
         The runs; damaged runs and unrelated directories are skipped and reported in `problems`.
@@ -101,6 +103,10 @@ class _Search:
             self._runs.append(self._events.run(path.parent, path.parent))
         elif path.name in {RUN_RECORD, SWEEP}:
             self._walk(path.parent, path.parent)
+        elif is_exported(path):
+            exported = ExportedRuns(path, self.problems)
+            self._runs += exported.runs()
+            self.sweeps |= exported.sweeps
         else:
             self._runs += MlflowStore(path, self.problems).runs()
 

@@ -11,40 +11,62 @@ from trieye.config.redaction import redacted_text
 from trieye.exceptions import SerializationError
 from trieye.files.run_files import CONFIGS, RUN_RECORD
 from trieye.files.run_record import RunRecord
+from trieye.results.exported import ExportedRuns
 from trieye.results.runs import LoadedRun
 from trieye.run.provenance import Provenance
+
+_PRIVATE = {"command": [], "overrides": [], "directory": "", "user": "", "job": {}, "sources": {}, "signature": ""}
 
 _T = TypeVar("_T", bound=Hashable)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Identity and provenance of a run.
+    """Attempts and provenance of a run.
 
     Attributes:
-        record: The run record.
+        attempt: Number of its last attempt.
+        duration_s: Seconds from the first start to the end, including pauses; None if the end was not recorded.
         provenance: Provenance of its last attempt; None if it was not recorded.
         mlflow: URL of the run in an MLflow server; empty if it is on no server.
     """
 
-    record: RunRecord
+    attempt: int
+    duration_s: float | None
     provenance: Provenance | None
-    mlflow: str
+    mlflow: str = ""
 
     @classmethod
     def of(cls, run: LoadedRun) -> "Origin | None":
-        """Return the origin of a run; None if it has no intact trieye run directory."""
+        """Return the origin of a run; None if it has no intact trieye run directory, and its export had none."""
+        if isinstance(run.source, ExportedRuns):
+            stored = run.source.origin(run)
+            return None if stored is None else cls._restored(stored)
         directory = Path(run.path)
         try:
             record = RunRecord.read(directory / RUN_RECORD) if directory.is_dir() else None
         except SerializationError:
             return None
-        return None if record is None else cls(record, Provenance.last(directory), _in_mlflow(directory, record))
+        if record is None:
+            return None
+        duration = None if record.ended is None else record.ended - record.created
+        return cls(record.attempt, duration, Provenance.last(directory), _in_mlflow(directory, record))
 
-    @property
-    def duration_s(self) -> float | None:
-        """Seconds from the first start to the end, including pauses; None if the end was not recorded."""
-        return None if self.record.ended is None else self.record.ended - self.record.created
+    def exported(self) -> dict[str, Any]:
+        """Return the attempt, the duration, and what may be published of the provenance: no user, host or path."""
+        of_run = {"attempt": self.attempt, "duration_s": self.duration_s}
+        if self.provenance is None:
+            return of_run
+        published = self.provenance.model_copy(update=_PRIVATE).model_dump()
+        published["machine"]["host"] = ""
+        if published["commit"] is not None:
+            published["commit"] |= {"directory": "", "untracked": []}
+        return {**of_run, **published}
+
+    @classmethod
+    def _restored(cls, stored: Mapping[str, Any]) -> "Origin":
+        provenance = Provenance.model_validate(stored) if "python" in stored else None
+        return cls(stored["attempt"], stored["duration_s"], provenance)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -60,6 +61,10 @@ class Results:
     def problems(self) -> list[str]:
         """Messages about skipped data so far: damaged and foreign directories, lost points, duplicate runs."""
         return list(self._cache.problems.texts)
+
+    def note(self, subject: object, reason: object) -> None:
+        """Add a message to `problems`."""
+        self._cache.problems.note(subject, reason)
 
     def status(self) -> Status:
         """Return the states of the jobs of all loaded sweeps, and of the runs outside of sweeps."""
@@ -202,7 +207,7 @@ class Results:
         keys = list(dict.fromkeys([*selection.varying(self.runs), *self._by]))
         attributes = selection.identifying(self.runs, keys)
         groups = list(selection.grouped(self.runs, [*keys, *attributes]).values())
-        seeds, split = selection.replicates(groups, self._cache.problems.note)
+        seeds, split = selection.replicates(groups, self.note)
         named = [selection.attribute("name", self.runs)] if any(len(rows) > 1 for rows in split) else []
         num_named = Counter(run.name for run in self.runs)
         configs, table = [], []
@@ -245,7 +250,7 @@ class Results:
         diverged = {run.path: step for run, step in zip(self.runs, steps, strict=True) if step is not None}
         for path, step in diverged.items():
             text = f"diverged: {_named(metric)} is NaN or infinite from step {step} on"
-            self._cache.problems.note(path, f"{text}; its finite points count only with include_diverged")
+            self.note(path, f"{text}; its finite points count only with include_diverged")
         return diverged
 
     def num_diverged(self, metric: Metric) -> list[int]:
@@ -350,12 +355,10 @@ class Results:
                 reached = f"{run.status} at step {one.steps.max()}"
                 counts = "its score includes only points up to this step"
                 text = counts if include_unfinished else "it has no score without include_unfinished"
-                self._cache.problems.note(run.path, f"{reached}: {text}{rest}")
+                self.note(run.path, f"{reached}: {text}{rest}")
             elif rest:
                 at = "" if run.step is None else f" at step {run.step}"
-                self._cache.problems.note(
-                    run.path, f"{run.status}{at}: its history has no points of {_named(metric)}{rest}"
-                )
+                self.note(run.path, f"{run.status}{at}: its history has no points of {_named(metric)}{rest}")
             if not include_unfinished:
                 scores[number] = np.nan
         values = np.array(scores, np.float64)
@@ -365,7 +368,7 @@ class Results:
     def _without_infinity(self, values: Floats) -> None:
         """Replace infinite values `[run, ...]`, of which no mean or interval exists, by NaN in place."""
         for number in np.unique(np.nonzero(np.isinf(values))[0]).tolist():
-            self._cache.problems.note(self.runs[number].path, "infinite values count as missing")
+            self.note(self.runs[number].path, "infinite values count as missing")
         values[np.isinf(values)] = np.nan
 
     def _counters(self, x: XAxis) -> list[Series | None]:
@@ -379,10 +382,10 @@ class Results:
     def _note_axes(self, x: XAxis, xs: Sequence[Floats | None], series: Sequence[Series]) -> None:
         for run, coordinates, one in zip(self.runs, xs, series, strict=True):
             if coordinates is None and len(one.steps):
-                self._cache.problems.note(run.path, f"not on the axis {x}: it counts {run.axis}, and logs no {x}")
+                self.note(run.path, f"not on the axis {x}: it counts {run.axis}, and logs no {x}")
         counted = {run.axis for run, one in zip(self.runs, series, strict=True) if len(one.steps)}
         if x == "step" and len(counted) > 1:
-            self._cache.problems.note("x=step", f"the runs count {', '.join(sorted(counted))}; choose one as x")
+            self.note("x=step", f"the runs count {', '.join(sorted(counted))}; choose one as x")
 
     def _arranged(self, by_run: NDArray[Any], fill: Any) -> NDArray[Any]:
         """Rearrange `[run, ...]` to `[config, seed, ...]`."""
@@ -405,13 +408,37 @@ class Results:
         """
         from trieye.results import conversion
 
-        points = self._cache.points(self.runs, metrics)
-        varying = selection.varying(self.runs)
-        attributes = selection.identifying(self.runs, varying)
-        keys = list(dict.fromkeys([*selection.compared_by(self.runs), *varying, *attributes]))
-        params = [{key: selection.value_of(run, key) for key in keys} for run in self.runs]
-        logged = [{name: one for name, one in by_name.items() if len(one.steps)} for by_name in points]
-        return conversion.table(self.runs, params, logged)
+        return conversion.table(self.runs, self._logged(metrics))
+
+    def export(self, path: Path, metrics: Sequence[str] | None = None) -> int:
+        """Write `to_arrow` to a file and return its number of rows; `load` reads a `.parquet` file like the runs.
+
+        A Parquet file contains the parameters, states and provenance of the runs, without users, hosts and paths.
+
+        Args:
+            path: The file; its suffix is .parquet, .csv or .feather.
+            metrics: Only these; None: all.
+
+        Raises:
+            ConfigurationError: The suffix is unknown, or the file cannot be written.
+        """
+        from trieye.results import conversion
+        from trieye.results.exported import described
+        from trieye.results.origins import Origin
+
+        points = self._logged(metrics)
+        table = conversion.table(self.runs, points)
+        if path.suffix.lower() == ".parquet":
+            origins = [None if (one := Origin.of(run)) is None else one.exported() for run in self.runs]
+            table = table.replace_schema_metadata(described(self.runs, points, self._cache.sweeps, origins))
+        conversion.write_table(table, path)
+        return int(table.num_rows)
+
+    def _logged(self, metrics: Sequence[str] | None) -> list[Mapping[str, Series]]:
+        return [
+            {name: one for name, one in by_name.items() if len(one.steps) and (metrics is None or name in metrics)}
+            for by_name in self._cache.points(self.runs, metrics)
+        ]
 
     def to_numpy(self, metrics: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
         """Return the columns of `to_arrow` as arrays, `[points]` each."""
@@ -450,20 +477,9 @@ class Results:
         Raises:
             ConfigurationError: An algorithm has several configs in a task, or no seed with all tasks.
         """
-        tasks = [None] if task is None else list(self.split(task))
-        scores = {}
-        for name, runs in self.split(algorithm).items():
-            parts = [runs] if task is None else [_of_task(runs, task, one) for one in tasks]
-            columns = [_by_seed(part, metric, last, steps, f"{algorithm}={name}") for part in parts]
-            seeds = sorted(set.intersection(*(set(column) for column in columns)))
-            if not seeds:
-                raise ConfigurationError(f"{algorithm}={name}: no seed has a score of {metric} in every task")
-            scores[str(name)] = np.array([[column[seed] for column in columns] for seed in seeds])
-            for seed in sorted(set().union(*columns) - set(seeds)):
-                self._cache.problems.note(
-                    f"{algorithm}={name}", f"seed {seed} is skipped, because it lacks a score in a task"
-                )
-        return scores
+        from trieye.results import conversion
+
+        return conversion.rliable_scores(self, metric, algorithm, task, last=last, steps=steps)
 
 
 def _named(metric: Metric) -> str:
@@ -479,17 +495,3 @@ def _shown(value: Any) -> Any:
     if value is selection.MISSING:
         return None
     return value if isinstance(value, str | int | float | bool | None) else str(value)
-
-
-def _of_task(runs: Results, task: str, value: Any) -> Results:
-    return runs.split(task).get(value, runs.where({f"{task}__in": []}, strict=True))
-
-
-def _by_seed(runs: Results, metric: Metric, last: float, steps: int | None, name: str) -> dict[int, float]:
-    if len(runs.configs) > 1:
-        differ = ", ".join(runs.configs[0])
-        raise ConfigurationError(f"{name}: its {len(runs.configs)} configs differ in {differ}; select one with where()")
-    if not len(runs):
-        return {}
-    scores = runs.values(metric, last=last, steps=steps)
-    return {seed: float(value) for seed, value in zip(runs.seeds, scores[0], strict=True) if not np.isnan(value)}

@@ -2,8 +2,6 @@
 
 import os
 
-from omegaconf import DictConfig, OmegaConf
-
 from trieye.config.launcher import Backend, LauncherConfig
 from trieye.config.packages import is_installed, require
 from trieye.exceptions import ConfigurationError
@@ -16,28 +14,27 @@ _RAY_NOTICE = "A worker died or was killed"
 """Notice of Ray that the sweep itself reports, in a line with the job."""
 
 
-def backend_of(options: LauncherConfig, config: DictConfig) -> Backend:
+def backend_of(options: LauncherConfig, *, runs_in_ray: bool) -> Backend:
     """Return the backend of a sweep: by default Ray if its options need Ray or its jobs would each start it.
 
     A local process starts 30 times faster than a process of Ray.
 
     Args:
         options: The options of the launcher.
-        config: The config of the sweep.
+        runs_in_ray: Whether the program's config runs its jobs in Ray.
     """
     if options.backend is not None:
         return options.backend
     if options.address is not None or options.resources:
         return "ray"
-    runs_in_ray = OmegaConf.select(config, "runtime.kind", default=None) in ("ray", "cluster")
     return "ray" if runs_in_ray and is_installed("ray") else "local"
 
 
-def location_of(options: LauncherConfig, config: DictConfig) -> str:
+def location_of(options: LauncherConfig, shared: SweepContext) -> str:
     """Return where the jobs of a sweep run, for its first line."""
     if options.isolate == "none":
         return "one after another in this process"
-    backend = backend_of(options, config)
+    backend = backend_of(options, runs_in_ray=shared.runs_in_ray)
     where = f"at {options.address}" if options.address is not None else f"on {num_cores()} cores"
     return f"backend {backend}" if backend == "slurm" else f"backend {backend} {where}"
 
@@ -55,7 +52,7 @@ def pool_of(options: LauncherConfig, shared: SweepContext) -> WorkerPool:
                 "cannot be stopped; set hydra.launcher.isolate=process"
             )
         return ThisProcess(shared)
-    backend = backend_of(options, shared.config)
+    backend = backend_of(options, runs_in_ray=shared.runs_in_ray)
     if options.address is not None and backend != "ray":
         raise ConfigurationError(
             f"hydra.launcher.address={options.address}: a Ray cluster needs hydra.launcher.backend=ray, not {backend}"

@@ -155,7 +155,7 @@ class SweepExecution:
         raise interrupt
 
     def _progress(self, size: int | None) -> SweepProgress:
-        location = location_of(self.options, self.config)
+        location = location_of(self.options, self._shared)
         return SweepProgress(self.directory, size, self._shared.varying, location=location)
 
     def _run_on_slurm(self, queue: JobQueue, size: int | None) -> list[Done]:

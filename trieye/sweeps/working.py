@@ -95,6 +95,11 @@ class SweepContext:
         return Objectives.of(options) if is_ours else Objectives()
 
     @property
+    def runs_in_ray(self) -> bool:
+        """Whether the config runs trieye's hub in Ray."""
+        return OmegaConf.select(self.config, "runtime.kind", default=None) in ("ray", "cluster")
+
+    @property
     def has_mirror(self) -> bool:
         """Whether runs are copied to a mirror."""
         return OmegaConf.select(self.config, "persistence.mirror", default=None) is not None

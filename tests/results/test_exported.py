@@ -1,0 +1,90 @@
+"""An exported Parquet file is a source like the runs themselves."""
+
+import json
+
+import pytest
+from pyarrow import parquet
+
+from tests.results.runs_of import make_run
+from trieye.cli import main
+from trieye.exceptions import ConfigurationError
+from trieye.results import load
+from trieye.results.exported import RUNS
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The app of four runs: two algorithms with two seeds."""
+    root = tmp_path_factory.mktemp("runs")
+    for algo, level in (("ppo", 4.0), ("dqn", 2.0)):
+        for seed in (0, 1):
+            make_run(root, f"{algo}{seed}", [level, level + seed], agent={"algo": algo}, seed=seed, every=10)
+    return root / "app"
+
+
+@pytest.fixture
+def exported(runs, tmp_path):
+    path = tmp_path / "data.parquet"
+    assert load(runs).export(path) == 16
+    return path
+
+
+def test_tables_and_curves_of_an_export_equal_those_of_the_runs(runs, exported):
+    ours, stored = load(runs), load(exported)
+    for results in (ours, stored):
+        assert results.problems == []
+    assert stored.configs == ours.configs
+    assert stored.seeds == ours.seeds == [0, 1]
+    for metric in ("eval/return", "loss"):
+        assert (stored.values(metric) == ours.values(metric)).all()
+        for one, other in zip(stored.series(metric), ours.series(metric), strict=True):
+            assert all((left == right).all() for left, right in zip(one, other, strict=True))
+    assert {run.status for run in stored} == {"FINISHED"}
+    assert len(stored.where(algo="ppo")) == 2
+
+
+def test_a_report_of_an_export_shows_the_provenance_without_users_hosts_and_paths(runs, exported, tmp_path, capsys):
+    page = tmp_path / "report.html"
+    assert main(["results", "report", str(exported), "-o", str(page)]) == 0
+    text = page.read_text()
+    assert "torch" in text
+    assert "no provenance" not in text
+    metadata = parquet.read_metadata(exported).metadata[RUNS].decode()
+    assert str(runs.parent) not in metadata
+    for provenance in json.loads(metadata)["provenances"]:
+        assert provenance["user"] == provenance["directory"] == provenance["machine"]["host"] == ""
+
+
+def test_an_export_of_some_metrics_has_no_others(runs, tmp_path):
+    load(runs).export(tmp_path / "loss.parquet", ["loss"])
+    assert load(tmp_path / "loss.parquet").metrics() == ["loss"]
+
+
+def test_missing_seeds_of_a_sweep_are_still_missing(exported, runs, tmp_path):
+    results = load(runs)
+    results._cache.sweeps["sweep"] = {0, 1, 2}
+    for run in results.runs:
+        object.__setattr__(run, "sweep", "sweep")
+    results.export(tmp_path / "sweep.parquet")
+    stored = load(tmp_path / "sweep.parquet")
+    assert stored.seeds_near(stored.runs[0]) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.replace_schema_metadata({}), "no runs in its metadata; expected a file of `trieye"),
+        (lambda table: table.replace_schema_metadata({RUNS: b'{"format": 9}'}), "format 9 of a newer trieye"),
+        (lambda table: table.slice(1), "its rows were changed after the export"),
+    ],
+)
+def test_a_file_of_another_program_or_version_or_with_changed_rows_is_refused(exported, change, message):
+    parquet.write_table(change(parquet.read_table(exported)), exported)
+    with pytest.raises(ConfigurationError, match=message):
+        load(exported)
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    (tmp_path / "data.parquet").write_bytes(b"PAR1 but nothing else")
+    with pytest.raises(ConfigurationError, match=r"data.parquet: cannot be read: "):
+        load(tmp_path / "data.parquet")

@@ -1,0 +1,158 @@
+"""ExportedRuns: the runs in a Parquet file of `trieye results export`, with their parameters and provenance."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from trieye.exceptions import ConfigurationError
+from trieye.results.runs import LoadedRun, Points, Problems, Series
+
+RUNS = b"trieye.runs"
+"""Key of the runs in the metadata of the file, as JSON."""
+
+_FORMAT = 1
+_FIELDS = ("name", "app", "seed", "status", "step", "axis", "created", "run_id", "sweep", "job", "objective")
+_MAPPINGS = ("varied", "defaults", "modes")
+OF_RUN = ("attempt", "duration_s")
+"""Keys of an origin that differ between runs with the same provenance."""
+
+
+def described(
+    runs: Sequence[LoadedRun],
+    points: Sequence[Points],
+    sweeps: Mapping[str, Collection[int]],
+    origins: Sequence[Mapping[str, Any] | None],
+) -> dict[bytes, bytes]:
+    """Return the metadata from which `ExportedRuns` restores runs; absolute paths are left out.
+
+    Args:
+        runs: The runs, in the order of their rows.
+        points: The points of each run.
+        sweeps: Seeds of each sweep.
+        origins: Provenance of each run, as JSON values; None: unknown.
+    """
+    params = [{key: value for key, value in run.params.items() if not _is_absolute(value)} for run in runs]
+    shared = _shared(params)
+    distinct: dict[str, int] = {}
+    rows = []
+    for run, own, by_name, origin in zip(runs, params, points, origins, strict=True):
+        row = {name: getattr(run, name) for name in _FIELDS} | {name: dict(getattr(run, name)) for name in _MAPPINGS}
+        row["sweep"] = _relative(run.sweep)
+        row["params"] = {key: value for key, value in own.items() if key not in shared}
+        row["num_points"] = sum(len(series.steps) for series in by_name.values())
+        if origin is not None:
+            of_run = {name: origin[name] for name in OF_RUN}
+            text = json.dumps({name: value for name, value in origin.items() if name not in OF_RUN})
+            row["origin"] = {**of_run, "provenance": distinct.setdefault(text, len(distinct))}
+        rows.append(row)
+    named = {run.sweep for run in runs}
+    content = {
+        "format": _FORMAT, "shared": shared, "runs": rows, "provenances": [json.loads(text) for text in distinct],
+        "sweeps": {_relative(name): sorted(seeds) for name, seeds in sweeps.items() if name in named},
+    }  # fmt: skip
+    return {RUNS: json.dumps(content, default=str).encode()}
+
+
+def _shared(params: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    first, *others = params or [{}]
+    return {key: value for key, value in first.items() if all(key in one and one[key] == value for one in others)}
+
+
+def _is_absolute(value: Any) -> bool:
+    return isinstance(value, str) and Path(value).is_absolute()
+
+
+def _relative(directory: str) -> str:
+    """Return a directory relative to the working directory, or its name if it lies elsewhere."""
+    path = Path(directory)
+    if not path.is_absolute():
+        return directory
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+
+
+def is_exported(path: Path) -> bool:
+    """Return whether a file is a Parquet file."""
+    return path.suffix.lower() == ".parquet"
+
+
+class ExportedRuns:
+    """Runs in a Parquet file.
+
+    Args:
+        path: The file.
+        problems: Collects problems.
+
+    Attributes:
+        sweeps: Seeds of each sweep.
+
+    Raises:
+        ConfigurationError: The file cannot be read, was written by another program, or its rows were changed.
+    """
+
+    def __init__(self, path: Path, problems: Problems) -> None:
+        self._path, self._problems = path, problems
+        try:
+            metadata = parquet.read_metadata(path)
+            content = json.loads((metadata.metadata or {}).get(RUNS, b"{}"))
+        except (OSError, pa.ArrowException, ValueError) as error:
+            raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+        if content.get("format") != _FORMAT:
+            expected = f"format {content['format']} of a newer trieye" if content else "no runs in its metadata"
+            raise ConfigurationError(f"{path}: {expected}; expected a file of `trieye results export -o FILE.parquet`")
+        self._content = content
+        if sum(row["num_points"] for row in content["runs"]) != metadata.num_rows:
+            raise ConfigurationError(f"{path}: its rows were changed after the export; export the runs again")
+        self.sweeps = {name: frozenset(seeds) for name, seeds in content["sweeps"].items()}
+
+    def runs(self) -> list[LoadedRun]:
+        """Return the runs."""
+        return [self._run(number, row) for number, row in enumerate(self._content["runs"])]
+
+    def _run(self, number: int, row: Mapping[str, Any]) -> LoadedRun:
+        fields = {name: row[name] for name in (*_FIELDS, *_MAPPINGS)}
+        return LoadedRun(
+            path=f"{self._path}#{number}",
+            params={**self._content["shared"], **row["params"]},
+            source=self,
+            **fields,
+        )
+
+    def origin(self, run: LoadedRun) -> Mapping[str, Any] | None:
+        """Return the provenance of a run as passed to `described`; None: unknown."""
+        origin = self._content["runs"][_number(run)].get("origin")
+        return None if origin is None else origin | self._content["provenances"][origin["provenance"]]
+
+    def read(self, runs: Sequence[LoadedRun], metrics: Collection[str] | None) -> Mapping[str, Points]:
+        """Return the points of each run."""
+        del metrics
+        table = parquet.read_table(self._path, columns=["metric", "step", "value", "wall_time"])
+        ends = np.cumsum([row["num_points"] for row in self._content["runs"]])
+        wanted = {run.path: _number(run) for run in runs}
+        return {
+            path: _points(table.slice(ends[number - 1] if number else 0, self._content["runs"][number]["num_points"]))
+            for path, number in wanted.items()
+        }
+
+    def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
+        """Return the metric names of the file."""
+        del runs
+        return set(parquet.read_table(self._path, columns=["metric"])["metric"].unique().to_pylist())
+
+
+def _number(run: LoadedRun) -> int:
+    return int(run.path.rpartition("#")[2])
+
+
+def _points(rows: pa.Table) -> Points:
+    codes = rows["metric"].combine_chunks().dictionary_encode()
+    numbers, arrays = codes.indices.to_numpy(), [rows[name].to_numpy() for name in ("step", "value", "wall_time")]
+    points = {}
+    for code, name in enumerate(codes.dictionary.to_pylist()):
+        steps, values, times = (array[numbers == code] for array in arrays)
+        points[name] = Series(steps.astype(np.int64), values, times)
+    return points
