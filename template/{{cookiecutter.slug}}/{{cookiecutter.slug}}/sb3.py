@@ -25,7 +25,8 @@ class Config(trieye.TrieyeConfig):
         default="PPO", description="Algorithm: a class of stable_baselines3."
     )
     hyperparameters: dict[str, Any] = Field(
-        default_factory=dict, description="Arguments of that class that differ from its defaults."
+        default_factory=dict,
+        description="Arguments of that class that differ from its defaults; {start: 3e-4, end: 0} = linear schedule.",
     )
     env: trieye.EnvConfig = Field(description="Environment.")
     evaluator: str = Field(
@@ -73,9 +74,15 @@ def envs_of(cfg: Config, **options: Any) -> Any:
 
 def model_of(cfg: Config, envs: Any) -> Any:
     """Return a new model."""
-    # train_freq, for example, must be a tuple
-    tuples = {name: tuple(value) for name, value in cfg.hyperparameters.items() if isinstance(value, list)}
-    return class_of(cfg)(**{"policy": "MlpPolicy", **cfg.hyperparameters, **tuples}, env=envs, seed=cfg.seed)
+    arguments = {name: argument(value) for name, value in cfg.hyperparameters.items()}
+    return class_of(cfg)(**{"policy": "MlpPolicy", **arguments}, env=envs, seed=cfg.seed)
+
+
+def argument(value: Any) -> Any:
+    """Convert a hyperparameter: a list to a tuple, as train_freq needs, and `{start, end}` to a schedule."""
+    if isinstance(value, dict) and value.keys() == {"start", "end"}:
+        return lambda remaining: value["end"] + (value["start"] - value["end"]) * remaining  # from 1 to 0
+    return tuple(value) if isinstance(value, list) else value
 
 
 @trieye.main(config_path="../conf", config_name="sb3")
