@@ -34,6 +34,7 @@ class DQNConfig(trieye.ReplayAgentConfig):
     epsilon: UnitSchedule = Field(
         default=trieye.Schedule(start=1.0, end=0.1, steps=10_000), description="Probability of a random action."
     )
+    eval_epsilon: float = Field(default=0.0, ge=0, le=1, description="Probability of a random action in evaluations.")
     double: bool = Field(default=True, description="Double DQN (online network selects next actions); false = DQN.")
     rollout_steps: int = Field(default=8, ge=1, le=1 << 20, description="Steps per environment between update phases.")
     updates_per_env_step: float = Field(default=0.5, gt=0, le=1000, description="Updates per environment step.")
