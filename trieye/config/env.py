@@ -51,7 +51,10 @@ class EnvConfig(StrictModel):
         description="Apply Gymnasium's Atari preprocessing: no-ops at reset, frame skip 4, 84x84 grayscale frames.",
     )
     frame_stack: int | None = Field(
-        default=None, ge=2, le=64, description="Number of latest frames stacked in an observation; null = no stacking."
+        default=None,
+        ge=2,
+        le=64,
+        description="Number of latest frames stacked in an observation; a replay stores each once. null = no stacking.",
     )
     clip_rewards: bool = Field(
         default=False, description="Train on the sign of each reward; metrics report unclipped rewards."
