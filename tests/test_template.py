@@ -44,6 +44,7 @@ FILES = {
     "conf/agent/dqn.yaml",
     "conf/agent/ppo.yaml",
     "conf/agent/sac.yaml",
+    "conf/agent/td3.yaml",
     "conf/debug/default.yaml",
     "conf/debug/limit.yaml",
     "conf/debug/overfit.yaml",
@@ -61,6 +62,7 @@ FILES = {
     "conf/experiment/ppo_lunarlander.yaml",
     "conf/experiment/ppo_pendulum.yaml",
     "conf/experiment/sac_pendulum.yaml",
+    "conf/experiment/td3_pendulum.yaml",
     "conf/hparams_search/dqn.yaml",
     "conf/hparams_search/ppo.yaml",
     "conf/local/README.md",
@@ -82,6 +84,7 @@ FILES = {
     "my_agent/networks.py",
     "my_agent/ppo.py",
     "my_agent/sac.py",
+    "my_agent/td3.py",
     "my_agent/sb3.py",
     "my_agent/single_file.py",
     "my_agent/train.py",
@@ -282,6 +285,7 @@ def test_the_environment_is_an_option_one_of_its_own_if_none_has_it(tmp_path, en
         ("dqn", "dqn", "cartpole", "train", ""),
         ("ppo", "ppo", "cartpole", "train", ""),
         ("sac", "sac", "pendulum", "train", ""),
+        ("td3", "td3", "pendulum", "train", ""),
         ("blank", "blank", "cartpole", "train", ""),
         ("single_file", "dqn", "cartpole", "single_file", ""),
         ("sb3", "dqn", "cartpole", "sb3", "[sb3]"),
@@ -403,6 +407,7 @@ COMPOSITIONS = [  # experiments and debug presets apart, because the latter over
     "experiment=dqn_cartpole hparams_search=dqn sample=mix data=rows.npz",
     "experiment=dqn_catch sample=prioritized",
     "experiment=sac_pendulum sample=warmup data=rows.npz",
+    "experiment=td3_pendulum",
     "experiment=ppo_cartpole hparams_search=ppo",
     "experiment=ppo_lunarlander",
     "experiment=ppo_pendulum",
@@ -412,7 +417,15 @@ COMPOSITIONS = [  # experiments and debug presets apart, because the latter over
     "env=pendulum debug=overfit sample=default",
     "env=catch",
 ]
-COMPOSED_BY_DEFAULTS = {"agent=dqn", "agent=ppo", "agent=sac", "env=cartpole", "metrics=agent", "persistence=default"}
+COMPOSED_BY_DEFAULTS = {
+    "agent=dqn",
+    "agent=ppo",
+    "agent=sac",
+    "agent=td3",
+    "env=cartpole",
+    "metrics=agent",
+    "persistence=default",
+}
 
 
 @pytest.mark.slow
@@ -528,18 +541,19 @@ def test_what_cannot_be_trained_is_one_message(project, tmp_path):
 def test_pictures_that_were_normalized_are_not_scaled_as_bytes_again(project):
     code = f"""
 import gymnasium as gym, numpy as np, torch, trieye
-from {SLUG} import dqn, ppo, sac
+from {SLUG} import dqn, networks, ppo, sac, td3
 from {SLUG}.config import TrainConfig
 pictures = torch.randint(256, (32, 40, 40, 1))
 moves, forces = gym.spaces.Discrete(3), gym.spaces.Box(-1.0, 1.0, (2,))
 cases = ((dqn, dqn.QPolicy, moves), (ppo, ppo.ActorCritic, moves), (sac, sac.GaussianActor, forces))
+cases += ((td3, td3.DeterministicActor, forces),)
 for module, policy, action in cases:
     config = TrainConfig(agent=dict(kind=module.__name__.split('.')[-1]), env=dict(id='x', normalize_observations=True))
     features = []
     for dtype in (np.uint8, np.float32):
         torch.manual_seed(0)
         made = policy(config, trieye.Spaces(gym.spaces.Box(0, 255, (40, 40, 1), dtype), action))
-        parts = [made.encoder] + ([sac.Critics(made, [8]).encoder] if module is sac else [])
+        parts = [made.encoder] + [networks.Critics(made.spaces.observation, made.normalizer, 2, [8]).encoder]
         made.normalizer.update(pictures)
         features.append([part(pictures) for part in parts])
     assert all(map(torch.equal, *features)), policy

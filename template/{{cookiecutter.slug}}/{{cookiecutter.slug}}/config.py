@@ -79,6 +79,22 @@ class SACConfig(trieye.ReplayAgentConfig):
     )
 
 
+class TD3Config(trieye.ReplayAgentConfig):
+    """Twin delayed DDPG for bounded continuous actions; noise is relative to actions scaled to [-1, 1]."""
+
+    actions: ClassVar = ("continuous",)
+    kind: Literal["td3"] = Field(default="td3", description="Agent type; selected by agent=td3.")
+    engine: str = Field(default="{{ cookiecutter.slug }}.td3:TD3", description="Engine class of TD3.")
+    hidden_sizes: HiddenSizes = Field(default=[256, 256], description="Units per hidden layer of actor and critics.")
+    batch_size: int = Field(default=256, ge=1, le=1 << 20, description="Rows per update.")
+    lr: UnitSchedule = Field(default=trieye.Schedule(start=3e-4), description="Adam learning rate of all parameters.")
+    tau: float = Field(default=0.005, gt=0, le=1, description="Polyak factor of the target networks; 1 = copy.")
+    exploration_noise: float = Field(default=0.1, ge=0, le=2, description="Standard deviation of exploration noise.")
+    target_noise: float = Field(default=0.2, ge=0, le=2, description="Standard deviation of noise on target actions.")
+    target_noise_clip: float = Field(default=0.5, ge=0, le=2, description="Bound of the noise on target actions.")
+    policy_delay: int = Field(default=2, ge=1, le=1000, description="Critic updates per update of actor and targets.")
+
+
 class BlankConfig(trieye.AgentConfig):
     """Random search over a linear policy: a starting point for a custom experiment."""
 
