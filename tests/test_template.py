@@ -53,15 +53,26 @@ FILES = {
     "conf/env/atari.yaml",
     "conf/env/cartpole.yaml",
     "conf/env/catch.yaml",
+    "conf/env/halfcheetah.yaml",
+    "conf/env/hopper.yaml",
     "conf/env/lunarlander.yaml",
+    "conf/env/minatar.yaml",
     "conf/env/pendulum.yaml",
+    "conf/env/walker2d.yaml",
     "conf/eval.yaml",
+    "conf/experiment/dqn_atari.yaml",
     "conf/experiment/dqn_cartpole.yaml",
     "conf/experiment/dqn_catch.yaml",
+    "conf/experiment/dqn_minatar.yaml",
+    "conf/experiment/ppo_atari.yaml",
     "conf/experiment/ppo_cartpole.yaml",
     "conf/experiment/ppo_lunarlander.yaml",
+    "conf/experiment/ppo_minatar.yaml",
+    "conf/experiment/ppo_mujoco.yaml",
     "conf/experiment/ppo_pendulum.yaml",
+    "conf/experiment/sac_mujoco.yaml",
     "conf/experiment/sac_pendulum.yaml",
+    "conf/experiment/td3_mujoco.yaml",
     "conf/experiment/td3_pendulum.yaml",
     "conf/hparams_search/dqn.yaml",
     "conf/hparams_search/ppo.yaml",
@@ -267,6 +278,7 @@ def test_no_ci_means_no_ci_file(tmp_path):
         ("ALE/Breakout-v5", "breakout"),
         ("pkg.mod:My_Env-v0", "my_env"),
         ("CartPole-v0", "cartpole-v0"),
+        ("HalfCheetah-v4", "halfcheetah-v4"),
         ("Acrobot-v1", "acrobot"),
         ("trieye.training.catch:Catch-v0", "catch"),
     ],
@@ -318,9 +330,9 @@ def test_a_project_without_stable_baselines3_says_what_to_install_and_passes_its
 def test_atari_games_and_landers_bring_the_extra_that_they_need(tmp_path):
     needs = [
         pyproject(make(tmp_path, slug=f"needs_{n}", env_id=env_id))["dependencies"][1]
-        for n, env_id in enumerate(["ALE/Pong-v5", "LunarLander-v3", "CartPole-v1"])
+        for n, env_id in enumerate(["ALE/Pong-v5", "LunarLander-v3", "Hopper-v5", "CartPole-v1"])
     ]
-    assert needs == [f"gymnasium[classic-control{extra}]>=1.1" for extra in (",atari", ",box2d", "")]
+    assert needs == [f"gymnasium[classic-control{extra}]>=1.1" for extra in (",atari", ",box2d", ",mujoco", "")]
 
 
 @pytest.mark.parametrize(
@@ -408,6 +420,13 @@ COMPOSITIONS = [  # experiments and debug presets apart, because the latter over
     "experiment=dqn_catch sample=prioritized",
     "experiment=sac_pendulum sample=warmup data=rows.npz",
     "experiment=td3_pendulum",
+    "experiment=dqn_atari",
+    "experiment=dqn_minatar",
+    "experiment=ppo_atari",
+    "experiment=ppo_minatar",
+    "experiment=ppo_mujoco",
+    "experiment=sac_mujoco env=hopper",
+    "experiment=td3_mujoco env=walker2d",
     "experiment=ppo_cartpole hparams_search=ppo",
     "experiment=ppo_lunarlander",
     "experiment=ppo_pendulum",
@@ -416,6 +435,8 @@ COMPOSITIONS = [  # experiments and debug presets apart, because the latter over
     "env=atari debug=limit sample=uniform",
     "env=pendulum debug=overfit sample=default",
     "env=catch",
+    "env=halfcheetah agent=sac",
+    "env=minatar",
 ]
 COMPOSED_BY_DEFAULTS = {
     "agent=dqn",

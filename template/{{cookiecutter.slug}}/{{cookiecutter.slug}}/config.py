@@ -48,6 +48,9 @@ class PPOConfig(trieye.AgentConfig):
     kind: Literal["ppo"] = Field(default="ppo", description="Agent type; selected by agent=ppo.")
     engine: str = Field(default="{{ cookiecutter.slug }}.ppo:PPO", description="Engine class of PPO.")
     hidden_sizes: HiddenSizes = Field(default=[64, 64], description="Units per hidden layer of actor and critic.")
+    shared_sizes: HiddenSizes = Field(
+        default=[], description="Units per ReLU layer between the encoder and both networks; [] = none."
+    )
     lr: UnitSchedule = Field(default=trieye.Schedule(start=3e-4), description="Adam learning rate of actor and critic.")
     rollout_steps: int = Field(default=1024, ge=1, le=1 << 20, description="Steps per environment in each rollout.")
     epochs: int = Field(default=10, ge=1, le=1000, description="Passes over the rows of each rollout.")
@@ -56,7 +59,8 @@ class PPOConfig(trieye.AgentConfig):
         default=trieye.Schedule(start=0.2), description="Clip the probability ratio to [1 - x, 1 + x], x = clip_range."
     )
     ent_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus in the loss; 0 = no bonus.")
-    vf_coef: float = Field(default=0.5, ge=0, description="Weight of the value loss in the total loss.")
+    vf_coef: float = Field(default=0.5, ge=0, description="Weight of the value loss, a mean squared error.")
+    clip_value: bool = Field(default=False, description="Clip changes of the value by clip_range in the value loss.")
     max_grad_norm: float = Field(default=0.5, gt=0, description="Clip the global gradient norm to this value.")
     log_std_init: float = Field(default=0.0, ge=-10, le=2, description="Initial log std of continuous actions.")
 
