@@ -38,12 +38,14 @@ MORE_STEPS = 20
 DQN = {"kind": "dqn", "learning_starts": 64, "target_update_interval": 20, "rollout_steps": 1}
 PPO = {"kind": "ppo", "rollout_steps": 16, "epochs": 2}
 SAC = {"kind": "sac", "learning_starts": 64, "updates_per_env_step": 0.25, "rollout_steps": 1}
+TD3 = {**SAC, "kind": "td3"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dqn": (DQN, {"id": "CartPole-v1"}),
     "dqn_that_waits": (DQN, {"id": "HiddenCartPole-v1"}),
     "ppo": (PPO, {"id": "CartPole-v1"}),
     "ppo_of_four": (PPO, {"id": "CartPole-v1", "num": 4, "normalize_observations": True}),
     "sac": (SAC, {"id": "Pendulum-v1", "max_episode_steps": 50}),
+    "td3": (TD3, {"id": "Pendulum-v1", "max_episode_steps": 50}),
 }
 """Agent and environment of each training; that of `dqn_that_waits` cannot be saved in the middle of an episode."""
 
@@ -272,7 +274,7 @@ def soak(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     project = bake(answers_of({"project_name": "My Agent"}), root)
     sys.path.insert(0, str(project))
     if options.fork:
-        for name in ("my_agent.dqn", "my_agent.ppo", "my_agent.sac"):
+        for name in ("my_agent.dqn", "my_agent.ppo", "my_agent.sac", "my_agent.td3"):
             import_module(name)
         torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # imports for seconds what every life needs
     pairs, failures = {}, {}

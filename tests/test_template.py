@@ -44,6 +44,7 @@ FILES = {
     "conf/agent/dqn.yaml",
     "conf/agent/ppo.yaml",
     "conf/agent/sac.yaml",
+    "conf/agent/td3.yaml",
     "conf/debug/default.yaml",
     "conf/debug/limit.yaml",
     "conf/debug/overfit.yaml",
@@ -52,15 +53,27 @@ FILES = {
     "conf/env/atari.yaml",
     "conf/env/cartpole.yaml",
     "conf/env/catch.yaml",
+    "conf/env/halfcheetah.yaml",
+    "conf/env/hopper.yaml",
     "conf/env/lunarlander.yaml",
+    "conf/env/minatar.yaml",
     "conf/env/pendulum.yaml",
+    "conf/env/walker2d.yaml",
     "conf/eval.yaml",
+    "conf/experiment/dqn_atari.yaml",
     "conf/experiment/dqn_cartpole.yaml",
     "conf/experiment/dqn_catch.yaml",
+    "conf/experiment/dqn_minatar.yaml",
+    "conf/experiment/ppo_atari.yaml",
     "conf/experiment/ppo_cartpole.yaml",
     "conf/experiment/ppo_lunarlander.yaml",
+    "conf/experiment/ppo_minatar.yaml",
+    "conf/experiment/ppo_mujoco.yaml",
     "conf/experiment/ppo_pendulum.yaml",
+    "conf/experiment/sac_mujoco.yaml",
     "conf/experiment/sac_pendulum.yaml",
+    "conf/experiment/td3_mujoco.yaml",
+    "conf/experiment/td3_pendulum.yaml",
     "conf/hparams_search/dqn.yaml",
     "conf/hparams_search/ppo.yaml",
     "conf/local/README.md",
@@ -82,6 +95,7 @@ FILES = {
     "my_agent/networks.py",
     "my_agent/ppo.py",
     "my_agent/sac.py",
+    "my_agent/td3.py",
     "my_agent/sb3.py",
     "my_agent/single_file.py",
     "my_agent/train.py",
@@ -264,6 +278,7 @@ def test_no_ci_means_no_ci_file(tmp_path):
         ("ALE/Breakout-v5", "breakout"),
         ("pkg.mod:My_Env-v0", "my_env"),
         ("CartPole-v0", "cartpole-v0"),
+        ("HalfCheetah-v4", "halfcheetah-v4"),
         ("Acrobot-v1", "acrobot"),
         ("trieye.training.catch:Catch-v0", "catch"),
     ],
@@ -282,6 +297,7 @@ def test_the_environment_is_an_option_one_of_its_own_if_none_has_it(tmp_path, en
         ("dqn", "dqn", "cartpole", "train", ""),
         ("ppo", "ppo", "cartpole", "train", ""),
         ("sac", "sac", "pendulum", "train", ""),
+        ("td3", "td3", "pendulum", "train", ""),
         ("blank", "blank", "cartpole", "train", ""),
         ("single_file", "dqn", "cartpole", "single_file", ""),
         ("sb3", "dqn", "cartpole", "sb3", "[sb3]"),
@@ -314,9 +330,9 @@ def test_a_project_without_stable_baselines3_says_what_to_install_and_passes_its
 def test_atari_games_and_landers_bring_the_extra_that_they_need(tmp_path):
     needs = [
         pyproject(make(tmp_path, slug=f"needs_{n}", env_id=env_id))["dependencies"][1]
-        for n, env_id in enumerate(["ALE/Pong-v5", "LunarLander-v3", "CartPole-v1"])
+        for n, env_id in enumerate(["ALE/Pong-v5", "LunarLander-v3", "Hopper-v5", "CartPole-v1"])
     ]
-    assert needs == [f"gymnasium[classic-control{extra}]>=1.1" for extra in (",atari", ",box2d", "")]
+    assert needs == [f"gymnasium[classic-control{extra}]>=1.1" for extra in (",atari", ",box2d", ",mujoco", "")]
 
 
 @pytest.mark.parametrize(
@@ -403,6 +419,14 @@ COMPOSITIONS = [  # experiments and debug presets apart, because the latter over
     "experiment=dqn_cartpole hparams_search=dqn sample=mix data=rows.npz",
     "experiment=dqn_catch sample=prioritized",
     "experiment=sac_pendulum sample=warmup data=rows.npz",
+    "experiment=td3_pendulum",
+    "experiment=dqn_atari",
+    "experiment=dqn_minatar",
+    "experiment=ppo_atari",
+    "experiment=ppo_minatar",
+    "experiment=ppo_mujoco",
+    "experiment=sac_mujoco env=hopper",
+    "experiment=td3_mujoco env=walker2d",
     "experiment=ppo_cartpole hparams_search=ppo",
     "experiment=ppo_lunarlander",
     "experiment=ppo_pendulum",
@@ -411,8 +435,18 @@ COMPOSITIONS = [  # experiments and debug presets apart, because the latter over
     "env=atari debug=limit sample=uniform",
     "env=pendulum debug=overfit sample=default",
     "env=catch",
+    "env=halfcheetah agent=sac",
+    "env=minatar",
 ]
-COMPOSED_BY_DEFAULTS = {"agent=dqn", "agent=ppo", "agent=sac", "env=cartpole", "metrics=agent", "persistence=default"}
+COMPOSED_BY_DEFAULTS = {
+    "agent=dqn",
+    "agent=ppo",
+    "agent=sac",
+    "agent=td3",
+    "env=cartpole",
+    "metrics=agent",
+    "persistence=default",
+}
 
 
 @pytest.mark.slow
@@ -528,18 +562,19 @@ def test_what_cannot_be_trained_is_one_message(project, tmp_path):
 def test_pictures_that_were_normalized_are_not_scaled_as_bytes_again(project):
     code = f"""
 import gymnasium as gym, numpy as np, torch, trieye
-from {SLUG} import dqn, ppo, sac
+from {SLUG} import dqn, networks, ppo, sac, td3
 from {SLUG}.config import TrainConfig
 pictures = torch.randint(256, (32, 40, 40, 1))
 moves, forces = gym.spaces.Discrete(3), gym.spaces.Box(-1.0, 1.0, (2,))
 cases = ((dqn, dqn.QPolicy, moves), (ppo, ppo.ActorCritic, moves), (sac, sac.GaussianActor, forces))
+cases += ((td3, td3.DeterministicActor, forces),)
 for module, policy, action in cases:
     config = TrainConfig(agent=dict(kind=module.__name__.split('.')[-1]), env=dict(id='x', normalize_observations=True))
     features = []
     for dtype in (np.uint8, np.float32):
         torch.manual_seed(0)
         made = policy(config, trieye.Spaces(gym.spaces.Box(0, 255, (40, 40, 1), dtype), action))
-        parts = [made.encoder] + ([sac.Critics(made, [8]).encoder] if module is sac else [])
+        parts = [made.encoder] + [networks.Critics(made.spaces.observation, made.normalizer, 2, [8]).encoder]
         made.normalizer.update(pictures)
         features.append([part(pictures) for part in parts])
     assert all(map(torch.equal, *features)), policy

@@ -19,6 +19,7 @@ AGENTS = {
     "dqn": ["env=cartpole", "agent.learning_starts=40", "agent.rollout_steps=2"],
     "ppo": ["env=cartpole", "agent.rollout_steps=20"],
     "sac": ["env=pendulum", "agent.learning_starts=40"],
+    "td3": ["env=pendulum", "agent.learning_starts=40"],
 }
 TRAIN = {
     "replay=uniform": {"kind": "uniform"},

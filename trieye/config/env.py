@@ -15,6 +15,9 @@ class WrapperConfig(StrictModel):
         description="Class of gymnasium.wrappers, such as `TimeAwareObservation`, or `my_agent.env:MyWrapper`.",
     )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the wrapper.")
+    training_only: bool = Field(
+        default=False, description="Leave the wrapper out of evaluations; it must not change the spaces."
+    )
 
 
 class EnvConfig(StrictModel):
@@ -48,7 +51,10 @@ class EnvConfig(StrictModel):
         description="Apply Gymnasium's Atari preprocessing: no-ops at reset, frame skip 4, 84x84 grayscale frames.",
     )
     frame_stack: int | None = Field(
-        default=None, ge=2, le=64, description="Number of latest frames stacked in an observation; null = no stacking."
+        default=None,
+        ge=2,
+        le=64,
+        description="Number of latest frames stacked in an observation; a replay stores each once. null = no stacking.",
     )
     clip_rewards: bool = Field(
         default=False, description="Train on the sign of each reward; metrics report unclipped rewards."
@@ -78,3 +84,9 @@ class EnvConfig(StrictModel):
                 "wrappers, atari and frame_stack need single environments; remove them, or use vector=sync or async"
             )
         return self
+
+    def for_evaluation(self) -> Self:
+        """Return the config of evaluations: one environment, original rewards, no wrappers for training only."""
+        wrappers = {name: one for name, one in self.wrappers.items() if one is not None and not one.training_only}
+        changes = {"num": 1, "vector": "sync", "clip_rewards": False, "normalize_rewards": False, "wrappers": wrappers}
+        return self.model_copy(update=changes)

@@ -34,7 +34,7 @@ from trieye.training.policy import (
 from trieye.training.reward_scale import RewardScale
 from trieye.training.rows import Array, Rows
 from trieye.training.seeds import training_seed
-from trieye.training.spaces import columns_of, nested
+from trieye.training.spaces import columns_of, nested, stacks_in
 from trieye.training.steps import Steps
 
 _STREAM_INCREMENT = 1 << 32  # far above the index of any environment
@@ -178,7 +178,8 @@ class Collector:
         self._check_policy(actions, extras)
         last_state = map_state(self._state, torch.clone)
         streams = self._streams.copy()
-        return Rows(arrays, self._obs, valid, extras, before, self._device, last_state, streams)
+        stacked = stacks_in(self._policy.spaces.observation, self._config.frame_stack)
+        return Rows(arrays, self._obs, valid, extras, before, self._device, last_state, streams, stacked)
 
     def _omit_step(self, t: int, recorded: Steps, action: Array, env_steps: int) -> None:
         """Omit step `t` of the environments with NaN or infinity: cut their episodes, and reset them.

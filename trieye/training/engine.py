@@ -36,7 +36,7 @@ from trieye.training.finite import OnNonfinite, UpdateGuard
 from trieye.training.policy import AgentT, ConfigT, Policy
 from trieye.training.rows import Rows
 from trieye.training.sample_table import table_of
-from trieye.training.sampling import data_of, make_sampling
+from trieye.training.sampling import data_of, make_sampling, replay_config
 from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces, as_data
 from trieye.training.update_ratio import UpdateRatio
@@ -108,7 +108,7 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
         if config.agent.compile:
             for module in self.policy.children():
                 module.compile()
-        replay = config.replay.model_copy(update={"gamma": config.agent.gamma})
+        replay = replay_config(config, spaces)
         self.replay: Any = None
         self._generator = torch.Generator(self.device).manual_seed(config.seed + _GENERATOR_SEED_OFFSET)
         self._on_nonfinite = OnNonfinite(config.loop.on_nonfinite)

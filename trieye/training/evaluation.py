@@ -54,7 +54,7 @@ class Evaluation:
     """Environments for evaluations, created on first use.
 
     Args:
-        config: Config of the environments; their rewards are neither clipped nor scaled.
+        config: Config of the training environments; evaluations use `config.for_evaluation()`.
         stop: The stop request of the run.
 
     Attributes:
@@ -62,8 +62,7 @@ class Evaluation:
     """
 
     def __init__(self, config: EnvConfig, stop: StopRequest | None = None) -> None:
-        single = {"num": 1, "vector": "sync", "clip_rewards": False, "normalize_rewards": False}
-        self._config = config.model_copy(update=single)
+        self._config = config.for_evaluation()
         self._stop = stop or StopRequest()
         self._envs: list[Any] = []
         self._has_reported_cut = False

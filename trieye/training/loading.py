@@ -35,7 +35,7 @@ def load_policy(run: RunReference, which: Which = "best", *, device: str = "cpu"
 
 
 def make_env(run: RunReference, *, render_mode: str | None = None, seed: int | None = None) -> Any:
-    """Create the environment of a run's evaluations: all wrappers, unchanged rewards.
+    """Create the environment of a run's evaluations: original rewards, no wrappers for training only.
 
     Its observations are valid input of `Policy.predict`.
 
@@ -59,7 +59,7 @@ def make_env(run: RunReference, *, render_mode: str | None = None, seed: int | N
         )
     if evaluator_of(values) is None:
         _engine_of(run_dir, values)  # importing it may register the project's environments
-    config = EnvConfig.model_validate_json(json.dumps(values["env"]))
+    config = EnvConfig.model_validate_json(json.dumps(values["env"])).for_evaluation()
     return environments.make_env(config, render_mode=render_mode, seed=seed)
 
 

@@ -1,6 +1,6 @@
 """Rows: the steps that an engine has just collected, `[steps, environments, ...]`, and minibatches of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -37,6 +37,7 @@ class Rows:
             here and between rows, the state is `initial_state`.
         streams: int64 `[n]`, ids of the environments in a replay; None = their indices. If an episode was cut before
             the first row, its environment has a new id.
+        stacked: The columns of `arrays` that are stacks of frames, the newest last.
     """
 
     arrays: dict[str, Array]
@@ -47,6 +48,7 @@ class Rows:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     last_state: Any = None
     streams: Array | None = None
+    stacked: Collection[str] = ()
 
     def __getitem__(self, name: str) -> Any:
         if name in self.extras:
@@ -80,12 +82,15 @@ class Rows:
     def transitions(self) -> tuple[dict[str, Array], NDArray[np.int64]]:
         """Return the valid rows for a replay buffer, `[rows, ...]` by key, and the environment id of each.
 
-        Observations have the keys `obs` and `next_obs`, or `obs/<key>` and `next_obs/<key>`.
+        Observations have the keys `obs` and `next_obs`, or `obs/<key>` and `next_obs/<key>`. Of stacked frames, rows
+        have the newest one; the replay stacks them again.
         """
         chosen = self.valid.reshape(-1)
-        flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in self.arrays.items()}
+        arrays = {name: array[:, :, -1] if name in self.stacked else array for name, array in self.arrays.items()}
+        flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()}
         for name, last in self.last_obs.items():
-            after = np.concatenate((self.arrays[name][1:], last[None]))
+            newest = last[:, -1] if name in self.stacked else last
+            after = np.concatenate((arrays[name][1:], newest[None]))
             flat[f"next_{name}"] = after.reshape(-1, *after.shape[2:])
         for name, tensor in self.extras.items():
             flat[name] = tensor.reshape(-1, *tensor.shape[2:]).cpu().numpy()

@@ -80,6 +80,13 @@ def columns_of(obs: Any) -> dict[str, NDArray[Any]]:
     return {name: as_column(np.asarray(item)) for name, item in items.items()}
 
 
+def stacks_in(space: Any, frame_stack: int | None) -> dict[str, int]:
+    """Return the number of frames of each observation column that `env.frame_stack` stacks; see `columns_of`."""
+    is_dict = isinstance(space, gym.spaces.Dict)
+    parts = {f"obs/{key}": part for key, part in space.spaces.items()} if is_dict else {"obs": space}
+    return {name: part.shape[0] for name, part in parts.items() if part.shape and part.shape[0] == frame_stack}
+
+
 def as_column(array: NDArray[Any]) -> NDArray[Any]:
     """Return observations `[n, ...]` in their stored dtype: images as uint8, all others as float32."""
     is_image = array.dtype == np.uint8 and array.ndim >= _MIN_IMAGE_AXES

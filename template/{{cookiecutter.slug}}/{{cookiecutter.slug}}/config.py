@@ -34,6 +34,7 @@ class DQNConfig(trieye.ReplayAgentConfig):
     epsilon: UnitSchedule = Field(
         default=trieye.Schedule(start=1.0, end=0.1, steps=10_000), description="Probability of a random action."
     )
+    eval_epsilon: float = Field(default=0.0, ge=0, le=1, description="Probability of a random action in evaluations.")
     double: bool = Field(default=True, description="Double DQN (online network selects next actions); false = DQN.")
     rollout_steps: int = Field(default=8, ge=1, le=1 << 20, description="Steps per environment between update phases.")
     updates_per_env_step: float = Field(default=0.5, gt=0, le=1000, description="Updates per environment step.")
@@ -47,6 +48,9 @@ class PPOConfig(trieye.AgentConfig):
     kind: Literal["ppo"] = Field(default="ppo", description="Agent type; selected by agent=ppo.")
     engine: str = Field(default="{{ cookiecutter.slug }}.ppo:PPO", description="Engine class of PPO.")
     hidden_sizes: HiddenSizes = Field(default=[64, 64], description="Units per hidden layer of actor and critic.")
+    shared_sizes: HiddenSizes = Field(
+        default=[], description="Units per ReLU layer between the encoder and both networks; [] = none."
+    )
     lr: UnitSchedule = Field(default=trieye.Schedule(start=3e-4), description="Adam learning rate of actor and critic.")
     rollout_steps: int = Field(default=1024, ge=1, le=1 << 20, description="Steps per environment in each rollout.")
     epochs: int = Field(default=10, ge=1, le=1000, description="Passes over the rows of each rollout.")
@@ -55,7 +59,8 @@ class PPOConfig(trieye.AgentConfig):
         default=trieye.Schedule(start=0.2), description="Clip the probability ratio to [1 - x, 1 + x], x = clip_range."
     )
     ent_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus in the loss; 0 = no bonus.")
-    vf_coef: float = Field(default=0.5, ge=0, description="Weight of the value loss in the total loss.")
+    vf_coef: float = Field(default=0.5, ge=0, description="Weight of the value loss, a mean squared error.")
+    clip_value: bool = Field(default=False, description="Clip changes of the value by clip_range in the value loss.")
     max_grad_norm: float = Field(default=0.5, gt=0, description="Clip the global gradient norm to this value.")
     log_std_init: float = Field(default=0.0, ge=-10, le=2, description="Initial log std of continuous actions.")
 
@@ -76,6 +81,22 @@ class SACConfig(trieye.ReplayAgentConfig):
     target_entropy: float | None = Field(
         default=None, description="Target entropy in nats, if ent_coef is null; null = -(number of action dimensions)."
     )
+
+
+class TD3Config(trieye.ReplayAgentConfig):
+    """Twin delayed DDPG for bounded continuous actions; noise is relative to actions scaled to [-1, 1]."""
+
+    actions: ClassVar = ("continuous",)
+    kind: Literal["td3"] = Field(default="td3", description="Agent type; selected by agent=td3.")
+    engine: str = Field(default="{{ cookiecutter.slug }}.td3:TD3", description="Engine class of TD3.")
+    hidden_sizes: HiddenSizes = Field(default=[256, 256], description="Units per hidden layer of actor and critics.")
+    batch_size: int = Field(default=256, ge=1, le=1 << 20, description="Rows per update.")
+    lr: UnitSchedule = Field(default=trieye.Schedule(start=3e-4), description="Adam learning rate of all parameters.")
+    tau: float = Field(default=0.005, gt=0, le=1, description="Polyak factor of the target networks; 1 = copy.")
+    exploration_noise: float = Field(default=0.1, ge=0, le=2, description="Standard deviation of exploration noise.")
+    target_noise: float = Field(default=0.2, ge=0, le=2, description="Standard deviation of noise on target actions.")
+    target_noise_clip: float = Field(default=0.5, ge=0, le=2, description="Bound of the noise on target actions.")
+    policy_delay: int = Field(default=2, ge=1, le=1000, description="Critic updates per update of actor and targets.")
 
 
 class BlankConfig(trieye.AgentConfig):

@@ -12,7 +12,7 @@ from {{ cookiecutter.slug }}.networks import Encoder, mlp
 
 
 class QPolicy(trieye.Policy[TrainConfig, DQNConfig]):
-    """Select the action with the highest value; during exploration, a random one with probability epsilon."""
+    """Select the action with the highest value, or a random one with probability epsilon."""
 
     def __init__(self, config: TrainConfig, spaces: trieye.Spaces) -> None:
         """Create the network; it depends only on the config and the spaces."""
@@ -27,11 +27,12 @@ class QPolicy(trieye.Policy[TrainConfig, DQNConfig]):
         return values
 
     def act(self, obs: Any, state: Any, ctx: trieye.Context) -> trieye.Act:
-        """Select epsilon-greedy actions; epsilon is scheduled over environment steps."""
+        """Select epsilon-greedy actions; epsilon is scheduled over environment steps, and constant in evaluations."""
         action = self(obs).argmax(1)
-        if ctx.explore:
+        epsilon = self.agent.epsilon(ctx.env_steps) if ctx.explore else self.agent.eval_epsilon
+        if ctx.explore or epsilon > 0:
             samples = torch.rand(action.shape, generator=ctx.generator, device=action.device)
-            explores = samples < self.agent.epsilon(ctx.env_steps)
+            explores = samples < epsilon
             if explores.any():  # rare once epsilon is small
                 random = torch.randint(self.num_actions, action.shape, generator=ctx.generator, device=action.device)
                 action = torch.where(explores, random, action)

@@ -97,6 +97,29 @@ class Convolutions(nn.Module):
         return features.reshape(*batch_shape, -1)
 
 
+class Critics(nn.Module):
+    """Two Q-networks; updates use the lower value, which counters overestimation (Fujimoto et al. 2018).
+
+    Args:
+        space: Space of the observations.
+        normalizer: The policy's observation normalizer.
+        action_size: Number of action dimensions.
+        hidden_sizes: Units per hidden layer.
+    """
+
+    def __init__(self, space: Any, normalizer: nn.Module, action_size: int, hidden_sizes: list[int]) -> None:
+        """Create both networks."""
+        super().__init__()
+        self.encoder = Encoder(space, normalizer)
+        sizes = [self.encoder.size + action_size, *hidden_sizes, 1]
+        self.first, self.second = mlp(sizes), mlp(sizes)
+
+    def forward(self, obs: Any, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both Q-values, `[n]` each, for actions `[n, action_size]`."""
+        inputs = torch.cat((self.encoder(obs), action), dim=1)
+        return self.first(inputs)[:, 0].float(), self.second(inputs)[:, 0].float()
+
+
 def _has_channels_last(first: int, middle: int, last: int) -> bool:
     if first == middle or middle == last:
         return first == middle

@@ -19,6 +19,7 @@ class Batch(trieye.Minibatch):
 
     sample: torch.Tensor
     log_prob: torch.Tensor
+    value: torch.Tensor
     advantages: torch.Tensor
     returns: torch.Tensor
 
@@ -35,7 +36,9 @@ class ActorCritic(trieye.Policy[TrainConfig, PPOConfig]):
         self.is_discrete, self.shape = hasattr(spaces.action, "n"), spaces.action.shape
         num_outputs = int(spaces.action.n) if self.is_discrete else math.prod(self.shape)
         self.encoder = Encoder(spaces.observation, self.normalizer)
-        sizes = [self.encoder.size, *self.agent.hidden_sizes]
+        shared = [self.encoder.size, *self.agent.shared_sizes]
+        self.shared = nn.Sequential(mlp(shared), nn.ReLU()) if self.agent.shared_sizes else nn.Identity()
+        sizes = [shared[-1], *self.agent.hidden_sizes]
         # detail 13: separate actor and critic networks; they share the encoder, and so its convolutions
         self.actor, self.critic = mlp([*sizes, num_outputs], nn.Tanh), mlp([*sizes, 1], nn.Tanh)
         for module in self.modules():  # detail 2: orthogonal weights, zero biases
@@ -69,7 +72,7 @@ class ActorCritic(trieye.Policy[TrainConfig, PPOConfig]):
 
     def features(self, obs: Any) -> torch.Tensor:
         """Return the encoded observations, the input of both networks, `[..., size]`."""
-        features: torch.Tensor = self.encoder(obs)
+        features: torch.Tensor = self.shared(self.encoder(obs))
         return features
 
     def value(self, obs: Any) -> torch.Tensor:
@@ -125,8 +128,11 @@ class PPO(trieye.TrainEngine[TrainConfig, PPOConfig, ActorCritic]):
         clip_range = self.agent.clip_range(self.schedule_step)
         clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
         policy_loss = -torch.min(ratio * advantages, clipped * advantages).mean()  # detail 8, equation 7
-        # detail 9, value loss clipping, is omitted: it does not help (Andrychowicz et al. 2021)
-        value_loss = (value - batch.returns).square().mean()
+        value_errors = (value - batch.returns).square()
+        if self.agent.clip_value:  # detail 9; off by default: it does not help (Andrychowicz et al. 2021)
+            near_value = batch.value + (value - batch.value).clamp(-clip_range, clip_range)
+            value_errors = torch.max(value_errors, (near_value - batch.returns).square())
+        value_loss = value_errors.mean()
         with torch.set_grad_enabled(self.agent.ent_coef > 0):
             entropy = self.policy.entropy(output)
         loss = policy_loss + self.agent.vf_coef * value_loss - self.agent.ent_coef * entropy  # detail 10

@@ -12,7 +12,7 @@ import trieye
 from torch import nn
 
 from {{ cookiecutter.slug }}.config import SACConfig, TrainConfig
-from {{ cookiecutter.slug }}.networks import Encoder, mlp
+from {{ cookiecutter.slug }}.networks import Critics, Encoder, mlp
 
 
 class GaussianActor(trieye.Policy[TrainConfig, SACConfig]):
@@ -61,34 +61,14 @@ class GaussianActor(trieye.Policy[TrainConfig, SACConfig]):
         return ((action - self.center) / self.scale).flatten(1)
 
 
-class Critics(nn.Module):
-    """Two Q-networks; updates use the lower value, which counters overestimation (Fujimoto et al. 2018).
-
-    Args:
-        policy: The actor, whose spaces and normalizer the critics share.
-        hidden_sizes: Units per hidden layer.
-    """
-
-    def __init__(self, policy: GaussianActor, hidden_sizes: list[int]) -> None:
-        """Create both networks."""
-        super().__init__()
-        self.encoder = Encoder(policy.spaces.observation, policy.normalizer)
-        sizes = [self.encoder.size + policy.size, *hidden_sizes, 1]
-        self.first, self.second = mlp(sizes), mlp(sizes)
-
-    def forward(self, obs: Any, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return both Q-values, `[n]` each."""
-        inputs = torch.cat((self.encoder(obs), action), dim=1)
-        return self.first(inputs)[:, 0].float(), self.second(inputs)[:, 0].float()
-
-
 class SAC(trieye.TrainEngine[TrainConfig, SACConfig, GaussianActor]):
     """SAC engine: each step collects rows and makes the updates that are due."""
 
     def setup(self, config: TrainConfig) -> None:
         """Create critics, temperature and optimizers; `self.policy`, `self.replay` and `self.device` already exist."""
         agent = self.agent
-        self.critics = Critics(self.policy, agent.hidden_sizes).to(self.device)
+        space, normalizer = self.policy.spaces.observation, self.policy.normalizer
+        self.critics = Critics(space, normalizer, self.policy.size, agent.hidden_sizes).to(self.device)
         self.target = copy.deepcopy(self.critics).requires_grad_(False)
         log_ent_coef = math.log(1.0 if agent.ent_coef is None else agent.ent_coef)
         self.log_ent_coef = nn.Parameter(torch.tensor(log_ent_coef, device=self.device))

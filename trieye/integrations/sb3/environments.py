@@ -50,8 +50,9 @@ def make_envs(config: EnvConfig, *, gamma: float = 0.99, evaluates: bool = False
 
 
 def _make_one(config: EnvConfig, *, evaluates: bool) -> "gym.Env[Any, Any]":
+    config = config.for_evaluation() if evaluates else config
     env: Any = Monitor(make_env(config, render_mode="rgb_array" if evaluates and config.eval_video else None))
-    return gym.wrappers.TransformReward(env, _sign) if config.clip_rewards and not evaluates else env
+    return gym.wrappers.TransformReward(env, _sign) if config.clip_rewards else env
 
 
 def _sign(reward: Any) -> float:

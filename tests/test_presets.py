@@ -1,0 +1,99 @@
+"""Presets of a new project have the networks and the details of the publications that they name."""
+
+import importlib
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import trieye
+from trieye.cli.new import answers_of, bake
+from trieye.config.hydra import registration
+
+ATARI = trieye.Spaces(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(6))
+MINATAR = trieye.Spaces(gym.spaces.Box(0, 1, (10, 10, 4), bool), gym.spaces.Discrete(6))
+HALFCHEETAH = trieye.Spaces(gym.spaces.Box(-np.inf, np.inf, (17,), np.float64), gym.spaces.Box(-1.0, 1.0, (6,)))
+NATURE = (8 * 8 * 4 + 1) * 32 + (4 * 4 * 32 + 1) * 64 + (3 * 3 * 64 + 1) * 64 + (7 * 7 * 64 + 1) * 512
+YOUNG_AND_TIAN = (3 * 3 * 4 + 1) * 16 + (8 * 8 * 16 + 1) * 128
+PAPERS = {
+    "dqn_atari": (ATARI, NATURE + 513 * 6),
+    "ppo_atari": (ATARI, NATURE + 513 * (6 + 1)),
+    "dqn_minatar": (MINATAR, YOUNG_AND_TIAN + 129 * 6),
+    "ppo_minatar": (MINATAR, YOUNG_AND_TIAN + 129 * (6 + 1)),
+    "ppo_mujoco": (HALFCHEETAH, 2 * (18 * 64 + 65 * 64) + 65 * (6 + 1) + 6),
+    "sac_mujoco": (HALFCHEETAH, 18 * 256 + 257 * 256 + 257 * 12),
+    "td3_mujoco": (HALFCHEETAH, 18 * 256 + 257 * 256 + 257 * 6),
+}
+"""Spaces of the environment, and number of weights of the policy."""
+
+
+@pytest.fixture(scope="module")
+def compose(tmp_path_factory):
+    """Return a function that composes configs of a generated project, which can be imported."""
+    project = bake(answers_of({"project_name": "Preset project"}), tmp_path_factory.mktemp("presets"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registration, "current", registration.current)
+        patch.syspath_prepend(project)
+        own = importlib.import_module(f"{project.name}.config")
+        root = f"persistence.root_data_dir={project}"
+        yield lambda *words: trieye.compose(
+            [*words, root, "runtime=local"], config_path=project / "conf", config_type=own.TrainConfig
+        )
+        for name in [name for name in sys.modules if name.partition(".")[0] == project.name]:
+            del sys.modules[name]
+
+
+def engine_class(config):
+    module, _, name = config.agent.engine.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def policy_of(config, spaces):
+    return engine_class(config).policy_class(config, spaces)
+
+
+@pytest.mark.parametrize("preset", PAPERS)
+def test_a_preset_has_the_network_of_its_publication(compose, preset):
+    spaces, num_weights = PAPERS[preset]
+    policy = policy_of(compose(f"experiment={preset}"), spaces)
+    assert sum(weights.numel() for weights in policy.parameters()) == num_weights
+
+
+def test_evaluations_of_dqn_select_random_actions_with_their_own_epsilon(compose):
+    actions = {}
+    obs = torch.zeros(1000, 10, 10, 4)
+    for epsilon in (0.0, 0.5):
+        torch.manual_seed(0)
+        policy = policy_of(compose("experiment=dqn_minatar", f"agent.eval_epsilon={epsilon}"), MINATAR)
+        generator = torch.Generator().manual_seed(0)
+        before = generator.get_state()
+        actions[epsilon] = policy.act(obs, None, trieye.Context(explore=False, env_steps=0, generator=generator)).action
+        assert torch.equal(before, generator.get_state()) is (epsilon == 0.0)
+    greedy = actions[0.0][0]
+    assert (actions[0.0] == greedy).all()
+    assert 0.5 < (actions[0.5] == greedy).float().mean() < 0.66  # 1 - epsilon + epsilon / 6
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_the_value_loss_of_ppo_is_clipped_if_the_preset_says_so(compose, clips):
+    config = compose("agent=ppo", "env=cartpole", "agent.rollout_steps=32", f"agent.clip_value={clips}")
+    engine = engine_class(config)(config)
+    rows = engine.collect()
+    with torch.no_grad():
+        value = engine.policy.value(rows["obs"])
+    returns = value + 1.0
+    rows.extras["value"] = old_value = value - 3.0
+    batch = next(engine.minibatches(rows, advantages=torch.zeros_like(value), returns=returns))
+    loss = engine.train_step(batch)["loss/value"]
+    clipped = old_value + 0.2  # by clip_range
+    expected = (returns - clipped).square().mean() if clips else torch.tensor(1.0)
+    assert torch.isclose(loss, expected, rtol=1e-4)
+    engine.cleanup()
+
+
+@pytest.mark.parametrize("preset", ["dqn_minatar", "ppo_minatar"])
+def test_the_games_of_minatar_are_environments(compose, preset):
+    pytest.importorskip("minatar", reason="env=minatar needs the extra minatar of a project")
+    compose(f"experiment={preset}").check()

@@ -1,0 +1,139 @@
+"""Wrappers of Atari games, on a game of three lives without the emulator."""
+
+import itertools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from trieye.config.env import EnvConfig
+from trieye.training.atari import EpisodicLife, FireOnReset
+from trieye.training.environments import make_env, make_envs
+from trieye.training.evaluation import Evaluation
+from trieye.training.policy import Act
+
+LIVES, STEPS = 3, 4  # a life is lost every fourth step
+
+
+class Lives(gym.Env):
+    """Observe the number of resets and steps; each step pays its action."""
+
+    observation_space = gym.spaces.Box(0, 1000, (2,), np.float32)
+    action_space = gym.spaces.Discrete(4)
+
+    def __init__(self):
+        self.games, self.steps, self.actions = 0, 0, []
+
+    def get_action_meanings(self):
+        return ["NOOP", "FIRE", "RIGHT", "LEFT"]
+
+    def seen(self):
+        obs = np.array([self.games, self.steps], np.float32)
+        return obs, {"lives": LIVES - self.steps // STEPS}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.games, self.steps, self.actions = self.games + 1, 0, []
+        return self.seen()
+
+    def step(self, action):
+        self.steps += 1
+        self.actions.append(int(action))
+        obs, info = self.seen()
+        return obs, float(action), self.steps == LIVES * STEPS, False, info
+
+
+gym.register("Lives-v0", Lives)
+WRAPPERS = {
+    "lives": {"name": "trieye.training.atari:EpisodicLife", "training_only": True},
+    "fire": {"name": "trieye.training.atari:FireOnReset"},
+}
+
+
+def play(env):
+    env.reset(seed=0)
+    while True:
+        obs, reward, terminated, _, _ = env.step(3)
+        yield obs.tolist(), reward, terminated
+        if terminated:
+            obs, _ = env.reset()
+            yield obs.tolist(), 0.0, False
+
+
+def test_a_lost_life_ends_the_episode_and_only_the_end_of_the_game_resets_it():
+    steps = play(EpisodicLife(Lives()))
+    seen = [next(steps) for _ in range(14)]
+    assert [obs for obs, _, terminated in seen if terminated] == [[1, 4], [1, 8], [1, 12]]
+    assert [before for before, after in itertools.pairwise(seen) if after[0] == [1, 5]] == [([1, 4], 3.0, True)]
+    assert seen[-2][0] == [2, 0]  # after the third life
+
+
+def test_a_seed_resets_a_game_that_has_lives_left():
+    env = EpisodicLife(Lives())
+    env.reset(seed=0)
+    assert any(env.step(0)[2] for _ in range(STEPS))
+    obs, _ = env.reset(seed=1)
+    assert obs.tolist() == [2, 0]
+
+
+def test_fire_starts_each_life_and_games_without_fire_are_unchanged():
+    env = FireOnReset(Lives())
+    env.reset(seed=0)
+    rewards = [env.step(3)[1] for _ in range(3)]
+    assert env.unwrapped.actions == [1, 2, 3, 3, 1, 2, 3]
+    assert rewards == [3, 6, 3]  # the second step lost a life, and pays the rewards of FIRE and RIGHT too
+    env.unwrapped.get_action_meanings = lambda: ["NOOP", "UP", "DOWN"]
+    quiet = FireOnReset(env.unwrapped)
+    quiet.reset(seed=0)
+    quiet.step(3)
+    assert env.unwrapped.actions == [3]
+
+
+class Left:
+    """A policy that always moves left."""
+
+    device = "cpu"
+
+    def modules(self):
+        return []
+
+    def initial_state(self, n):
+        return None
+
+    def on_episode(self, info):
+        return {}
+
+    def act(self, obs, state, ctx):
+        return Act((obs[:, 0] * 0 + 3).long())
+
+
+def test_evaluations_play_whole_games_and_training_episodes_are_lives():
+    config = EnvConfig(id="Lives-v0", wrappers=WRAPPERS, clip_rewards=True)
+    envs = make_envs(config)
+    envs.reset(seed=0)
+    ends = [bool(envs.step(np.array([3]))[2][0]) for _ in range(8)]
+    assert ends == [False, True, False, True, False, True, False, False]  # every other step resets, and fires
+    envs.close()
+    evaluation = Evaluation(config)
+    episode = evaluation.play(Left(), 1)[0]
+    assert episode.length < LIVES * STEPS
+    assert episode.total == 3 * episode.length + 3 * (LIVES - 1)  # unclipped; FIRE and RIGHT pay 3 after each lost life
+    evaluation.close()
+
+
+def test_real_games_continue_after_a_lost_life():
+    pytest.importorskip("ale_py", reason="env.atari needs trieye[atari]")
+    pytest.importorskip("cv2", reason="env.atari needs trieye[atari]")
+    env = make_env(EnvConfig(id="ALE/Breakout-v5", atari=True, frame_stack=4, wrappers=WRAPPERS), seed=0)
+    _, info = env.reset(seed=0)
+    assert info["lives"] == 5
+    for lives in (4, 3):
+        terminated = False
+        while not terminated:
+            obs, _, terminated, _, info = env.step(0)
+        assert info["lives"] == lives
+        obs, info = env.reset()
+        assert (obs == obs[0]).all(), "the stack starts again with each life"
+        assert info["lives"] == lives
+        assert info["episode_frame_number"] > 100
+    env.close()
