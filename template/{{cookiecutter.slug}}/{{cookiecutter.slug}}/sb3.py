@@ -26,7 +26,8 @@ class Config(trieye.TrieyeConfig):
     )
     hyperparameters: dict[str, Any] = Field(
         default_factory=dict,
-        description="Arguments of that class that differ from its defaults; {start: 3e-4, end: 0} = linear schedule.",
+        description="Arguments of that class that differ from its defaults; {start: 3e-4, end: 0} = linear schedule, "
+        "action_noise=0.1 = standard deviation of Gaussian noise.",
     )
     env: trieye.EnvConfig = Field(description="Environment.")
     evaluator: str = Field(
@@ -75,6 +76,11 @@ def envs_of(cfg: Config, **options: Any) -> Any:
 def model_of(cfg: Config, envs: Any) -> Any:
     """Return a new model."""
     arguments = {name: argument(value) for name, value in cfg.hyperparameters.items()}
+    if isinstance(scale := arguments.get("action_noise"), int | float):
+        from stable_baselines3.common.noise import NormalActionNoise
+
+        zeros = np.zeros(envs.action_space.shape)
+        arguments["action_noise"] = NormalActionNoise(zeros, zeros + scale)
     return class_of(cfg)(**{"policy": "MlpPolicy", **arguments}, env=envs, seed=cfg.seed)
 
 
