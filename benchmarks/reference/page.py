@@ -1,0 +1,180 @@
+"""Write docs/benchmarks from the stored curves: figures with intervals, pictures, speed and provenance of each table.
+
+    python benchmarks/reference/page.py
+
+Needs only the files of `data/` and `tables/`, and an environment with trieye.
+"""
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from run import DATA, METRICS, ROOT, TABLES
+
+from trieye.results import Results, load
+from trieye.results.origins import Origin
+
+DOCS = ROOT / "docs" / "benchmarks"
+BY = "tags.algorithm,tags.library"
+LIBRARIES = {"trieye": "trieye", "sb3": "stable-baselines3"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A reference table with stored curves.
+
+    Attributes:
+        name: Name of its file in `tables/`, without suffix.
+        spec: Content of that file.
+    """
+
+    name: str
+    spec: dict[str, Any]
+
+    @cached_property
+    def paths(self) -> list[Path]:
+        """The stored curves of its complete sides."""
+        return sorted((DATA / self.name).glob("*.parquet"))
+
+    @cached_property
+    def results(self) -> Results:
+        """All runs."""
+        return load(self.paths)
+
+    def command(self, action: str, *words: str) -> list[str]:
+        """Return a command of `trieye results` for this table, relative to the root of the repository."""
+        sources = [str(path.relative_to(ROOT)) for path in self.paths]
+        return ["results", action, *sources, "--metric", METRICS, "--by", BY, *words]
+
+    def write(self) -> None:
+        """Write the page, its pictures and its report."""
+        table, report = DOCS / f"{self.name}_figures.md", DOCS / f"{self.name}.html"
+        trieye(self.command("table", "--task", "env.id", "-o", str(table)))
+        trieye(
+            self.command(
+                "report", "--task", "env.id", "--x", "env_steps", "--title", self.spec["title"], "-o", str(report)
+            )
+        )
+        parts = [f"# {self.spec['title']}", self._introduction(), table.read_text().strip(), *self._pictures()]
+        parts += ["## Comparison", self._comparison(), "## Speed and provenance", self._provenance()]
+        parts += [
+            "## What this table does not show",
+            self.spec["limits"].strip(),
+            "## Reproduce a row",
+            self._reproduction(),
+        ]
+        (DOCS / f"{self.name}.md").write_text("\n\n".join(parts) + "\n")
+        table.unlink()
+
+    def _introduction(self) -> str:
+        missing = [
+            cell for cell, library in self._planned() if not (DATA / self.name / f"{cell}-{library}.parquet").exists()
+        ]
+        pending = f" Not finished yet: {', '.join(dict.fromkeys(missing))}." if missing else ""
+        return (
+            f"{self.spec['about'].strip()} Scores are the mean of the last 10 % of the evaluations of a run; figures "
+            "are interquartile means over seeds with 95 % stratified bootstrap intervals, n = number of seeds."
+            f"{pending} "
+            f"All figures, profiles and runs: [{self.name}.html]({self.name}.html)."
+        )
+
+    def _planned(self) -> Iterator[tuple[str, str]]:
+        for cell, parts in self.spec["cells"].items():
+            yield from ((cell, library) for library in LIBRARIES if library in parts)
+
+    def _pictures(self) -> Iterator[str]:
+        for task in self.results.split("env.id"):
+            path = DOCS / f"{self.name}_{str(task).rpartition('/')[2].lower()}.svg"
+            trieye(self.command("curve", "--where", f"env.id={task}", "--x", "env_steps", "-o", str(path)))
+            yield f"![Return of evaluations over environment steps on {task}, with 95 % intervals]({path.name})"
+
+    def _comparison(self) -> str:
+        lines = [
+            "| environment | algorithm | trieye better than stable-baselines3 with probability | n |",
+            "|---|---|---|---|",
+        ]
+        for task, on_task in self.results.split("env.id").items():
+            for algorithm, runs in on_task.split("tags.algorithm").items():
+                scores = {library: _scores(part) for library, part in runs.split("tags.library").items()}
+                if len(scores) == len(LIBRARIES):
+                    ours, theirs = scores["trieye"], scores["sb3"]
+                    wins = np.sign(ours[:, None] - theirs[None]) / 2 + 0.5
+                    lines.append(f"| {task} | {algorithm} | {wins.mean():.2f} | {len(ours)} and {len(theirs)} |")
+        return "\n".join(lines)
+
+    def _provenance(self) -> str:
+        lines = [
+            "| environment | algorithm | library | steps per second | hours | versions | commit | processor |",
+            "|---" * 8 + "|",
+        ]
+        for path in self.paths:
+            runs = load(path)
+            first = runs.runs[0]
+            origins = [origin for run in runs if (origin := Origin.of(run)) is not None]
+            provenance = origins[0].provenance if origins else None
+            packages = {} if provenance is None else provenance.packages
+            shown = ["torch", "gymnasium", *([] if first.params["tags.library"] == "trieye" else ["stable_baselines3"])]
+            versions = ", ".join(
+                f"{name} {packages.get(name, packages.get(name.replace('_', '-'), '?'))}" for name in shown
+            )
+            commit = "" if provenance is None or provenance.commit is None else provenance.commit.sha[:10]
+            machine = "" if provenance is None else f"{provenance.machine.cpu}, {provenance.machine.num_cpus} cores"
+            hours = sum(origin.duration_s or 0.0 for origin in origins) / 3600
+            named = (str(first.params[key]) for key in ("env.id", "tags.algorithm"))
+            cells = (*named, LIBRARIES[first.params["tags.library"]], f"{_rate(runs):,.0f}", f"{hours:.2f}")
+            lines.append(f"| {' | '.join((*cells, versions, commit, machine))} |")
+        return "\n".join(lines)
+
+    def _reproduction(self) -> str:
+        cell = next(iter(self.spec["cells"]))
+        return (
+            f"    python benchmarks/reference/run.py {self.name} --cell {cell} --again\n\n"
+            f"repeats `{cell}` with both libraries into `.reference/`, after `make .venv/.ready`; "
+            "`python benchmarks/reference/page.py` rebuilds this page from the stored curves."
+        )
+
+
+def _scores(runs: Results) -> np.ndarray[Any, np.dtype[np.float64]]:
+    values = runs.values(METRICS.split(",")).ravel()
+    return values[~np.isnan(values)]
+
+
+def _rate(runs: Results) -> float:
+    """Return the median over runs of environment steps per second, including evaluations and load of the machine."""
+    rates = [
+        (series.steps[-1] - series.steps[0]) / (series.times[-1] - series.times[0])
+        for series in runs.series(METRICS.split(","))
+        if len(series.steps) > 1
+    ]
+    return float(np.median(rates))
+
+
+def trieye(words: list[str]) -> None:
+    """Run a command of trieye in the root of the repository."""
+    done = subprocess.run(
+        [sys.executable, "-m", "trieye.cli", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"trieye {shlex.join(words)}: {done.stderr}")
+
+
+def main() -> None:
+    """Write all pages and their index."""
+    DOCS.mkdir(parents=True, exist_ok=True)
+    tables = [Table(path.stem, yaml.safe_load(path.read_text())) for path in sorted(TABLES.glob("*.yaml"))]
+    for table in tables:
+        if table.paths:
+            table.write()
+            print(json.dumps({"table": table.name, "runs": len(table.results)}))
+
+
+if __name__ == "__main__":
+    main()
