@@ -31,10 +31,11 @@ class EnvConfig(StrictModel):
         le=65_536,
         description="Number of environments that are stepped together, in each process that collects.",
     )
-    vector: Literal["sync", "async", "own"] = Field(
+    vector: Literal["sync", "async", "own", "envpool"] = Field(
         default="sync",
         description="How the `num` environments are stepped: sync = sequentially, in one process; async = each "
-        "in its own process, for slow steps; own = by the environment's own vectorized version.",
+        "in its own process, for slow steps; own = by the environment's own vectorized version; envpool = by the C++ "
+        "threads of EnvPool.",
     )
     max_episode_steps: int | None = Field(
         default=None,

@@ -17,14 +17,16 @@ _SMALL = frozenset({"fsspec", "matplotlib"})
 """Modules of `_FULL` that are installed alone, because they have few requirements."""
 
 _EXTRAS = {
-    "ale_py": "atari", "av": "video", "cmaes": "optuna", "cv2": "atari", "gcsfs": "gcs", "lightning": "lightning",
+    "ale_py": "atari", "av": "video", "cmaes": "optuna", "cv2": "atari", "envpool": "envpool", "gcsfs": "gcs",
+    "lightning": "lightning",
     "minari": "minari", "optuna": "optuna", "pytorch_lightning": "lightning", "s3fs": "s3", "stable_baselines3": "sb3",
     "transformers": "transformers", "wandb": "wandb",
 }  # fmt: skip
 """Extra of both distributions that installs a module."""
 
 _NAMES = {
-    "av": "PyAV", "cv2": "OpenCV", "gymnasium": "Gymnasium", "lightning": "Lightning", "mlflow": "MLflow",
+    "av": "PyAV", "cv2": "OpenCV", "envpool": "EnvPool", "gymnasium": "Gymnasium", "lightning": "Lightning",
+    "mlflow": "MLflow",
     "optuna": "Optuna", "pytorch_lightning": "Lightning", "ray": "Ray", "stable_baselines3": "stable-baselines3",
     "transformers": "Transformers",
 }  # fmt: skip

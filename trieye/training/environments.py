@@ -19,9 +19,11 @@ from trieye.config.base import did_you_mean, nearest
 from trieye.config.env import EnvConfig, WrapperConfig
 from trieye.config.packages import load
 from trieye.exceptions import ConfigurationError, EnvironmentLostError
+from trieye.training.envpool import EnvPoolVector
 from trieye.training.seeds import training_seed
 from trieye.training.spaces import Spaces
 
+_VECTOR_FORMS = ("own", "envpool")
 _CHECKED_STEPS = 10
 _JOIN_TIMEOUT_S = 2.0
 _STATISTICS_WRAPPERS = {
@@ -193,8 +195,8 @@ def make_envs(config: EnvConfig, *, seed: int | None = None) -> VectorEnv[Any, A
     Raises:
         ConfigurationError: The environments cannot be created, or their vector form has another autoreset mode.
     """
-    if config.vector == "own":
-        envs = _own_vector(config)
+    if config.vector in _VECTOR_FORMS:
+        envs = _vector_form(config)
         if seed is not None:
             seed_spaces(envs, seed)
         return envs
@@ -250,6 +252,16 @@ def close_envs(envs: VectorEnv[Any, Any, Any], *, in_mid_call: bool) -> None:
     envs.closed = True
 
 
+def _vector_form(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
+    """Return the vector form of an environment, its own or that of EnvPool."""
+    envs: VectorEnv[Any, Any, Any] = EnvPoolVector(config) if config.vector == "envpool" else _own_vector(config)
+    space = envs.single_observation_space
+    if _has_discrete_parts(space):
+        one_hot: Any = OneHotParts  # it has the attributes of TransformObservation that the wrapper uses
+        return vector_wrappers.VectorizeTransformObservation(envs, one_hot)
+    return envs if isinstance(space, gym.spaces.Box | gym.spaces.Dict) else vector_wrappers.FlattenObservation(envs)
+
+
 def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
     make: Any = gym.make_vec  # its annotations omit the environment's keyword arguments
     spec = gym.registry.get(config.id)
@@ -262,8 +274,8 @@ def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
     if not isinstance(envs, VectorEnv):
         kind = f"{type(envs).__module__}.{type(envs).__qualname__}"
         raise ConfigurationError(
-            f"env.vector=own: {config.id} makes a {kind}, not a gymnasium.vector.VectorEnv; write an adapter for pools "
-            "such as EnvPool, or set env.vector=sync"
+            f"env.vector=own: {config.id} makes a {kind}, not a gymnasium.vector.VectorEnv; write an adapter, or set "
+            "env.vector=sync, or env.vector=envpool if EnvPool has it"
         )
     _reject_running_statistics(envs, f"env.id={config.id}")
     mode = envs.metadata.get("autoreset_mode")
@@ -273,11 +285,7 @@ def _own_vector(config: EnvConfig) -> VectorEnv[Any, Any, Any]:
             f"env.vector=own: {config.id} has autoreset mode {getattr(mode, 'value', mode)}; required is "
             f"{AutoresetMode.NEXT_STEP.value}: select it with env.kwargs if possible, or set env.vector=sync"
         )
-    space = envs.single_observation_space
-    if _has_discrete_parts(space):
-        one_hot: Any = OneHotParts  # it has the attributes of TransformObservation that the wrapper uses
-        return vector_wrappers.VectorizeTransformObservation(envs, one_hot)
-    return envs if isinstance(space, gym.spaces.Box | gym.spaces.Dict) else vector_wrappers.FlattenObservation(envs)
+    return envs
 
 
 def spaces_of(env: Any) -> Spaces:
@@ -310,31 +318,31 @@ def action_kind(space: Any) -> ActionKind | None:
 def _inspect(config_json: str) -> tuple[Spaces, bool, str | None]:
     """Return an environment's spaces, whether it can render, and its first rule violation; cached for sweeps."""
     config = EnvConfig.model_validate_json(config_json)
-    if config.vector == "own":
-        _check_own_vector(config)
+    if config.vector in _VECTOR_FORMS:
+        _check_vector_form(config)
     with contextlib.closing(make_env(config)) as env:
         is_own = type(env.unwrapped).__module__.partition(".")[0] not in {"gymnasium", "ale_py"}
         has_pictures = "rgb_array" in env.metadata.get("render_modes", ())
         return spaces_of(env), has_pictures, _rule_violation(env.unwrapped) if is_own else None
 
 
-def _check_own_vector(config: EnvConfig) -> None:
+def _check_vector_form(config: EnvConfig) -> None:
     """Reject a vector form whose spaces differ from the single form, which evaluations use."""
-    with contextlib.closing(_own_vector(config)) as envs:
+    with contextlib.closing(_vector_form(config)) as envs:
         vector_spaces = spaces_of(envs)
     spec = gym.registry.get(config.id)
     if spec is not None and spec.entry_point is None:
         raise ConfigurationError(
-            f"env.vector=own: {config.id} has no single form, which evaluations need; register it with an entry_point "
-            "as well"
+            f"env.vector={config.vector}: {config.id} has no single form, which evaluations need; register it with an "
+            "entry_point as well"
         )
     with contextlib.closing(make_env(config)) as env:
         single_spaces = spaces_of(env)
     for name, one, other in zip(Spaces._fields, vector_spaces, single_spaces, strict=True):
         if not _are_compatible(one, other):
             raise ConfigurationError(
-                f"env.vector=own: {config.id} has the {name} space {one} in its vector form and {other} in its single "
-                "form, which evaluations use; make them equal, or set env.vector=sync"
+                f"env.vector={config.vector}: {config.id} has the {name} space {one} in its vector form and {other} in "
+                "its single form, which evaluations use; make them equal, or set env.vector=sync"
             )
 
 

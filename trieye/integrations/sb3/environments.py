@@ -27,9 +27,9 @@ def make_envs(config: EnvConfig, *, gamma: float = 0.99, evaluates: bool = False
     Raises:
         ConfigurationError: The environments cannot be created, or not in this vector form.
     """
-    if config.vector == "own":
+    if config.vector in ("own", "envpool"):
         raise ConfigurationError(
-            "env.vector=own: Stable-Baselines3 needs single environments; use env.vector=sync or async"
+            f"env.vector={config.vector}: Stable-Baselines3 needs single environments; use env.vector=sync or async"
         )
     thunks: list[Callable[[], gym.Env[Any, Any]]] = [
         partial(_make_one, config, evaluates=evaluates) for _ in range(config.num)
