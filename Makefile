@@ -7,6 +7,7 @@
 # make canary       the row of test-matrix with the newest dependencies, with the tests of docs/private_apis.md
 # make dist         sdist and wheel of trieye and trieye-core, built twice with equal hashes, in dist/
 # make bench        every goal of the benchmarks folder, as a JSON line each
+# make reference    reference tables beside stable-baselines3, resumable (hours), and docs/benchmarks from their curves
 # make soak         tests marked long, then hundreds of kills, damaged files, outages and full disks: about 30 minutes
 # make clean        remove everything that the other targets created
 
@@ -19,7 +20,7 @@ READY := .venv/.ready
 # hundreds of processes start in the tests, and each would compile all that it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-matrix canary check compiled dist bench soak clean format
+.PHONY: demo test test-matrix canary check compiled dist bench reference soak clean format
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -65,6 +66,10 @@ dist: $(READY)
 
 bench: $(READY)
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+reference: $(READY)
+	@$(BIN)/python benchmarks/reference/run.py
+	@$(BIN)/python benchmarks/reference/page.py
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m long -n 2 --dist loadfile

@@ -121,15 +121,16 @@ class Table:
             origins = [origin for run in runs if (origin := Origin.of(run)) is not None]
             provenance = origins[0].provenance if origins else None
             packages = {} if provenance is None else provenance.packages
-            shown = ["torch", "gymnasium", *([] if first.params["tags.library"] == "trieye" else ["stable_baselines3"])]
+            library = first.tags["tags.library"]
+            shown = ["torch", "gymnasium", *([] if library == "trieye" else ["stable_baselines3"])]
             versions = ", ".join(
                 f"{name} {packages.get(name, packages.get(name.replace('_', '-'), '?'))}" for name in shown
             )
             commit = "" if provenance is None or provenance.commit is None else provenance.commit.sha[:10]
             machine = "" if provenance is None else f"{provenance.machine.cpu}, {provenance.machine.num_cpus} cores"
             hours = sum(origin.duration_s or 0.0 for origin in origins) / 3600
-            named = (str(first.params[key]) for key in ("env.id", "tags.algorithm"))
-            cells = (*named, LIBRARIES[first.params["tags.library"]], f"{_rate(runs):,.0f}", f"{hours:.2f}")
+            named = (first.params["env.id"], first.tags["tags.algorithm"], LIBRARIES[library])
+            cells = (*named, f"{_rate(runs):,.0f}", f"{hours:.2f}")
             lines.append(f"| {' | '.join((*cells, versions, commit, machine))} |")
         return "\n".join(lines)
 

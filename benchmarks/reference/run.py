@@ -170,9 +170,10 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", help="tables to run (default: all)")
     parser.add_argument("--cell", nargs="*", default=[], help="cells to run (default: all)")
     parser.add_argument("--speed", action="store_true", help="measure the speed only")
+    parser.add_argument("--again", action="store_true", help="run sides that have data already, and replace it")
     options = parser.parse_args()
     python = environment()
-    missing = [side for side in sides(options.tables, options.cell) if not side.data.exists()]
+    missing = [side for side in sides(options.tables, options.cell) if options.again or not side.data.exists()]
     for side in missing:
         if options.speed:
             print(json.dumps(speed(side, python)), flush=True)

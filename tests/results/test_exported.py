@@ -88,3 +88,14 @@ def test_a_damaged_file_is_refused(tmp_path):
     (tmp_path / "data.parquet").write_bytes(b"PAR1 but nothing else")
     with pytest.raises(ConfigurationError, match=r"data.parquet: cannot be read: "):
         load(tmp_path / "data.parquet")
+
+
+def test_tags_group_runs_where_they_are_named(tmp_path):
+    for seed, variant in enumerate(("new", "old")):
+        make_run(tmp_path, f"run{seed}", [1.0 + seed], seed=seed, tags={"variant": variant})
+    results = load(tmp_path / "app")
+    assert len(results.configs) == 1, "tags are not parameters"
+    results.export(tmp_path / "data.parquet")
+    for source in (results, load(tmp_path / "data.parquet")):
+        assert {name: len(part) for name, part in source.split("tags.variant").items()} == {"new": 1, "old": 1}
+        assert [run.name for run in source.where({"tags.variant": "old"})] == ["run1"]

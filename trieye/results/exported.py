@@ -17,7 +17,7 @@ RUNS = b"trieye.runs"
 
 _FORMAT = 1
 _FIELDS = ("name", "app", "seed", "status", "step", "axis", "created", "run_id", "sweep", "job", "objective")
-_MAPPINGS = ("varied", "defaults", "modes")
+_MAPPINGS = ("varied", "defaults", "modes", "tags")
 OF_RUN = ("attempt", "duration_s")
 """Keys of an origin that differ between runs with the same provenance."""
 

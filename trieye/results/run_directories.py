@@ -84,6 +84,7 @@ class RunDirectories:
             defaults=defaults,
             varied={current_override(key, params): typed(value) for key, value in (varied or {}).items()},
             is_closed=record.status != _UNSETTLED,
+            tags={f"tags.{name}": value for name, value in (config.get("tags") or {}).items()},
         )
 
     def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:

@@ -86,6 +86,7 @@ class LoadedRun:
         is_named: Whether the run itself was an argument of `load`, rather than a directory of several runs.
         objective: Metric that rates a run without `loop.objective`; empty: none.
         modes: `max` or `min` for metrics of a run without `loop.mode`.
+        tags: Tags by key, such as `tags.variant`; they distinguish configs only where a selection names them.
     """
 
     path: str
@@ -108,6 +109,7 @@ class LoadedRun:
     is_named: bool = False
     objective: str = ""
     modes: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, Any] = field(default_factory=dict)
 
     def mode(self, metric: str) -> str | None:
         """Return `max` or `min`, whether higher or lower values of a metric are better; None if it is not recorded."""

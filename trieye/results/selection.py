@@ -74,7 +74,7 @@ def resolve(name: str, runs: Iterable[LoadedRun]) -> str:
     Raises:
         ConfigurationError: The name is unknown or ambiguous.
     """
-    keys = dict.fromkeys(key for run in runs for key in (*run.params, *run.varied, *run.defaults))
+    keys = dict.fromkeys(key for run in runs for key in (*run.params, *run.varied, *run.defaults, *run.tags))
     if name in keys:
         return name
     if name in ATTRIBUTES:
@@ -98,8 +98,9 @@ def value_of(run: LoadedRun, key: str) -> Any:
         return run.params[key]
     if key in run.varied:
         return run.varied[key]
-    if key in run.defaults:
-        return run.defaults[key]
+    for values in (run.defaults, run.tags):
+        if key in values:
+            return values[key]
     name = key.removeprefix(_OF_THE_RUN)
     if name not in ATTRIBUTES:
         return MISSING
