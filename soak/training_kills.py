@@ -37,6 +37,7 @@ DEADLINE_S = 120.0
 MORE_STEPS = 20
 DQN = {"kind": "dqn", "learning_starts": 64, "target_update_interval": 20, "rollout_steps": 1}
 PPO = {"kind": "ppo", "rollout_steps": 16, "epochs": 2}
+RECURRENT = {**PPO, "kind": "recurrent_ppo", "memory_size": 16}
 SAC = {"kind": "sac", "learning_starts": 64, "updates_per_env_step": 0.25, "rollout_steps": 1}
 TD3 = {**SAC, "kind": "td3"}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -44,6 +45,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dqn_that_waits": (DQN, {"id": "HiddenCartPole-v1"}),
     "ppo": (PPO, {"id": "CartPole-v1"}),
     "ppo_of_four": (PPO, {"id": "CartPole-v1", "num": 4, "normalize_observations": True}),
+    "recurrent_ppo_of_four": (RECURRENT, {"id": "CartPole-v1", "num": 4}),
     "sac": (SAC, {"id": "Pendulum-v1", "max_episode_steps": 50}),
     "td3": (TD3, {"id": "Pendulum-v1", "max_episode_steps": 50}),
 }
@@ -274,7 +276,7 @@ def soak(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     project = bake(answers_of({"project_name": "My Agent"}), root)
     sys.path.insert(0, str(project))
     if options.fork:
-        for name in ("my_agent.dqn", "my_agent.ppo", "my_agent.sac", "my_agent.td3"):
+        for name in ("my_agent.dqn", "my_agent.ppo", "my_agent.recurrent_ppo", "my_agent.sac", "my_agent.td3"):
             import_module(name)
         torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # imports for seconds what every life needs
     pairs, failures = {}, {}

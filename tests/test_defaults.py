@@ -21,7 +21,7 @@ from trieye.config.hydra.schema import default_of, defaults_of
 from trieye.config.sweeper import SweeperConfig
 
 OWN = Path(trieye.__file__).parent / "conf"
-KINDS = ["blank", "dqn", "ppo", "sac", "td3"]
+KINDS = ["blank", "dqn", "ppo", "recurrent_ppo", "sac", "td3"]
 STATED = {
     "app_name", "env.id", "loop.evaluate_every_steps", "loop.steps", "persistence.checkpoint_save_freq_steps",
     "persistence.keep_last",
@@ -95,7 +95,8 @@ def _has_default(model: type[BaseModel], path: tuple[str, ...], value: Any, opti
         if len(path) > 2:  # a schedule is stated as a whole
             return False
         info = model.model_fields["agent"]
-        kind = by_tag(models_in(info)[0])[option.partition("_")[0]]
+        kinds = by_tag(models_in(info)[0])
+        kind = kinds[max((name for name in kinds if option.startswith(name)), key=len)]
         default["agent"] = {name: default_of(info) for name, info in kind.model_fields.items()}
     if path[:2] == ("stats", "metrics"):
         fields = models_in(trieye.StatsConfig.model_fields["metrics"])[0][0].model_fields

@@ -97,3 +97,22 @@ def test_the_value_loss_of_ppo_is_clipped_if_the_preset_says_so(compose, clips):
 def test_the_games_of_minatar_are_environments(compose, preset):
     pytest.importorskip("minatar", reason="env=minatar needs the extra minatar of a project")
     compose(f"experiment={preset}").check()
+
+
+def test_a_recurrent_ppo_unrolls_its_memory_to_the_values_of_the_collection(compose):
+    words = ["agent=recurrent_ppo", "env=cartpole_positions", "env.num=3", "env.max_episode_steps=9"]
+    config = compose(*words, "agent.rollout_steps=24")
+    engine = engine_class(config)(config)
+    for _ in range(2):
+        rows = engine.collect()
+        (batch,) = rows.sequences().minibatches(3)
+        with torch.no_grad():
+            states = engine.policy.unroll(batch["obs"], batch["state"], batch["valid"])
+            values = engine.policy.critic(states)[..., 0]
+        assert torch.allclose(values[batch["valid"]], batch["value"][batch["valid"]], atol=1e-5)
+        assert not batch["valid"].all()
+    before = engine.policy.memory.weight_hh.clone()
+    metrics = engine.advance()
+    assert metrics["policy/clipped"] < 0.2  # the first update has ratios of 1
+    assert not torch.equal(before, engine.policy.memory.weight_hh)
+    engine.cleanup()

@@ -10,7 +10,7 @@ import pytest
 from trieye.cli.new import answers_of, bake
 
 SLUG = "my_agent"
-ALGORITHMS = ("dqn", "ppo", "sac", "td3", "blank", "single_file", "sb3")
+ALGORITHMS = ("dqn", "ppo", "sac", "blank", "single_file", "sb3")
 TYPOS = {
     "max_grad_nrom": ("self.agent.max_grad_norm", '"DQNConfig" has no attribute "max_grad_nrom"'),
     "duoble": ("self.agent.double", '"DQNConfig" has no attribute "duoble"'),

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from trieye.config.env import EnvConfig
+from trieye.snapshot.decode import decode
+from trieye.snapshot.encode import encode
+from trieye.snapshot.environments import EnvState
 from trieye.training.atari import EpisodicLife, FireOnReset
 from trieye.training.environments import make_env, make_envs
 from trieye.training.evaluation import Evaluation
@@ -119,6 +122,40 @@ def test_evaluations_play_whole_games_and_training_episodes_are_lives():
     assert episode.length < LIVES * STEPS
     assert episode.total == 3 * episode.length + 3 * (LIVES - 1)  # unclipped; FIRE and RIGHT pay 3 after each lost life
     evaluation.close()
+
+
+def test_a_saved_game_continues_exactly_in_another_environment():
+    pytest.importorskip("ale_py", reason="env.atari needs trieye[atari]")
+    pytest.importorskip("cv2", reason="env.atari needs trieye[atari]")
+    kwargs = {"repeat_action_probability": 0.0}
+    config = EnvConfig(id="ALE/Breakout-v5", atari=True, frame_stack=4, wrappers=WRAPPERS, kwargs=kwargs)
+    envs = [make_env(config, seed=seed) for seed in (0, 1)]
+    states = [EnvState(env) for env in envs]
+    for seed, env in enumerate(envs):
+        env.reset(seed=seed)
+    actions = np.random.default_rng(0).integers(4, size=300)
+    for action in actions[:100]:
+        if envs[0].step(action)[2]:
+            envs[0].reset()
+    assert states[0].is_exact
+    states[1].load_state_dict(decode(encode(states[0].state_dict())))
+    for action in actions[100:]:
+        (obs, *one), (other_obs, *other) = (env.step(action) for env in envs)
+        assert one == other
+        assert np.array_equal(obs, other_obs)
+        if one[1]:
+            assert envs[0].reset()[1] == envs[1].reset()[1]
+    for env in envs:
+        env.close()
+
+
+def test_the_state_of_a_game_with_sticky_actions_is_not_exact():
+    pytest.importorskip("ale_py", reason="env.atari needs trieye[atari]")
+    pytest.importorskip("cv2", reason="env.atari needs trieye[atari]")
+    env = make_env(EnvConfig(id="ALE/Breakout-v5", atari=True, kwargs={"repeat_action_probability": 0.25}))
+    env.reset(seed=0)
+    assert not EnvState(env).is_exact
+    env.close()
 
 
 def test_real_games_continue_after_a_lost_life():

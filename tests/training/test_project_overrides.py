@@ -18,6 +18,7 @@ from trieye.replay.exchange import export_npz
 AGENTS = {
     "dqn": ["env=cartpole", "agent.learning_starts=40", "agent.rollout_steps=2"],
     "ppo": ["env=cartpole", "agent.rollout_steps=20"],
+    "recurrent_ppo": ["env=cartpole_positions", "env.num=2", "agent.rollout_steps=20"],
     "sac": ["env=pendulum", "agent.learning_starts=40"],
     "td3": ["env=pendulum", "agent.learning_starts=40"],
 }

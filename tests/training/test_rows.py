@@ -160,3 +160,17 @@ def test_rows_travel_as_arrays_and_stand_side_by_side_afterwards():
         assert torch.equal(both.after[place], one.after)
         assert torch.equal(both.state["age"][place], one.state["age"])
         assert torch.equal(both.last_state["age"][place], one.last_state["age"])
+
+
+def test_sequences_are_the_rollouts_of_each_environment_with_the_state_before_them():
+    collector = collector_of(Remembers, num=3)
+    collector.collect(3)
+    rows = collector.collect(6)
+    rows.extras["env"] = torch.arange(3).expand(6, 3)
+    (batch,) = rows.sequences().minibatches(3)
+    envs = batch["env"][:, 0]
+    for name in ("obs", "action", "reward", "terminated", "age"):
+        assert torch.equal(batch[name], rows[name].transpose(0, 1)[envs])
+    assert torch.equal(batch["valid"], torch.from_numpy(rows.valid.T)[envs])
+    assert torch.equal(batch["state/age"], rows.state["age"][envs])
+    assert not rows.valid.all()

@@ -28,7 +28,7 @@ class EnvState:
     `load_state_dict` of objects, and `get_state` and `set_state` or `clone_state` and `restore_state` of environments,
     are used if the state is plain data.
 
-    Not exact are objects of C libraries (Box2D, MuJoCo, the Arcade Learning Environment), objects with custom pickling
+    Not exact are objects of C libraries (Box2D, MuJoCo, Atari games without `env.atari`), objects with custom pickling
     (`EzPickle`), objects in containers or with two references, and arrays that share memory: `reason` names the first.
     For such a layer only the random generators are saved, and restoring starts a new episode; a state saved between
     two episodes is exact anyway, if `reset` reinitializes the episode completely. State outside of the environment's

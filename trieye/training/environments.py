@@ -1,6 +1,7 @@
 """Environments: creates them from the config, single or vectorized, and rejects unusable ones."""
 
 import contextlib
+import dataclasses
 import functools
 import traceback
 import warnings
@@ -53,7 +54,7 @@ def make_env(config: EnvConfig, *, render_mode: str | None = None, seed: int | N
         _check_atari(config)
     arguments = _arguments(config) | ({"render_mode": render_mode} if render_mode else {})  # not accepted by all
     try:
-        env: Any = gym.make(config.id, disable_env_checker=True, **arguments)
+        env: Any = gym.make(_atari_spec(config) or config.id, disable_env_checker=True, **arguments)
     except _MAKE_ERRORS as error:
         raise _creation_error(config, error) from error
     _reject_running_statistics(env, f"env.id={config.id}")
@@ -147,6 +148,15 @@ def _check_atari(config: EnvConfig) -> None:
         raise ConfigurationError(
             f"env.atari=true: {config.id} is not an ale-py game such as ALE/Pong-v5; leave out env.atari"
         )
+
+
+def _atari_spec(config: EnvConfig) -> gym.envs.registration.EnvSpec | None:
+    """Return the spec of an Atari game with the class whose state can be saved; None for other environments."""
+    spec = gym.registry.get(config.id.rpartition(":")[2]) if config.atari else None
+    # ale-py 0.12 does not save the action that a sticky one repeats
+    if spec is None or (spec.kwargs | config.kwargs).get("repeat_action_probability") != 0:
+        return None
+    return dataclasses.replace(spec, entry_point="trieye.training.atari_game:AtariGame")
 
 
 def _class_of(name: str, wrapper: WrapperConfig) -> Callable[..., Any]:
@@ -321,7 +331,7 @@ def _inspect(config_json: str) -> tuple[Spaces, bool, str | None]:
     if config.vector in _VECTOR_FORMS:
         _check_vector_form(config)
     with contextlib.closing(make_env(config)) as env:
-        is_own = type(env.unwrapped).__module__.partition(".")[0] not in {"gymnasium", "ale_py"}
+        is_own = not config.atari and type(env.unwrapped).__module__.partition(".")[0] not in {"gymnasium", "ale_py"}
         has_pictures = "rgb_array" in env.metadata.get("render_modes", ())
         return spaces_of(env), has_pictures, _rule_violation(env.unwrapped) if is_own else None
 

@@ -100,6 +100,17 @@ class Rows:
             return flat, env_ids.reshape(-1)
         return {name: array[chosen] for name, array in flat.items()}, env_ids.reshape(-1)[chosen]
 
+    def sequences(self) -> Self:
+        """Return one row per environment, `[1, n, t, ...]`, so that minibatches contain whole rollouts.
+
+        The extras include `valid` and the `state` before the first row, `[1, n, ...]`.
+        """
+        extras = {name: tensor.transpose(0, 1)[None] for name, tensor in self.extras.items()}
+        extras["valid"] = torch.from_numpy(self.valid.T[None]).to(self.device)
+        extras |= {name: item[None] for name, item in _named("state", self.state).items()}
+        arrays = {name: array.swapaxes(0, 1)[None] for name, array in self.arrays.items()}
+        return type(self)(arrays, {}, np.ones((1, self.valid.shape[1]), bool), extras, device=self.device)
+
     def as_payload(self) -> dict[str, Array]:
         """Return all fields as NumPy arrays by name, for transport; `of_payloads` is the inverse."""
         payload = {f"rows/{name}": array for name, array in self.arrays.items()} | {"valid": self.valid}

@@ -24,6 +24,7 @@ AGENTS = {
     "dqn": ["agent=dqn", "env=cartpole", "agent.learning_starts=40"],
     "ppo": ["agent=ppo", "env=cartpole", "agent.rollout_steps=20", "agent.batch_size=10"],
     "ppo_continuous": ["agent=ppo", "env=pendulum", "agent.rollout_steps=20", "agent.batch_size=10"],
+    "recurrent_ppo": ["agent=recurrent_ppo", "env=cartpole_positions", "env.num=2", "agent.rollout_steps=20"],
     "sac": ["agent=sac", "env=pendulum", "agent.learning_starts=40", "agent.hidden_sizes=[16]"],
     "td3": ["agent=td3", "env=pendulum", "agent.learning_starts=40", "agent.hidden_sizes=[16]"],
     "blank": ["agent=blank", "env=cartpole"],

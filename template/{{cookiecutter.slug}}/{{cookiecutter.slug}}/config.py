@@ -42,11 +42,9 @@ class DQNConfig(trieye.ReplayAgentConfig):
     max_grad_norm: float = Field(default=10.0, gt=0, description="Clip the global gradient norm to this value.")
 
 
-class PPOConfig(trieye.AgentConfig):
-    """PPO with a clipped objective, for discrete and bounded continuous actions."""
+class PPOBaseConfig(trieye.AgentConfig):
+    """Hyperparameters of PPO with and without memory."""
 
-    kind: Literal["ppo"] = Field(default="ppo", description="Agent type; selected by agent=ppo.")
-    engine: str = Field(default="{{ cookiecutter.slug }}.ppo:PPO", description="Engine class of PPO.")
     hidden_sizes: HiddenSizes = Field(default=[64, 64], description="Units per hidden layer of actor and critic.")
     shared_sizes: HiddenSizes = Field(
         default=[], description="Units per ReLU layer between the encoder and both networks; [] = none."
@@ -63,6 +61,25 @@ class PPOConfig(trieye.AgentConfig):
     clip_value: bool = Field(default=False, description="Clip changes of the value by clip_range in the value loss.")
     max_grad_norm: float = Field(default=0.5, gt=0, description="Clip the global gradient norm to this value.")
     log_std_init: float = Field(default=0.0, ge=-10, le=2, description="Initial log std of continuous actions.")
+
+
+class PPOConfig(PPOBaseConfig):
+    """PPO with a clipped objective, for discrete and bounded continuous actions."""
+
+    kind: Literal["ppo"] = Field(default="ppo", description="Agent type; selected by agent=ppo.")
+    engine: str = Field(default="{{ cookiecutter.slug }}.ppo:PPO", description="Engine class of PPO.")
+
+
+class RecurrentPPOConfig(PPOBaseConfig):
+    """PPO with a memory, for environments whose observations hide a part of the state."""
+
+    kind: Literal["recurrent_ppo"] = Field(
+        default="recurrent_ppo", description="Agent type; selected by agent=recurrent_ppo."
+    )
+    engine: str = Field(default="{{ cookiecutter.slug }}.recurrent_ppo:RecurrentPPO", description="Engine class.")
+    memory_size: Width = Field(default=64, description="Units of the GRU between the encoder and both networks.")
+    rollout_steps: int = Field(default=128, ge=2, le=1 << 20, description="Steps per environment in each rollout.")
+    batch_size: int = Field(default=2, ge=1, le=1 << 20, description="Environments per minibatch; all their steps.")
 
 
 class SACConfig(trieye.ReplayAgentConfig):

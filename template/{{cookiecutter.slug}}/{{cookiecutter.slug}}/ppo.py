@@ -10,7 +10,7 @@ import torch
 import trieye
 from torch import nn
 
-from {{ cookiecutter.slug }}.config import PPOConfig, TrainConfig
+from {{ cookiecutter.slug }}.config import PPOBaseConfig, TrainConfig
 from {{ cookiecutter.slug }}.networks import Encoder, mlp
 
 
@@ -24,7 +24,7 @@ class Batch(trieye.Minibatch):
     returns: torch.Tensor
 
 
-class ActorCritic(trieye.Policy[TrainConfig, PPOConfig]):
+class ActorCritic(trieye.Policy[TrainConfig, PPOBaseConfig]):
     """Actor and critic: sample actions during exploration, otherwise select the most likely ones."""
 
     low: torch.Tensor
@@ -34,13 +34,17 @@ class ActorCritic(trieye.Policy[TrainConfig, PPOConfig]):
         """Create the networks; they depend only on the config and the spaces."""
         super().__init__(config, spaces)
         self.is_discrete, self.shape = hasattr(spaces.action, "n"), spaces.action.shape
-        num_outputs = int(spaces.action.n) if self.is_discrete else math.prod(self.shape)
+        self.num_outputs = int(spaces.action.n) if self.is_discrete else math.prod(self.shape)
         self.encoder = Encoder(spaces.observation, self.normalizer)
         shared = [self.encoder.size, *self.agent.shared_sizes]
         self.shared = nn.Sequential(mlp(shared), nn.ReLU()) if self.agent.shared_sizes else nn.Identity()
-        sizes = [shared[-1], *self.agent.hidden_sizes]
+        self.make_heads(shared[-1])
+
+    def make_heads(self, num_features: int) -> None:
+        """Create actor and critic for features of this size, and initialize all weights."""
+        sizes = [num_features, *self.agent.hidden_sizes]
         # detail 13: separate actor and critic networks; they share the encoder, and so its convolutions
-        self.actor, self.critic = mlp([*sizes, num_outputs], nn.Tanh), mlp([*sizes, 1], nn.Tanh)
+        self.actor, self.critic = mlp([*sizes, self.num_outputs], nn.Tanh), mlp([*sizes, 1], nn.Tanh)
         for module in self.modules():  # detail 2: orthogonal weights, zero biases
             if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
                 nn.init.orthogonal_(module.weight, math.sqrt(2))
@@ -50,13 +54,17 @@ class ActorCritic(trieye.Policy[TrainConfig, PPOConfig]):
             nn.init.orthogonal_(network[-1].get_parameter("weight"), gain)
         if not self.is_discrete:
             # continuous detail 2: state-independent standard deviation
-            self.log_std = nn.Parameter(torch.full((num_outputs,), self.agent.log_std_init))
-            self.register_buffer("low", torch.as_tensor(spaces.action.low))
-            self.register_buffer("high", torch.as_tensor(spaces.action.high))
+            self.log_std = nn.Parameter(torch.full((self.num_outputs,), self.agent.log_std_init))
+            self.register_buffer("low", torch.as_tensor(self.spaces.action.low))
+            self.register_buffer("high", torch.as_tensor(self.spaces.action.high))
 
     def act(self, obs: Any, state: Any, ctx: trieye.Context) -> trieye.Act:
+        """Select actions; see `choose`."""
+        return self.choose(self.features(obs), ctx)
+
+    def choose(self, features: torch.Tensor, ctx: trieye.Context) -> trieye.Act:
         """Select actions; during exploration, each row also stores the sample and its log probability."""
-        output = self.actor(self.features(obs))
+        output = self.actor(features)
         if not ctx.explore:
             return trieye.Act(self.as_action(output.argmax(1) if self.is_discrete else output))
         noise = torch.empty_like(output)
@@ -95,7 +103,7 @@ class ActorCritic(trieye.Policy[TrainConfig, PPOConfig]):
         return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
 
 
-class PPO(trieye.TrainEngine[TrainConfig, PPOConfig, ActorCritic]):
+class PPO(trieye.TrainEngine[TrainConfig, PPOBaseConfig, ActorCritic]):
     """PPO engine: each step collects a rollout and makes `agent.epochs` passes over it."""
 
     def setup(self, config: TrainConfig) -> None:
@@ -117,11 +125,16 @@ class PPO(trieye.TrainEngine[TrainConfig, PPOConfig, ActorCritic]):
 
     def train_step(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Make one gradient update."""
+        with self.autocast():
+            features = self.policy.features(batch.obs)
+        return self.update(features, batch)
+
+    def update(self, features: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+        """Make one gradient update by features `[n, size]` of the rows."""
         advantages = batch.advantages
         if len(advantages) > 1:  # detail 7: normalized per minibatch; one row has no standard deviation
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         with self.autocast():
-            features = self.policy.features(batch.obs)
             output, value = self.policy.actor(features).float(), self.policy.critic(features)[:, 0].float()
         log_ratio = self.policy.log_prob(output, batch.sample) - batch.log_prob
         ratio = log_ratio.exp()
