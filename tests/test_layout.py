@@ -63,7 +63,7 @@ HOMES = {
         "replay/prefetch.py",
         "integrations/*",
     },
-    "cloudpickle": {"snapshot/objects.py", "sweeps/working.py"},
+    "cloudpickle": {"snapshot/objects.py", "sweeps/main_module.py", "sweeps/working.py"},
     "safetensors": {"snapshot/*"},
     "pyarrow": {"history/*", "results/*", "replay/exchange/files.py"},
     "fsspec": {"mirror/store.py"},

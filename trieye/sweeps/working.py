@@ -26,6 +26,7 @@ from trieye.sweeps.composing import with_values
 from trieye.sweeps.descriptions import save_path_in
 from trieye.sweeps.grid import shown
 from trieye.sweeps.jobs import OUTPUT, OUTPUT_DIR, Done, RunningJob
+from trieye.sweeps.main_module import dumped
 from trieye.sweeps.objectives import Objectives
 
 Composed = DictConfig
@@ -83,9 +84,8 @@ class SweepContext:
             return error
 
     def pickled(self) -> bytes:
-        """Return the context for another process; functions and classes of the main module travel by value."""
-        pickled_self: bytes = cloudpickle.dumps(self)
-        return pickled_self
+        """Return the context for a process of this machine, as `main_module.loaded` reads it."""
+        return dumped(self)
 
     @property
     def objectives(self) -> Objectives:
