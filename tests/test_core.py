@@ -139,6 +139,11 @@ def test_a_plain_hydra_sweep_with_a_failed_job_ends_with_a_table_and_one_line():
     assert "Traceback" not in errors
     assert "Traceback" in Path("sweep/1/output.log").read_text()
     assert Path("sweep/0/output.log").read_text() == "rate 0.1\n"
+    code, _, errors = python(HYDRA, *ours, "+lr=0.5", "hydra.sweep.dir=alone", "hydra.launcher.isolate=none")
+    assert errors.splitlines()[-1] == (
+        "error: 1 of 1 jobs failed; job 0 raised ValueError: diverged. To retry: trieye sweep relaunch "
+        f"{Path('alone').resolve()}"
+    )
     code, _, errors = python(HYDRA, *ours, "+lr=0.1,0.5", "hydra.launcher.backend=loca")
     assert (code, errors.count("\n")) == (2, 1)
     assert "did you mean 'local'?" in errors

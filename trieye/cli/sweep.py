@@ -383,7 +383,7 @@ def _table(jobs: "Sequence[JobStatus]") -> Any:
             if job.how == "running" and record.host == platform.node():
                 note = f"last heartbeat {max(time.time() - record.heartbeat, 0):.0f} s ago"
             elif job.how == "incomplete":
-                note = "resumes from its checkpoint" if job.has_checkpoint else "restarts from scratch"
+                note = "resumes from its checkpoint" if job.has_checkpoint else "restarts in the same directory"
         table.add_row(
             str(job.index),
             Text(job.how, style=_COLORS[job.how]),

@@ -9,6 +9,7 @@ from trieye.process.progress import say
 from trieye.renames import current_override
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import Job, JobRecord
+from trieye.sweeps.record import OTHER_SWEEP
 
 
 def with_raised_budget(directory: Path, jobs: Iterable[Job], keys: Sequence[str]) -> list[JobRecord]:
@@ -62,8 +63,7 @@ def _check_raised(key: str, before: str | None, now: str | None) -> None:
         return
     if is_smaller:
         raise ConfigurationError(
-            f"{key}={now}: the sweep has jobs with {key}={before}, and can only raise its budget; for another sweep, "
-            "omit hydra.sweep.dir or set another directory"
+            f"{key}={now}: the sweep has jobs with {key}={before}, and can only raise its budget; {OTHER_SWEEP}"
         )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from trieye.config.redaction import redacted_text
 from trieye.process.terminal import Terminal, TextTable
 from trieye.sweeps.grid import short
-from trieye.sweeps.jobs import Done, JobElsewhereError, JobLimitError, ReportedError
+from trieye.sweeps.jobs import OUTPUT, Done, JobElsewhereError, JobLimitError, ReportedError
 from trieye.sweeps.report import headings
 from trieye.sweeps.status import status_of
 
@@ -40,9 +40,11 @@ def failure_message(failed: Sequence[Done], num: int, directory: Path) -> str:
     """
     num_skipped = sum(isinstance(done.error, JobElsewhereError) for done in failed)
     verb = "failed" if num_skipped < len(failed) else "are running in other processes"
+    has_output = any((directory / str(done.index) / OUTPUT).exists() for done in failed)
+    retry = f"Output: {directory}/<job>/{OUTPUT}; to retry" if has_output else "To retry"  # none with isolate=none
     return (
-        f"{len(failed)} of {num} jobs {verb}; job {failed[0].index} raised {text_of(failed[0])}. Output: "
-        f"{directory}/<job>/output.log; to retry: trieye sweep relaunch {directory}"
+        f"{len(failed)} of {num} jobs {verb}; job {failed[0].index} raised {text_of(failed[0])}. "
+        f"{retry}: trieye sweep relaunch {directory}"
     )
 
 

@@ -29,6 +29,9 @@ HEARTBEAT_S = 5.0
 ORPHAN_WAIT_S = 30.0
 """How long a job waits for a process of an earlier start that is still running it."""
 
+ORPHANED_STOP_S = 20.0
+"""Seconds for jobs to save after their driver died; less than `ORPHAN_WAIT_S`, which the next driver waits."""
+
 _LONGEST_ERROR = 2000
 
 State = Literal["running", "completed", "failed", "interrupted", "pruned", "lost"]

@@ -26,12 +26,12 @@ from trieye.renames import current_override
 from trieye.sweeps.backends import location_of, pool_of
 from trieye.sweeps.composing import shared_base
 from trieye.sweeps.grid import bare
-from trieye.sweeps.jobs import OUTPUT, Done, Job, JobElsewhereError, JobLimitError, JobRecord
+from trieye.sweeps.jobs import ORPHANED_STOP_S, OUTPUT, Done, Job, JobElsewhereError, JobLimitError, JobRecord
 from trieye.sweeps.on_slurm import run_on_slurm
 from trieye.sweeps.orphans import Orphans
-from trieye.sweeps.pools import Died, Outcome, WorkerPool
+from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
 from trieye.sweeps.progress import SweepProgress
-from trieye.sweeps.record import SweepRecord, lock_in
+from trieye.sweeps.record import OTHER_SWEEP, SweepRecord, lock_in
 from trieye.sweeps.status import is_removed
 from trieye.sweeps.timeouts import Timeouts
 from trieye.sweeps.working import SweepContext
@@ -193,9 +193,13 @@ class SweepExecution:
     def _stop(self, pool: WorkerPool) -> None:
         if self._running:
             num = len(self._running)
-            say(f"sweep: {num} job{'s' if num > 1 else ''} saving and stopping ...")
-        with StopSignals(lambda _: None, "jobs are still being saved", received={signal.SIGINT}):
-            pool.stop()
+            say(f"sweep: interrupting {num} job{'s' if num > 1 else ''}, and killing them after {STOP_S:.0f} s ...")
+        try:
+            with StopSignals(lambda _: None, "interrupted jobs are still running", received={signal.SIGINT}):
+                pool.stop()
+        except KeyboardInterrupt:
+            say(f"sweep: jobs that are still running are killed within {ORPHANED_STOP_S:.0f} s")
+            raise
 
     def _collect(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:
         """Wait for jobs to end, and stop jobs that the queue prunes."""
@@ -230,8 +234,7 @@ class SweepExecution:
         if self.options.isolate == "none":
             return contextlib.nullcontext()
         code = OmegaConf.select(self.config, "runtime.requeue_exit_code", default=None)
-        message = "no further jobs start; running jobs finish, or save and stop after a second Ctrl-C or another signal"
-        return StopSignals(self._on_signal, message, requeue_exit_code=code)
+        return StopSignals(self._on_signal, _no_more_jobs, requeue_exit_code=code)
 
     def _on_signal(self, exit_code: int) -> None:
         self._exit_code = exit_code
@@ -284,7 +287,7 @@ class SweepExecution:
         if [current_override(word, keys) for word in record.overrides] != overrides:
             raise ConfigurationError(
                 f"{self.directory}: job {job.index} was {' '.join(record.overrides)!r} and would be "
-                f"{' '.join(overrides)!r}; for another sweep, omit hydra.sweep.dir or set another directory"
+                f"{' '.join(overrides)!r}; {OTHER_SWEEP}"
             )
         return record
 
@@ -352,6 +355,11 @@ class SweepExecution:
         if has_no_retries or self._exit_code is not None or self._fails:
             return Done(died.index, error=RuntimeError(f"job {died.index}: {reason}"))
         return None
+
+
+def _no_more_jobs(number: int) -> str:
+    running = "; running jobs finish, and a second Ctrl-C or another signal interrupts them"
+    return f"no further jobs start{running if number == signal.SIGINT else ''}"
 
 
 class LauncherBody:

@@ -17,6 +17,7 @@ from trieye.sweeps.grid import Grid
 
 SWEEP = "sweep.json"
 LOCK = "sweep.lock"
+OTHER_SWEEP = "for another sweep, omit hydra.sweep.dir or set another directory"
 ONLY = "hydra.launcher.only="
 """The option that selects jobs of a sweep; it is not part of the sweep's command."""
 
@@ -76,6 +77,7 @@ class SweepRecord(JsonRecord, kw_only=True):
         spec: The typed overrides, including swept values, without secrets.
         own: The overrides of `hydra.*` keys, such as the directory.
         grid: The grid from `Grid.plain`; None for a search, whose jobs are determined when they start.
+        search: The kind, sampler, seed, conditions and space of a search; empty for a grid.
         size: Number of jobs.
         varying: The keys that differ between jobs.
         mode: `max` or `min`: whether a higher or lower objective is better.
@@ -95,6 +97,7 @@ class SweepRecord(JsonRecord, kw_only=True):
     spec: list[str]
     own: list[str] = []
     grid: dict[str, Any] | None = None
+    search: dict[str, Any] = {}
     size: int = 0
     varying: list[str] = []
     mode: str = "max"
@@ -213,7 +216,7 @@ class SweepRecord(JsonRecord, kw_only=True):
         now = f"would be {' '.join(after[changed])!r}" if changed < after.size else "would be gone"
         raise ConfigurationError(
             f"{directory}: its job {changed} is {was!r} and {now}; a sweep can only grow by values appended to its "
-            "keys (such as seeds). For another sweep, omit hydra.sweep.dir or set another directory"
+            f"keys (such as seeds); {OTHER_SWEEP}"
         )
 
 

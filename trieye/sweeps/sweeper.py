@@ -12,9 +12,9 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, flag_override
 
-from trieye.config.hydra.axes import dimensions_of
+from trieye.config.hydra.axes import dimensions_of, typed
 from trieye.config.hydra.records import RedactingTask, write_redacted
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.redaction import HIDDEN, redacted_text
@@ -27,15 +27,15 @@ from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord
 from trieye.sweeps.launcher import JobList, LauncherBody, new_record
 from trieye.sweeps.objectives import ObjectiveError, Objectives
-from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
+from trieye.sweeps.record import OTHER_SWEEP, SWEEP, SweepRecord, lock_in
 from trieye.sweeps.report import final_table, plan_table
 from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, SearchQueue, print_remarks
-from trieye.sweeps.space import SearchSpace
+from trieye.sweeps.space import SearchSpace, check_search
 from trieye.sweeps.spec import grid_of
 from trieye.sweeps.status import status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
 
-_NAMED = 10
+_CONFIG = "multirun.yaml"
 
 
 class SweepError(TrieyeError):
@@ -91,10 +91,6 @@ class SweeperBody:
         """
         words = [*(f"{key}={value}" for key, value in (self.options.params or {}).items()), *arguments]
         loader, record = self._context.config_loader, new_record(self._config)
-        if isinstance(self.options.mode, list):
-            record.modes = list(self.options.mode)
-        else:
-            record.mode = self.options.mode or record.mode
         if self.options.kind == "grid":
             sweep = partial(self._of_grid, words, grid_of(words, self.options, loader), record)
         else:
@@ -104,6 +100,7 @@ class SweeperBody:
             if before is not None:
                 before = before.at(self._directory)
                 record.follow(before)
+            self._set_mode(record, before)
             ended = sweep(before)
             if self.options.dry_run:
                 return []
@@ -116,8 +113,31 @@ class SweeperBody:
             raise SweepError(failure_message(failed, len(ended), self._directory))
         return ended
 
+    def _set_mode(self, record: SweepRecord, before: SweepRecord | None) -> None:
+        """Set the mode of the objectives: the given one, else the mode of an earlier start.
+
+        Raises:
+            ConfigurationError: An Optuna search would follow another mode than its earlier trials.
+        """
+        has_started = before is not None and (self._directory / _CONFIG).exists()  # else it was only planned
+        earlier = (before.modes or before.mode) if before is not None and has_started else None
+        mode = self.options.mode or earlier or record.mode
+        record.modes = list(mode) if isinstance(mode, list) else []
+        record.mode = mode if isinstance(mode, str) else record.mode
+        if earlier is not None and mode != earlier:
+            change = f"hydra.sweeper.mode={typed(mode)}: it was {typed(earlier)} in earlier starts of the sweep"
+            if self.options.kind == "optuna":
+                raise ConfigurationError(f"{self._directory}: {change}, by which its trials were chosen; {OTHER_SWEEP}")
+            say(f"sweep: {change}")
+        options = self._config.hydra.sweeper
+        if self.options.mode is None and earlier is not None:
+            with flag_override(options, ["struct", "readonly"], [False, False]):
+                options.mode = mode
+            self._objectives = Objectives.of(options)
+
     def _of_grid(self, words: Sequence[str], grid: Grid, record: SweepRecord, before: SweepRecord | None) -> list[Done]:
         if before is not None:
+            check_search(before.search, {"kind": "grid"}, self._directory)
             grid = before.going_on(grid, words, self._directory, budget=self.options.budget)
             if before.grid is not None and before.size < grid.size:
                 say(f"sweep: grows from {before.size} to {grid.size} indices; existing jobs keep theirs")
@@ -153,7 +173,12 @@ class SweeperBody:
         search: Search = RandomSearch(space, self.options.seed)
         if self.options.kind == "optuna":
             search = OptunaSearch(space, self.options, *(record.modes or [record.mode]))
-        num = self.options.num_trials
+        num, options = self.options.num_trials, self.options
+        sampler = options.sampler if options.kind == "optuna" else None
+        record.search = {"kind": options.kind, "sampler": sampler, "seed": options.seed, **space.plain()}
+        if before is not None:
+            earlier_search = before.search or ({} if before.grid is None else {"kind": "grid"})
+            check_search(earlier_search, record.search, self._directory, budget=options.budget)
         if self.options.dry_run:
             for index in range(num if self.options.kind == "random" else 1):
                 say(f"job {index}: {' '.join(search.ask(index))}")
@@ -184,7 +209,7 @@ class SweeperBody:
         raised = with_raised_budget(self._directory, selected, self.options.budget)
         if not self._is_unchanged:
             record.write(self._directory)
-            write_redacted(self._config, self._directory / "multirun.yaml")
+            write_redacted(self._config, self._directory / _CONFIG)
         run_further(self._directory, raised, self.options.budget)
 
     @property
