@@ -119,6 +119,7 @@ def test_a_plain_hydra_program_sweeps_without_ray():
         "error: hydra.launcher.backend=ray needs Ray, which is not installed: "
         "pip install trieye, or set hydra.launcher.backend=local"
     )
+    assert not list(Path().rglob("sweep.json")), "it would be the newest sweep"
     code, output, errors = python(HYDRA, *ours)
     assert code == 0, errors
     assert "best of 2 jobs" in output
@@ -144,6 +145,11 @@ def test_a_plain_hydra_sweep_with_a_failed_job_ends_with_a_table_and_one_line():
         "error: 1 of 1 jobs failed; job 0 raised ValueError: diverged. To retry: trieye sweep relaunch "
         f"{Path('alone').resolve()}"
     )
+    fail_fast = ("hydra.sweep.dir=fast", "hydra.launcher.num_jobs=1", "hydra.launcher.fail_fast=true")
+    code, _, errors = python(HYDRA, *ours, "+lr=0.5,0.1,0.2", *fail_fast)
+    error = errors.splitlines()[-1]
+    assert error.startswith("error: 1 of 1 jobs failed; 2 did not start; job 0 raised ValueError: diverged.")
+    assert error.endswith(f"trieye sweep relaunch {Path('fast').resolve()} hydra.launcher.fail_fast=false")
     code, _, errors = python(HYDRA, *ours, "+lr=0.1,0.5", "hydra.launcher.backend=loca")
     assert (code, errors.count("\n")) == (2, 1)
     assert "did you mean 'local'?" in errors

@@ -17,7 +17,7 @@ from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, RunLockedError
 from trieye.sweeps import orphans, timeouts
 from trieye.sweeps.jobs import RunningJob
-from trieye.sweeps.record import LOCK, SweepRecord, lock_in
+from trieye.sweeps.record import LOCK, SWEEP, SweepRecord, lock_in
 
 
 def done(cfg):
@@ -79,6 +79,30 @@ def test_a_config_that_cannot_be_composed_fails_its_job_alone(sweep_on):
     assert "whta" in (sweep_on.directory / "1" / "output.log").read_text()
 
 
+def test_a_config_without_the_key_of_the_first_job_is_refused_before_any_job_starts(sweep):
+    for kind in ("grid", "optuna"):
+        with pytest.raises(
+            ConfigurationError, match=r"job 0 \(whta=\d\): Could not override 'whta'. To append to your"
+        ):
+            sweep.search(done, "whta=1,2", f"hydra.sweeper.kind={kind}")
+        assert {path.name for path in sweep.directory.iterdir()} == {LOCK}
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("hydra.launcher.numjobs=2", r"hydra\.launcher\.numjobs.*did you mean 'num_jobs'\?"),
+        ("hydra.launcher.n_jobs=2", r"hydra\.launcher\.n_jobs belongs to another plugin; with trieye, set num_jobs"),
+        ("hydra.launcher.slurm.hous=2", r"unknown key 'hous' in slurm; did you mean 'hours'\?"),
+        ("hydra.sweeper.direction=minimize", r"direction belongs to .*, set hydra\.sweeper\.mode"),
+        ("hydra.sweeper.max_batch_size=2", r"max_batch_size belongs to .*, set hydra\.launcher\.num_jobs"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_option_to_set(sweep, word, message):
+    with pytest.raises(InstantiationException, match=message):
+        sweep.search(done, "+x=1,2", word)
+
+
 def test_fail_fast_begins_no_other_job(sweep_on):
     def task(cfg):
         raise ValueError(cfg.what)
@@ -118,8 +142,9 @@ def test_each_job_has_the_cpus_that_its_own_config_asks_for(sweep_on, monkeypatc
 
 
 def test_a_gpu_that_the_machine_lacks_is_refused(sweep_on):
-    returned = sweep_on.launch(print, ["what=x"], "hydra.launcher.num_gpus=0.25")
-    assert "hydra.launcher.num_gpus=0.25: this machine has 0" in values(returned)[0]
+    with pytest.raises(ConfigurationError, match=r"hydra\.launcher\.num_gpus=0.25: this machine has 0"):
+        sweep_on.launch(print, ["what=x", "what=y"], "hydra.launcher.num_gpus=0.25")
+    assert not (sweep_on.directory / SWEEP).exists()
 
 
 def test_local_jobs_share_gpus_and_see_only_their_own(sweep, monkeypatch):

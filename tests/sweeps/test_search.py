@@ -359,6 +359,10 @@ def test_a_grid_grows_and_raises_its_budget_in_one_start(sweep):
     assert [sweep.record(index).attempt for index in range(4)] == [2, 2, 1, 1]
     with pytest.raises(ConfigurationError, match="a sweep can only grow"):
         sweep.search(task, "+x=1,2", "+seed=0,1")  # epochs is not its budget, so it may not vanish
+    for options in (words, []):
+        with pytest.raises(ConfigurationError, match=r"repeat (it|\+epochs=9)"):
+            sweep.search(task, "+x=1,2", "+seed=0,1,2", *options)
+    assert sweep.states(4) == ["completed"] * 4
 
 
 @pytest.mark.parametrize(

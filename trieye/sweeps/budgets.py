@@ -21,7 +21,7 @@ def with_raised_budget(directory: Path, jobs: Iterable[Job], keys: Sequence[str]
         keys: Keys of the budget, which do not identify a job.
 
     Raises:
-        ConfigurationError: The current budget is smaller.
+        ConfigurationError: The current budget is smaller or missing.
     """
     records = []
     for job in jobs:
@@ -52,11 +52,12 @@ def run_further(directory: Path, records: Sequence[JobRecord], keys: Sequence[st
         record.write(directory / str(record.index))
     if num:
         jobs = "1 completed job runs" if num == 1 else f"{num} completed jobs run"
-        new = f"with {' '.join(budget)}" if budget else "with the budget of the config files"
-        say(f"sweep: {jobs} further {new}, from checkpoints where available")
+        say(f"sweep: {jobs} further with {' '.join(budget)}, from checkpoints where available")
 
 
 def _check_raised(key: str, before: str | None, now: str | None) -> None:
+    if before is not None and now is None:
+        raise ConfigurationError(f"{key}: the budget of the sweep was raised to {key}={before}; repeat it")
     try:
         is_smaller = before is not None and now is not None and float(now) < float(before)
     except ValueError:  # such as null or an interpolation

@@ -30,21 +30,25 @@ def failure_table(failed: Sequence[Done], directory: Path) -> None:
     Terminal().print(table)
 
 
-def failure_message(failed: Sequence[Done], num: int, directory: Path) -> str:
+def failure_message(failed: Sequence[Done], num: int, directory: Path, *, is_fail_fast: bool) -> str:
     """Return the error message of a sweep with failed jobs.
 
     Args:
         failed: The failed jobs.
         num: The number of all jobs.
         directory: Directory of the sweep.
+        is_fail_fast: Whether the first failure has prevented other jobs from starting.
     """
     num_skipped = sum(isinstance(done.error, JobElsewhereError) for done in failed)
     verb = "failed" if num_skipped < len(failed) else "are running in other processes"
     has_output = any((directory / str(done.index) / OUTPUT).exists() for done in failed)
     retry = f"Output: {directory}/<job>/{OUTPUT}; to retry" if has_output else "To retry"  # none with isolate=none
+    num_missing = sum(job.record is None for job in status_of(directory)) if is_fail_fast else 0
+    missing = f"; {num_missing} did not start" if num_missing else ""
+    option = " hydra.launcher.fail_fast=false" if num_missing else ""  # else the failed jobs would end it again
     return (
-        f"{len(failed)} of {num} jobs {verb}; job {failed[0].index} raised {text_of(failed[0])}. "
-        f"{retry}: trieye sweep relaunch {directory}"
+        f"{len(failed)} of {num} jobs {verb}{missing}; job {failed[0].index} raised {text_of(failed[0])}. "
+        f"{retry}: trieye sweep relaunch {directory}{option}"
     )
 
 

@@ -58,12 +58,16 @@ class RayPool:
             for name, wanted in _named(resources).items()
         )
 
+    def refusal(self, resources: Mapping[str, Any]) -> str | None:
+        """Return an error message if a job requests more than a local Ray has, else None."""
+        return None if self._options.address is not None else self._refusal(_named(resources))
+
     def begin(
         self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
     ) -> None:
         """Submit a job; Ray starts it when its resources are free."""
         self._allocated[index] = _named(resources)
-        if self._options.address is None and (refusal := self._refusal(self._allocated[index])) is not None:
+        if (refusal := self.refusal(resources)) is not None:
             self._ended.append(Done(index, error=ConfigurationError(refusal)))
             return
         # on another machine, this directory may be missing or contain other configs

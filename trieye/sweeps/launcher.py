@@ -5,9 +5,9 @@ import signal
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
@@ -15,6 +15,7 @@ from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from trieye.config.hydra.messages import without_parser_words
 from trieye.config.hydra.records import RedactingTask
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.launcher import LauncherConfig
@@ -110,10 +111,36 @@ class SweepExecution:
         self._orphans = Orphans(self.directory)
         self._timeouts = Timeouts(options, self.directory)
 
+    @contextlib.contextmanager
+    def opened(self, first: Job | None) -> Iterator[Self]:
+        """Prepare the backend, so that errors of all jobs are reported before the sweep is recorded.
+
+        Args:
+            first: A job of the sweep; None if there is none.
+
+        Raises:
+            ConfigurationError: Its config does not compose, it requests more than this machine has, or the backend is
+                not available.
+        """
+        setup_globals()
+        configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
+        if first is not None and isinstance(
+            composed := self._shared.composed_or_error(first.index, first.overrides), Exception
+        ):
+            message = redacted_text(" ".join(without_parser_words(str(composed)).split()))
+            raise ConfigurationError(f"job {first.index} ({' '.join(first.overrides)}): {message}") from composed
+        if self.options.is_array:
+            yield self
+            return
+        with contextlib.closing(pool_of(self.options, self._shared)) as self._pool:
+            if first is not None and (refusal := self._pool.refusal(self._resources_of(first))) is not None:
+                raise ConfigurationError(refusal)
+            yield self
+
     def run(self, queue: JobQueue, size: int | None) -> list[Done]:
         """Run the jobs of a queue; return their outcomes in order of index.
 
-        The caller holds the lock of the sweep.
+        The caller holds the lock of the sweep, within `opened`.
 
         Args:
             queue: The jobs.
@@ -123,20 +150,15 @@ class SweepExecution:
             ConfigurationError: A job had other overrides in an earlier start of the sweep.
             RunInterrupted: A signal arrived; running jobs have ended or were stopped.
         """
-        setup_globals()
-        configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         size = size if self.options.only is None else len(self.options.only)
         if self.options.is_array:
             return self._run_on_slurm(queue, size)
         try:
-            with (
-                self._progress(size) as progress,
-                contextlib.closing(pool_of(self.options, self._shared)) as pool,
-            ):
+            with self._progress(size) as progress:
                 try:
-                    self._run(queue, pool, progress)
+                    self._run(queue, self._pool, progress)
                 except BaseException:  # a second Ctrl-C, or an error outside of the jobs
-                    self._stop(pool)
+                    self._stop(self._pool)
                     raise
                 # Ctrl-C during the last jobs has skipped no job
                 is_over = self._exit_code is not None and not self._running and self._next(queue, progress) is None
@@ -246,7 +268,7 @@ class SweepExecution:
             job = self._next(queue, progress)
             if job is None:
                 return
-            wanted = self._resources_of(job) if self._varies else usual
+            wanted = self._resources_of(job)
             if not pool.has_room(wanted):
                 self._requeued.appendleft(job)
                 return
@@ -298,6 +320,8 @@ class SweepExecution:
         return record.state in ("completed", "pruned")
 
     def _resources_of(self, job: Job) -> dict[str, Any]:
+        if not self._varies:
+            return self._resources(self.options)
         if job.index not in self._composed:
             self._composed[job.index] = self._shared.composed(job.index, job.overrides)
         composed = self._composed[job.index]
@@ -403,7 +427,7 @@ class LauncherBody:
         constant = set.intersection(*(set(words) for words in job_overrides)) if job_overrides else set()
         varying = {bare(word.partition("=")[0]) for words in job_overrides for word in words if word not in constant}
         execution = self.execution(sorted(varying))
-        with self.lock:
+        with self.lock, execution.opened(next(iter(jobs), None)):
             for job in jobs:
                 execution.record_before(job)  # raises before any job starts
             # other batches of the same sweep extend its record

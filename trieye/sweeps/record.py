@@ -13,7 +13,7 @@ from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import write_atomic
 from trieye.process.lock import RunLock
 from trieye.snapshot.signing import is_own_command, sign_command
-from trieye.sweeps.grid import Grid
+from trieye.sweeps.grid import Grid, bare
 
 SWEEP = "sweep.json"
 LOCK = "sweep.lock"
@@ -211,12 +211,16 @@ class SweepRecord(JsonRecord, kw_only=True):
         grown = after.grown_from(then)
         if grown is not None:
             return replace(grid, growth=grown.growth)
+        keys = {bare(key) for axis in grid.axes for key in axis.keys}
+        lost = [word for axis in then.axes if len(axis.places) == 1 for word in axis.overrides(0)]
+        lost = [word for word in lost if bare(word.partition("=")[0]) not in keys]
+        repeat = f"; repeat {' '.join(lost)}" if lost else ""
         changed = after.first_difference(then)
         was = " ".join(then[changed]) if changed < then.size else "none"
         now = f"would be {' '.join(after[changed])!r}" if changed < after.size else "would be gone"
         raise ConfigurationError(
-            f"{directory}: its job {changed} is {was!r} and {now}; a sweep can only grow by values appended to its "
-            f"keys (such as seeds); {OTHER_SWEEP}"
+            f"{directory}: its job {changed} is {was!r} and {now}{repeat}; a sweep can only grow by values appended to "
+            f"its keys (such as seeds); {OTHER_SWEEP}"
         )
 
 

@@ -25,7 +25,7 @@ from trieye.sweeps.budgets import run_further, with_raised_budget
 from trieye.sweeps.failures import failure_message, failure_table
 from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord
-from trieye.sweeps.launcher import JobList, LauncherBody, new_record
+from trieye.sweeps.launcher import JobList, LauncherBody, SweepExecution, new_record
 from trieye.sweeps.objectives import ObjectiveError, Objectives
 from trieye.sweeps.record import OTHER_SWEEP, SWEEP, SweepRecord, lock_in
 from trieye.sweeps.report import final_table, plan_table
@@ -110,7 +110,8 @@ class SweeperBody:
         failed = [done for done in ended if done.error is not None]
         if failed:
             failure_table(failed, self._directory)
-            raise SweepError(failure_message(failed, len(ended), self._directory))
+            is_fail_fast = self._ours is not None and self._ours.options.fail_fast
+            raise SweepError(failure_message(failed, len(ended), self._directory, is_fail_fast=is_fail_fast))
         return ended
 
     def _set_mode(self, record: SweepRecord, before: SweepRecord | None) -> None:
@@ -146,8 +147,10 @@ class SweeperBody:
             return []
         record.set_grid(grid)
         record.varying = [bare(key) for key in grid.varying]
-        self._begin(record, (Job(index, grid[index]) for index in (grid if before is not None else ())))
-        return self._run(grid)
+        first = next((Job(index, grid[index]) for index in grid), None)
+        with self._execution(record, first) as execution:
+            self._begin(record, (Job(index, grid[index]) for index in (grid if before is not None else ())))
+            return self._run(grid, execution)
 
     def _space(self, words: Sequence[str]) -> SearchSpace:
         if self._ours is None:
@@ -187,11 +190,11 @@ class SweeperBody:
         num = num if before is None else max(num, before.size)
         record.size, record.varying = num, [bare(axis.key) for axis in space.dimensions if len(axis.choices) != 1]
         earlier = self._begun(num)
-        self._begin(record, (Job(index, space.resumed(index, earlier[index].overrides)) for index in earlier))
-        begun = self._begun(num)
         objective = OmegaConf.select(self._config, "loop.objective") if self.options.pruner != "none" else None
-        queue = SearchQueue(search, num, begun, self._directory, objective)
-        return self._ours.execution(record.varying).run(queue, num)
+        with self._ours.execution(record.varying).opened(Job(0, RandomSearch(space, 0).ask(0))) as execution:
+            self._begin(record, (Job(index, space.resumed(index, earlier[index].overrides)) for index in earlier))
+            queue = SearchQueue(search, num, self._begun(num), self._directory, objective)
+            return execution.run(queue, num)
 
     def _begun(self, num: int) -> dict[int, JobRecord]:
         """Return the records of jobs that have started, by index."""
@@ -227,10 +230,15 @@ class SweeperBody:
         if record.grid is None:
             print_remarks(status_of(self._directory))
 
-    def _run(self, grid: Grid) -> list[Done]:
-        if self._ours is not None:
+    def _execution(
+        self, record: SweepRecord, first: Job | None
+    ) -> contextlib.AbstractContextManager[SweepExecution | None]:
+        return contextlib.nullcontext() if self._ours is None else self._ours.execution(record.varying).opened(first)
+
+    def _run(self, grid: Grid, execution: SweepExecution | None) -> list[Done]:
+        if execution is not None:
             jobs = GridQueue(Job(index, grid[index]) for index in grid)
-            return self._ours.execution([bare(key) for key in grid.varying]).run(jobs, grid.num_jobs)
+            return execution.run(jobs, grid.num_jobs)
         ended: list[Done] = []
         left = (index for index in grid if not self._is_completed(index))
         for _, run in groupby(enumerate(left), lambda pair: pair[1] - pair[0]):  # others number jobs consecutively
