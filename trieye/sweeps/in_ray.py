@@ -14,6 +14,7 @@ from trieye.hub.ray_start import join_ray
 from trieye.process.progress import say
 from trieye.sweeps.jobs import Done
 from trieye.sweeps.pools import STOP_S, Died, Outcome
+from trieye.sweeps.slots import shortage
 from trieye.sweeps.working import Composed, SweepContext, work
 
 _ROUNDING = 1e-6
@@ -114,8 +115,7 @@ class RayPool:
         for name, number in wanted.items():
             if number > self._total(name) + _ROUNDING:
                 keys = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-                key = f"hydra.launcher.{keys.get(name, f'resources.{name}')}"
-                return f"{key}={number:g}: this machine has {self._total(name):g} in total; request less"
+                return shortage(keys.get(name, f"resources.{name}"), number, self._total(name))
         return None
 
     def cancel(self, index: int) -> None:

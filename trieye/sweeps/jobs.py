@@ -96,6 +96,17 @@ class Done:
         return self.error is None or self.returned is not None
 
     @property
+    def error_text(self) -> str:
+        """The error on one line, with its type if the job raised it, without secrets."""
+        name = f"{type(self.error).__name__}: " if self.is_raised else ""
+        return redacted_text(" ".join(f"{name}{self.error}".split()))
+
+    @property
+    def is_raised(self) -> bool:
+        """Whether the job raised the error, and did not end for another reason, such as a limit."""
+        return not isinstance(self.error, ReportedError | JobLimitError | JobElsewhereError)
+
+    @property
     def number(self) -> float | None:
         """The return value, if it is a number."""
         return _number(self.value)
@@ -219,6 +230,12 @@ class JobRecord(JsonRecord, kw_only=True):
     def took_s(self) -> float:
         """Duration of this attempt so far, in seconds."""
         return (self.ended or self.heartbeat) - self.started
+
+
+def append_output(directory: Path, text: str) -> None:
+    """Append a line of trieye to the output file of a job."""
+    with suppress(OSError), (directory / OUTPUT).open("a", encoding="utf-8") as output:
+        output.write(f"trieye: {text}\n")
 
 
 def _is_locked(directory: Path) -> bool | None:

@@ -23,11 +23,12 @@ from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError, RunInterrupted
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
+from trieye.process.text import counted
 from trieye.renames import current_override
 from trieye.sweeps.backends import location_of, pool_of
 from trieye.sweeps.composing import shared_base
 from trieye.sweeps.grid import bare
-from trieye.sweeps.jobs import ORPHANED_STOP_S, OUTPUT, Done, Job, JobElsewhereError, JobLimitError, JobRecord
+from trieye.sweeps.jobs import ORPHANED_STOP_S, Done, Job, JobElsewhereError, JobRecord, ReportedError, append_output
 from trieye.sweeps.on_slurm import run_on_slurm
 from trieye.sweeps.orphans import Orphans
 from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
@@ -214,8 +215,7 @@ class SweepExecution:
 
     def _stop(self, pool: WorkerPool) -> None:
         if self._running:
-            num = len(self._running)
-            say(f"sweep: interrupting {num} job{'s' if num > 1 else ''}, and killing them after {STOP_S:.0f} s ...")
+            say(f"sweep: interrupting {counted(len(self._running), 'job')}, and killing them after {STOP_S:.0f} s ...")
         try:
             with StopSignals(lambda _: None, "interrupted jobs are still running", received={signal.SIGINT}):
                 pool.stop()
@@ -345,6 +345,7 @@ class SweepExecution:
         if limit is not None and not has_ended:
             record.fail(str(limit))
             record.write(directory)
+            append_output(directory, str(limit))
             return Done(job.index, error=limit)
         return self._of_done(job, outcome, record) if isinstance(outcome, Done) else self._of_death(outcome, record)
 
@@ -356,9 +357,10 @@ class SweepExecution:
             record.write(directory)
             return Done(job.index, record.objective, is_pruned=True)
         if done.error is not None and record.state in ("running", "lost"):  # no final record
-            name = "" if isinstance(done.error, JobLimitError) else f"{type(done.error).__name__}: "
-            record.fail(f"{name}{done.error}")
+            record.fail(done.error_text)
             record.write(directory)
+            if not done.is_raised:
+                append_output(directory, done.error_text)
         return done
 
     def _of_death(self, died: Died, record: JobRecord) -> Done | None:
@@ -370,14 +372,13 @@ class SweepExecution:
         record.attempt = max(record.attempt, deaths)  # attempts may be on the disk of another machine
         record.state, record.error = "lost", died.reason
         reason = f"its process was killed{f' {deaths} times' if deaths > 1 else ''}: {died.reason}"
-        with contextlib.suppress(OSError), (self.directory / str(died.index) / OUTPUT).open("a") as output:
-            output.write(f"trieye: {reason}\n")
+        append_output(self.directory / str(died.index), reason)
         has_no_retries = deaths > self.options.retries
         if has_no_retries:
             record.fail(reason)
         record.write(self.directory / str(died.index))
         if has_no_retries or self._exit_code is not None or self._fails:
-            return Done(died.index, error=RuntimeError(f"job {died.index}: {reason}"))
+            return Done(died.index, error=ReportedError(reason))
         return None
 
 

@@ -132,6 +132,8 @@ def work(
         shared.working_dir.mkdir(parents=True, exist_ok=True)  # may be missing on another machine
         os.chdir(shared.working_dir)
         with printing_to(directory / OUTPUT):
+            if job.record.attempt > 1:
+                print(f"trieye: attempt {job.record.attempt}")  # noqa: T201 - its file
             done = _result(shared, index, overrides, config, is_own_process=True)
             return portable(_ended(shared, done, job))
 
