@@ -61,7 +61,11 @@ class RayPool:
 
     def refusal(self, resources: Mapping[str, Any]) -> str | None:
         """Return an error message if a job requests more than a local Ray has, else None."""
-        return None if self._options.address is not None else self._refusal(_named(resources))
+        keys = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+        for name, number in _named(resources).items() if self._options.address is None else ():
+            if number > self._total(name) + _ROUNDING:
+                return shortage(keys.get(name, f"resources.{name}"), number, self._total(name))
+        return None
 
     def begin(
         self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
@@ -109,14 +113,6 @@ class RayPool:
         if time.monotonic() > self._cluster_until:
             self._cluster, self._cluster_until = ray.cluster_resources(), time.monotonic() + _LOOK_S
         return self._cluster.get(name, 0.0)
-
-    def _refusal(self, wanted: Mapping[str, float]) -> str | None:
-        """Return an error message if a job requests more than a local Ray has, else None."""
-        for name, number in wanted.items():
-            if number > self._total(name) + _ROUNDING:
-                keys = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-                return shortage(keys.get(name, f"resources.{name}"), number, self._total(name))
-        return None
 
     def cancel(self, index: int) -> None:
         """Interrupt a job like Ctrl-C."""

@@ -6,11 +6,14 @@ named by `_target_` in jobs as well.
 
 import ast
 import io
+import itertools
 import pickle
 import sys
+from contextlib import suppress
 from multiprocessing.spawn import prepare
 from operator import attrgetter
 from pathlib import Path
+from symtable import symtable
 from types import FunctionType
 from typing import Any
 
@@ -21,16 +24,13 @@ _NAME = "__main__"
 
 def dumped(sent: object) -> bytes:
     """Pickle an object for `loaded` in a process that has not imported the main module."""
-    main = _importable()
-    if main is not None:
-        arguments, guarded = main
-        with io.BytesIO() as file:
-            pickler = _ReferringPickler(file, guarded)
-            pickler.dump(sent)
-            if pickler.has_references:
-                return pickle.dumps(arguments) + file.getvalue()
-    by_value: bytes = cloudpickle.dumps(sent)
-    return pickle.dumps(None) + by_value
+    if (main := _importable()) is not None:
+        file = io.BytesIO()
+        pickler = _ReferringPickler(file, guarded=main[1])
+        pickler.dump(sent)
+        if pickler.has_references:
+            return pickle.dumps(main[0]) + file.getvalue()
+    return pickle.dumps(None) + bytes(cloudpickle.dumps(sent))
 
 
 def loaded(content: bytes) -> Any:
@@ -50,26 +50,18 @@ class _ReferringPickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # clou
 
     def reducer_override(self, obj: Any) -> Any:
         """Return a reference to an object of the main module, or leave it to cloudpickle."""
-        if isinstance(obj, type | FunctionType) and obj.__module__ == _NAME:
-            name = obj.__qualname__
-            if name.partition(".")[0] not in self._guarded and (depth := _depth(name, obj)) is not None:
-                self.has_references = True
-                return _main_object, (name, depth)
+        is_main = isinstance(obj, type | FunctionType) and obj.__module__ == _NAME
+        if is_main and (name := obj.__qualname__).partition(".")[0] not in self._guarded:
+            with suppress(AttributeError):  # the object has no name in the module
+                for depth in itertools.count():
+                    if _main_object(name, depth) is obj:
+                        self.has_references = True
+                        return _main_object, (name, depth)
         return super().reducer_override(obj)
 
 
-def _depth(name: str, obj: object) -> int | None:
-    """Return below how many decorators of the named object an object is: 1 for the function that `hydra.main` wraps."""
-    try:
-        layer, depth = attrgetter(name)(sys.modules[_NAME]), 0
-        while layer is not obj:
-            layer, depth = layer.__wrapped__, depth + 1
-    except AttributeError:
-        return None
-    return depth
-
-
 def _main_object(name: str, depth: int) -> Any:
+    """Return a named object, or what it wraps: the function below `hydra.main` has depth 1."""
     layer = attrgetter(name)(sys.modules[_NAME])
     for _ in range(depth):
         layer = layer.__wrapped__
@@ -87,7 +79,9 @@ def _importable() -> tuple[dict[str, str], set[str]] | None:
     except (OSError, SyntaxError, ValueError):
         return None
     blocks = [node for node in body if isinstance(node, ast.If) and _is_guard(node.test)]
-    guarded = {name for block in blocks for node in ast.walk(block) for name in _defined(node)}
+    tables = [symtable(ast.unparse(block), file, "exec") for block in blocks]
+    symbols = [symbol for table in tables for symbol in table.get_symbols()]
+    guarded = {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
     read = {node.id for other in body if other not in blocks for node in ast.walk(other) if isinstance(node, ast.Name)}
     if not blocks or guarded & read:  # functions of the module need the names
         return None
@@ -96,11 +90,3 @@ def _importable() -> tuple[dict[str, str], set[str]] | None:
 
 def _is_guard(test: ast.expr) -> bool:
     return {"__name__", _NAME} <= {getattr(node, "id", getattr(node, "value", None)) for node in ast.walk(test)}
-
-
-def _defined(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        return [node.id]
-    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        return [node.name]
-    return [node.asname or node.name.partition(".")[0]] if isinstance(node, ast.alias) else []

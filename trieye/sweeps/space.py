@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from trieye.config.hydra.axes import Dimension, dimensions_of
-from trieye.config.redaction import HIDDEN, redacted_text
+from trieye.config.redaction import HIDDEN
 from trieye.exceptions import ConfigurationError
 from trieye.process.progress import say
 from trieye.renames import current_override
@@ -48,11 +48,6 @@ class SearchSpace:
     def order(self) -> list[str]:
         """The keys, each after the keys that its condition reads."""
         return self.conditions.order([bare(axis.key) for axis in self.dimensions])
-
-    def plain(self) -> dict[str, Any]:
-        """Return a JSON-compatible dict without secrets, for `check_search`."""
-        words = (redacted_text(f"{bare(axis.key)}={axis}").partition("=") for axis in self.dimensions)
-        return {"when": self.conditions.sentences(), "space": {key: text for key, _, text in words}}
 
     def constants(self) -> dict[str, str]:
         """Return the values of the constant keys."""

@@ -94,6 +94,8 @@ class SweeperBody:
         if self.options.kind == "grid":
             sweep = partial(self._of_grid, words, grid_of(words, self.options, loader), record)
         else:
+            pairs = (redacted_text(word).partition("=") for word in words)
+            record.search = {"kind": self.options.kind, "space": {bare(key): text for key, _, text in pairs}}
             sweep = partial(self._of_search, self._space(words), record)
         with contextlib.nullcontext() if self.options.dry_run else self._lock:
             before = SweepRecord.read(self._directory)
@@ -178,7 +180,7 @@ class SweeperBody:
             search = OptunaSearch(space, self.options, *(record.modes or [record.mode]))
         num, options = self.options.num_trials, self.options
         sampler = options.sampler if options.kind == "optuna" else None
-        record.search = {"kind": options.kind, "sampler": sampler, "seed": options.seed, **space.plain()}
+        record.search |= {"sampler": sampler, "seed": options.seed, "when": space.conditions.sentences()}
         if before is not None:
             earlier_search = before.search or ({} if before.grid is None else {"kind": "grid"})
             check_search(earlier_search, record.search, self._directory, budget=options.budget)

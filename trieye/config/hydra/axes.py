@@ -123,15 +123,6 @@ class Dimension:
     is_int: bool = False
     is_log: bool = False
 
-    def __str__(self) -> str:
-        """Return the space as typed."""
-        if self.choices:
-            return ",".join(self.choices)
-        tags = [name for name, is_set in (("int", self.is_int), ("log", self.is_log)) if is_set]
-        low, high = (repr(float(end)).removesuffix(".0") for end in (self.low, self.high))
-        interval = f"interval({low},{high})"
-        return f"tag({','.join(tags)},{interval})" if tags else interval
-
     def extends(self, before: "Dimension") -> bool:
         """Return whether an earlier space of the key is part of this one: a narrower interval, or the first choices."""
         if self.choices or before.choices:
