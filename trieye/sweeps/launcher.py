@@ -29,6 +29,7 @@ from trieye.sweeps.backends import location_of, pool_of
 from trieye.sweeps.composing import shared_base
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import ORPHANED_STOP_S, Done, Job, JobElsewhereError, JobRecord, ReportedError, append_output
+from trieye.sweeps.objectives import Objectives
 from trieye.sweeps.on_slurm import run_on_slurm
 from trieye.sweeps.orphans import Orphans
 from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
@@ -83,6 +84,7 @@ class SweepExecution:
         task: The task function of a job.
         config: The config that Hydra composed for the sweep.
         varying: The keys that differ between jobs.
+        objectives: How the objectives of a job follow from its outcome.
     """
 
     def __init__(
@@ -92,12 +94,13 @@ class SweepExecution:
         task: TaskFunction,
         config: DictConfig,
         varying: Sequence[str],
+        objectives: Objectives,
     ) -> None:
         self.options, self.config = options, config
         self.directory = Path(str(config.hydra.sweep.dir)).resolve()
         base = shared_base(context.config_loader, config)
         self._shared = SweepContext(
-            context, config, task, Singleton.get_state(), self.directory, Path.cwd(), tuple(varying), base
+            context, config, task, Singleton.get_state(), self.directory, Path.cwd(), tuple(varying), base, objectives
         )
         unresolved: Any = OmegaConf.to_container(config.hydra.launcher, resolve=False)
         self._varies = any("${" in str(unresolved.get(name)) for name in _RESOURCES)
@@ -125,9 +128,8 @@ class SweepExecution:
         """
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
-        if first is not None and isinstance(
-            composed := self._shared.composed_or_error(first.index, first.overrides), Exception
-        ):
+        composed = None if first is None else self._shared.composed_or_error(first.index, first.overrides)
+        if first is not None and isinstance(composed, Exception):
             message = redacted_text(" ".join(without_parser_words(str(composed)).split()))
             raise ConfigurationError(f"job {first.index} ({' '.join(first.overrides)}): {message}") from composed
         if self.options.is_array:
@@ -412,10 +414,10 @@ class LauncherBody:
         self.is_part = self.options.is_part and bool(only)
         self.lock = lock_in(directory / str(min(only or [0])) if self.is_part else directory)
 
-    def execution(self, varying: Sequence[str]) -> SweepExecution:
+    def execution(self, varying: Sequence[str], objectives: Objectives) -> SweepExecution:
         """Return the execution of this sweep, whose jobs differ in the keys `varying`."""
         assert self._hydra_setup is not None  # noqa: S101 - Hydra calls `setup` first
-        return SweepExecution(self.options, *self._hydra_setup, varying)
+        return SweepExecution(self.options, *self._hydra_setup, varying, objectives)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run jobs; return their outcomes in order."""
@@ -427,7 +429,7 @@ class LauncherBody:
             )
         constant = set.intersection(*(set(words) for words in job_overrides)) if job_overrides else set()
         varying = {bare(word.partition("=")[0]) for words in job_overrides for word in words if word not in constant}
-        execution = self.execution(sorted(varying))
+        execution = self.execution(sorted(varying), Objectives())
         with self.lock, execution.opened(next(iter(jobs), None)):
             for job in jobs:
                 execution.record_before(job)  # raises before any job starts

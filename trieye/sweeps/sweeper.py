@@ -12,7 +12,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf import DictConfig, OmegaConf
 
 from trieye.config.hydra.axes import dimensions_of, typed
 from trieye.config.hydra.records import RedactingTask, write_redacted
@@ -132,11 +132,8 @@ class SweeperBody:
             if self.options.kind == "optuna":
                 raise ConfigurationError(f"{self._directory}: {change}, by which its trials were chosen; {OTHER_SWEEP}")
             say(f"sweep: {change}")
-        options = self._config.hydra.sweeper
         if self.options.mode is None and earlier is not None:
-            with flag_override(options, ["struct", "readonly"], [False, False]):
-                options.mode = mode
-            self._objectives = Objectives.of(options)
+            self._objectives = Objectives.of({**self.options.model_dump(), "mode": mode})
 
     def _of_grid(self, words: Sequence[str], grid: Grid, record: SweepRecord, before: SweepRecord | None) -> list[Done]:
         if before is not None:
@@ -193,7 +190,9 @@ class SweeperBody:
         record.size, record.varying = num, [bare(axis.key) for axis in space.dimensions if len(axis.choices) != 1]
         earlier = self._begun(num)
         objective = OmegaConf.select(self._config, "loop.objective") if self.options.pruner != "none" else None
-        with self._ours.execution(record.varying).opened(Job(0, RandomSearch(space, 0).ask(0))) as execution:
+        with self._ours.execution(record.varying, self._objectives).opened(
+            Job(0, RandomSearch(space, 0).ask(0))
+        ) as execution:
             self._begin(record, (Job(index, space.resumed(index, earlier[index].overrides)) for index in earlier))
             queue = SearchQueue(search, num, self._begun(num), self._directory, objective)
             return execution.run(queue, num)
@@ -235,7 +234,11 @@ class SweeperBody:
     def _execution(
         self, record: SweepRecord, first: Job | None
     ) -> contextlib.AbstractContextManager[SweepExecution | None]:
-        return contextlib.nullcontext() if self._ours is None else self._ours.execution(record.varying).opened(first)
+        return (
+            contextlib.nullcontext()
+            if self._ours is None
+            else self._ours.execution(record.varying, self._objectives).opened(first)
+        )
 
     def _run(self, grid: Grid, execution: SweepExecution | None) -> list[Done]:
         if execution is not None:

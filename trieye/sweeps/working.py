@@ -6,7 +6,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class SweepContext:
         working_dir: Directory in which the sweep was started; the initial working directory of jobs.
         varying: The keys that differ between jobs.
         base: The config of a job without overrides; None if jobs cannot share it.
+        objectives: How the objectives of a job follow from its outcome.
     """
 
     context: HydraContext
@@ -56,6 +57,7 @@ class SweepContext:
     working_dir: Path
     varying: tuple[str, ...] = ()
     base: DictConfig | None = None
+    objectives: Objectives = field(default_factory=Objectives)
 
     def composed(self, index: int, overrides: Sequence[str], *, is_last: bool = False) -> DictConfig:
         """Compose the config of a job.
@@ -86,13 +88,6 @@ class SweepContext:
     def pickled(self) -> bytes:
         """Return the context for a process of this machine, as `main_module.loaded` reads it."""
         return dumped(self)
-
-    @property
-    def objectives(self) -> Objectives:
-        """How the objectives of a job follow from its outcome, for trieye's sweeper."""
-        options = self.config.hydra.sweeper
-        is_ours = str(OmegaConf.select(options, "_target_", default="")).endswith(".TrieyeSweeper")
-        return Objectives.of(options) if is_ours else Objectives()
 
     @property
     def has_mirror(self) -> bool:
