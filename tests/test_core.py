@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +44,7 @@ import hydra
 def fit(config):
     print("\\x1b[31mrate\\x1b[0m", config.lr)
     if config.lr > 0.4:
-        raise ValueError("diverged")
+        raise ValueError("diverged\\nat once")
     return (config.lr - 0.1) ** 2
 fit()
 """
@@ -119,6 +120,7 @@ def test_a_plain_hydra_program_sweeps_without_ray():
         "error: hydra.launcher.backend=ray needs Ray, which is not installed: "
         "pip install trieye, or set hydra.launcher.backend=local"
     )
+    assert not list(Path().rglob("sweep.json")), "it would be the newest sweep"
     code, output, errors = python(HYDRA, *ours)
     assert code == 0, errors
     assert "best of 2 jobs" in output
@@ -134,11 +136,24 @@ def test_a_plain_hydra_sweep_with_a_failed_job_ends_with_a_table_and_one_line():
     code, output, errors = python(HYDRA, *ours, "+lr=0.1,0.5")
     assert code == 1
     assert "1 job did not complete" in output
-    assert "ValueError: diverged" in output
-    assert errors.splitlines()[-1].startswith("error: 1 of 2 jobs failed; job 1 raised ValueError: diverged. Output: ")
+    assert "ValueError: diverged at once" in output
+    assert re.search(r"^trieye: \[\d/2\] job 1 lr=0.5: FAILED: ValueError: diverged at once \(", errors, re.MULTILINE)
+    assert errors.splitlines()[-1].startswith(
+        "error: 1 of 2 jobs failed; job 1 raised ValueError: diverged at once. Output: "
+    )
     assert "Traceback" not in errors
     assert "Traceback" in Path("sweep/1/output.log").read_text()
     assert Path("sweep/0/output.log").read_text() == "rate 0.1\n"
+    code, _, errors = python(HYDRA, *ours, "+lr=0.5", "hydra.sweep.dir=alone", "hydra.launcher.isolate=none")
+    assert errors.splitlines()[-1] == (
+        "error: 1 of 1 job failed; job 0 raised ValueError: diverged at once. To retry: trieye sweep relaunch "
+        f"{Path('alone').resolve()}"
+    )
+    fail_fast = ("hydra.sweep.dir=fast", "hydra.launcher.num_jobs=1", "hydra.launcher.fail_fast=true")
+    code, _, errors = python(HYDRA, *ours, "+lr=0.5,0.1,0.2", *fail_fast)
+    error = errors.splitlines()[-1]
+    assert error.startswith("error: 1 of 1 job failed; 2 did not start; job 0 raised ValueError: diverged at once.")
+    assert error.endswith(f"trieye sweep relaunch {Path('fast').resolve()} hydra.launcher.fail_fast=false")
     code, _, errors = python(HYDRA, *ours, "+lr=0.1,0.5", "hydra.launcher.backend=loca")
     assert (code, errors.count("\n")) == (2, 1)
     assert "did you mean 'local'?" in errors

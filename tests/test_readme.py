@@ -178,7 +178,7 @@ def test_any_hydra_program_is_swept(tmp_path):
     assert programs["fit.py"].count("\n") <= 12
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf/config.yaml").write_text("lr: 0.1\nepochs: 20\n")
-    (block,) = blocks("docs/hydra_sweeps.md", "console")
+    block, results = blocks("docs/hydra_sweeps.md", "console")
     first, *others = block.splitlines()
     assert first in (ROOT / "README.md").read_text()
     for command in ([*shlex.split(first), "hydra.launcher.backend=local"], *map(shlex.split, others)):
@@ -186,6 +186,11 @@ def test_any_hydra_program_is_swept(tmp_path):
         assert done.returncode == 0, done.stderr
     status = json.loads(run(["trieye", "sweep", "status", "--json"], tmp_path).stdout)
     assert [job["state"] for job in status["jobs"]] == ["completed"] * 3
+    for command in map(shlex.split, results.splitlines()):
+        done = run(command, tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "table.md").read_text().splitlines()[2].startswith("| 0.3 ")
+    assert (tmp_path / "curve.png").exists()
     defaults, *_ = blocks("docs/hydra_sweeps.md", "yaml")
     (tmp_path / "conf/config.yaml").write_text(f"{defaults}lr: 0.1\nepochs: 3\n")
     options = ["hydra.sweep.dir=second", "hydra.launcher.isolate=none"]

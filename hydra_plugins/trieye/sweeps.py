@@ -7,6 +7,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
+from omegaconf import OmegaConf
 
 
 class TrieyeLauncher(Launcher):
@@ -73,8 +74,9 @@ _MODULE = "hydra_plugins.trieye.sweeps"
 _store = ConfigStore.instance().store
 # the store of a worker process may arrive from the driver with these configs in it; Hydra 1.3 replaces them anyway
 _replace: dict[str, Any] = {"replace": True} if "replace" in _store.__annotations__ else {}
-for _name in ("trieye", "trieye_ray"):  # the earlier name, in the config files of existing projects
-    _store(
-        _name, {"_target_": f"{_MODULE}.TrieyeLauncher", **LAUNCHER}, "hydra/launcher", provider="trieye", **_replace
-    )
-_store("trieye", {"_target_": f"{_MODULE}.TrieyeSweeper", **SWEEPER}, "hydra/sweeper", provider="trieye", **_replace)
+for _name, _group, _options in (
+    ("trieye", "hydra/launcher", {"_target_": f"{_MODULE}.TrieyeLauncher", **LAUNCHER}),
+    ("trieye_ray", "hydra/launcher", {"_target_": f"{_MODULE}.TrieyeLauncher", **LAUNCHER}),  # in earlier projects
+    ("trieye", "hydra/sweeper", {"_target_": f"{_MODULE}.TrieyeSweeper", **SWEEPER}),
+):  # unknown keys reach the plugins, whose messages suggest the key to type
+    _store(_name, OmegaConf.create(_options, flags={"struct": False}), _group, provider="trieye", **_replace)

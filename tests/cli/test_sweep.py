@@ -212,7 +212,7 @@ def test_a_relaunch_runs_only_what_is_missing(planned, tmp_path):
     code, out, _ = planned("relaunch", "first", "--only", "failed", "--dry-run")
     assert code == 0
     command = shlex.split(out.partition("the command: ")[2])
-    assert command[-2:] == [f"hydra.sweep.dir='{tmp_path / 'first'}'", "hydra.launcher.only=[3]"]
+    assert command[-2:] == [f"hydra.sweep.dir={tmp_path / 'first'}", "hydra.launcher.only=[3]"]
     assert len(begun(tmp_path)) == 2
 
     kept = {

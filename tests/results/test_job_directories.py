@@ -80,6 +80,15 @@ def test_the_return_values_of_a_sweep_are_its_default_metric_in_the_mode_of_its_
     assert rows == [({"lr": 0.2}, pytest.approx(0.7), 2), ({"lr": 0.5}, pytest.approx(1.0), 2)]
 
 
+def test_the_title_of_a_table_names_points_only_if_jobs_have_several(capsys):
+    for words, title in (
+        (["multirun/ours", "--where", "model.name=flat"], "objective"),
+        (["multirun/basic", "--metric", "train_loss"], "train_loss, mean of the last 10% of the points of each run"),
+    ):
+        assert main(["results", "table", *words]) == 0
+        assert capsys.readouterr().out.splitlines()[0] == title
+
+
 def test_the_numbers_of_a_returned_dict_are_metrics_and_jobs_have_parameters_and_group_choices(capsys):
     results = load("multirun/ours").where(model="deep")
     assert {"objective/accuracy", "objective/test/loss", "train_loss"} <= set(results.metrics())

@@ -11,6 +11,7 @@ import pytest
 
 from tests import warm
 from tests.waiting import wait_until
+from trieye.cli import main
 from trieye.sweeps.jobs import JobRecord
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
@@ -153,7 +154,7 @@ def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save_and_non
     wait_until(lambda: "stopping after this step" in driver.printed(1))
     driver.go_on(1, MIDDLE)
     assert driver.ended() == 130
-    assert "1 job saving and stopping" in driver.said()
+    assert "interrupting 1 job, and killing them after 30 s" in driver.said()
     assert re.search(r"trieye sweep relaunch \S+/sweep\n", driver.said())
     stopped = driver.record(1)
     assert stopped.state == "interrupted"
@@ -190,3 +191,49 @@ def test_sigterm_after_ctrl_c_lets_jobs_save_and_stop(start, backend):
     assert driver.ended() == 143
     assert (driver.record(0).state, driver.record(1)) == ("interrupted", None)
     wait_until(lambda: not driver.left_behind())
+
+
+STUBBORN = """
+import signal
+import time
+from pathlib import Path
+
+import hydra
+
+
+@hydra.main(version_base=None, config_path=None)
+def fit(config):
+    if config.is_stubborn:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Path("began").touch()
+    while not Path("end").exists():
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    fit()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_stubborn", [True, False])
+def test_signals_to_the_sweep_of_a_plain_program_say_what_they_do_to_its_jobs(tmp_path, is_stubborn, capsys):
+    (tmp_path / "fit.py").write_text(STUBBORN)
+    words = ["-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", f"+is_stubborn={is_stubborn}", "hydra.sweep.dir=s"]
+    with (tmp_path / "log").open("wb") as log:
+        driver = subprocess.Popen([sys.executable, "fit.py", *words], cwd=tmp_path, stdout=log, stderr=log)
+    lines = (tmp_path / "log").read_text
+    wait_until((tmp_path / "began").exists, within_s=60)
+    if is_stubborn:
+        for line in ("finish, and a second Ctrl-C", "interrupting 1 job, and killing", "are killed within 20 s"):
+            driver.send_signal(signal.SIGINT)
+            wait_until(lambda line=line: line in lines())
+    else:
+        driver.terminate()
+    assert driver.wait(30) == (130 if is_stubborn else 143)
+    (tmp_path / "end").touch()
+    assert ("second Ctrl-C" in lines()) == is_stubborn
+    assert lines().count("interrupting 1 job") == 1
+    wait_until(lambda: JobRecord.read(tmp_path / "s/0").state == ("completed" if is_stubborn else "interrupted"))
+    assert main(["sweep", "status", str(tmp_path / "s")]) == (0 if is_stubborn else 1)
+    assert ("restarts in the same directory" in capsys.readouterr().out) != is_stubborn

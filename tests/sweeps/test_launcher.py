@@ -17,7 +17,7 @@ from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, RunLockedError
 from trieye.sweeps import orphans, timeouts
 from trieye.sweeps.jobs import RunningJob
-from trieye.sweeps.record import LOCK, SweepRecord, lock_in
+from trieye.sweeps.record import LOCK, SWEEP, SweepRecord, lock_in
 
 
 def done(cfg):
@@ -79,6 +79,30 @@ def test_a_config_that_cannot_be_composed_fails_its_job_alone(sweep_on):
     assert "whta" in (sweep_on.directory / "1" / "output.log").read_text()
 
 
+def test_a_config_without_the_key_of_the_first_job_is_refused_before_any_job_starts(sweep):
+    for kind in ("grid", "optuna"):
+        with pytest.raises(
+            ConfigurationError, match=r"job 0 \(whta=\d\): Could not override 'whta'. To append to your"
+        ):
+            sweep.search(done, "whta=1,2", f"hydra.sweeper.kind={kind}")
+        assert {path.name for path in sweep.directory.iterdir()} == {LOCK}
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("hydra.launcher.numjobs=2", r"hydra\.launcher\.numjobs.*did you mean 'num_jobs'\?"),
+        ("hydra.launcher.n_jobs=2", r"hydra\.launcher\.n_jobs belongs to another plugin; with trieye, set num_jobs"),
+        ("hydra.launcher.slurm.hous=2", r"unknown key 'hous' in slurm; did you mean 'hours'\?"),
+        ("hydra.sweeper.direction=minimize", r"direction belongs to .*, set hydra\.sweeper\.mode"),
+        ("hydra.sweeper.max_batch_size=2", r"max_batch_size belongs to .*, set hydra\.launcher\.num_jobs"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_option_to_set(sweep, word, message):
+    with pytest.raises((InstantiationException, ConfigurationError), match=message):  # in Hydra 1.3, and in Hydra 1.4
+        sweep.search(done, "+x=1,2", word)
+
+
 def test_fail_fast_begins_no_other_job(sweep_on):
     def task(cfg):
         raise ValueError(cfg.what)
@@ -100,6 +124,10 @@ def test_a_job_that_is_killed_gets_another_process_until_it_has_had_its_retries(
     assert (once.state, once.attempt, once.deaths) == ("completed", 2, 1)
     assert (always.state, always.attempt, always.deaths) == ("failed", 2, 2)
     assert "killed 2 times" in always.error
+    lines = (sweep_on.directory / "1" / "output.log").read_text().splitlines()
+    assert [line.partition(":")[2].split(":")[0] for line in lines] == [
+        " its process was killed", " attempt 2", " its process was killed 2 times",
+    ]  # fmt: skip
     assert values(returned)[0] == 1
     assert "killed 2 times" in values(returned)[1]
 
@@ -118,8 +146,11 @@ def test_each_job_has_the_cpus_that_its_own_config_asks_for(sweep_on, monkeypatc
 
 
 def test_a_gpu_that_the_machine_lacks_is_refused(sweep_on):
-    returned = sweep_on.launch(print, ["what=x"], "hydra.launcher.num_gpus=0.25")
-    assert "hydra.launcher.num_gpus=0.25: this machine has 0" in values(returned)[0]
+    with pytest.raises(ConfigurationError, match=r"hydra\.launcher\.num_gpus=0.25: this machine has 0"):
+        sweep_on.launch(print, ["what=x", "what=y"], "hydra.launcher.num_gpus=0.25")
+    assert not (sweep_on.directory / SWEEP).exists()
+    with pytest.raises(ConfigurationError, match=r"memory=200000000000000: this machine has \S+ GiB in total"):
+        sweep_on.launch(print, ["what=x"], "hydra.launcher.memory=200000000000000")
 
 
 def test_local_jobs_share_gpus_and_see_only_their_own(sweep, monkeypatch):
@@ -155,6 +186,7 @@ def test_a_job_that_runs_too_long_is_stopped_and_not_restarted(sweep_on, monkeyp
     assert sweep_on.states(3) == ["completed", "failed", "failed"]
     assert [sweep_on.record(index).attempt for index in range(3)] == [1, 1, 1]
     assert sweep_on.record(2).error == error
+    assert (sweep_on.directory / "2" / "output.log").read_text() == f"trieye: {error}\n"
 
 
 def test_a_local_job_above_its_memory_limit_is_stopped_and_not_restarted(sweep):
@@ -173,6 +205,7 @@ def test_a_local_job_above_its_memory_limit_is_stopped_and_not_restarted(sweep):
     small, large = values(sweep.launch(task, ["what=small", "what=large"], *options))
     assert small == 1
     assert "GiB of memory, more than hydra.launcher.memory=419430400 (0.39 GiB)" in large
+    assert (sweep.directory / "1" / "output.log").read_text() == f"trieye: {large}\n"
     assert (sweep.record(1).state, sweep.record(1).attempt) == ("failed", 1)
 
 
@@ -295,7 +328,7 @@ def test_a_job_that_another_process_runs_is_left_out_and_fails_the_sweep(sweep, 
     with RunningJob(sweep.directory / "0", 0, ["what=a"]).running():
         returned = sweep.launch(done, ["what=a", "what=b"], "hydra.launcher.isolate=none")
         assert sweep.states(2) == ["running", "completed"]
-    assert f"job 0 is skipped: process {os.getpid()} on" in values(returned)[0]
+    assert f"skipped, because process {os.getpid()} on" in values(returned)[0]
     assert sweep.record(0).state == "completed"
 
 

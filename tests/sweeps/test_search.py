@@ -1,6 +1,7 @@
 """Searches: drawn values, results reported to Optuna, and sweeps of a real program."""
 
 import math
+import re
 import sys
 import textwrap
 
@@ -29,12 +30,13 @@ def values(overrides):
 
 
 def test_what_may_vary_is_read_by_hydras_grammar():
-    x, lr, n, k, a, fixed = dimensions_of([*SPEC, "agent.depth=3"])
+    x, lr, n, k, a, fixed, units = dimensions_of([*SPEC, "agent.depth=3", "u=int(interval(1,8))"])
     assert (x.low, x.high, x.is_int, x.is_log) == (-1, 1, False, False)
     assert (lr.low, lr.high, lr.is_log) == (1e-5, 1e-1, True)
     assert (n.low, n.high, n.is_int, n.is_log) == (1, 64, True, True)
     assert (k.low, k.high, k.is_int) == (2, 4, True)
     assert (a.choices, fixed.choices) == (("b", "c"), ("3",))
+    assert (units.low, units.high, units.is_int) == (1, 8, True)
 
 
 @pytest.mark.parametrize(
@@ -357,6 +359,64 @@ def test_a_grid_grows_and_raises_its_budget_in_one_start(sweep):
     assert [sweep.record(index).attempt for index in range(4)] == [2, 2, 1, 1]
     with pytest.raises(ConfigurationError, match="a sweep can only grow"):
         sweep.search(task, "+x=1,2", "+seed=0,1")  # epochs is not its budget, so it may not vanish
+    for options in (words, []):
+        with pytest.raises(ConfigurationError, match=r"repeat (it|\+epochs=9)"):
+            sweep.search(task, "+x=1,2", "+seed=0,1,2", *options)
+    assert sweep.states(4) == ["completed"] * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["+x=interval(0,0.5)"], "x=interval(0,1), and would have x=interval(0,0.5)"),
+        (["+x=tag(log,interval(0.1,2))"], "would have x=tag(log,interval(0.1,2))"),
+        (["+x=interval(0,1)", "+y=interval(0,1)"], "no y, and would have one"),
+        (["+x=interval(0,1)", "~a"], "a=b,c, and would have a=None"),
+        (["+x=interval(0,1)", "+a=c,b"], "a=b,c, and would have a=c,b"),
+        (["+x=interval(0,1)", "hydra.sweeper.seed=3"], "seed=0, and would have hydra.sweeper.seed=3"),
+        (["+x=interval(0,1)", "hydra.sweeper.sampler=random"], "sampler=tpe, and would have hydra.sweeper.sampler=ran"),
+        (["+x=interval(0,1)", "hydra.sweeper.kind=random"], "kind=optuna, and would have hydra.sweeper.kind=random"),
+        (["+x=1,2", "hydra.sweeper.kind=grid"], "kind=optuna, and would have hydra.sweeper.kind=grid"),
+    ],
+)
+def test_a_resumed_search_refuses_another_search(sweep, words, parts):
+    options = ["hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=1"]
+    sweep.search(lambda cfg: cfg.x, "+x=interval(0,1)", "+a=b,c", *options)
+    before = SweepRecord.of(sweep.directory)
+    constant = [] if any("a=" in word or word == "~a" for word in words) else ["+a=b,c"]
+    words = [word for word in words if word != "~a"]
+    with pytest.raises(ConfigurationError, match=f"{re.escape(parts)}.* wider intervals and appended values"):
+        sweep.search(lambda cfg: cfg.x, *constant, *options, *words)
+    assert SweepRecord.of(sweep.directory) == before
+
+
+def test_a_resumed_search_may_have_a_larger_space(sweep, capfd):
+    options = ["hydra.sweeper.kind=random", "hydra.sweeper.num_trials=2"]
+    first = sweep.search(lambda cfg: cfg.x, "+x=interval(0,1)", "+a=b,c", *options)
+    grown = sweep.search(lambda cfg: cfg.x, "+x=interval(-9,9)", "+a=b,c,d", *options, "hydra.sweeper.num_trials=6")
+    assert grown[:2] == first
+    assert any(abs(float(values(job)["+x"])) > 1 for job in grown)
+    assert "x=interval(-9,9) in new trials, interval(0,1) in earlier ones" in capfd.readouterr().err
+
+
+def test_a_resumed_sweep_keeps_its_mode(sweep, capfd):
+    options = ["+x=interval(0,1)", "hydra.sweeper.kind=optuna"]
+    sweep.search(lambda cfg: cfg.x, *options, "hydra.sweeper.num_trials=2", "hydra.sweeper.mode=min")
+    sweep.search(lambda cfg: cfg.x, *options, "hydra.sweeper.num_trials=3")
+    record = SweepRecord.of(sweep.directory)
+    assert (record.mode, record.size) == ("min", 3)
+    objectives = [job.objective for job in status_of(sweep.directory)]
+    assert record.summary["objective"] == min(objectives)
+    with pytest.raises(ConfigurationError, match=r"sweeper\.mode=max: it was min in earlier starts"):
+        sweep.search(lambda cfg: cfg.x, *options, "hydra.sweeper.num_trials=3", "hydra.sweeper.mode=max")
+    sweep.directory = sweep.directory.with_name("grid")
+    sweep.search(lambda cfg: [cfg.x, 1], "+x=1,2", "hydra.sweeper.mode=[max,min]")
+    sweep.search(lambda cfg: [cfg.x, 1], "+x=1,2,3")
+    assert SweepRecord.of(sweep.directory).summary["pareto_optimal"] == [2]
+    capfd.readouterr()
+    sweep.search(lambda cfg: [cfg.x, 1], "+x=1,2,3", "hydra.sweeper.mode=[min,min]")
+    assert SweepRecord.of(sweep.directory).summary["pareto_optimal"] == [0]
+    assert "mode=[min,min]: it was [max,min] in earlier starts of the sweep" in capfd.readouterr().err
 
 
 PROGRAM = textwrap.dedent("""

@@ -80,7 +80,8 @@ class RunSelection:
     @property
     def title(self) -> str:
         """Title of tables: the metric and the part of each run that counts."""
-        return f"{self.scoring.name}, {self.scoring.what} of each run"
+        is_single = all(len(series.steps) <= 1 for series in self.results.series(self.scoring.metric))
+        return self.scoring.name if is_single else f"{self.scoring.name}, {self.scoring.what} of each run"
 
     @property
     def by(self) -> list[str]:

@@ -20,7 +20,6 @@ Examples:
 import argparse
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib.machinery import PathFinder
@@ -32,7 +31,9 @@ from trieye.cli.arguments import AnyOrder, add_action, add_confirmed, add_json, 
 from trieye.cli.confirmation import confirm
 from trieye.cli.output import print_json
 from trieye.cli.sweep_merge import add_merge, merge
+from trieye.cli.sweep_status import UNFINISHED, print_jobs, print_status
 from trieye.exceptions import ConfigurationError
+from trieye.process.text import counted
 
 if TYPE_CHECKING:
     from trieye.sweeps.descriptions import Description
@@ -40,19 +41,9 @@ if TYPE_CHECKING:
     from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.status import JobStatus
 
-_COLORS = {
-    "completed": "cyan", "running": "green", "unknown": "green", "failed": "red", "pruned": "magenta",
-    "incomplete": "yellow", "removed": "yellow", "missing": "", "waiting": "",
-}  # fmt: skip
-_NOTES = {
-    "unknown": "last seen on another machine; `trieye sweep relaunch` waits for its heartbeat",
-    "removed": "its run was deleted; `trieye sweep relaunch --only removed` reruns the job",
-}
-_UNFINISHED = ("failed", "incomplete", "missing")
-_SELECTABLE = (*_UNFINISHED, "removed")
-_DEFAULT = ",".join(_UNFINISHED)
+_SELECTABLE = (*UNFINISHED, "removed")
+_DEFAULT = ",".join(UNFINISHED)
 _BUSY = ("running", "unknown", "waiting")
-_LONGEST = 80
 _LAUNCHER = "hydra.launcher."
 
 
@@ -317,87 +308,6 @@ def _run(options: argparse.Namespace) -> int:
     return _start(options, record, directory, where, "hydra.launcher.is_part=true", only=indices)
 
 
-def _status(options: argparse.Namespace) -> int:
-    from trieye.sweeps.record import SweepRecord
-    from trieye.sweeps.status import HOWS, pareto_optimal_jobs, status_of
-
-    directory = sweep_directory(options.dir)
-    jobs, modes = status_of(directory), SweepRecord.of(directory).modes
-    counts, optimal = Counter(job.how for job in jobs), pareto_optimal_jobs(jobs, modes) if modes else []
-    if options.json:
-        document = {"sweep": directory, "counts": counts, "modes": modes, "pareto_optimal": optimal}
-        print_json("sweep.status", {**document, "jobs": [_row(job) for job in jobs]})
-    else:
-        from trieye.process.terminal import Terminal, Text
-
-        console = Terminal()
-        console.print(_table(jobs))
-        summary = (Text(f"{counts[how]} {how}", _COLORS[how]) for how in HOWS if counts[how])
-        console.print(Text(f"{len(jobs)} jobs: ").append_text(Text(", ").join(summary)))
-        if optimal:
-            console.print(f"Pareto-optimal ({', '.join(modes)}): jobs {', '.join(map(str, optimal))}")
-        if counts.keys() & set(_UNFINISHED):
-            console.print(f"run unfinished jobs: trieye sweep relaunch {directory}")
-    return 0 if counts["completed"] + counts["pruned"] == len(jobs) else 1
-
-
-def _row(job: "JobStatus") -> dict[str, Any]:
-    record = job.record
-    return {
-        "index": job.index,
-        "state": job.how,
-        "values": dict(job.values),
-        "objective": job.objective,
-        "objectives": dict(job.objectives),
-        "has_checkpoint": job.has_checkpoint,
-        "step": record.step if record else None,
-        "attempt": record.attempt if record else 0,
-        "host": record.host if record else None,
-        "heartbeat": record.heartbeat if record else None,
-        "error": job.problem or (record.error if record else None),
-    }
-
-
-def _table(jobs: "Sequence[JobStatus]") -> Any:
-    import platform
-    import time
-
-    from trieye.process.terminal import Text, TextTable
-    from trieye.sweeps.grid import short
-    from trieye.sweeps.report import headings
-
-    keys = list(dict.fromkeys(key for job in jobs for key in job.values))
-    table = TextTable()
-    is_spread = any(job.record is not None and job.record.host != platform.node() for job in jobs)
-    hosts = ["host"] if is_spread else []
-    names = ("job", "state", *headings(keys), "step", "objective", "attempt", "time", *hosts, "")
-    widths = {"state": max((len(job.how) for job in jobs), default=0)}
-    widths["host"] = max((len(job.record.host) for job in jobs if job.record is not None), default=0)
-    for name in names:
-        side: Any = "left" if name in ("state", "host", "") else "right"
-        table.add_column(name, justify=side, min_width=widths.get(name))
-    for job in jobs:
-        record, note = job.record, job.problem or ""
-        if record is not None and not note:
-            note = _NOTES.get(job.how) or record.error or ""
-            if job.how == "running" and record.host == platform.node():
-                note = f"last heartbeat {max(time.time() - record.heartbeat, 0):.0f} s ago"
-            elif job.how == "incomplete":
-                note = "resumes from its checkpoint" if job.has_checkpoint else "restarts from scratch"
-        table.add_row(
-            str(job.index),
-            Text(job.how, style=_COLORS[job.how]),
-            *(short(job.values.get(key, "")) for key in keys),
-            "" if record is None or record.step is None else f"{record.step:,}",
-            job.objective_text,
-            "" if record is None else str(record.attempt),
-            "" if record is None else f"{record.took_s:.0f} s",
-            *(["" if record is None else record.host] if is_spread else []),
-            note if len(note) <= _LONGEST else f"{note[:_LONGEST]} ...",
-        )
-    return table
-
-
 def _relaunch(options: argparse.Namespace) -> int:
     from trieye.sweeps.command import command_of
 
@@ -414,10 +324,8 @@ def _relaunch(options: argparse.Namespace) -> int:
             document = {"sweep": directory, "jobs": only, "command": command, "is_dry_run": options.dry_run}
             print_json("sweep.relaunch", document)
         elif command is not None:
-            from trieye.process.terminal import Terminal
-
-            Terminal().print(_table(jobs))
-            print(f"{len(jobs)} jobs; the command: {shlex.join(command)}")
+            print_jobs(jobs)
+            print(f"{counted(len(jobs), 'job')}; the command: {shlex.join(command)}")
         return 0
     return _start(options, record, directory, *launcher, only=only)
 
@@ -492,7 +400,7 @@ _ACTIONS = {
     "show": _show,
     "find": _find,
     "run": _run,
-    "status": _status,
+    "status": print_status,
     "relaunch": _relaunch,
     "merge": _merge,
 }

@@ -1,6 +1,7 @@
 """LauncherConfig: options of `hydra/launcher=trieye`, which runs the jobs of a sweep in parallel."""
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -50,6 +51,13 @@ class LauncherConfig(StrictModel):
     `num_cpus`, `num_gpus`, `memory` and `resources` may be interpolations such as `hydra.launcher.num_cpus='${cpus}'`,
     which are resolved for each job.
     """
+
+    FOREIGN_KEYS: ClassVar[Mapping[str, str]] = {
+        "n_jobs": "num_jobs", "timeout": "timeout_min",  # of joblib; of submitit:
+        "array_parallelism": "num_jobs", "cpus_per_task": "num_cpus", "gpus_per_node": "num_gpus", "mem_gb": "memory",
+        "account": "slurm.account", "partition": "slurm.partition", "signal_delay_s": "slurm.signal_s",
+        "qos": "slurm.options", "constraint": "slurm.options", "additional_parameters": "slurm.options",
+    }  # fmt: skip
 
     backend: Backend | None = Field(
         default=None,

@@ -1,7 +1,8 @@
 """SweeperConfig: options of `hydra/sweeper=trieye`, which chooses the jobs of a grid or search."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,6 +14,12 @@ _SCOPE = re.compile(r"return|last|best|mean:[1-9]\d*")
 
 class SweeperConfig(StrictModel):
     """Jobs of a grid or search, and the objective of a search."""
+
+    FOREIGN_KEYS: ClassVar[Mapping[str, str]] = {
+        "direction": "hydra.sweeper.mode", "n_trials": "hydra.sweeper.num_trials", "n_jobs": "hydra.launcher.num_jobs",
+        "max_batch_size": "hydra.launcher.num_jobs", "storage": "hydra.sweep.dir, which resumes a search",
+        "study_name": "hydra.sweep.dir, which resumes a search",
+    }  # fmt: skip
 
     kind: Literal["grid", "random", "optuna"] = Field(
         default="grid",

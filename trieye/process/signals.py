@@ -48,7 +48,7 @@ class StopSignals:
 
     Args:
         on_request: Called at the first signal with the exit code of the process; if it raises, the block ends.
-        message: Message printed at the first signal.
+        message: Message printed at the first signal, or a function of the signal that returns it.
         requeue_exit_code: See `exit_code_of`.
         received: Signals that count as received already.
 
@@ -60,7 +60,7 @@ class StopSignals:
     def __init__(
         self,
         on_request: Callable[[int], None],
-        message: str,
+        message: str | Callable[[int], str],
         *,
         requeue_exit_code: int | None = None,
         received: Collection[int] = (),
@@ -108,7 +108,8 @@ class StopSignals:
         if is_request:
             self.exit_code = exit_code_of(number, self._requeue_exit_code)
             self._on_request(self.exit_code)
-        say(f"{signal.Signals(number).name}: {self._message}")
+        message = self._message if isinstance(self._message, str) else self._message(number)
+        say(f"{signal.Signals(number).name}: {message}")
 
     def _ignore_from_now_on(self, number: signal.Signals) -> None:
         # the kernel repeats it every second; a repetition is not a second request

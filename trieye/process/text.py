@@ -1,4 +1,4 @@
-"""Text for terminals: control characters made visible, durations formatted."""
+"""Text for terminals: control characters made visible, counts and durations formatted."""
 
 import re
 
@@ -17,6 +17,11 @@ def visible(text: str, *, keep: str = "\n\t") -> str:
 
 def _picture(code: int) -> str:
     return chr(0x2400 + code) if code < ord(" ") else "\N{REPLACEMENT CHARACTER}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 job` or `2 jobs`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

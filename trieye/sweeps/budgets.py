@@ -9,6 +9,7 @@ from trieye.process.progress import say
 from trieye.renames import current_override
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import Job, JobRecord
+from trieye.sweeps.record import OTHER_SWEEP
 
 
 def with_raised_budget(directory: Path, jobs: Iterable[Job], keys: Sequence[str]) -> list[JobRecord]:
@@ -20,7 +21,7 @@ def with_raised_budget(directory: Path, jobs: Iterable[Job], keys: Sequence[str]
         keys: Keys of the budget, which do not identify a job.
 
     Raises:
-        ConfigurationError: The current budget is smaller.
+        ConfigurationError: The current budget is smaller or missing.
     """
     records = []
     for job in jobs:
@@ -51,19 +52,19 @@ def run_further(directory: Path, records: Sequence[JobRecord], keys: Sequence[st
         record.write(directory / str(record.index))
     if num:
         jobs = "1 completed job runs" if num == 1 else f"{num} completed jobs run"
-        new = f"with {' '.join(budget)}" if budget else "with the budget of the config files"
-        say(f"sweep: {jobs} further {new}, from checkpoints where available")
+        say(f"sweep: {jobs} further with {' '.join(budget)}, from checkpoints where available")
 
 
 def _check_raised(key: str, before: str | None, now: str | None) -> None:
+    if before is not None and now is None:
+        raise ConfigurationError(f"{key}: the budget of the sweep was raised to {key}={before}; repeat it")
     try:
         is_smaller = before is not None and now is not None and float(now) < float(before)
     except ValueError:  # such as null or an interpolation
         return
     if is_smaller:
         raise ConfigurationError(
-            f"{key}={now}: the sweep has jobs with {key}={before}, and can only raise its budget; for another sweep, "
-            "omit hydra.sweep.dir or set another directory"
+            f"{key}={now}: the sweep has jobs with {key}={before}, and can only raise its budget; {OTHER_SWEEP}"
         )
 
 

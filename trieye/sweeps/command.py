@@ -1,5 +1,6 @@
 """The command line that resumes a sweep, or runs some of its jobs."""
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from trieye.sweeps.jobs import RUN
 from trieye.sweeps.record import SweepRecord
 
 _LAUNCHER = "hydra/launcher=trieye"
+_PLAIN_PATH = re.compile(r"/[\w./-]+", re.ASCII)
 _OURS = ("hydra.sweep.dir", "hydra.launcher.only", "hydra.mode")
 
 
@@ -51,7 +53,8 @@ def command_of(record: SweepRecord, directory: Path, *more: str, only: Sequence[
     if is_foreign_launcher and only is not None:  # other launchers cannot select jobs
         own = [*(word for word in own if not word.startswith(("hydra/launcher=", "hydra.launcher."))), _LAUNCHER]
     chosen = [] if only is None else [f"hydra.launcher.only=[{','.join(map(str, only))}]"]
-    sweep_dir = f"hydra.sweep.dir={quoted(str(directory.resolve()))}"
+    path = str(directory.resolve())
+    sweep_dir = f"hydra.sweep.dir={path if _PLAIN_PATH.fullmatch(path) else quoted(path)}"
     return [*record.program, "-m", *own, *spec, sweep_dir, *more, *chosen]
 
 

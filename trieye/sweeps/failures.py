@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from trieye.config.redaction import redacted_text
 from trieye.process.terminal import Terminal, TextTable
+from trieye.process.text import counted
 from trieye.sweeps.grid import short
-from trieye.sweeps.jobs import Done, JobElsewhereError, JobLimitError, ReportedError
+from trieye.sweeps.jobs import OUTPUT, Done, JobElsewhereError
 from trieye.sweeps.report import headings
 from trieye.sweeps.status import status_of
 
@@ -18,36 +18,37 @@ def failure_table(failed: Sequence[Done], directory: Path) -> None:
     states = {job.index: job for job in status_of(directory)}
     shown = [(done, states[done.index]) for done in failed if done.index in states][:_MAX_ROWS]
     keys = list(dict.fromkeys(key for _, job in shown for key in job.values))
-    table = TextTable(title=f"{len(failed)} job{'s' if len(failed) > 1 else ''} did not complete")
+    table = TextTable(title=f"{counted(len(failed), 'job')} did not complete")
     table.add_column("job", justify="right")
     for name in headings(keys):
         table.add_column(name, justify="right")
     table.add_column("error")
     for done, job in shown:
-        table.add_row(str(done.index), *(short(job.values.get(key, "")) for key in keys), text_of(done))
+        table.add_row(str(done.index), *(short(job.values.get(key, "")) for key in keys), done.error_text)
     if len(failed) > len(shown):
         table.note(f"{len(failed) - len(shown)} more: trieye sweep status {directory}")
     Terminal().print(table)
 
 
-def failure_message(failed: Sequence[Done], num: int, directory: Path) -> str:
+def failure_message(failed: Sequence[Done], num: int, directory: Path, *, is_fail_fast: bool) -> str:
     """Return the error message of a sweep with failed jobs.
 
     Args:
         failed: The failed jobs.
         num: The number of all jobs.
         directory: Directory of the sweep.
+        is_fail_fast: Whether the first failure has prevented other jobs from starting.
     """
     num_skipped = sum(isinstance(done.error, JobElsewhereError) for done in failed)
     verb = "failed" if num_skipped < len(failed) else "are running in other processes"
+    has_output = any((directory / str(done.index) / OUTPUT).exists() for done in failed)
+    retry = f"Output: {directory}/<job>/{OUTPUT}; to retry" if has_output else "To retry"  # none with isolate=none
+    raised = " raised" if failed[0].is_raised else ":"
+    num_missing = sum(job.record is None for job in status_of(directory)) if is_fail_fast else 0
+    missing = f"; {num_missing} did not start" if num_missing else ""
+    option = " hydra.launcher.fail_fast=false" if num_missing else ""  # else the failed jobs would end it again
     return (
-        f"{len(failed)} of {num} jobs {verb}; job {failed[0].index} raised {text_of(failed[0])}. Output: "
-        f"{directory}/<job>/output.log; to retry: trieye sweep relaunch {directory}"
+        f"{len(failed)} of {counted(num, 'job')} {verb}{missing}; job {failed[0].index}{raised} "
+        f"{failed[0].error_text.removesuffix('.')}. "
+        f"{retry}: trieye sweep relaunch {directory}{option}"
     )
-
-
-def text_of(done: Done) -> str:
-    """Return the error of a failed job, on one line and without secrets."""
-    is_plain = isinstance(done.error, ReportedError | JobLimitError)
-    name = "" if is_plain else f"{type(done.error).__name__}: "
-    return redacted_text(" ".join(f"{name}{done.error}".split()))

@@ -31,11 +31,9 @@ from hydra import compose, initialize
 
 from trieye.process.output import printing_to
 from trieye.process.signals import FROM_OUTSIDE
-from trieye.sweeps.jobs import OUTPUT, Done
+from trieye.sweeps.jobs import ORPHANED_STOP_S, OUTPUT, Done
+from trieye.sweeps.main_module import loaded
 from trieye.sweeps.working import SweepContext, pickled, portable, work
-
-ORPHANED_STOP_S = 20.0
-"""Seconds for jobs to save after their driver died; the next driver waits longer, `ORPHAN_WAIT_S`."""
 
 _POLL_S = 1.0
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
@@ -228,7 +226,7 @@ def _unpickled(context: int, directory: Path) -> SweepContext:
     """Return the context of the sweep, anew for each job, which may change it; imports the modules of the project."""
     with printing_to(directory / OUTPUT):
         try:
-            shared: SweepContext = pickle.loads(_content(context))  # noqa: S301 - written by the driver
+            shared: SweepContext = loaded(_content(context))
         except Exception:
             traceback.print_exc()
             raise

@@ -14,6 +14,7 @@ from trieye.hub.ray_start import join_ray
 from trieye.process.progress import say
 from trieye.sweeps.jobs import Done
 from trieye.sweeps.pools import STOP_S, Died, Outcome
+from trieye.sweeps.slots import shortage
 from trieye.sweeps.working import Composed, SweepContext, work
 
 _ROUNDING = 1e-6
@@ -58,12 +59,20 @@ class RayPool:
             for name, wanted in _named(resources).items()
         )
 
+    def refusal(self, resources: Mapping[str, Any]) -> str | None:
+        """Return an error message if a job requests more than a local Ray has, else None."""
+        keys = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+        for name, number in _named(resources).items() if self._options.address is None else ():
+            if number > self._total(name) + _ROUNDING:
+                return shortage(keys.get(name, f"resources.{name}"), number, self._total(name))
+        return None
+
     def begin(
         self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
     ) -> None:
         """Submit a job; Ray starts it when its resources are free."""
         self._allocated[index] = _named(resources)
-        if self._options.address is None and (refusal := self._refusal(self._allocated[index])) is not None:
+        if (refusal := self.refusal(resources)) is not None:
             self._ended.append(Done(index, error=ConfigurationError(refusal)))
             return
         # on another machine, this directory may be missing or contain other configs
@@ -104,15 +113,6 @@ class RayPool:
         if time.monotonic() > self._cluster_until:
             self._cluster, self._cluster_until = ray.cluster_resources(), time.monotonic() + _LOOK_S
         return self._cluster.get(name, 0.0)
-
-    def _refusal(self, wanted: Mapping[str, float]) -> str | None:
-        """Return an error message if a job requests more than a local Ray has, else None."""
-        for name, number in wanted.items():
-            if number > self._total(name) + _ROUNDING:
-                keys = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-                key = f"hydra.launcher.{keys.get(name, f'resources.{name}')}"
-                return f"{key}={number:g}: this machine has {self._total(name):g} in total; request less"
-        return None
 
     def cancel(self, index: int) -> None:
         """Interrupt a job like Ctrl-C."""

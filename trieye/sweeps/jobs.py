@@ -29,6 +29,9 @@ HEARTBEAT_S = 5.0
 ORPHAN_WAIT_S = 30.0
 """How long a job waits for a process of an earlier start that is still running it."""
 
+ORPHANED_STOP_S = 20.0
+"""Seconds for jobs to save after their driver died; less than `ORPHAN_WAIT_S`, which the next driver waits."""
+
 _LONGEST_ERROR = 2000
 
 State = Literal["running", "completed", "failed", "interrupted", "pruned", "lost"]
@@ -91,6 +94,17 @@ class Done:
     def has_ended_by_itself(self) -> bool:
         """Whether the job ended without being stopped."""
         return self.error is None or self.returned is not None
+
+    @property
+    def error_text(self) -> str:
+        """The error on one line, with its type if the job raised it, without secrets."""
+        name = f"{type(self.error).__name__}: " if self.is_raised else ""
+        return redacted_text(" ".join(f"{name}{self.error}".split()))
+
+    @property
+    def is_raised(self) -> bool:
+        """Whether the job raised the error, and did not end for another reason, such as a limit."""
+        return not isinstance(self.error, ReportedError | JobLimitError | JobElsewhereError)
 
     @property
     def number(self) -> float | None:
@@ -216,6 +230,12 @@ class JobRecord(JsonRecord, kw_only=True):
     def took_s(self) -> float:
         """Duration of this attempt so far, in seconds."""
         return (self.ended or self.heartbeat) - self.started
+
+
+def append_output(directory: Path, text: str) -> None:
+    """Append a line of trieye to the output file of a job."""
+    with suppress(OSError), (directory / OUTPUT).open("a", encoding="utf-8") as output:
+        output.write(f"trieye: {text}\n")
 
 
 def _is_locked(directory: Path) -> bool | None:

@@ -5,9 +5,9 @@ import signal
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
@@ -15,6 +15,7 @@ from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from trieye.config.hydra.messages import without_parser_words
 from trieye.config.hydra.records import RedactingTask
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.launcher import LauncherConfig
@@ -22,16 +23,18 @@ from trieye.config.redaction import redacted_text
 from trieye.exceptions import ConfigurationError, RunInterrupted
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
+from trieye.process.text import counted
 from trieye.renames import current_override
 from trieye.sweeps.backends import location_of, pool_of
 from trieye.sweeps.composing import shared_base
 from trieye.sweeps.grid import bare
-from trieye.sweeps.jobs import OUTPUT, Done, Job, JobElsewhereError, JobLimitError, JobRecord
+from trieye.sweeps.jobs import ORPHANED_STOP_S, Done, Job, JobElsewhereError, JobRecord, ReportedError, append_output
+from trieye.sweeps.objectives import Objectives
 from trieye.sweeps.on_slurm import run_on_slurm
 from trieye.sweeps.orphans import Orphans
-from trieye.sweeps.pools import Died, Outcome, WorkerPool
+from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
 from trieye.sweeps.progress import SweepProgress
-from trieye.sweeps.record import SweepRecord, lock_in
+from trieye.sweeps.record import OTHER_SWEEP, SweepRecord, lock_in
 from trieye.sweeps.status import is_removed
 from trieye.sweeps.timeouts import Timeouts
 from trieye.sweeps.working import SweepContext
@@ -81,6 +84,7 @@ class SweepExecution:
         task: The task function of a job.
         config: The config that Hydra composed for the sweep.
         varying: The keys that differ between jobs.
+        objectives: How the objectives of a job follow from its outcome.
     """
 
     def __init__(
@@ -90,12 +94,13 @@ class SweepExecution:
         task: TaskFunction,
         config: DictConfig,
         varying: Sequence[str],
+        objectives: Objectives,
     ) -> None:
         self.options, self.config = options, config
         self.directory = Path(str(config.hydra.sweep.dir)).resolve()
         base = shared_base(context.config_loader, config)
         self._shared = SweepContext(
-            context, config, task, Singleton.get_state(), self.directory, Path.cwd(), tuple(varying), base
+            context, config, task, Singleton.get_state(), self.directory, Path.cwd(), tuple(varying), base, objectives
         )
         unresolved: Any = OmegaConf.to_container(config.hydra.launcher, resolve=False)
         self._varies = any("${" in str(unresolved.get(name)) for name in _RESOURCES)
@@ -110,10 +115,35 @@ class SweepExecution:
         self._orphans = Orphans(self.directory)
         self._timeouts = Timeouts(options, self.directory)
 
+    @contextlib.contextmanager
+    def opened(self, first: Job | None) -> Iterator[Self]:
+        """Prepare the backend, so that errors of all jobs are reported before the sweep is recorded.
+
+        Args:
+            first: A job of the sweep; None if there is none.
+
+        Raises:
+            ConfigurationError: Its config does not compose, it requests more than this machine has, or the backend is
+                not available.
+        """
+        setup_globals()
+        configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
+        composed = None if first is None else self._shared.composed_or_error(first.index, first.overrides)
+        if first is not None and isinstance(composed, Exception):
+            message = redacted_text(" ".join(without_parser_words(str(composed)).split()))
+            raise ConfigurationError(f"job {first.index} ({' '.join(first.overrides)}): {message}") from composed
+        if self.options.is_array:
+            yield self
+            return
+        with contextlib.closing(pool_of(self.options, self._shared)) as self._pool:
+            if first is not None and (refusal := self._pool.refusal(self._resources_of(first))) is not None:
+                raise ConfigurationError(refusal)
+            yield self
+
     def run(self, queue: JobQueue, size: int | None) -> list[Done]:
         """Run the jobs of a queue; return their outcomes in order of index.
 
-        The caller holds the lock of the sweep.
+        The caller holds the lock of the sweep, within `opened`.
 
         Args:
             queue: The jobs.
@@ -123,20 +153,15 @@ class SweepExecution:
             ConfigurationError: A job had other overrides in an earlier start of the sweep.
             RunInterrupted: A signal arrived; running jobs have ended or were stopped.
         """
-        setup_globals()
-        configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         size = size if self.options.only is None else len(self.options.only)
         if self.options.is_array:
             return self._run_on_slurm(queue, size)
         try:
-            with (
-                self._progress(size) as progress,
-                contextlib.closing(pool_of(self.options, self._shared)) as pool,
-            ):
+            with self._progress(size) as progress:
                 try:
-                    self._run(queue, pool, progress)
+                    self._run(queue, self._pool, progress)
                 except BaseException:  # a second Ctrl-C, or an error outside of the jobs
-                    self._stop(pool)
+                    self._stop(self._pool)
                     raise
                 # Ctrl-C during the last jobs has skipped no job
                 is_over = self._exit_code is not None and not self._running and self._next(queue, progress) is None
@@ -192,10 +217,13 @@ class SweepExecution:
 
     def _stop(self, pool: WorkerPool) -> None:
         if self._running:
-            num = len(self._running)
-            say(f"sweep: {num} job{'s' if num > 1 else ''} saving and stopping ...")
-        with StopSignals(lambda _: None, "jobs are still being saved", received={signal.SIGINT}):
-            pool.stop()
+            say(f"sweep: interrupting {counted(len(self._running), 'job')}, and killing them after {STOP_S:.0f} s ...")
+        try:
+            with StopSignals(lambda _: None, "interrupted jobs are still running", received={signal.SIGINT}):
+                pool.stop()
+        except KeyboardInterrupt:
+            say(f"sweep: jobs that are still running are killed within {ORPHANED_STOP_S:.0f} s")
+            raise
 
     def _collect(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:
         """Wait for jobs to end, and stop jobs that the queue prunes."""
@@ -230,8 +258,7 @@ class SweepExecution:
         if self.options.isolate == "none":
             return contextlib.nullcontext()
         code = OmegaConf.select(self.config, "runtime.requeue_exit_code", default=None)
-        message = "no further jobs start; running jobs finish, or save and stop after a second Ctrl-C or another signal"
-        return StopSignals(self._on_signal, message, requeue_exit_code=code)
+        return StopSignals(self._on_signal, _no_more_jobs, requeue_exit_code=code)
 
     def _on_signal(self, exit_code: int) -> None:
         self._exit_code = exit_code
@@ -243,7 +270,7 @@ class SweepExecution:
             job = self._next(queue, progress)
             if job is None:
                 return
-            wanted = self._resources_of(job) if self._varies else usual
+            wanted = self._resources_of(job)
             if not pool.has_room(wanted):
                 self._requeued.appendleft(job)
                 return
@@ -284,7 +311,7 @@ class SweepExecution:
         if [current_override(word, keys) for word in record.overrides] != overrides:
             raise ConfigurationError(
                 f"{self.directory}: job {job.index} was {' '.join(record.overrides)!r} and would be "
-                f"{' '.join(overrides)!r}; for another sweep, omit hydra.sweep.dir or set another directory"
+                f"{' '.join(overrides)!r}; {OTHER_SWEEP}"
             )
         return record
 
@@ -295,6 +322,8 @@ class SweepExecution:
         return record.state in ("completed", "pruned")
 
     def _resources_of(self, job: Job) -> dict[str, Any]:
+        if not self._varies:
+            return self._resources(self.options)
         if job.index not in self._composed:
             self._composed[job.index] = self._shared.composed(job.index, job.overrides)
         composed = self._composed[job.index]
@@ -318,6 +347,7 @@ class SweepExecution:
         if limit is not None and not has_ended:
             record.fail(str(limit))
             record.write(directory)
+            append_output(directory, str(limit))
             return Done(job.index, error=limit)
         return self._of_done(job, outcome, record) if isinstance(outcome, Done) else self._of_death(outcome, record)
 
@@ -329,9 +359,10 @@ class SweepExecution:
             record.write(directory)
             return Done(job.index, record.objective, is_pruned=True)
         if done.error is not None and record.state in ("running", "lost"):  # no final record
-            name = "" if isinstance(done.error, JobLimitError) else f"{type(done.error).__name__}: "
-            record.fail(f"{name}{done.error}")
+            record.fail(done.error_text)
             record.write(directory)
+            if not done.is_raised:
+                append_output(directory, done.error_text)
         return done
 
     def _of_death(self, died: Died, record: JobRecord) -> Done | None:
@@ -343,15 +374,19 @@ class SweepExecution:
         record.attempt = max(record.attempt, deaths)  # attempts may be on the disk of another machine
         record.state, record.error = "lost", died.reason
         reason = f"its process was killed{f' {deaths} times' if deaths > 1 else ''}: {died.reason}"
-        with contextlib.suppress(OSError), (self.directory / str(died.index) / OUTPUT).open("a") as output:
-            output.write(f"trieye: {reason}\n")
+        append_output(self.directory / str(died.index), reason)
         has_no_retries = deaths > self.options.retries
         if has_no_retries:
             record.fail(reason)
         record.write(self.directory / str(died.index))
         if has_no_retries or self._exit_code is not None or self._fails:
-            return Done(died.index, error=RuntimeError(f"job {died.index}: {reason}"))
+            return Done(died.index, error=ReportedError(reason))
         return None
+
+
+def _no_more_jobs(number: int) -> str:
+    running = "; running jobs finish, and a second Ctrl-C or another signal interrupts them"
+    return f"no further jobs start{running if number == signal.SIGINT else ''}"
 
 
 class LauncherBody:
@@ -379,10 +414,10 @@ class LauncherBody:
         self.is_part = self.options.is_part and bool(only)
         self.lock = lock_in(directory / str(min(only or [0])) if self.is_part else directory)
 
-    def execution(self, varying: Sequence[str]) -> SweepExecution:
+    def execution(self, varying: Sequence[str], objectives: Objectives) -> SweepExecution:
         """Return the execution of this sweep, whose jobs differ in the keys `varying`."""
         assert self._hydra_setup is not None  # noqa: S101 - Hydra calls `setup` first
-        return SweepExecution(self.options, *self._hydra_setup, varying)
+        return SweepExecution(self.options, *self._hydra_setup, varying, objectives)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run jobs; return their outcomes in order."""
@@ -394,8 +429,8 @@ class LauncherBody:
             )
         constant = set.intersection(*(set(words) for words in job_overrides)) if job_overrides else set()
         varying = {bare(word.partition("=")[0]) for words in job_overrides for word in words if word not in constant}
-        execution = self.execution(sorted(varying))
-        with self.lock:
+        execution = self.execution(sorted(varying), Objectives())
+        with self.lock, execution.opened(next(iter(jobs), None)):
             for job in jobs:
                 execution.record_before(job)  # raises before any job starts
             # other batches of the same sweep extend its record

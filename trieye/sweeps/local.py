@@ -56,6 +56,10 @@ class LocalPool:
             return False
         return not busy or self._slots.find(resources) is not None
 
+    def refusal(self, resources: Mapping[str, Any]) -> str | None:
+        """Return an error message if a job requests more than this machine has, else None."""
+        return self._slots.refusal(resources)
+
     def begin(
         self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
     ) -> None:

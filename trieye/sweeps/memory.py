@@ -32,7 +32,7 @@ class MemoryLimits:
             used = _used_bytes(pid)
             if used > limit and pid not in self._exceeded:
                 self._exceeded[pid] = (
-                    f"it used {_shown(used)} of memory, more than hydra.launcher.memory={limit} ({_shown(limit)})"
+                    f"it used {gibibytes(used)} of memory, more than hydra.launcher.memory={limit} ({gibibytes(limit)})"
                 )
                 yield pid
         self._next = time.monotonic() + _INTERVAL_S
@@ -58,5 +58,6 @@ def _used_bytes(pid: int) -> int:
     return total
 
 
-def _shown(size_bytes: float) -> str:
+def gibibytes(size_bytes: float) -> str:
+    """Return a size for display."""
     return f"{size_bytes / _GIB:.2f} GiB"

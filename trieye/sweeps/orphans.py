@@ -95,5 +95,5 @@ def _process(orphan: _Orphan) -> str:
 
 def _error(index: int, orphan: _Orphan) -> JobElsewhereError:
     return JobElsewhereError(
-        f"job {index} is skipped: {_process(orphan)} is still running it; wait for that process, or stop it"
+        f"skipped, because {_process(orphan)} is still running job {index}; wait for that process, or stop it"
     )

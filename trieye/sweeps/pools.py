@@ -28,6 +28,9 @@ class WorkerPool(Protocol):
     def has_room(self, resources: Mapping[str, Any]) -> bool:
         """Return whether a job with these resources may start now."""
 
+    def refusal(self, resources: Mapping[str, Any]) -> str | None:
+        """Return an error message if a job requests more than there is, else None."""
+
     def begin(
         self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None
     ) -> None:
@@ -60,6 +63,9 @@ class ThisProcess:
         """Return whether `wait` has returned the last job, which ends before `begin` returns."""
         del resources
         return not self._ended
+
+    def refusal(self, resources: Mapping[str, Any]) -> None:
+        """Return None: this process reserves no resources."""
 
     def begin(
         self, index: int, overrides: Sequence[str], resources: Mapping[str, Any], config: Composed | None = None

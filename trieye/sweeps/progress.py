@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from trieye.config.redaction import redacted_text
 from trieye.process.progress import say
+from trieye.process.text import counted
 from trieye.sweeps.grid import shown
-from trieye.sweeps.jobs import Done, Job, JobElsewhereError, JobLimitError, ReportedError
+from trieye.sweeps.jobs import Done, Job, JobElsewhereError
 
 if TYPE_CHECKING:
     from trieye.process.terminal import TextTable
 
 _MOST_SHOWN = 12
 _REFRESH_S = 0.5
+_RESTARTS = "restart"
+"""Count of restarted processes; the other counts are of jobs."""
 
 
 class SweepProgress:
@@ -46,13 +49,13 @@ class SweepProgress:
         self._reported: dict[int, tuple[int, float | None]] = {}
         self._running: dict[int, tuple[Job, float]] = {}
         self._took: list[float] = []
-        self._num = {"done": 0, "failed": 0, "skipped": 0, "pruned": 0, "completed before": 0, "killed": 0}
+        self._num = {"done": 0, "failed": 0, "skipped": 0, "pruned": 0, "completed before": 0, _RESTARTS: 0}
         self._began = time.monotonic()
         self._live: Any = None
         self._shown_at = 0.0
 
     def __enter__(self) -> Self:
-        jobs = "" if self._size is None else f"{self._size} {self._one}{'s' if self._size != 1 else ''} "
+        jobs = "" if self._size is None else f"{counted(self._size, self._one)} "
         say(f"{self._of}: {jobs}in {_short(self._directory)}{self._location}")
         if sys.stderr.isatty():
             from rich.live import Live
@@ -68,7 +71,7 @@ class SweepProgress:
     ) -> None:
         if self._live is not None:
             self._live.stop()
-        parts = [f"{number} {name}" for name, number in self._counts() if number]
+        parts = [_part(name, number) for name, number in self._counts() if number]
         say(f"{self._of}: {', '.join(parts) or 'nothing to do'}, in {_clock(time.monotonic() - self._began)}")
 
     def began(self, job: Job) -> None:
@@ -96,8 +99,7 @@ class SweepProgress:
             outcome = f"pruned at {done.number:g}"
         elif done.error is not None:
             self._num["failed"] += 1
-            kind = "" if isinstance(done.error, ReportedError | JobLimitError) else f"{type(done.error).__name__}: "
-            outcome = f"FAILED: {kind}{done.error}"
+            outcome = f"FAILED: {done.error_text}"
         else:
             self._num["done"] += 1
             outcome = "done" if done.number is None else f"{done.number:g}"
@@ -111,13 +113,13 @@ class SweepProgress:
     def died(self, job: Job, reason: str) -> None:
         """Record that the process of a job was killed and the job restarts."""
         self._running.pop(job.index, None)
-        self._num["killed"] += 1
-        self._say(f"{self._named(job)}: its process was killed; resuming in another process ({reason})")
+        self._num[_RESTARTS] += 1
+        self._say(f"{self._named(job)}: its process was killed; restarting it in another process ({reason})")
 
     def retried(self, job: Job, reason: str) -> None:
         """Record that a job failed or its process died, and that it resumes from its last checkpoint."""
         self._running.pop(job.index, None)
-        self._say(f"{self._named(job)}: {redacted_text(reason)}; resuming from its last checkpoint")
+        self._say(f"{self._named(job)}: {redacted_text(' '.join(reason.split()))}; resuming from its last checkpoint")
 
     def show(self) -> None:
         """Redraw the table if due."""
@@ -145,7 +147,7 @@ class SweepProgress:
         return table
 
     def _caption(self) -> str:
-        parts = [f"{len(self._running)} running", *(f"{number} {name}" for name, number in self._num.items() if number)]
+        parts = [f"{len(self._running)} running", *(_part(*pair) for pair in self._num.items() if pair[1])]
         left_s = self._left_s()
         return f"{self._count()} {', '.join(parts)}" + ("" if left_s is None else f", about {_clock(left_s)} left")
 
@@ -153,16 +155,16 @@ class SweepProgress:
         """Return the estimated remaining seconds, if a job has finished."""
         if self._size is None or not self._took or not self._running:
             return None
-        left = self._size - sum(self._num.values()) + self._num["killed"]
+        left = self._size - sum(self._num.values()) + self._num[_RESTARTS]
         return statistics.fmean(self._took) * left / len(self._running)
 
     def _counts(self) -> list[tuple[str, int]]:
         counts = [*self._num.items(), ("stopped", len(self._running))]
-        begun = sum(number for name, number in counts if name != "killed")
+        begun = sum(number for name, number in counts if name != _RESTARTS)
         return [*counts, ("left", 0 if self._size is None else self._size - begun)]
 
     def _count(self) -> str:
-        ended = sum(self._num.values()) - self._num["killed"]
+        ended = sum(self._num.values()) - self._num[_RESTARTS]
         return f"[{ended}/{self._size}]" if self._size is not None else f"[{ended}]"
 
     def _named(self, job: Job) -> str:
@@ -176,6 +178,10 @@ class SweepProgress:
             self._live.console.print(line, soft_wrap=True)
         else:
             say(line)
+
+
+def _part(name: str, number: int) -> str:
+    return counted(number, name) if name == _RESTARTS else f"{number} {name}"
 
 
 def _short(path: Path) -> str:

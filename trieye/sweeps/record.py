@@ -13,10 +13,11 @@ from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.atomic import write_atomic
 from trieye.process.lock import RunLock
 from trieye.snapshot.signing import is_own_command, sign_command
-from trieye.sweeps.grid import Grid
+from trieye.sweeps.grid import Grid, bare
 
 SWEEP = "sweep.json"
 LOCK = "sweep.lock"
+OTHER_SWEEP = "for another sweep, omit hydra.sweep.dir or set another directory"
 ONLY = "hydra.launcher.only="
 """The option that selects jobs of a sweep; it is not part of the sweep's command."""
 
@@ -76,6 +77,7 @@ class SweepRecord(JsonRecord, kw_only=True):
         spec: The typed overrides, including swept values, without secrets.
         own: The overrides of `hydra.*` keys, such as the directory.
         grid: The grid from `Grid.plain`; None for a search, whose jobs are determined when they start.
+        search: The kind, sampler, seed, conditions and space of a search; empty for a grid.
         size: Number of jobs.
         varying: The keys that differ between jobs.
         mode: `max` or `min`: whether a higher or lower objective is better.
@@ -95,6 +97,7 @@ class SweepRecord(JsonRecord, kw_only=True):
     spec: list[str]
     own: list[str] = []
     grid: dict[str, Any] | None = None
+    search: dict[str, Any] = {}
     size: int = 0
     varying: list[str] = []
     mode: str = "max"
@@ -208,12 +211,16 @@ class SweepRecord(JsonRecord, kw_only=True):
         grown = after.grown_from(then)
         if grown is not None:
             return replace(grid, growth=grown.growth)
+        keys = {bare(key) for axis in grid.axes for key in axis.keys}
+        lost = [word for axis in then.axes if len(axis.places) == 1 for word in axis.overrides(0)]
+        lost = [word for word in lost if bare(word.partition("=")[0]) not in keys]
+        repeat = f"; repeat {' '.join(lost)}" if lost else ""
         changed = after.first_difference(then)
         was = " ".join(then[changed]) if changed < then.size else "none"
         now = f"would be {' '.join(after[changed])!r}" if changed < after.size else "would be gone"
         raise ConfigurationError(
-            f"{directory}: its job {changed} is {was!r} and {now}; a sweep can only grow by values appended to its "
-            "keys (such as seeds). For another sweep, omit hydra.sweep.dir or set another directory"
+            f"{directory}: its job {changed} is {was!r} and {now}{repeat}; a sweep can only grow by values appended to "
+            f"its keys (such as seeds); {OTHER_SWEEP}"
         )
 
 

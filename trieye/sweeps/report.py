@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trieye.process.terminal import Terminal, TextTable
+from trieye.process.text import counted
 from trieye.sweeps.grid import Grid, bare, short
 from trieye.sweeps.importance import Importance, importances
 from trieye.sweeps.record import SweepRecord
@@ -19,8 +20,7 @@ _MOST = 10
 def plan_table(grid: Grid) -> None:
     """Print the axes of a grid, its first jobs and its last job."""
     console, grid = Terminal(), grid.without_secrets()
-    num = grid.num_jobs
-    console.print(f"{num} job{'s' if num != 1 else ''}, fingerprint {grid.fingerprint}")
+    console.print(f"{counted(grid.num_jobs, 'job')}, fingerprint {grid.fingerprint}")
     table = TextTable("axis")
     table.add_column("values", justify="right")
     table.add_column("choices")
@@ -130,7 +130,7 @@ def headings(keys: Sequence[str]) -> list[str]:
 def ranked(jobs: "Sequence[JobStatus]", record: SweepRecord) -> TextTable:
     """Return a table of jobs with their varying values and objectives."""
     keys, one = list(dict.fromkeys(key for job in jobs for key in job.values)), "trial" if record.is_study else "job"
-    table = TextTable(title=f"best of {record.size} {one}s")
+    table = TextTable(title=f"best of {record.size} {one}s" if record.size > 1 else one)
     table.add_column(one, justify="right")
     for name in headings(keys):
         table.add_column(name, justify="right")

@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 
+from trieye.sweeps.memory import gibibytes
+
 _ROUNDING = 1e-6
 _QUERY_S = 20.0
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -81,7 +83,7 @@ class Slots:
         }  # fmt: skip
         for key, total in totals.items():
             if float(resources.get(key, 0.0)) > total + _ROUNDING:
-                return f"hydra.launcher.{key}={resources[key]:g}: this machine has {total:g} in total; request less"
+                return shortage(key, resources[key], total)
         return None
 
     def _names(self) -> list[str]:
@@ -99,6 +101,14 @@ class Slots:
             return {min(fitting, key=free.__getitem__): num} if fitting else None
         entire = [name for name, rest in free.items() if rest >= 1.0 - _ROUNDING][: round(num)]
         return dict.fromkeys(entire, 1.0) if len(entire) == round(num) else None
+
+
+def shortage(key: str, wanted: float, total: float) -> str:
+    """Return an error message for a job that requests more than this machine has."""
+    requested, available = f"{wanted:g}", f"{total:g}"
+    if key == "memory":
+        requested, available = str(round(wanted)), gibibytes(total)
+    return f"hydra.launcher.{key}={requested}: this machine has {available} in total; request less"
 
 
 @cache

@@ -5,13 +5,17 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
-from trieye.config.hydra.axes import Dimension
+from trieye.config.hydra.axes import Dimension, dimensions_of
 from trieye.config.redaction import HIDDEN
 from trieye.exceptions import ConfigurationError
+from trieye.process.progress import say
+from trieye.renames import current_override
 from trieye.sweeps.conditions import NO_CONDITIONS, Conditions
 from trieye.sweeps.grid import bare
+from trieye.sweeps.record import OTHER_SWEEP
 
 _LARGEST_CONDITION = 10_000
 """Largest integer of a range that a condition may require."""
@@ -68,6 +72,41 @@ class SearchSpace:
             key = hidden.partition("=")[0]
             raise ConfigurationError(f"job {index}: {hidden}: secrets are not recorded; add {key}=VALUE to the command")
         return (*words, *constants.values())
+
+
+def check_search(
+    before: Mapping[str, Any], now: Mapping[str, Any], directory: Path, *, budget: Sequence[str] = ()
+) -> None:
+    """Check that a resumed search differs from its earlier start by a larger space only; print the larger keys.
+
+    Args:
+        before: The search of its record; empty if an earlier version of trieye wrote it.
+        now: The same of this start; empty for a grid.
+        directory: Directory of the sweep.
+        budget: Keys that may change.
+
+    Raises:
+        ConfigurationError: Something else differs.
+    """
+    space: dict[str, str] = now.get("space", {})
+    earlier = {current_override(key, space): text for key, text in before.get("space", {}).items()}
+    pairs = [(f"hydra.sweeper.{name}", before.get(name), now.get(name)) for name in ("kind", "sampler", "seed", "when")]
+    pairs += [(key, earlier.get(key), space.get(key)) for key in {**earlier, **space} if key not in budget]
+    for key, old, new in pairs if before else ():
+        if old in (new, HIDDEN):
+            continue
+        if old is None or new is None or key not in earlier or not _dimension(key, new).extends(_dimension(key, old)):
+            change = f"{key}={old}, and would have {key}={new}" if old is not None else f"no {key}, and would have one"
+            raise ConfigurationError(
+                f"{directory}: its search has {change}; a search can only grow by trials, wider intervals and appended "
+                f"values; {OTHER_SWEEP}"
+            )
+        say(f"sweep: {key}={new} in new trials, {old} in earlier ones")
+
+
+def _dimension(key: str, text: str) -> Dimension:
+    (dimension,) = dimensions_of([f"{key}={text}"])
+    return dimension
 
 
 def _choices(dimension: Dimension) -> Sequence[str]:

@@ -14,7 +14,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from trieye.config.hydra.axes import dimensions_of
+from trieye.config.hydra.axes import dimensions_of, typed
 from trieye.config.hydra.records import RedactingTask, write_redacted
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.redaction import HIDDEN, redacted_text
@@ -25,17 +25,17 @@ from trieye.sweeps.budgets import run_further, with_raised_budget
 from trieye.sweeps.failures import failure_message, failure_table
 from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord
-from trieye.sweeps.launcher import JobList, LauncherBody, new_record
+from trieye.sweeps.launcher import JobList, LauncherBody, SweepExecution, new_record
 from trieye.sweeps.objectives import ObjectiveError, Objectives
-from trieye.sweeps.record import SWEEP, SweepRecord, lock_in
+from trieye.sweeps.record import OTHER_SWEEP, SWEEP, SweepRecord, lock_in
 from trieye.sweeps.report import final_table, plan_table
 from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, SearchQueue, print_remarks
-from trieye.sweeps.space import SearchSpace
+from trieye.sweeps.space import SearchSpace, check_search
 from trieye.sweeps.spec import grid_of
 from trieye.sweeps.status import status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
 
-_NAMED = 10
+_CONFIG = "multirun.yaml"
 
 
 class SweepError(TrieyeError):
@@ -91,19 +91,18 @@ class SweeperBody:
         """
         words = [*(f"{key}={value}" for key, value in (self.options.params or {}).items()), *arguments]
         loader, record = self._context.config_loader, new_record(self._config)
-        if isinstance(self.options.mode, list):
-            record.modes = list(self.options.mode)
-        else:
-            record.mode = self.options.mode or record.mode
         if self.options.kind == "grid":
             sweep = partial(self._of_grid, words, grid_of(words, self.options, loader), record)
         else:
+            pairs = (redacted_text(word).partition("=") for word in words)
+            record.search = {"kind": self.options.kind, "space": {bare(key): text for key, _, text in pairs}}
             sweep = partial(self._of_search, self._space(words), record)
         with contextlib.nullcontext() if self.options.dry_run else self._lock:
             before = SweepRecord.read(self._directory)
             if before is not None:
                 before = before.at(self._directory)
                 record.follow(before)
+            self._set_mode(record, before)
             ended = sweep(before)
             if self.options.dry_run:
                 return []
@@ -113,11 +112,32 @@ class SweeperBody:
         failed = [done for done in ended if done.error is not None]
         if failed:
             failure_table(failed, self._directory)
-            raise SweepError(failure_message(failed, len(ended), self._directory))
+            is_fail_fast = self._ours is not None and self._ours.options.fail_fast
+            raise SweepError(failure_message(failed, len(ended), self._directory, is_fail_fast=is_fail_fast))
         return ended
+
+    def _set_mode(self, record: SweepRecord, before: SweepRecord | None) -> None:
+        """Set the mode of the objectives: the given one, else the mode of an earlier start.
+
+        Raises:
+            ConfigurationError: An Optuna search would follow another mode than its earlier trials.
+        """
+        has_started = before is not None and (self._directory / _CONFIG).exists()  # else it was only planned
+        earlier = (before.modes or before.mode) if before is not None and has_started else None
+        mode = self.options.mode or earlier or record.mode
+        record.modes = list(mode) if isinstance(mode, list) else []
+        record.mode = mode if isinstance(mode, str) else record.mode
+        if earlier is not None and mode != earlier:
+            change = f"hydra.sweeper.mode={typed(mode)}: it was {typed(earlier)} in earlier starts of the sweep"
+            if self.options.kind == "optuna":
+                raise ConfigurationError(f"{self._directory}: {change}, by which its trials were chosen; {OTHER_SWEEP}")
+            say(f"sweep: {change}")
+        if self.options.mode is None and earlier is not None:
+            self._objectives = Objectives.of({**self.options.model_dump(), "mode": mode})
 
     def _of_grid(self, words: Sequence[str], grid: Grid, record: SweepRecord, before: SweepRecord | None) -> list[Done]:
         if before is not None:
+            check_search(before.search, {"kind": "grid"}, self._directory)
             grid = before.going_on(grid, words, self._directory, budget=self.options.budget)
             if before.grid is not None and before.size < grid.size:
                 say(f"sweep: grows from {before.size} to {grid.size} indices; existing jobs keep theirs")
@@ -126,8 +146,10 @@ class SweeperBody:
             return []
         record.set_grid(grid)
         record.varying = [bare(key) for key in grid.varying]
-        self._begin(record, (Job(index, grid[index]) for index in (grid if before is not None else ())))
-        return self._run(grid)
+        first = next((Job(index, grid[index]) for index in grid), None)
+        with self._execution(record, first) as execution:
+            self._begin(record, (Job(index, grid[index]) for index in (grid if before is not None else ())))
+            return self._run(grid, execution)
 
     def _space(self, words: Sequence[str]) -> SearchSpace:
         if self._ours is None:
@@ -153,7 +175,12 @@ class SweeperBody:
         search: Search = RandomSearch(space, self.options.seed)
         if self.options.kind == "optuna":
             search = OptunaSearch(space, self.options, *(record.modes or [record.mode]))
-        num = self.options.num_trials
+        num, options = self.options.num_trials, self.options
+        sampler = options.sampler if options.kind == "optuna" else None
+        record.search |= {"sampler": sampler, "seed": options.seed, "when": space.conditions.sentences()}
+        if before is not None:
+            earlier_search = before.search or ({} if before.grid is None else {"kind": "grid"})
+            check_search(earlier_search, record.search, self._directory, budget=options.budget)
         if self.options.dry_run:
             for index in range(num if self.options.kind == "random" else 1):
                 say(f"job {index}: {' '.join(search.ask(index))}")
@@ -162,11 +189,13 @@ class SweeperBody:
         num = num if before is None else max(num, before.size)
         record.size, record.varying = num, [bare(axis.key) for axis in space.dimensions if len(axis.choices) != 1]
         earlier = self._begun(num)
-        self._begin(record, (Job(index, space.resumed(index, earlier[index].overrides)) for index in earlier))
-        begun = self._begun(num)
         objective = OmegaConf.select(self._config, "loop.objective") if self.options.pruner != "none" else None
-        queue = SearchQueue(search, num, begun, self._directory, objective)
-        return self._ours.execution(record.varying).run(queue, num)
+        with self._ours.execution(record.varying, self._objectives).opened(
+            Job(0, RandomSearch(space, 0).ask(0))
+        ) as execution:
+            self._begin(record, (Job(index, space.resumed(index, earlier[index].overrides)) for index in earlier))
+            queue = SearchQueue(search, num, self._begun(num), self._directory, objective)
+            return execution.run(queue, num)
 
     def _begun(self, num: int) -> dict[int, JobRecord]:
         """Return the records of jobs that have started, by index."""
@@ -184,7 +213,7 @@ class SweeperBody:
         raised = with_raised_budget(self._directory, selected, self.options.budget)
         if not self._is_unchanged:
             record.write(self._directory)
-            write_redacted(self._config, self._directory / "multirun.yaml")
+            write_redacted(self._config, self._directory / _CONFIG)
         run_further(self._directory, raised, self.options.budget)
 
     @property
@@ -202,10 +231,19 @@ class SweeperBody:
         if record.grid is None:
             print_remarks(status_of(self._directory))
 
-    def _run(self, grid: Grid) -> list[Done]:
-        if self._ours is not None:
+    def _execution(
+        self, record: SweepRecord, first: Job | None
+    ) -> contextlib.AbstractContextManager[SweepExecution | None]:
+        return (
+            contextlib.nullcontext()
+            if self._ours is None
+            else self._ours.execution(record.varying, self._objectives).opened(first)
+        )
+
+    def _run(self, grid: Grid, execution: SweepExecution | None) -> list[Done]:
+        if execution is not None:
             jobs = GridQueue(Job(index, grid[index]) for index in grid)
-            return self._ours.execution([bare(key) for key in grid.varying]).run(jobs, grid.num_jobs)
+            return execution.run(jobs, grid.num_jobs)
         ended: list[Done] = []
         left = (index for index in grid if not self._is_completed(index))
         for _, run in groupby(enumerate(left), lambda pair: pair[1] - pair[0]):  # others number jobs consecutively

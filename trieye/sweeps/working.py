@@ -6,7 +6,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from trieye.sweeps.composing import with_values
 from trieye.sweeps.descriptions import save_path_in
 from trieye.sweeps.grid import shown
 from trieye.sweeps.jobs import OUTPUT, OUTPUT_DIR, Done, RunningJob
+from trieye.sweeps.main_module import dumped
 from trieye.sweeps.objectives import Objectives
 
 Composed = DictConfig
@@ -45,6 +46,7 @@ class SweepContext:
         working_dir: Directory in which the sweep was started; the initial working directory of jobs.
         varying: The keys that differ between jobs.
         base: The config of a job without overrides; None if jobs cannot share it.
+        objectives: How the objectives of a job follow from its outcome.
     """
 
     context: HydraContext
@@ -55,6 +57,7 @@ class SweepContext:
     working_dir: Path
     varying: tuple[str, ...] = ()
     base: DictConfig | None = None
+    objectives: Objectives = field(default_factory=Objectives)
 
     def composed(self, index: int, overrides: Sequence[str], *, is_last: bool = False) -> DictConfig:
         """Compose the config of a job.
@@ -83,16 +86,8 @@ class SweepContext:
             return error
 
     def pickled(self) -> bytes:
-        """Return the context for another process; functions and classes of the main module travel by value."""
-        pickled_self: bytes = cloudpickle.dumps(self)
-        return pickled_self
-
-    @property
-    def objectives(self) -> Objectives:
-        """How the objectives of a job follow from its outcome, for trieye's sweeper."""
-        options = self.config.hydra.sweeper
-        is_ours = str(OmegaConf.select(options, "_target_", default="")).endswith(".TrieyeSweeper")
-        return Objectives.of(options) if is_ours else Objectives()
+        """Return the context for a process of this machine, as `main_module.loaded` reads it."""
+        return dumped(self)
 
     @property
     def runs_in_ray(self) -> bool:
@@ -137,6 +132,8 @@ def work(
         shared.working_dir.mkdir(parents=True, exist_ok=True)  # may be missing on another machine
         os.chdir(shared.working_dir)
         with printing_to(directory / OUTPUT):
+            if job.record.attempt > 1:
+                print(f"trieye: attempt {job.record.attempt}")  # noqa: T201 - its file
             done = _result(shared, index, overrides, config, is_own_process=True)
             return portable(_ended(shared, done, job))
 

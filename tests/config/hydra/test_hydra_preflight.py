@@ -55,7 +55,7 @@ def test_what_a_file_lets_the_sweeper_try_is_checked_like_what_is_typed(project,
 @pytest.mark.parametrize(
     ("typed", "parts"),
     [
-        ("hydra.launcher.num_cpu=2", "hydra.launcher.num_cpu=2: |'num_cpus'?"),
+        ("hydra.launcher.num_cpu=2", "hydra.launcher.num_cpu: |'num_cpus'?"),
         ("hydra.launcher.isolate=proces", "hydra.launcher.isolate=proces: |process, worker, none|'process'?"),
         ("hydra.launcher.retries=-1", "hydra.launcher.retries=-1: |>= 0"),
         ("hydra.launcher.num_gpus=half", "hydra.launcher.num_gpus=half: |a number"),

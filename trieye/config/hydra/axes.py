@@ -123,11 +123,19 @@ class Dimension:
     is_int: bool = False
     is_log: bool = False
 
+    def extends(self, before: "Dimension") -> bool:
+        """Return whether an earlier space of the key is part of this one: a narrower interval, or the first choices."""
+        if self.choices or before.choices:
+            return bool(before.choices) and self.choices[: len(before.choices)] == before.choices
+        same_scale = (self.is_int, self.is_log) == (before.is_int, before.is_log)
+        return same_scale and self.low <= before.low and self.high >= before.high
+
 
 def dimensions_of(overrides: Sequence[str], config_loader: ConfigLoader | None = None) -> list[Dimension]:
     """Return the search space of each key: `interval(a,b)`, a range of integers, or single values.
 
-    `tag(log, interval(1e-5,1e-2))` has a logarithmic scale, `tag(int, interval(1,8))` contains integers only.
+    `tag(log, interval(1e-5,1e-2))` has a logarithmic scale, `tag(int, interval(1,8))` or `int(interval(1,8))` contains
+    integers only.
 
     Args:
         overrides: Overrides as typed.
@@ -156,7 +164,7 @@ def dimensions_of(overrides: Sequence[str], config_loader: ConfigLoader | None =
 
 def _interval(item: Override, interval: IntervalSweep) -> Dimension:
     low, high, tags = float(interval.start or 0.0), float(interval.end or 0.0), interval.tags
-    is_int, is_log = "int" in tags, "log" in tags
+    is_int, is_log = "int" in tags or isinstance(interval.start, int), "log" in tags
     if unknown := sorted(tags - {"int", "log"}):
         raise ConfigurationError(f"{item.input_line}: unknown tag {unknown[0]!r} (tags: int, log)")
     if not low < high or (is_log and low <= 0):

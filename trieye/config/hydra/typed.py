@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from trieye.config.base import models_in
+from trieye.config.base import StrictModel, models_in
 from trieye.config.hydra.keys import by_tag, is_variant, tag_of
 from trieye.config.hydra.messages import complaints
 from trieye.config.hydra.schema import default_of, defaults_of
@@ -20,7 +20,7 @@ from trieye.config.root import TrieyeConfig
 from trieye.exceptions import ConfigurationError
 
 Config = TypeVar("Config", bound=TrieyeConfig)
-Options = TypeVar("Options", bound=BaseModel)
+Options = TypeVar("Options", bound=StrictModel)
 _Path = tuple[str, ...]
 
 
@@ -135,6 +135,8 @@ def plugin_options(
     """
     resolved_values: Any = OmegaConf.to_container(OmegaConf.create(dict(values)), resolve=True)
     options = {key: value for key, value in resolved_values.items() if not key.startswith("_")}
+    for key in model.FOREIGN_KEYS.keys() & options.keys():
+        raise ConfigurationError(f"{node}.{key} belongs to another plugin; with trieye, set {model.FOREIGN_KEYS[key]}")
     try:
         return model.model_validate(options)
     except ValidationError as error:

@@ -1,0 +1,56 @@
+"""`trieye sweep status`: its table on terminals of different widths."""
+
+import io
+import re
+import sys
+
+import pytest
+
+from trieye.cli import main
+from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.record import SweepRecord
+
+ERROR = "ValueError: the shape of the input\nis not the shape of the first layer"
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def status(tmp_path, monkeypatch):
+    """Return a function that returns the lines of a sweep with a failed and a completed job."""
+    SweepRecord(spec=["lr=1,2"], size=2, varying=["lr"]).write(tmp_path)
+
+    def lines(width, step=None):
+        for index, error in enumerate((ERROR, None)):
+            state = "failed" if error else "completed"
+            JobRecord(index=index, overrides=[f"lr={index}"], state=state, error=error, step=step).write(
+                tmp_path / str(index)
+            )
+        monkeypatch.setenv("COLUMNS", str(width))
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", screen := Screen())
+            assert main(["sweep", "status", str(tmp_path)]) == 1
+        text = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+        return [line.strip() for line in text.splitlines()]
+
+    return lines
+
+
+def test_errors_are_below_the_table_on_a_narrow_terminal_and_in_it_on_a_wide_one(status):
+    error = " ".join(ERROR.split())
+    assert f"job 0: {error}" in status(80)
+    assert any(line.startswith("0 ") and line.endswith(error) for line in status(200))
+
+
+def test_only_runs_of_trieye_have_a_step(status):
+    assert not any("step" in line for line in status(200))
+    assert any("step" in line for line in status(200, step=30))
+
+
+def test_a_number_has_its_noun(status, tmp_path):
+    assert "2 jobs: 1 completed, 1 failed" in status(200)
+    SweepRecord(spec=["lr=1"], size=1, varying=[]).write(tmp_path)
+    assert "1 job: 1 failed" in status(200)

@@ -1,0 +1,131 @@
+"""`trieye sweep status`: show the state of each job of a sweep."""
+
+import argparse
+import platform
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trieye.cli.arguments import sweep_directory
+from trieye.cli.output import print_json
+from trieye.process.text import counted
+
+if TYPE_CHECKING:
+    from trieye.process.terminal import TextTable
+    from trieye.sweeps.status import JobStatus
+
+UNFINISHED = ("failed", "incomplete", "missing")
+
+_COLORS = {
+    "completed": "cyan", "running": "green", "unknown": "green", "failed": "red", "pruned": "magenta",
+    "incomplete": "yellow", "removed": "yellow", "missing": "", "waiting": "",
+}  # fmt: skip
+_NOTES = {
+    "unknown": "last seen on another machine; `trieye sweep relaunch` waits for its heartbeat",
+    "removed": "its run was deleted; `trieye sweep relaunch --only removed` reruns the job",
+}
+_LONGEST = 80
+_UNFOLDED = 10_000
+
+
+def print_status(options: argparse.Namespace) -> int:
+    """Show the jobs of a sweep; return 0 if all are completed or pruned."""
+    from trieye.sweeps.record import SweepRecord
+    from trieye.sweeps.status import HOWS, pareto_optimal_jobs, status_of
+
+    directory = sweep_directory(options.dir)
+    jobs, modes = status_of(directory), SweepRecord.of(directory).modes
+    counts, optimal = Counter(job.how for job in jobs), pareto_optimal_jobs(jobs, modes) if modes else []
+    if options.json:
+        document = {"sweep": directory, "counts": counts, "modes": modes, "pareto_optimal": optimal}
+        print_json("sweep.status", {**document, "jobs": [_row(job) for job in jobs]})
+    else:
+        from trieye.process.terminal import Terminal, Text
+
+        print_jobs(jobs)
+        console = Terminal()
+        summary = (Text(f"{counts[how]} {how}", _COLORS[how]) for how in HOWS if counts[how])
+        console.print(Text(f"{counted(len(jobs), 'job')}: ").append_text(Text(", ").join(summary)))
+        if optimal:
+            console.print(f"Pareto-optimal ({', '.join(modes)}): jobs {', '.join(map(str, optimal))}")
+        if counts.keys() & set(UNFINISHED):
+            console.print(f"run unfinished jobs: trieye sweep relaunch {directory}")
+    return 0 if counts["completed"] + counts["pruned"] == len(jobs) else 1
+
+
+def print_jobs(jobs: "Sequence[JobStatus]") -> None:
+    """Print a table of jobs; on a narrow terminal, their errors and notes are lines below it."""
+    from trieye.process.terminal import Terminal
+
+    console, notes = Terminal(), {job.index: note for job in jobs if (note := _note(job))}
+    table = _table(jobs, notes)
+    if not notes or console.measure(table, options=console.options.update(width=_UNFOLDED)).maximum <= console.width:
+        console.print(table)
+        return
+    console.print(_table(jobs, {}))
+    for index, note in notes.items():
+        console.print(f"job {index}: {note}")
+
+
+def _row(job: "JobStatus") -> dict[str, Any]:
+    record = job.record
+    return {
+        "index": job.index,
+        "state": job.how,
+        "values": dict(job.values),
+        "objective": job.objective,
+        "objectives": dict(job.objectives),
+        "has_checkpoint": job.has_checkpoint,
+        "step": record.step if record else None,
+        "attempt": record.attempt if record else 0,
+        "host": record.host if record else None,
+        "heartbeat": record.heartbeat if record else None,
+        "error": job.problem or (record.error if record else None),
+    }
+
+
+def _note(job: "JobStatus") -> str:
+    """Return the error of a job, or a note on its state; an empty string if there is none."""
+    if job.problem or job.record is None:
+        note = job.problem or ""
+    elif job.how == "running" and job.record.host == platform.node():
+        note = f"last heartbeat {max(time.time() - job.record.heartbeat, 0):.0f} s ago"
+    elif job.how == "incomplete":
+        note = "resumes from its checkpoint" if job.has_checkpoint else "restarts in the same directory"
+    else:
+        note = " ".join((_NOTES.get(job.how) or job.record.error or "").split())
+    return note if len(note) <= _LONGEST else f"{note[:_LONGEST]} ..."
+
+
+def _table(jobs: "Sequence[JobStatus]", notes: dict[int, str]) -> "TextTable":
+    from trieye.process.terminal import Text, TextTable
+    from trieye.sweeps.grid import short
+    from trieye.sweeps.report import headings
+
+    keys = list(dict.fromkeys(key for job in jobs for key in job.values))
+    records = [job.record for job in jobs if job.record is not None]
+    hosts = ["host"] if any(record.host != platform.node() for record in records) else []
+    steps = ["step"] if any(record.step is not None for record in records) else []  # of runs of trieye
+    last = [""] if notes else []
+    table = TextTable()
+    widths = {"state": max((len(job.how) for job in jobs), default=0)}
+    widths["host"] = max((len(record.host) for record in records), default=0)
+    for name in ("job", "state", *headings(keys), *steps, "objective", "attempt", "time", *hosts, *last):
+        side: Any = "left" if name in ("state", "host", "") else "right"
+        table.add_column(name, justify=side, min_width=widths.get(name))
+    for job in jobs:
+        record = job.record
+        step = "" if record is None or record.step is None else f"{record.step:,}"
+        table.add_row(
+            str(job.index),
+            Text(job.how, style=_COLORS[job.how]),
+            *(short(job.values.get(key, "")) for key in keys),
+            *([step] if steps else []),
+            job.objective_text,
+            "" if record is None else str(record.attempt),
+            "" if record is None else f"{record.took_s:.0f} s",
+            *(["" if record is None else record.host] if hosts else []),
+            *([notes.get(job.index, "")] if notes else []),
+        )
+    return table
