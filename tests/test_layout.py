@@ -42,7 +42,7 @@ HOMES = {
     "tensorboard": {"sinks/tensorboard/*"},
     "wandb": {"sinks/wandb.py", "integrations/wandb/offline.py"},
     "hydra": {"config/hydra/*", "sweeps/*er.py", "sweeps/composing.py", "sweeps/working.py"},
-    "omegaconf": {"config/hydra/*", "sweeps/*er.py", "sweeps/backends.py", "sweeps/composing.py", "sweeps/working.py"},
+    "omegaconf": {"config/hydra/*", "sweeps/*er.py", "sweeps/composing.py", "sweeps/working.py"},
     "ray": {
         "compat/actor*.py",
         "hub/actor.py",
