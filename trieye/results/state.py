@@ -44,12 +44,13 @@ class Status:
 
 
 def status(sweeps: Iterable[str], runs: Iterable[LoadedRun]) -> Status:
-    """Return the states of the jobs of sweeps, and of runs outside of sweeps.
+    """Return the states of the jobs of sweeps, and of runs outside of sweeps; exported runs have no sweep directory.
 
     Raises:
         SerializationError: The record of a sweep is damaged.
     """
-    jobs: dict[str, Sequence[JobStatus]] = {sweep: status_of(Path(sweep)) for sweep in sweeps}
+    directories = (sweep for sweep in sweeps if Path(sweep).is_absolute())
+    jobs: dict[str, Sequence[JobStatus]] = {sweep: status_of(Path(sweep)) for sweep in directories}
     runs_by_state: dict[How, list[str]] = {}
     for run in runs:
         if run.job is None and run.status in _HOW:
