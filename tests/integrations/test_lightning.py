@@ -11,18 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, Logger
-from torch.utils.data import DataLoader
 
 from tests.history.supersession_model import SCENARIOS
 from tests.history.supersession_programs import Story
+from tests.lazy import lazily
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
 from trieye.integrations import opening
-from trieye.integrations.lightning import ResumeRun, RunLogger
+
+models = lazily("tests.integrations.lightning_models")
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # of Lightning
 
@@ -43,48 +41,6 @@ def end_program():
         adopted.close()
 
 
-class Line(LightningModule):
-    def __init__(self, rate=0.1, hidden=4):
-        super().__init__()
-        self.save_hyperparameters()
-        self.layer = torch.nn.Linear(2, 1)
-
-    def training_step(self, batch, batch_idx):
-        loss = self.layer(batch).square().mean()
-        self.log("loss", loss, on_step=True, on_epoch=True)
-        return loss
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val/loss", self.layer(batch).square().mean())
-
-    def test_step(self, batch, batch_idx):
-        self.log("test/loss", self.layer(batch).square().mean())
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=self.hparams.rate)
-
-
-class FallsOver(Callback):
-    """Ends a training after so many batches."""
-
-    def __init__(self, at):
-        self.at = at
-
-    def on_train_batch_end(self, trainer, *args):
-        if trainer.global_step == self.at:
-            raise ZeroDivisionError("it fell over")
-
-
-def data():
-    return DataLoader(torch.randn(40, 2, generator=torch.Generator().manual_seed(0)), batch_size=4)
-
-
-def trainer(logger, *callbacks, epochs=3, **options):
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu", "log_every_n_steps": 1}
-    options = {"enable_checkpointing": bool(callbacks), **quiet, **options}
-    return Trainer(logger=logger, callbacks=list(callbacks), max_epochs=epochs, **options)
-
-
 def points(name="run"):
     table = read_history(opening.run_dir_of(name))
     return list(zip(table["metric"].to_pylist(), table["step"].to_pylist(), table["value"].to_pylist(), strict=True))
@@ -100,11 +56,11 @@ def told(name="run"):
 
 
 def test_a_fit_and_a_test_are_one_run_with_what_lightning_s_own_logger_writes(tmp_path):
-    own = CSVLogger(tmp_path / "csv")
-    model = Line()
-    fitted = trainer([RunLogger("run"), own])
-    fitted.fit(model, data(), data())
-    fitted.test(model, data(), verbose=False)
+    own = models.CSVLogger(tmp_path / "csv")
+    model = models.Line()
+    fitted = models.trainer([models.RunLogger("run"), own])
+    fitted.fit(model, models.data(), models.data())
+    fitted.test(model, models.data(), verbose=False)
     end_program()
     lines = (tmp_path / "csv/lightning_logs/version_0/metrics.csv").read_text().splitlines()
     columns = lines[0].split(",")
@@ -122,7 +78,7 @@ def test_a_fit_and_a_test_are_one_run_with_what_lightning_s_own_logger_writes(tm
 
 @pytest.mark.parametrize("params", [{"a": 1, "b": {"c": [1, 2]}, "d": torch.nn.ReLU()}, Namespace(a=1)], ids=str)
 def test_parameters_of_any_kind_are_recorded(params):
-    logger = RunLogger("run")
+    logger = models.RunLogger("run")
     logger.log_hyperparams(params)
     logger.log_hyperparams(None)
     end_program()
@@ -132,19 +88,19 @@ def test_parameters_of_any_kind_are_recorded(params):
 
 
 def test_the_hyperparameters_of_a_module_are_recorded():
-    trainer(RunLogger("run"), epochs=1).fit(Line(rate=0.25), data())
+    models.trainer(models.RunLogger("run"), epochs=1).fit(models.Line(rate=0.25), models.data())
     end_program()
     params = in_mlflow("params")
     assert (params["rate"], params["hidden"]) == ("0.25", "4")
 
 
 def test_names_and_directories():
-    logger = RunLogger("run")
+    logger = models.RunLogger("run")
     assert (logger.name, logger.version) == ("run", "lightning")
     assert Path(logger.log_dir) == Path(logger.save_dir) / logger.name / str(logger.version)
     assert not Path(logger.save_dir).exists()
-    assert isinstance(logger, Logger)
-    trainer(logger, ModelCheckpoint(), epochs=1).fit(Line(), data())
+    assert isinstance(logger, models.Logger)
+    models.trainer(logger, models.ModelCheckpoint(), epochs=1).fit(models.Line(), models.data())
     assert [path.name for path in (opening.run_dir_of("run") / "lightning/checkpoints").iterdir()]
     assert logger.experiment.dir == opening.run_dir_of("run")
 
@@ -152,11 +108,11 @@ def test_names_and_directories():
 @pytest.mark.parametrize("name", ["../out", "a/b", ""])
 def test_a_name_that_is_none_is_refused_at_once(name):
     with pytest.raises(ConfigurationError):
-        RunLogger(name)
+        models.RunLogger(name)
 
 
 def test_a_prefix_comes_before_names():
-    logger = RunLogger("run", prefix="mine")
+    logger = models.RunLogger("run", prefix="mine")
     logger.log_metrics({"loss": torch.tensor(0.5)}, step=3)
     logger.log_metrics({"loss": np.float32(0.25)})
     end_program()
@@ -165,10 +121,10 @@ def test_a_prefix_comes_before_names():
 
 def test_a_logger_is_pickled_before_and_after_it_logged():
     for logged in (False, True):
-        logger = RunLogger(f"run{logged}")
+        logger = models.RunLogger(f"run{logged}")
         if logged:
             logger.log_metrics({"a": 1.0}, 0)
-        again = pickle.loads(pickle.dumps(trainer(logger)))
+        again = pickle.loads(pickle.dumps(models.trainer(logger)))
         again.logger.log_metrics({"a": 2.0}, 1)
         logger.log_metrics({"a": 3.0}, 2)
         end_program()
@@ -180,7 +136,7 @@ def test_another_rank_than_the_first_one_opens_nothing(monkeypatch):
     from lightning.pytorch.utilities import rank_zero_only
 
     monkeypatch.setattr(rank_zero_only, "rank", 1)
-    logger = RunLogger("run")
+    logger = models.RunLogger("run")
     logger.log_metrics({"a": 1.0}, 0)
     logger.log_hyperparams({"a": 1})
     logger.log_image("a", [np.zeros((4, 4), np.uint8)])
@@ -190,7 +146,7 @@ def test_another_rank_than_the_first_one_opens_nothing(monkeypatch):
 
 
 def test_pictures(tmp_path):
-    logger = RunLogger("run")
+    logger = models.RunLogger("run")
     logger.log_image("one", [torch.rand(3, 8, 8)], step=2)
     logger.log_image("two", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.uint8)], caption=["left", "right"])
     with pytest.raises(TypeError, match="list of images"):
@@ -209,8 +165,8 @@ def test_pictures(tmp_path):
 
 
 def test_the_best_checkpoint_is_noted():
-    logger, best = RunLogger("run", tags={"mine": "1"}), ModelCheckpoint(monitor="val/loss")
-    trainer(logger, best, epochs=2).fit(Line(), data(), data())
+    logger, best = models.RunLogger("run", tags={"mine": "1"}), models.ModelCheckpoint(monitor="val/loss")
+    models.trainer(logger, best, epochs=2).fit(models.Line(), models.data(), models.data())
     end_program()
     tags = in_mlflow("tags")
     assert tags["lightning/best_checkpoint"] == best.best_model_path
@@ -221,15 +177,15 @@ def test_the_best_checkpoint_is_noted():
 @pytest.mark.parametrize("every", [{"every_n_train_steps": 7}, {"every_n_epochs": 1}], ids=str)
 def test_a_fit_from_a_checkpoint_goes_on_in_the_run(every):
     def program(*others, epochs=4):
-        checkpoints = ModelCheckpoint(save_last=True, **every)
-        made = trainer(RunLogger("run"), ResumeRun(), checkpoints, *others, epochs=epochs)
+        checkpoints = models.ModelCheckpoint(save_last=True, **every)
+        made = models.trainer(models.RunLogger("run"), models.ResumeRun(), checkpoints, *others, epochs=epochs)
         torch.manual_seed(0)
-        made.fit(Line(), data(), data(), ckpt_path="last")
+        made.fit(models.Line(), models.data(), models.data(), ckpt_path="last")
         end_program()
 
     for at in (5, 18, 33):
         with pytest.raises(ZeroDivisionError):
-            program(FallsOver(at))
+            program(models.FallsOver(at))
         end_program()
     program()
     counts = Counter((name, step) for name, step, _ in points() if name != "epoch")
@@ -245,7 +201,7 @@ def test_a_fit_from_a_checkpoint_goes_on_in_the_run(every):
 def test_a_program_without_the_callback_shows_each_step_once():
     for at in (15, 21):
         with pytest.raises(ZeroDivisionError):
-            trainer(RunLogger("run"), FallsOver(at)).fit(Line(), data())
+            models.trainer(models.RunLogger("run"), models.FallsOver(at)).fit(models.Line(), models.data())
         end_program()
     assert {step for name, step in told() if name == "loss_step"} == set(range(20))
     assert max(Counter((name, step) for name, step, _ in points() if name != "epoch").values()) == 1
@@ -253,7 +209,7 @@ def test_a_program_without_the_callback_shows_each_step_once():
 
 def test_a_callback_without_its_logger_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="CSVLogger"):
-        trainer(CSVLogger(tmp_path), ResumeRun()).fit(Line(), data())
+        models.trainer(models.CSVLogger(tmp_path), models.ResumeRun()).fit(models.Line(), models.data())
 
 
 DDP = """

@@ -2,22 +2,22 @@
 
 import sqlite3
 from collections import Counter
+from importlib.util import find_spec
 
 import pytest
-import torch
 
+from tests.lazy import lazily
 from trieye.exceptions import ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
 from trieye.integrations import opening
 
-transformers = pytest.importorskip("transformers")
+models = lazily("tests.integrations.transformers_models")
 
-from transformers.trainer_utils import get_last_checkpoint  # noqa: E402 - it may be missing
-
-from trieye.integrations.transformers import RunCallback  # noqa: E402 - needs it, too
-
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
+    pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,47 +40,6 @@ def end_program():
         adopted.close()
 
 
-class Line(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 1)
-
-    def forward(self, x, labels=None):
-        predicted = self.layer(x).squeeze(-1)
-        return {"loss": (predicted - labels).square().mean(), "logits": predicted}
-
-
-class FallsOver(transformers.TrainerCallback):
-    """Ends a training after a step."""
-
-    def __init__(self, at):
-        self.at = at
-
-    def on_step_end(self, args, state, control, **more):
-        if state.global_step == self.at:
-            raise ZeroDivisionError("it fell over")
-
-
-def trainer(name, *callbacks, **options):
-    values = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
-    data = [{"x": value, "labels": value.sum()} for value in values]
-    args = transformers.TrainingArguments(
-        "out",
-        **{"max_steps": 30, "per_device_train_batch_size": 4, "logging_steps": 1, "save_steps": 10, **options},
-        eval_strategy="steps",
-        eval_steps=5,
-        metric_for_best_model="loss",
-        use_cpu=True,
-        disable_tqdm=True,
-        report_to="none",
-    )
-    made = transformers.Trainer(
-        Line(), args, train_dataset=data, eval_dataset=data[:8], callbacks=[RunCallback(name), *callbacks]
-    )
-    made.remove_callback(transformers.PrinterCallback)
-    return made
-
-
 def points(name):
     table = read_history(opening.run_dir_of(name))
     return list(zip(table["metric"].to_pylist(), table["step"].to_pylist(), table["value"].to_pylist(), strict=True))
@@ -93,9 +52,9 @@ def in_mlflow(name, table):
 
 def test_a_training_that_falls_over_goes_on_from_its_checkpoint_with_one_curve():
     for at in (7, 17, None):
-        made = trainer("goes-on", FallsOver(at))
+        made = models.trainer("goes-on", models.FallsOver(at))
         try:
-            made.train(resume_from_checkpoint=get_last_checkpoint("out"))
+            made.train(resume_from_checkpoint=models.get_last_checkpoint("out"))
         except ZeroDivisionError:
             end_program()
     made.evaluate()
@@ -121,7 +80,7 @@ def test_a_training_that_falls_over_goes_on_from_its_checkpoint_with_one_curve()
 
 def test_a_training_that_begins_anew_replaces_what_was_there_but_not_what_it_logged_before():
     for _ in range(2):
-        made = trainer("anew", max_steps=4)
+        made = models.trainer("anew", max_steps=4)
         made.evaluate()
         made.train()
         end_program()
@@ -131,17 +90,17 @@ def test_a_training_that_begins_anew_replaces_what_was_there_but_not_what_it_log
 
 
 def test_another_process_than_the_first_one_opens_nothing():
-    made = trainer("silent", max_steps=2)
+    made = models.trainer("silent", max_steps=2)
     made.is_world_process_zero = lambda: False
     made.train()
     assert not opening.run_dir_of("silent").exists()
 
 
 def test_a_trial_of_a_search_is_a_run_of_its_own():
-    made = trainer("search", max_steps=2)
+    made = models.trainer("search", max_steps=2)
     state, (callback,) = (
         made.state,
-        [callback for callback in made.callback_handler.callbacks if type(callback) is RunCallback],
+        [callback for callback in made.callback_handler.callbacks if type(callback) is models.RunCallback],
     )
     for number in range(2):
         state.trial_name = f"trial {number}"
@@ -155,7 +114,7 @@ def test_a_trial_of_a_search_is_a_run_of_its_own():
 
 
 def test_what_metrics_return_beside_numbers_is_a_text(root):
-    made = trainer("texts", max_steps=2)
+    made = models.trainer("texts", max_steps=2)
     made.log({"eval_loss": 0.5, "eval_matrix": [[1, 0], [0, 1]], "eval_note": "good"})
     end_program()
     assert ("eval/loss", 0, 0.5) in points("texts")
@@ -165,4 +124,4 @@ def test_what_metrics_return_beside_numbers_is_a_text(root):
 
 def test_a_name_that_is_none_is_refused_at_once():
     with pytest.raises(ConfigurationError):
-        RunCallback("../out")
+        models.RunCallback("../out")
