@@ -123,7 +123,7 @@ def test_a_plain_hydra_program_sweeps_without_ray():
     assert not list(Path().rglob("sweep.json")), "it would be the newest sweep"
     code, output, errors = python(HYDRA, *ours)
     assert code == 0, errors
-    assert "best of 2 jobs" in output
+    assert "best of 2 jobs (max)" in output
     assert "sweep: 2 jobs in multirun/" in errors
     assert ", backend local on " in errors
     _, output, _ = python(CLI, '[["sweep", "status"]]')

@@ -44,7 +44,10 @@ class TrieyeSweeper(Sweeper):
 
     def setup(self, **options: Any) -> None:
         """Receive the program and its config from Hydra."""
-        self.body.setup(**options)
+        from trieye.config.hydra.registration import refusing
+
+        with refusing():
+            self.body.setup(**options)
 
     def sweep(self, arguments: Sequence[str]) -> Any:
         """Run all jobs; return the outcome of each job."""

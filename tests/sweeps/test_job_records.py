@@ -9,7 +9,7 @@ import pytest
 
 from tests.sweeps.programs import started
 from trieye.cli import main
-from trieye.exceptions import SerializationError
+from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.sweeps.jobs import RUN, STATUS, Done, JobRecord, RunningJob
 from trieye.sweeps.record import SweepRecord
 
@@ -106,3 +106,21 @@ def test_a_signal_after_the_end_of_a_job_does_not_make_it_run_again(tmp_path):
         raise KeyboardInterrupt
     record = JobRecord.read(tmp_path)
     assert (record.state, record.objective) == ("completed", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (["python", "/a/fit.py"], ["python", "/b/fit.py", "--config-name", "other"]),
+        (["python", "/a/fit.py"], ["python", "-m", "my_agent.fit"]),
+        ([], ["python", "fit.py"]),
+    ],
+)
+def test_the_program_of_a_sweep_may_move(tmp_path, before, now):
+    SweepRecord(spec=[], program=now).check_program(SweepRecord(spec=[], program=before), tmp_path)
+
+
+def test_another_program_in_the_directory_of_a_sweep_is_refused(tmp_path):
+    before, now = (SweepRecord(spec=[], program=["python", name]) for name in ("/a/slow.py", "/a/fit.py"))
+    with pytest.raises(ConfigurationError, match=r"its jobs are of the program 'slow', not 'fit'; for another sweep"):
+        now.check_program(before, tmp_path)

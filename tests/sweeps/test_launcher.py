@@ -88,6 +88,11 @@ def test_a_config_without_the_key_of_the_first_job_is_refused_before_any_job_sta
         assert {path.name for path in sweep.directory.iterdir()} == {LOCK}
 
 
+def test_a_missing_key_in_the_resources_is_refused_before_any_job_starts(sweep):
+    with pytest.raises(ConfigurationError, match=r"hydra\.launcher: Interpolation key 'cpuz' not found"):
+        sweep.search(done, "what=1,2", "hydra.launcher.num_cpus=${cpuz}")
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [

@@ -42,7 +42,7 @@ def test_a_heartbeat_is_compared_with_earlier_ones_of_the_same_machine_only(tmp_
         assert jobs.ended() == []
     ((job, error),) = jobs.timed_out()
     assert job == JOB
-    assert f"process {record.pid} on elsewhere is still running it" in str(error)
+    assert f"process {record.pid} on elsewhere is still running job 0" in str(error)
 
 
 def test_a_job_of_this_machine_starts_again_as_soon_as_its_process_has_ended(tmp_path):

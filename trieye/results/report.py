@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -35,6 +34,7 @@ from trieye.results.statistics import Band, Estimate
 from trieye.results.tables import SEPARATE, interval, is_separate, number
 from trieye.run.provenance import Provenance
 from trieye.sweeps.status import ENDED
+from trieye.version import VERSION
 
 MAX_BYTES = 1_000_000
 """Maximum page size; long lists are truncated to meet it, with a note."""
@@ -165,7 +165,7 @@ class Report:
         environment.filters |= {"value": _value, "shown": self.comparison.shown}
         environment.tests["separate"] = is_separate
         template = environment.from_string(files("trieye.results").joinpath("report.html.jinja").read_text("utf-8"))
-        about = {**self._about(), "results": self.groups.results, "version": version("trieye")}
+        about = {**self._about(), "results": self.groups.results, "version": VERSION}
         page = ""
         for most in _MOST_LINES:
             page = template.render(report=self, comparison=self.comparison, scoring=self.scoring, most=most, **about)

@@ -2,18 +2,17 @@
 
 import contextlib
 import signal
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from trieye.config.hydra.messages import without_parser_words
 from trieye.config.hydra.records import RedactingTask
@@ -35,6 +34,7 @@ from trieye.sweeps.orphans import Orphans
 from trieye.sweeps.pools import STOP_S, Died, Outcome, WorkerPool
 from trieye.sweeps.progress import SweepProgress
 from trieye.sweeps.record import OTHER_SWEEP, SweepRecord, lock_in
+from trieye.sweeps.recorder import new_record
 from trieye.sweeps.status import is_removed
 from trieye.sweeps.timeouts import Timeouts
 from trieye.sweeps.working import SweepContext
@@ -128,17 +128,30 @@ class SweepExecution:
         """
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
-        composed = None if first is None else self._shared.composed_or_error(first.index, first.overrides)
-        if first is not None and isinstance(composed, Exception):
-            message = redacted_text(" ".join(without_parser_words(str(composed)).split()))
-            raise ConfigurationError(f"job {first.index} ({' '.join(first.overrides)}): {message}") from composed
+        wanted = {} if first is None else self._checked_resources(first)
         if self.options.is_array:
             yield self
             return
         with contextlib.closing(pool_of(self.options, self._shared)) as self._pool:
-            if first is not None and (refusal := self._pool.refusal(self._resources_of(first))) is not None:
+            if (refusal := self._pool.refusal(wanted)) is not None:
                 raise ConfigurationError(refusal)
             yield self
+
+    def _checked_resources(self, job: Job) -> dict[str, Any]:
+        """Return the resources of a job.
+
+        Raises:
+            ConfigurationError: Its config does not compose.
+        """
+        error = self._shared.composed_or_error(job.index, job.overrides)
+        try:
+            if not isinstance(error, Exception):
+                return self._resources_of(job)
+        except OmegaConfBaseException as interpolation_error:
+            error = interpolation_error
+        causes = [str(error), *([str(error.__cause__)] if error.__cause__ is not None else [])]
+        message = redacted_text(" ".join(without_parser_words(": ".join(causes)).split()))
+        raise ConfigurationError(f"job {job.index} ({' '.join(job.overrides)}): {message}") from error
 
     def run(self, queue: JobQueue, size: int | None) -> list[Done]:
         """Run the jobs of a queue; return their outcomes in order of index.
@@ -441,52 +454,6 @@ class LauncherBody:
             record.write(execution.directory)
             ended = execution.run(JobList(jobs), len(jobs))
         return [_as_returned(jobs[done.index - initial_job_idx], done) for done in ended]
-
-
-def new_record(config: DictConfig) -> SweepRecord:
-    """Return the record of a new sweep, without its grid."""
-    return _record_of(config.hydra, str(OmegaConf.select(config, "loop.mode", default="max")))
-
-
-def record_of_study(mode: str) -> SweepRecord:
-    """Return the record of a new study, whose program Hydra has started as a single run.
-
-    Args:
-        mode: `max` or `min`: whether a higher or lower objective is better.
-    """
-    if not HydraConfig.initialized():
-        return SweepRecord(spec=[], working_dir=str(Path.cwd()), mode=mode)
-    record = _record_of(HydraConfig.get(), mode)
-    record.own = [word for word in record.own if not word.startswith(("hydra.run.dir=", "hydra.mode="))]
-    return record.sign()
-
-
-def _record_of(hydra: Any, mode: str) -> SweepRecord:
-    overrides: Any = OmegaConf.to_container(hydra.overrides, resolve=False)  # `${cpus}` is resolved for each job
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    started = ["-m", main.name.removesuffix(".__main__")] if main is not None else [str(Path(sys.argv[0]).resolve())]
-    return SweepRecord(
-        program=[sys.executable, *started, *_flags(hydra)],
-        working_dir=str(Path.cwd()),
-        spec=[redacted_text(word) for word in overrides["task"]],
-        own=[redacted_text(word) for word in overrides["hydra"]],
-        mode=mode,
-    ).sign()
-
-
-def _flags(hydra: Any) -> list[str]:
-    """Return the command-line flags of Hydra that locate the configs."""
-    flags, name = [], hydra.job.config_name
-    if name is not None:
-        flags += ["--config-name", str(name)]
-    is_elsewhere = any(word.startswith(("--config-p", "-cp")) for word in sys.argv[1:])
-    for source in hydra.runtime.config_sources:
-        path = source.path if source.schema == "file" else f"{source.schema}://{source.path}"
-        if source.provider == "command-line":
-            flags += ["--config-dir", path]
-        elif source.provider == "main" and is_elsewhere:
-            flags += ["--config-path", path]
-    return flags
 
 
 def _as_returned(job: Job, done: Done) -> JobReturn:

@@ -160,6 +160,11 @@ class SweepRecord(JsonRecord, kw_only=True):
             self.program, self.working_dir, self.own = before.program, before.working_dir, before.own
             self.signature = self.sign().signature if before.is_signed else ""
 
+    def check_program(self, before: Self, directory: Path) -> None:
+        """Raise `ConfigurationError` if an earlier start of the sweep ran a program of another name."""
+        if (now := _name_of(self.program)) != (name := _name_of(before.program)) and now and name:
+            raise ConfigurationError(f"{directory}: its jobs are of the program {name!r}, not {now!r}; {OTHER_SWEEP}")
+
     def write(self, directory: Path, *, is_lasting: bool = True) -> None:
         """Replace the record, which names its directory from now on; see `Record.write`."""
         self.directory = str(directory.resolve())
@@ -222,6 +227,12 @@ class SweepRecord(JsonRecord, kw_only=True):
             f"{directory}: its job {changed} is {was!r} and {now}{repeat}; a sweep can only grow by values appended to "
             f"its keys (such as seeds); {OTHER_SWEEP}"
         )
+
+
+def _name_of(program: Sequence[str]) -> str:
+    """Return the name of a program's file or module, without suffix and package."""
+    words = [word for word in program[1:3] if word != "-m"]
+    return "" if not words else words[0].rpartition(".")[2] if program[1] == "-m" else Path(words[0]).stem
 
 
 def _project_of(here: Path, before: Path, working_dir: Path) -> Path | None:

@@ -130,7 +130,7 @@ def headings(keys: Sequence[str]) -> list[str]:
 def ranked(jobs: "Sequence[JobStatus]", record: SweepRecord) -> TextTable:
     """Return a table of jobs with their varying values and objectives."""
     keys, one = list(dict.fromkeys(key for job in jobs for key in job.values)), "trial" if record.is_study else "job"
-    table = TextTable(title=f"best of {record.size} {one}s" if record.size > 1 else one)
+    table = TextTable(title=f"best of {record.size} {one}s ({record.mode})" if record.size > 1 else one)
     table.add_column(one, justify="right")
     for name in headings(keys):
         table.add_column(name, justify="right")

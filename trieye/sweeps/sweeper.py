@@ -13,6 +13,7 @@ from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from trieye.config.hydra.axes import dimensions_of, typed
 from trieye.config.hydra.records import RedactingTask, write_redacted
@@ -25,9 +26,10 @@ from trieye.sweeps.budgets import run_further, with_raised_budget
 from trieye.sweeps.failures import failure_message, failure_table
 from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord
-from trieye.sweeps.launcher import JobList, LauncherBody, SweepExecution, new_record
+from trieye.sweeps.launcher import JobList, LauncherBody, SweepExecution
 from trieye.sweeps.objectives import ObjectiveError, Objectives
 from trieye.sweeps.record import OTHER_SWEEP, SWEEP, SweepRecord, lock_in
+from trieye.sweeps.recorder import new_record
 from trieye.sweeps.report import final_table, plan_table
 from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, SearchQueue, print_remarks
 from trieye.sweeps.space import SearchSpace, check_search
@@ -71,11 +73,18 @@ class SweeperBody:
         self._objectives = Objectives.of(self.options.model_dump())
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Receive the task and config from Hydra."""
+        """Receive the task and config from Hydra.
+
+        Raises:
+            ConfigurationError: An interpolation in the options of the launcher does not resolve.
+        """
         self._config, self._context = config, hydra_context
-        self._launcher: Launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=RedactingTask.of(task_function), config=config
-        )
+        try:
+            self._launcher: Launcher = Plugins.instance().instantiate_launcher(
+                hydra_context=hydra_context, task_function=RedactingTask.of(task_function), config=config
+            )
+        except OmegaConfBaseException as error:
+            raise ConfigurationError(f"hydra.launcher: {' '.join(str(error).split())}") from error
         self._directory = Path(str(config.hydra.sweep.dir)).resolve()
         body = getattr(self._launcher, "body", None)
         self._ours = body if isinstance(body, LauncherBody) else None
@@ -102,6 +111,7 @@ class SweeperBody:
             if before is not None:
                 before = before.at(self._directory)
                 record.follow(before)
+                record.check_program(before, self._directory)
             self._set_mode(record, before)
             ended = sweep(before)
             if self.options.dry_run:

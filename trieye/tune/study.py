@@ -30,8 +30,8 @@ from trieye.hub.ray_start import join_ray
 from trieye.process.progress import say
 from trieye.process.signals import StopSignals, exit_code_of
 from trieye.run.application import check_start
-from trieye.sweeps.launcher import record_of_study
 from trieye.sweeps.record import SweepRecord, lock_in
+from trieye.sweeps.recorder import record_of_study
 from trieye.sweeps.report import final_table
 from trieye.sweeps.search import print_remarks
 from trieye.sweeps.status import status_of, sum_up
