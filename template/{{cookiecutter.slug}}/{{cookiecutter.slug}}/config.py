@@ -76,7 +76,10 @@ class RecurrentPPOConfig(PPOBaseConfig):
     kind: Literal["recurrent_ppo"] = Field(
         default="recurrent_ppo", description="Agent type; selected by agent=recurrent_ppo."
     )
-    engine: str = Field(default="{{ cookiecutter.slug }}.recurrent_ppo:RecurrentPPO", description="Engine class.")
+    engine: str = Field(
+        default="{{ cookiecutter.slug }}.recurrent_ppo:RecurrentPPO",
+        description="Engine class of recurrent PPO.",
+    )
     memory_size: Width = Field(default=64, description="Units of the GRU between the encoder and both networks.")
     rollout_steps: int = Field(default=128, ge=2, le=1 << 20, description="Steps per environment in each rollout.")
     batch_size: int = Field(default=2, ge=1, le=1 << 20, description="Environments per minibatch; all their steps.")
