@@ -230,7 +230,7 @@ def test_a_relaunch_runs_only_what_is_missing(planned, tmp_path):
         1, 2, 1, 2, 1, 2,
     ]  # fmt: skip
     code, out, _ = planned("relaunch", "first")
-    assert (code, out) == (0, "no jobs to run: no job of first is failed or incomplete or missing\n")
+    assert (code, out) == (0, "no jobs to run: no job of first is failed, incomplete or missing\n")
 
 
 @pytest.mark.parametrize("words", [["relaunch", "first"], ["run", "-d", "first", "-i", "0"]])

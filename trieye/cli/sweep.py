@@ -314,7 +314,10 @@ def _relaunch(options: argparse.Namespace) -> int:
     launcher = [word for word in options.words if word.startswith(_LAUNCHER)]
     others = [word for word in options.words if word not in launcher]
     if len(others) > 1:
-        raise ConfigurationError(f"{others[1]}: expected one sweep directory, and overrides of {_LAUNCHER}*")
+        raise ConfigurationError(
+            f"{others[1]}: expected one sweep directory, and overrides of {_LAUNCHER}*; to "
+            "change or extend the sweep, repeat its command with hydra.sweep.dir=DIRECTORY"
+        )
     options.dir = Path(others[0]) if others else None
     directory, record, jobs = _unfinished(options)
     only = [job.index for job in jobs]
@@ -357,7 +360,8 @@ def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[J
     all_jobs = status_of(directory)
     jobs = [job for job in all_jobs if job.how in states or (job.how in _BUSY and "incomplete" in states)]
     if not jobs:
-        print(f"no jobs to run: no job of {directory} is {' or '.join(states)}", file=out)
+        named = " or ".join(filter(None, (", ".join(states[:-1]), states[-1])))
+        print(f"no jobs to run: no job of {directory} is {named}", file=out)
     removed = [job.index for job in all_jobs if job.how == "removed" and job not in jobs]
     if removed:
         print(f"the runs of {len(removed)} completed jobs were deleted; --only removed reruns these jobs", file=out)

@@ -104,6 +104,7 @@ class SweepProgress:
             self._num["done"] += 1
             outcome = "done" if done.number is None else f"{done.number:g}"
         self._say(f"{self._count()} {self._named(job)}: {redacted_text(outcome)} ({_clock(took)})")
+        self._shown_at = 0.0  # redraw at once
 
     def skipped(self, job: Job, done: Done) -> None:
         """Record that a job had ended in an earlier start."""

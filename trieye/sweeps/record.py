@@ -225,7 +225,7 @@ class SweepRecord(JsonRecord, kw_only=True):
         now = f"would be {' '.join(after[changed])!r}" if changed < after.size else "would be gone"
         raise ConfigurationError(
             f"{directory}: its job {changed} is {was!r} and {now}{repeat}; a sweep can only grow by values appended to "
-            f"its keys (such as seeds); {OTHER_SWEEP}"
+            f"its keys (such as seeds), or by a budget that hydra.sweeper.budget=[KEY] names; {OTHER_SWEEP}"
         )
 
 

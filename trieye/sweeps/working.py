@@ -162,7 +162,7 @@ def _result(
         if exit_.code in (None, 0):
             return Done(index)
         print(exit_.code, file=sys.stderr)  # noqa: T201 - as Python does
-        return Done(index, error=RuntimeError(f"the job exited with {exit_.code!r}"))
+        return Done(index, error=RuntimeError(f"sys.exit({exit_.code!r}) was called"))
     except Exception as error:  # noqa: BLE001 - an error of the job, or of composing its config
         traceback.print_exc()
         return Done(index, error=error, returned=returned)
