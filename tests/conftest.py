@@ -1,5 +1,6 @@
 """What several parts of the tests share: configs in a temporary root, one Ray cluster, a clock that is set by hand."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -51,6 +52,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     with_ray = {item.path for item in items if "ray_cluster" in item.fixturenames}
     items.sort(key=lambda item: (item.path not in with_ray, -num_slow[item.path]))
+
+
+@pytest.fixture(autouse=True)
+def _no_log_handlers():
+    """Remove the handlers that programs of a test have added to the root logger: pytest closes their streams."""
+    yield
+    root = logging.getLogger()
+    for handler in [one for one in root.handlers if type(one) in (logging.StreamHandler, logging.FileHandler)]:
+        root.removeHandler(handler)
+        handler.close()
 
 
 @pytest.hookimpl(optionalhook=True)

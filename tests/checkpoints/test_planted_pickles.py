@@ -315,6 +315,7 @@ ITS_OWN = {
     "training/exploring/in_ray.py",
     "training/exploring/collective.py",
     "sweeps/fork_server.py",
+    "sweeps/main_module.py",
     "sweeps/local.py",
     "sweeps/working.py",
 }

@@ -75,7 +75,7 @@ def test_an_old_key_that_is_typed_is_an_error_with_its_value_and_the_new_key(ren
 def test_an_old_key_of_a_launcher_is_an_error_with_the_new_key(project):
     ended = project.run("-m", "hydra/launcher=trieye", "hydra.launcher.env={}", "seed=1,2")
     assert ended.code == 2
-    assert "hydra.launcher.env was renamed to hydra.launcher.runtime_env" in ended.err
+    assert "hydra.launcher.env={}: env was renamed to runtime_env" in ended.err
 
 
 def test_the_old_name_of_the_launcher_is_an_error_with_the_new_one(mistaken):
