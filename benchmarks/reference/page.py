@@ -1,4 +1,4 @@
-"""Write docs/benchmarks from the stored curves: figures with intervals, pictures, speed and provenance of each table.
+"""Write docs/benchmarks from the stored curves: figures with intervals, pictures and provenance of each table.
 
     python benchmarks/reference/page.py
 
@@ -23,7 +23,7 @@ from trieye.results import Results, load
 from trieye.results.origins import Origin
 
 DOCS = ROOT / "docs" / "benchmarks"
-BY = "tags.algorithm,tags.library"
+BY = "env.id,tags.algorithm,tags.library"
 LIBRARIES = {"trieye": "trieye", "sb3": "stable-baselines3"}
 
 
@@ -57,14 +57,14 @@ class Table:
     def write(self) -> None:
         """Write the page, its pictures and its report."""
         table, report = DOCS / f"{self.name}_figures.md", DOCS / f"{self.name}.html"
-        trieye(self.command("table", "--task", "env.id", "-o", str(table)))
+        trieye(self.command("table", "-o", str(table)))
         trieye(
             self.command(
                 "report", "--task", "env.id", "--x", "env_steps", "--title", self.spec["title"], "-o", str(report)
             )
         )
         parts = [f"# {self.spec['title']}", self._introduction(), table.read_text().strip(), *self._pictures()]
-        parts += ["## Comparison", self._comparison(), "## Speed and provenance", self._provenance()]
+        parts += ["## Comparison", self._comparison(), "## Provenance", self._provenance()]
         parts += [
             "## What this table does not show",
             self.spec["limits"].strip(),
@@ -112,8 +112,8 @@ class Table:
 
     def _provenance(self) -> str:
         lines = [
-            "| environment | algorithm | library | steps per second | hours | versions | commit | processor |",
-            "|---" * 8 + "|",
+            "| environment | algorithm | library | hours of all seeds | versions | commit | processor |",
+            "|---" * 7 + "|",
         ]
         for path in self.paths:
             runs = load(path)
@@ -130,9 +130,9 @@ class Table:
             machine = "" if provenance is None else f"{provenance.machine.cpu}, {provenance.machine.num_cpus} cores"
             hours = sum(origin.duration_s or 0.0 for origin in origins) / 3600
             named = (first.params["env.id"], first.tags["tags.algorithm"], LIBRARIES[library])
-            cells = (*named, f"{_rate(runs):,.0f}", f"{hours:.2f}")
+            cells = (*named, f"{hours:.2f}")
             lines.append(f"| {' | '.join((*cells, versions, commit, machine))} |")
-        return "\n".join(lines)
+        return "\n".join(["Hours include times in which the machine did other work.", "", *lines])
 
     def _reproduction(self) -> str:
         cell = next(iter(self.spec["cells"]))
@@ -146,16 +146,6 @@ class Table:
 def _scores(runs: Results) -> np.ndarray[Any, np.dtype[np.float64]]:
     values = runs.values(METRICS.split(",")).ravel()
     return values[~np.isnan(values)]
-
-
-def _rate(runs: Results) -> float:
-    """Return the median over runs of environment steps per second, including evaluations and load of the machine."""
-    rates = [
-        (series.steps[-1] - series.steps[0]) / (series.times[-1] - series.times[0])
-        for series in runs.series(METRICS.split(","))
-        if len(series.steps) > 1
-    ]
-    return float(np.median(rates))
 
 
 def trieye(words: list[str]) -> None:
