@@ -66,7 +66,7 @@ class Table:
         parts = [f"# {self.spec['title']}", self._introduction(), table.read_text().strip(), *self._pictures()]
         parts += ["## Comparison", self._comparison(), "## Provenance", self._provenance()]
         parts += [
-            "## What this table does not show",
+            "## Limits",
             self.spec["limits"].strip(),
             "## Reproduce a row",
             self._reproduction(),
@@ -132,7 +132,7 @@ class Table:
             named = (first.params["env.id"], first.tags["tags.algorithm"], LIBRARIES[library])
             cells = (*named, f"{hours:.2f}")
             lines.append(f"| {' | '.join((*cells, versions, commit, machine))} |")
-        return "\n".join(["Hours include times in which the machine did other work.", "", *lines])
+        return "\n".join(["Hours include other work of the machine.", "", *lines])
 
     def _reproduction(self) -> str:
         cell = next(iter(self.spec["cells"]))
