@@ -21,6 +21,7 @@ from run import DATA, METRICS, ROOT, TABLES
 
 from trieye.results import Results, load
 from trieye.results.origins import Origin
+from trieye.results.statistics import probability_of_improvement
 
 DOCS = ROOT / "docs" / "benchmarks"
 BY = "env.id,tags.algorithm,tags.library"
@@ -98,16 +99,16 @@ class Table:
 
     def _comparison(self) -> str:
         lines = [
-            "| environment | algorithm | trieye better than stable-baselines3 with probability | n |",
+            "| environment | algorithm | probability that trieye is better than stable-baselines3 | n |",
             "|---|---|---|---|",
         ]
         for task, on_task in self.results.split("env.id").items():
             for algorithm, runs in on_task.split("tags.algorithm").items():
                 scores = {library: _scores(part) for library, part in runs.split("tags.library").items()}
                 if len(scores) == len(LIBRARIES):
-                    ours, theirs = scores["trieye"], scores["sb3"]
-                    wins = np.sign(ours[:, None] - theirs[None]) / 2 + 0.5
-                    lines.append(f"| {task} | {algorithm} | {wins.mean():.2f} | {len(ours)} and {len(theirs)} |")
+                    chance = probability_of_improvement(scores["trieye"], scores["sb3"])
+                    interval = f"{chance.value:.2f} [{chance.low:.2f}, {chance.high:.2f}]"
+                    lines.append(f"| {task} | {algorithm} | {interval} | {chance.n} |")
         return "\n".join(lines)
 
     def _provenance(self) -> str:

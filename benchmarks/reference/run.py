@@ -93,7 +93,9 @@ def sides(names: list[str], cells: list[str]) -> Iterator[Side]:
                 if library not in cell:
                     continue
                 shared = {"loop.steps": cell["steps"], "loop.evaluate_every_steps": cell["evaluate_every"]}
-                shared["persistence.checkpoint_save_freq_steps"] = cell["steps"] // 4  # what a kill repeats at most
+                shared["persistence.checkpoint_save_freq_steps"] = (
+                    cell["steps"] // 4
+                )  # a kill repeats at most a quarter
                 tags = {"tags.algorithm": cell["algorithm"], "tags.library": library}
                 words = [f"env={cell['env']}", *_words(table.get("shared", {}) | cell.get("shared", {}) | shared)]
                 words += [*_words(cell[library]), *(f"+{word}" for word in _words(tags))]

@@ -28,7 +28,7 @@ def described(
     sweeps: Mapping[str, Collection[int]],
     origins: Sequence[Mapping[str, Any] | None],
 ) -> dict[bytes, bytes]:
-    """Return the metadata from which `ExportedRuns` restores runs; absolute paths are left out.
+    """Return the metadata that `ExportedRuns` reads, without absolute paths.
 
     Args:
         runs: The runs, in the order of their rows.

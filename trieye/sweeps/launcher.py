@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
+from hydra.errors import HydraException
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -143,15 +144,15 @@ class SweepExecution:
         Raises:
             ConfigurationError: Its config does not compose.
         """
-        error = self._shared.composed_or_error(job.index, job.overrides)
         try:
-            if not isinstance(error, Exception):
-                return self._resources_of(job)
-        except OmegaConfBaseException as interpolation_error:
-            error = interpolation_error
-        causes = [str(error), *([str(error.__cause__)] if error.__cause__ is not None else [])]
-        message = redacted_text(" ".join(without_parser_words(": ".join(causes)).split()))
-        raise ConfigurationError(f"job {job.index} ({' '.join(job.overrides)}): {message}") from error
+            self._shared.composed(job.index, job.overrides)
+            return self._resources_of(job)
+        except (HydraException, OmegaConfBaseException) as error:
+            causes = [str(error), *([str(error.__cause__)] if error.__cause__ is not None else [])]
+            message = redacted_text(" ".join(without_parser_words(": ".join(causes)).split()))
+            raise ConfigurationError(f"job {job.index} ({' '.join(job.overrides)}): {message}") from error
+        finally:
+            self._composed.pop(job.index, None)  # a search may choose other values for it
 
     def run(self, queue: JobQueue, size: int | None) -> list[Done]:
         """Run the jobs of a queue; return their outcomes in order of index.

@@ -61,7 +61,7 @@ class _ReferringPickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # clou
 
 
 def _main_object(name: str, depth: int) -> Any:
-    """Return a named object, or what it wraps: the function below `hydra.main` has depth 1."""
+    """Return a named object, or the function below `depth` of its decorators, such as `hydra.main`."""
     layer = attrgetter(name)(sys.modules[_NAME])
     for _ in range(depth):
         layer = layer.__wrapped__
