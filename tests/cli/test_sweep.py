@@ -366,6 +366,18 @@ def test_a_copied_sweep_directory_is_refused_and_the_original_left_alone(typed, 
     assert files_of(tmp_path) == before
 
 
+def test_a_copied_sweep_of_a_program_elsewhere_is_refused_and_status_says_so(typed, tmp_path, monkeypatch):
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    program = str(tmp_path / "typed.py")
+    assert typed("plan", program, "seed=0,1", "-o", "first", HERE)[0] == 0
+    shutil.copytree("first", "copies/first", symlinks=True)  # as far below a directory as the original
+    code, out, err = typed("status", "copies/first")
+    assert "copies/first is a copy of the sweep in" in out, err
+    code, _, err = typed("relaunch", "copies/first", "--yes")
+    assert (code, "copies/first is a copy of the sweep in" in err) == (2, True), err
+
+
 def test_a_moved_sweep_goes_on_with_its_runs(typed, tmp_path):
     assert typed("plan", "typed.py", "seed=0,1", "-o", "first", HERE)[0] == 0
     assert typed("run", "-d", "first", "-i", "0")[0] == 0

@@ -340,3 +340,13 @@ def test_a_job_that_another_process_runs_is_left_out_and_fails_the_sweep(sweep, 
 def test_the_defaults_of_the_plugins_are_those_of_their_models():
     assert LauncherConfig().model_dump() == LAUNCHER
     assert SweeperConfig().model_dump() == SWEEPER
+
+
+@pytest.mark.parametrize("subdir", ["same", "of_${what}"])
+def test_jobs_that_would_share_an_output_directory_are_refused(sweep, subdir):
+    words = ["what=a,b", "cpus=1,2", "hydra.launcher.num_jobs=1", f"hydra.sweep.subdir={subdir}"]
+    with pytest.raises(ConfigurationError, match="jobs 0 and 1 would share the output directory"):
+        sweep.search(lambda cfg: cfg.cpus, *words)
+    assert not (sweep.directory / SWEEP).exists()
+    sweep.search(lambda cfg: cfg.cpus, *words[:-1], "hydra.sweep.subdir=${what}_${cpus}")
+    assert sweep.states(4) == ["completed"] * 4

@@ -116,6 +116,12 @@ def test_a_wrong_number_of_objectives_is_refused_at_the_first_job(sweep):
         sweep.search(lambda cfg: cfg.x, "+x=1,2", "hydra.sweeper.mode=[max,min]")
 
 
+def test_jobs_without_a_finite_objective_are_ranked_last(sweep, capfd):
+    sweep.search(lambda cfg: float(cfg.x), "+x=1,nan,3,2")
+    rows = capfd.readouterr().out.splitlines()
+    assert [row.split()[1] for row in rows if row.strip()[:1].isdigit()] == ["3", "2", "1", "nan"]
+
+
 def test_dominated_values_and_nan_are_not_pareto_optimal():
     values = {0: (1.0, 1.0), 1: (2.0, 0.0), 2: (0.0, 0.0), 3: (2.0, 0.0), 4: (float("nan"), 9.0), 5: (3.0,)}
     assert pareto_optimal(values, ["max", "max"]) == [0, 1, 3]

@@ -14,7 +14,7 @@ from trieye.config.hydra.axes import Dimension, dimensions_of
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
 from trieye.sweeps.jobs import Done, Job, JobRecord
-from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.record import SWEEP, SweepRecord
 from trieye.sweeps.search import OptunaSearch, RandomSearch, SearchQueue
 from trieye.sweeps.space import SearchSpace
 from trieye.sweeps.status import status_of
@@ -129,6 +129,12 @@ def test_what_failed_or_lies_outside_of_the_new_bounds_teaches_nothing_and_stops
     search.tell(3, search.ask(3), [math.nan], is_pruned=False)
     states = [trial.state.name for trial in search._study.trials]
     assert states == ["FAIL", "FAIL"]
+
+
+def test_a_pruner_is_refused_in_a_program_that_reports_no_points(sweep):
+    with pytest.raises(ConfigurationError, match=r"pruner=median: .* has no loop.objective"):
+        sweep.search(float, "+x=interval(0,1)", "hydra.sweeper.kind=optuna", "hydra.sweeper.pruner=median")
+    assert not (sweep.directory / SWEEP).exists()
 
 
 def test_a_pruner_gives_up_what_stays_below_the_others():

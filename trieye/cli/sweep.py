@@ -319,6 +319,7 @@ def _relaunch(options: argparse.Namespace) -> int:
             "change or extend the sweep, repeat its command with hydra.sweep.dir=DIRECTORY"
         )
     options.dir = Path(others[0]) if others else None
+    _check_launcher(launcher)
     directory, record, jobs = _unfinished(options)
     only = [job.index for job in jobs]
     if not jobs or options.dry_run:
@@ -331,6 +332,17 @@ def _relaunch(options: argparse.Namespace) -> int:
             print(f"{counted(len(jobs), 'job')}; the command: {shlex.join(command)}")
         return 0
     return _start(options, record, directory, *launcher, only=only)
+
+
+def _check_launcher(words: Sequence[str]) -> None:
+    """Raise `ConfigurationError` if an override names no option of the launcher."""
+    from trieye.config.base import did_you_mean
+    from trieye.config.launcher import LauncherConfig
+
+    for word in words:
+        name = word.removeprefix(_LAUNCHER).partition("=")[0].partition(".")[0]
+        if name not in LauncherConfig.model_fields and name not in LauncherConfig.FOREIGN_KEYS:
+            raise ConfigurationError(f"{word}: unknown option{did_you_mean(name, LauncherConfig.model_fields)}")
 
 
 def _merge(options: argparse.Namespace) -> int:
@@ -347,11 +359,15 @@ def _unfinished(options: argparse.Namespace) -> "tuple[Path, SweepRecord, list[J
     their process ends, and the launcher waits for that.
     """
     from trieye.config.base import did_you_mean
-    from trieye.sweeps.status import status_of
+    from trieye.sweeps.status import ENDED, status_of
 
     out = sys.stderr if options.json else sys.stdout
     states = [name.strip() for name in options.only.split(",")]
     for name in states:
+        if name in ENDED:
+            raise ConfigurationError(
+                f"--only {name}: {name} jobs do not run again (choose from: {', '.join(_SELECTABLE)})"
+            )
         if name not in _SELECTABLE:
             hint = did_you_mean(name, _SELECTABLE)
             raise ConfigurationError(f"--only {name}: unknown job state{hint} (choose from: {', '.join(_SELECTABLE)})")

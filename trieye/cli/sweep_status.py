@@ -5,14 +5,18 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trieye.cli.arguments import sweep_directory
 from trieye.cli.output import print_json
+from trieye.exceptions import ConfigurationError
 from trieye.process.text import counted
 
 if TYPE_CHECKING:
     from trieye.process.terminal import TextTable
+    from trieye.sweeps.jobs import JobRecord
+    from trieye.sweeps.record import SweepRecord
     from trieye.sweeps.status import JobStatus
 
 UNFINISHED = ("failed", "incomplete", "missing")
@@ -35,7 +39,8 @@ def print_status(options: argparse.Namespace) -> int:
     from trieye.sweeps.status import HOWS, pareto_optimal_jobs, status_of
 
     directory = sweep_directory(options.dir)
-    jobs, modes = status_of(directory), SweepRecord.of(directory).modes
+    record, jobs = SweepRecord.of(directory), status_of(directory)
+    modes = record.modes
     counts, optimal = Counter(job.how for job in jobs), pareto_optimal_jobs(jobs, modes) if modes else []
     if options.json:
         document = {"sweep": directory, "counts": counts, "modes": modes, "pareto_optimal": optimal}
@@ -48,10 +53,19 @@ def print_status(options: argparse.Namespace) -> int:
         summary = (Text(f"{counts[how]} {how}", _COLORS[how]) for how in HOWS if counts[how])
         console.print(Text(f"{counted(len(jobs), 'job')}: ").append_text(Text(", ").join(summary)))
         if optimal:
-            console.print(f"Pareto-optimal ({', '.join(modes)}): jobs {', '.join(map(str, optimal))}")
+            several = "s" if len(optimal) > 1 else ""
+            console.print(f"Pareto-optimal ({', '.join(modes)}): job{several} {', '.join(map(str, optimal))}")
         if counts.keys() & set(UNFINISHED):
-            console.print(f"run unfinished jobs: trieye sweep relaunch {directory}")
+            console.print(_advice(record, directory))
     return 0 if counts["completed"] + counts["pruned"] == len(jobs) else 1
+
+
+def _advice(record: "SweepRecord", directory: Path) -> str:
+    try:
+        record.at(directory)
+    except ConfigurationError as error:  # a copy
+        return str(error)
+    return f"run unfinished jobs: trieye sweep relaunch {directory}"
 
 
 def print_jobs(jobs: "Sequence[JobStatus]") -> None:
@@ -98,6 +112,11 @@ def _note(job: "JobStatus") -> str:
     return note if len(note) <= _LONGEST else f"{note[:_LONGEST]} ..."
 
 
+def _took_s(job: "JobStatus", record: "JobRecord") -> float:
+    is_here = job.how == "running" and record.host == platform.node()
+    return max(time.time() - record.started, 0.0) if is_here else record.took_s
+
+
 def _table(jobs: "Sequence[JobStatus]", notes: dict[int, str]) -> "TextTable":
     from trieye.process.terminal import Text, TextTable
     from trieye.sweeps.grid import short
@@ -124,7 +143,7 @@ def _table(jobs: "Sequence[JobStatus]", notes: dict[int, str]) -> "TextTable":
             *([step] if steps else []),
             job.objective_text,
             "" if record is None else str(record.attempt),
-            "" if record is None else f"{record.took_s:.0f} s",
+            "" if record is None else f"{_took_s(job, record):.0f} s",
             *(["" if record is None else record.host] if hosts else []),
             *([notes.get(job.index, "")] if notes else []),
         )

@@ -53,7 +53,9 @@ class LauncherConfig(StrictModel):
     """
 
     FOREIGN_KEYS: ClassVar[Mapping[str, str]] = {
-        "n_jobs": "num_jobs", "timeout": "timeout_min",  # of joblib; of submitit:
+        "n_jobs": "num_jobs", "timeout": "timeout_min", "prefer": "backend or isolate", "require": "backend or isolate",
+        "verbose": "nothing: progress is shown", "pre_dispatch": "nothing: jobs start when resources are free",
+        # of submitit:
         "array_parallelism": "num_jobs", "cpus_per_task": "num_cpus", "gpus_per_node": "num_gpus", "mem_gb": "memory",
         "account": "slurm.account", "partition": "slurm.partition", "signal_delay_s": "slurm.signal_s",
         "qos": "slurm.options", "constraint": "slurm.options", "additional_parameters": "slurm.options",

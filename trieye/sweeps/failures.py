@@ -11,6 +11,7 @@ from trieye.sweeps.report import headings
 from trieye.sweeps.status import status_of
 
 _MAX_ROWS = 10
+_LONGEST = 120
 
 
 def failure_table(failed: Sequence[Done], directory: Path) -> None:
@@ -24,7 +25,8 @@ def failure_table(failed: Sequence[Done], directory: Path) -> None:
         table.add_column(name, justify="right")
     table.add_column("error")
     for done, job in shown:
-        table.add_row(str(done.index), *(short(job.values.get(key, "")) for key in keys), done.error_text)
+        error = done.error_text if len(done.error_text) <= _LONGEST else f"{done.error_text[:_LONGEST]} ..."
+        table.add_row(str(done.index), *(short(job.values.get(key, "")) for key in keys), error)
     if len(failed) > len(shown):
         table.note(f"{len(failed) - len(shown)} more: trieye sweep status {directory}")
     Terminal().print(table)
@@ -48,7 +50,7 @@ def failure_message(failed: Sequence[Done], num: int, directory: Path, *, is_fai
     missing = f"; {num_missing} did not start" if num_missing else ""
     option = " hydra.launcher.fail_fast=false" if num_missing else ""  # else the failed jobs would end it again
     return (
-        f"{len(failed)} of {counted(num, 'job')} {verb}{missing}; job {failed[0].index}{raised} "
+        f"{len(failed)} of {num} jobs {verb}{missing}; job {failed[0].index}{raised} "
         f"{failed[0].error_text.removesuffix('.')}. "
         f"{retry}: trieye sweep relaunch {directory}{option}"
     )

@@ -87,11 +87,13 @@ class ForkClient:
 
     Attributes:
         connection: Connection to the server, which sends `Started` and `Exited`.
+        is_abandoned: Whether it still stops jobs, for which this process does not wait.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.connection, theirs = Pipe()
         self._numbers = itertools.count()
+        self.is_abandoned = False
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
         with theirs, tempfile.TemporaryFile() as file:
             pickle.dump((_installed_modules(), sys.argv), file)
@@ -135,7 +137,7 @@ class ForkClient:
         self.connection.close()
         self._output.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_EXIT_S)
+            self._process.wait(0.0 if self.is_abandoned else _EXIT_S)
 
 
 _clients: dict[tuple[int, str], ForkClient] = {}

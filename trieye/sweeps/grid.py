@@ -96,6 +96,15 @@ class Grid:
         """Number of jobs to run."""
         return sum(1 for _ in self) if self.without or self.conditions else self.size
 
+    def samples(self) -> list[int]:
+        """Return the first job, and jobs that differ from it in the value of a single key or zipped keys."""
+        first, stride, strides = next(iter(self), None), 1, []
+        for axis in reversed(self.axes):
+            strides.append(stride)
+            stride *= len(axis.places)
+        others = (index for index in dict.fromkeys(strides) if index < self.size and not self.is_left_out(index))
+        return [] if first is None else [first, *(index for index in others if index != first)]
+
     @cached_property
     def varying(self) -> tuple[str, ...]:
         """The keys with more than one value."""

@@ -117,19 +117,20 @@ class SweepExecution:
         self._timeouts = Timeouts(options, self.directory)
 
     @contextlib.contextmanager
-    def opened(self, first: Job | None) -> Iterator[Self]:
+    def opened(self, samples: Sequence[Job]) -> Iterator[Self]:
         """Prepare the backend, so that errors of all jobs are reported before the sweep is recorded.
 
         Args:
-            first: A job of the sweep; None if there is none.
+            samples: Jobs of the sweep, of which only the output directories are checked, except for the first.
 
         Raises:
-            ConfigurationError: Its config does not compose, it requests more than this machine has, or the backend is
-                not available.
+            ConfigurationError: A config does not compose, a job requests more than this machine has, jobs share an
+                output directory, or the backend is not available.
         """
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
-        wanted = {} if first is None else self._checked_resources(first)
+        wanted = self._checked_resources(samples[0]) if samples else {}
+        self._check_output_directories(samples)
         if self.options.is_array:
             yield self
             return
@@ -153,6 +154,19 @@ class SweepExecution:
             raise ConfigurationError(f"job {job.index} ({' '.join(job.overrides)}): {message}") from error
         finally:
             self._composed.pop(job.index, None)  # a search may choose other values for it
+
+    def _check_output_directories(self, samples: Sequence[Job]) -> None:
+        pattern: Any = OmegaConf.to_container(self.config.hydra.sweep, resolve=False)
+        if "${hydra.job.num}" in str(pattern["subdir"]):
+            return
+        owners: dict[str, Job] = {}
+        for job in samples:
+            subdir = str(self._shared.composed(job.index, job.overrides).hydra.sweep.subdir)
+            if (owner := owners.setdefault(subdir, job)) is not job:
+                raise ConfigurationError(
+                    f"hydra.sweep.subdir={pattern['subdir']}: jobs {owner.index} and {job.index} would share the "
+                    f"output directory {subdir!r}; add ${{hydra.job.num}}"
+                )
 
     def run(self, queue: JobQueue, size: int | None) -> list[Done]:
         """Run the jobs of a queue; return their outcomes in order of index.
@@ -231,7 +245,7 @@ class SweepExecution:
 
     def _stop(self, pool: WorkerPool) -> None:
         if self._running:
-            say(f"sweep: interrupting {counted(len(self._running), 'job')}, and killing them after {STOP_S:.0f} s ...")
+            say(f"sweep: interrupting {counted(len(self._running), 'job')}; after {STOP_S:.0f} s they are killed ...")
         try:
             with StopSignals(lambda _: None, "interrupted jobs are still running", received={signal.SIGINT}):
                 pool.stop()
@@ -444,7 +458,7 @@ class LauncherBody:
         constant = set.intersection(*(set(words) for words in job_overrides)) if job_overrides else set()
         varying = {bare(word.partition("=")[0]) for words in job_overrides for word in words if word not in constant}
         execution = self.execution(sorted(varying), Objectives())
-        with self.lock, execution.opened(next(iter(jobs), None)):
+        with self.lock, execution.opened(jobs[:2]):
             for job in jobs:
                 execution.record_before(job)  # raises before any job starts
             # other batches of the same sweep extend its record

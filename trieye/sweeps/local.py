@@ -199,7 +199,9 @@ class LocalPool:
             self._receive(_POLL_S)
 
     def close(self) -> None:
-        """End the processes that run no job."""
+        """End the processes that run no job; their server interrupts the other ones, and kills them 20 s later."""
+        for worker in self._running():
+            worker.client.is_abandoned = True
         for worker in self._workers:
             worker.connection.close()
         self._workers.clear()

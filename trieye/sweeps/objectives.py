@@ -62,10 +62,10 @@ class Objectives:
             elif self.scope != "return":
                 return replace(done, value=self._of_points(run_dir))
             elif self.is_needed and done.number is None and len(done.numbers) != 1:
+                points = f", or set {_SCOPE}=last to use the points of the run" if run_dir is not None else ""
                 raise ObjectiveError(
                     f"hydra.sweeper.kind=optuna compares jobs by one number, but the job returned {_shown(done)}; "
-                    f"return a number, or set {_MODE}=[max,min] to compare them by two, or {_SCOPE}=last to use the "
-                    "points of a trieye run"
+                    f"return a number, or a dict of two and set {_MODE}=[max,min]{points}"
                 )
         except TrieyeError as error:
             return replace(done, error=error)

@@ -26,7 +26,7 @@ _SHOWN = 5
 
 def lock_in(directory: Path) -> RunLock:
     """Return the lock that a process holds while it runs the sweep in a directory or changes its record."""
-    return RunLock(directory / LOCK, subject="sweep", alternative="omit hydra.sweep.dir")
+    return RunLock(directory / LOCK, subject="sweep", alternative="set another hydra.sweep.dir")
 
 
 class JsonRecord(msgspec.Struct, kw_only=True):
@@ -183,9 +183,10 @@ class SweepRecord(JsonRecord, kw_only=True):
             return self
         project = _project_of(here, Path(self.directory), Path(self.working_dir))
         program = None if project is None else _moved(self.program, Path(self.working_dir), project)
-        if project is not None and program is not None:
+        is_copy = (Path(self.directory) / SWEEP).exists()
+        if project is not None and program is not None and not (is_copy and _is_elsewhere(program, project)):
             return msgspec.structs.replace(self, directory=str(here), working_dir=str(project), program=program)
-        if (Path(self.directory) / SWEEP).exists():
+        if is_copy:
             raise ConfigurationError(
                 f"{directory} is a copy of the sweep in {self.directory}: its jobs would run that sweep's program and "
                 "write to its runs; resume the original, or start another sweep in a new directory"
@@ -242,6 +243,14 @@ def _project_of(here: Path, before: Path, working_dir: Path) -> Path | None:
     below = before.relative_to(working_dir).parts
     project = here.parents[len(below) - 1] if 0 < len(below) <= len(here.parents) else None
     return project if project is not None and here.relative_to(project).parts == below else None
+
+
+def _is_elsewhere(program: Sequence[str], project: Path) -> bool:
+    """Return whether the file or module of a program is outside of a project."""
+    if program[1:2] == ["-m"]:
+        root = project / program[2].partition(".")[0]
+        return not (root.is_dir() or root.with_suffix(".py").exists())
+    return bool(program) and not Path(project, program[1]).resolve().is_relative_to(project)
 
 
 def _moved(program: Sequence[str], before: Path, project: Path) -> list[str] | None:

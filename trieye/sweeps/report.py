@@ -58,10 +58,11 @@ def final_table(directory: Path, record: SweepRecord) -> None:
     if record.modes:
         _pareto_table(status_of(directory), record)
         return
-    jobs = [job for job in status_of(directory) if job.objective is not None]
-    if not jobs:
+    jobs = [job for job in status_of(directory) if job.objective is not None or job.how == "completed"]
+    if all(job.objective is None for job in jobs):
         return
-    jobs.sort(key=lambda job: job.objective or 0.0, reverse=record.mode == "max")
+    sign = -1.0 if record.mode == "max" else 1.0
+    jobs.sort(key=lambda job: (job.objective is None, sign * (job.objective or 0.0)))  # None: NaN, or nothing
     console = Terminal()
     console.print(ranked(jobs[:_MOST], record))
     if len(jobs) > _MOST:
@@ -130,7 +131,7 @@ def headings(keys: Sequence[str]) -> list[str]:
 def ranked(jobs: "Sequence[JobStatus]", record: SweepRecord) -> TextTable:
     """Return a table of jobs with their varying values and objectives."""
     keys, one = list(dict.fromkeys(key for job in jobs for key in job.values)), "trial" if record.is_study else "job"
-    table = TextTable(title=f"best of {record.size} {one}s ({record.mode})" if record.size > 1 else one)
+    table = TextTable(title=f"best of {record.size} {one}s ({record.mode})" if record.size > 1 else "")
     table.add_column(one, justify="right")
     for name in headings(keys):
         table.add_column(name, justify="right")
@@ -139,7 +140,7 @@ def ranked(jobs: "Sequence[JobStatus]", record: SweepRecord) -> TextTable:
     if has_others:
         table.add_column("state")
     for job in jobs:
-        value = "" if job.objective is None else f"{job.objective:g}"
+        value = "-" if job.objective is None else f"{job.objective:g}"
         state = [job.how] if has_others else []
         table.add_row(str(job.index), *(short(job.values.get(key, "")) for key in keys), value, *state)
     return table

@@ -156,8 +156,8 @@ class SweeperBody:
             return []
         record.set_grid(grid)
         record.varying = [bare(key) for key in grid.varying]
-        first = next((Job(index, grid[index]) for index in grid), None)
-        with self._execution(record, first) as execution:
+        samples = [Job(index, grid[index]) for index in grid.samples()]
+        with self._execution(record, samples) as execution:
             self._begin(record, (Job(index, grid[index]) for index in (grid if before is not None else ())))
             return self._run(grid, execution)
 
@@ -199,13 +199,25 @@ class SweeperBody:
         num = num if before is None else max(num, before.size)
         record.size, record.varying = num, [bare(axis.key) for axis in space.dimensions if len(axis.choices) != 1]
         earlier = self._begun(num)
-        objective = OmegaConf.select(self._config, "loop.objective") if self.options.pruner != "none" else None
-        with self._ours.execution(record.varying, self._objectives).opened(
-            Job(0, RandomSearch(space, 0).ask(0))
-        ) as execution:
+        objective = self._pruning_metric()
+        drawn = RandomSearch(space, 0)
+        samples = [Job(index, drawn.ask(index)) for index in range(min(num, 2))]
+        with self._execution(record, samples) as execution:
+            assert execution is not None  # noqa: S101 - see `_space`
             self._begin(record, (Job(index, space.resumed(index, earlier[index].overrides)) for index in earlier))
             queue = SearchQueue(search, num, self._begun(num), self._directory, objective)
             return execution.run(queue, num)
+
+    def _pruning_metric(self) -> str | None:
+        if self.options.pruner == "none":
+            return None
+        metric = OmegaConf.select(self._config, "loop.objective")
+        if metric is None:
+            raise ConfigurationError(
+                f"hydra.sweeper.pruner={self.options.pruner}: pruning compares points of running jobs, and this "
+                "program reports none, because its config has no loop.objective; trieye.Run reports points"
+            )
+        return str(metric)
 
     def _begun(self, num: int) -> dict[int, JobRecord]:
         """Return the records of jobs that have started, by index."""
@@ -242,12 +254,12 @@ class SweeperBody:
             print_remarks(status_of(self._directory))
 
     def _execution(
-        self, record: SweepRecord, first: Job | None
+        self, record: SweepRecord, samples: Sequence[Job]
     ) -> contextlib.AbstractContextManager[SweepExecution | None]:
         return (
             contextlib.nullcontext()
             if self._ours is None
-            else self._ours.execution(record.varying, self._objectives).opened(first)
+            else self._ours.execution(record.varying, self._objectives).opened(samples)
         )
 
     def _run(self, grid: Grid, execution: SweepExecution | None) -> list[Done]:

@@ -163,6 +163,9 @@ def _result(
             return Done(index)
         print(exit_.code, file=sys.stderr)  # noqa: T201 - as Python does
         return Done(index, error=RuntimeError(f"sys.exit({exit_.code!r}) was called"))
+    except KeyboardInterrupt:
+        print("trieye: interrupted", file=sys.stderr)  # noqa: T201 - its file
+        raise
     except Exception as error:  # noqa: BLE001 - an error of the job, or of composing its config
         traceback.print_exc()
         return Done(index, error=error, returned=returned)
