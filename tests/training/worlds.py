@@ -147,6 +147,7 @@ class Sampling(gym.Env):
 class Troubled(gym.Wrapper):
     """CartPole that fails: `once` after 50 steps in the process, `later` after 50 of each environment, or hangs."""
 
+    metadata = gym.Env.metadata
     num_steps = 0
     """Steps of all instances in the process."""
 
@@ -210,6 +211,7 @@ class Hangs(gym.Wrapper):
         longest_s: Limit of the hang in seconds.
     """
 
+    metadata = gym.Env.metadata
     released, taken = threading.Event(), threading.Event()
 
     def __init__(self, longest_s=60.0):
@@ -230,6 +232,8 @@ class Hangs(gym.Wrapper):
 
 class Endless(gym.Wrapper):
     """CartPole whose episodes never end."""
+
+    metadata = gym.Env.metadata
 
     def __init__(self):
         super().__init__(gym.make("CartPole-v1").unwrapped)

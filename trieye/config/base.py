@@ -131,6 +131,13 @@ class StrictModel(BaseModel):
     FOREIGN_KEYS: ClassVar[Mapping[str, str]] = {}
     """Keys of similar configs of other projects, with the key to set instead."""
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Build the validator of a class that is pickled by value: pydantic before 2.14.3 cannot load a deferred one."""
+        super().__pydantic_init_subclass__(**kwargs)
+        if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+            cls.model_rebuild(raise_errors=False)
+
     @model_validator(mode="before")
     @classmethod
     def _check_keys(cls, data: Any) -> Any:
