@@ -133,7 +133,7 @@ class StrictModel(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Build the validator of a class that is pickled by value: pydantic before 2.14.3 cannot load a deferred one."""
+        """Build validators of classes that are pickled by value: pydantic before 2.14.3 cannot load deferred ones."""
         super().__pydantic_init_subclass__(**kwargs)
         if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
             cls.model_rebuild(raise_errors=False)
