@@ -1,8 +1,9 @@
-"""Environment steps per CPU second of the template's DQN, PPO and SAC, beside stable-baselines3 and a single file.
+"""Environment steps per CPU second of the template's DQN, PPO, SAC and TD3, beside stable-baselines3 and a single file.
 
 The same hyperparameters and the same number of updates, which is printed for each side; one torch thread, one process,
-in turns. Ours logs to a run whose hub is a thread of this process, and all of its threads count. Goals: 1.2, 1.4 and
-1.1 times stable-baselines3, and 0.9 times the single file, which logs nothing.
+in turns. Ours logs to a run whose hub is a thread of this process, and all of its threads count. Goals: 1.3 (DQN), 1.4
+(PPO) and 1.15 (SAC, TD3) times stable-baselines3, and 0.9 times the single file, which logs nothing. PPO also runs
+without logging, which may save at most 3 %.
 """
 
 import argparse
@@ -21,25 +22,28 @@ from typing import Any, NamedTuple
 from peer import single_file
 from peer.environments import SB3, installed
 
-GOALS = {"dqn": 1.2, "ppo": 1.4, "sac": 1.1}
+GOALS = {"dqn": 1.3, "ppo": 1.4, "sac": 1.15, "td3": 1.15}
 GOAL_SINGLE_FILE = 0.9
-STEPS = {"dqn": 512, "ppo": 1024, "sac": 40}
+GOAL_LOGGING = 0.03
+STEPS = {"dqn": 512, "ppo": 1024, "sac": 40, "td3": 60}
 """In one turn: half a second, so that all sides share what else the machine does."""
-WARM_UP = {"dqn": 2500, "ppo": 1024, "sac": 150}
+WARM_UP = {"dqn": 2500, "ppo": 1024, "sac": 150, "td3": 150}
 """After so many learning has begun, and DQN explores as little as for the rest of its life."""
 SLUG = "benchmarked_agent"
 DQN = {"lr": 2.3e-3, "gamma": 0.99}
 PPO = {"lr": 1e-3, "gamma": 0.98}
 SAC = {"lr": 1e-3, "gamma": 0.99}
+TD3 = {"lr": 1e-3, "gamma": 0.98, "batch_size": 256, "hidden_sizes": [256, 256]}
 
 
-def ours(name: str, root: Path, **more: Any) -> Iterator[int]:
+def ours(name: str, root: Path, *, logs: bool = True, **more: Any) -> Iterator[int]:
     """Yield the environment steps made so far by an engine of the template, after each of its steps.
 
     Args:
-        name: Of the agent.
-        root: Where the project is.
-        more: Parts of the config in place of these.
+        name: Name of the agent.
+        root: Directory of the project.
+        logs: Whether the metrics of each step are logged.
+        more: Parts of the config that replace the ones here.
     """
     import trieye
 
@@ -62,23 +66,34 @@ def ours(name: str, root: Path, **more: Any) -> Iterator[int]:
             "env": {"id": "Pendulum-v1"},
             "replay": {"capacity": 100_000},
         },
+        "td3": {
+            "agent": TD3 | {"learning_starts": 100},
+            "env": {"id": "Pendulum-v1"},
+            "replay": {"capacity": 100_000},
+        },
     }
     parts = given[name] | {"agent": given[name]["agent"] | {"kind": name}, "runtime": {"kind": "local"}} | more
-    config = config_class(**{"run_name": name} | parts, sinks={}, persistence={"root_data_dir": str(root)})
+    config = config_class(
+        **{"run_name": name if logs else f"{name}_unlogged"} | parts, sinks={}, persistence={"root_data_dir": str(root)}
+    )
     engine_class = getattr(import_module(f"{SLUG}.{name}"), name.upper())
     with trieye.Run(config) as run:
         engine = engine_class(config, run)
         while True:
-            run.log(engine.advance())
+            metrics = engine.advance()
+            if logs:
+                run.log(metrics)
             run.step = engine.env_steps
             yield engine.env_steps
 
 
 def theirs(name: str, steps: int) -> Iterator[int]:
     """Yield the environment steps made so far by stable-baselines3."""
+    import numpy as np
     import stable_baselines3 as sb3
     import torch
     from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.noise import NormalActionNoise
 
     torch.set_num_threads(1)
     models: dict[str, Callable[[], Any]] = {
@@ -95,6 +110,11 @@ def theirs(name: str, steps: int) -> Iterator[int]:
         "sac": lambda: sb3.SAC(
             "MlpPolicy", make_vec_env("Pendulum-v1"), learning_rate=1e-3, batch_size=256, buffer_size=100_000,
             learning_starts=100, gamma=0.99, device="cpu",
+        ),
+        "td3": lambda: sb3.TD3(
+            "MlpPolicy", make_vec_env("Pendulum-v1"), learning_rate=1e-3, batch_size=256, buffer_size=100_000,
+            learning_starts=100, gamma=0.98, policy_kwargs={"net_arch": [256, 256]}, device="cpu",
+            action_noise=NormalActionNoise(np.zeros(1), 0.1 * np.ones(1)),
         ),
     }  # fmt: skip
     model = models[name]()
@@ -156,14 +176,25 @@ def turn(side: Iterator[int], steps: int) -> Turn:
 
 def figures_of(turns: list[dict[str, Turn]], name: str) -> dict[str, float]:
     """Return the medians of rates and ratios of an agent, and the updates of each side per 1000 environment steps."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for side in turns[0]:
-        found[f"{side}_per_cpu_s"] = round(statistics.median(one[side].rate for one in turns))
-        updates, env_steps = (sum(getattr(one[side], what) for one in turns) for what in ("updates", "env_steps"))
-        found[f"{side}_updates_per_1000_steps"] = round(1000 * updates / env_steps, 1)
-    for peer in ("sb3", "single_file"):
-        found[f"vs_{peer}"] = round(statistics.median(one["trieye"].rate / one[peer].rate for one in turns), 2)
-    return found | {"goal_sb3": GOALS[name], "goal_single_file": GOAL_SINGLE_FILE}
+        figures[f"{side}_per_cpu_s"] = round(statistics.median(one[side].rate for one in turns))
+        updates, env_steps = (sum(getattr(one[side], name_) for one in turns) for name_ in ("updates", "env_steps"))
+        figures[f"{side}_updates_per_1000_steps"] = round(1000 * updates / env_steps, 1)
+    for peer, goal in goals_of(name).items():
+        ratio = statistics.median(one["trieye"].rate / one[peer].rate for one in turns)
+        figures |= {f"vs_{peer}": round(ratio, 3), f"goal_{peer}": goal}
+    return figures
+
+
+def goals_of(name: str) -> dict[str, float]:
+    """Return the least ratio of our rate to the rate of each other side of an agent."""
+    goals = {"sb3": GOALS[name]}
+    if name != "td3":
+        goals["single_file"] = GOAL_SINGLE_FILE
+    if name == "ppo":
+        goals["unlogged"] = 1.0 - GOAL_LOGGING
+    return goals
 
 
 def measure(names: list[str], rounds: int) -> None:
@@ -173,26 +204,25 @@ def measure(names: list[str], rounds: int) -> None:
         bake(root)
         for name in names:
             steps = STEPS[name]
-            sides = {
-                "trieye": ours(name, Path(root)),
-                "sb3": theirs(name, 20 * rounds * steps),
-                "single_file": alone(name),
-            }
+            sides = {"trieye": ours(name, Path(root)), "sb3": theirs(name, 20 * rounds * steps)}
+            if "single_file" in goals_of(name):
+                sides["single_file"] = alone(name)
+            if "unlogged" in goals_of(name):
+                sides["unlogged"] = ours(name, Path(root), logs=False)
             for side in sides.values():
                 turn(side, WARM_UP[name])
             turns = [{key: turn(side, steps) for key, side in sides.items()} for _ in range(rounds)]
             figures[name] = figures_of(turns, name)
-            sides["trieye"].close()  # type: ignore[attr-defined]  # a generator, whose run ends
-    figures["met"] = all(
-        figures[name]["vs_sb3"] >= GOALS[name] and figures[name]["vs_single_file"] >= GOAL_SINGLE_FILE for name in names
-    )
+            for key in sides.keys() & {"trieye", "unlogged"}:
+                sides[key].close()  # type: ignore[attr-defined]  # a generator, whose run ends
+    figures["met"] = all(figures[name][f"vs_{peer}"] >= goal for name in names for peer, goal in goals_of(name).items())
     print(json.dumps(figures))
 
 
 def main() -> None:
     """Measure in the environment that has stable-baselines3."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--agents", default="dqn,ppo,sac", help="which, separated by commas")
+    parser.add_argument("--agents", default="dqn,ppo,sac,td3", help="agents, separated by commas")
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--here", action="store_true", help="measure in this environment; this script starts itself so")
     options = parser.parse_args()

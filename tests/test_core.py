@@ -154,6 +154,8 @@ def test_a_plain_hydra_sweep_with_a_failed_job_ends_with_a_table_and_one_line():
     error = errors.splitlines()[-1]
     assert error.startswith("error: 1 of 1 jobs failed; 2 did not start; job 0 raised ValueError: diverged at once.")
     assert error.endswith(f"trieye sweep relaunch {Path('fast').resolve()} hydra.launcher.fail_fast=false")
+    _, output, _ = python(CLI, '[["sweep", "status", "fast"]]')
+    assert "trieye sweep relaunch fast hydra.launcher.fail_fast=false" in output
     code, _, errors = python(HYDRA, *ours, "+lr=0.1,0.5", "hydra.launcher.backend=loca")
     assert (code, errors.count("\n")) == (2, 1)
     assert "did you mean 'local'?" in errors

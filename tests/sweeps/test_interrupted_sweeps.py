@@ -155,7 +155,7 @@ def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save_and_non
     wait_until(lambda: "stopping after this step" in driver.printed(1))
     driver.go_on(1, MIDDLE)
     assert driver.ended() == 130
-    assert "interrupting 1 job; after 30 s they are killed" in driver.said()
+    assert "interrupting 1 job; jobs still running after 30 s are killed" in driver.said()
     assert re.search(r"trieye sweep relaunch \S+/sweep\n", driver.said())
     stopped = driver.record(1)
     assert stopped.state == "interrupted"
@@ -228,7 +228,7 @@ def test_signals_to_the_sweep_of_a_plain_program_say_what_they_do_to_its_jobs(tm
     if is_stubborn:
         for line in (
             "finish, and a second Ctrl-C",
-            "interrupting 1 job; after 30 s they are killed",
+            "interrupting 1 job; jobs still running after 30 s are killed",
             "are killed within 20 s",
         ):
             driver.send_signal(signal.SIGINT)

@@ -97,10 +97,10 @@ def test_a_missing_key_in_the_resources_is_refused_before_any_job_starts(sweep):
     ("word", "message"),
     [
         ("hydra.launcher.numjobs=2", r"hydra\.launcher\.numjobs.*did you mean 'num_jobs'\?"),
-        ("hydra.launcher.n_jobs=2", r"hydra\.launcher\.n_jobs belongs to another plugin; with trieye, set num_jobs"),
+        ("hydra.launcher.n_jobs=2", r"hydra\.launcher\.n_jobs belongs to another plugin; set num_jobs"),
         ("hydra.launcher.slurm.hous=2", r"unknown key 'hous' in slurm; did you mean 'hours'\?"),
-        ("hydra.sweeper.direction=minimize", r"direction belongs to .*, set hydra\.sweeper\.mode"),
-        ("hydra.sweeper.max_batch_size=2", r"max_batch_size belongs to .*, set hydra\.launcher\.num_jobs"),
+        ("hydra.sweeper.direction=minimize", r"direction belongs to .*; set hydra\.sweeper\.mode"),
+        ("hydra.sweeper.max_batch_size=2", r"max_batch_size belongs to .*; set hydra\.launcher\.num_jobs"),
     ],
 )
 def test_an_unknown_option_is_answered_with_the_option_to_set(sweep, word, message):
@@ -128,13 +128,13 @@ def test_a_job_that_is_killed_gets_another_process_until_it_has_had_its_retries(
     once, always = sweep_on.record(0), sweep_on.record(1)
     assert (once.state, once.attempt, once.deaths) == ("completed", 2, 1)
     assert (always.state, always.attempt, always.deaths) == ("failed", 2, 2)
-    assert "killed 2 times" in always.error
+    assert "died 2 times" in always.error
     lines = (sweep_on.directory / "1" / "output.log").read_text().splitlines()
     assert [line.partition(":")[2].split(":")[0] for line in lines] == [
-        " its process was killed", " attempt 2", " its process was killed 2 times",
+        " its process died", " attempt 2", " its process died 2 times",
     ]  # fmt: skip
     assert values(returned)[0] == 1
-    assert "killed 2 times" in values(returned)[1]
+    assert "died 2 times" in values(returned)[1]
 
 
 def test_each_job_has_the_cpus_that_its_own_config_asks_for(sweep_on, monkeypatch):

@@ -131,6 +131,20 @@ def test_what_failed_or_lies_outside_of_the_new_bounds_teaches_nothing_and_stops
     assert states == ["FAIL", "FAIL"]
 
 
+def test_fewer_trials_than_an_existing_search_has_start_none(sweep, capfd):
+    words = ["+x=interval(0,1)", "hydra.sweeper.kind=random"]
+    first = sweep.search(lambda cfg: cfg.x, *words, "hydra.sweeper.num_trials=3")
+    assert sweep.search(lambda cfg: cfg.x, *words, "hydra.sweeper.num_trials=2") == first
+    assert "has 3 trials already; hydra.sweeper.num_trials=2 adds none" in capfd.readouterr().err
+
+
+def test_seeds_need_a_key_of_the_config(sweep):
+    with pytest.raises(
+        ConfigurationError, match=r"hydra.sweeper.seeds=2 varies the key seed, which the config does not"
+    ):
+        sweep.search(float, "what=a,b", "hydra.sweeper.seeds=2")
+
+
 def test_a_pruner_is_refused_in_a_program_that_reports_no_points(sweep):
     with pytest.raises(ConfigurationError, match=r"pruner=median: .* has no loop.objective"):
         sweep.search(float, "+x=interval(0,1)", "hydra.sweeper.kind=optuna", "hydra.sweeper.pruner=median")

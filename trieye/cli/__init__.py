@@ -96,7 +96,9 @@ def _run(options: argparse.Namespace, command: str) -> int:
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
     """Return a parser with the names of all commands and the arguments of the chosen command."""
     parser = argparse.ArgumentParser(
-        prog="trieye", description="Experiment framework for reinforcement learning.", allow_abbrev=False
+        prog="trieye",
+        description="Experiment framework for reinforcement learning, other training, and sweeps of Hydra programs.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="print the version")
     parser.set_defaults(run=None, when_interrupted="interrupted")

@@ -19,6 +19,7 @@ from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.spec import grid_of
 
+_MODE = "hydra.sweeper.mode="
 _OF_THE_GRID = ("hydra.sweeper.", "hydra.sweep.dir", "hydra.mode")
 
 
@@ -113,7 +114,7 @@ def _record(record: SweepRecord, jobs: Sequence[Sequence[str]], seeds: Sequence[
     words = [f"{key}={','.join(values) if key in zipped else values[0]}" for key, values in columns.items()]
     words.append(f"{seed_key}={','.join(map(str, seeds))}")
     options: dict[str, Any] = {"zip": [[bare(key) for key in zipped]]} if len(zipped) > 1 else {}
-    own = [word for word in record.own if not word.lstrip("+").startswith(_OF_THE_GRID)]
+    own = [word for word in record.own if word.startswith(_MODE) or not word.lstrip("+").startswith(_OF_THE_GRID)]
     if not any(word.startswith("hydra/sweeper=") for word in own):
         own.insert(0, "hydra/sweeper=trieye")
     own += [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in options.items()]

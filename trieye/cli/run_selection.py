@@ -137,7 +137,7 @@ class RunSelection:
                     style="yellow",
                 )
                 only = " --only removed" if all(job.how == "removed" for job in unfinished) else ""
-                if not any(job.how == "waiting" for job in unfinished):  # else the sweep is being run
+                if not any(job.how in ("waiting", "running") for job in unfinished):  # else the sweep is being run
                     console.print(f"run them: trieye sweep relaunch {sweep}{only}")
             remote = [job for job in jobs if job.how in ENDED and job.is_away]
             if remote:

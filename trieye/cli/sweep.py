@@ -392,7 +392,8 @@ def _record_at(directory: Path) -> "SweepRecord":
     record = recorded.at(directory)
     if record.working_dir != recorded.working_dir:
         print(
-            f"sweep moved here from {recorded.directory}; running its program in {record.working_dir}", file=sys.stderr
+            f"sweep moved or copied here from {recorded.directory}; running its program in {record.working_dir}",
+            file=sys.stderr,
         )
     return record
 

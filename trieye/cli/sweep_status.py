@@ -61,11 +61,14 @@ def print_status(options: argparse.Namespace) -> int:
 
 
 def _advice(record: "SweepRecord", directory: Path) -> str:
+    from trieye.sweeps.record import KEEP_GOING
+
     try:
         record.at(directory)
     except ConfigurationError as error:  # a copy
         return str(error)
-    return f"run unfinished jobs: trieye sweep relaunch {directory}"
+    is_fail_fast = "hydra.launcher.fail_fast=true" in record.own  # else a failed job would end the sweep again
+    return f"run unfinished jobs: trieye sweep relaunch {directory}{' ' + KEEP_GOING if is_fail_fast else ''}"
 
 
 def print_jobs(jobs: "Sequence[JobStatus]") -> None:

@@ -129,7 +129,7 @@ class StrictModel(BaseModel):
         frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
     )
     FOREIGN_KEYS: ClassVar[Mapping[str, str]] = {}
-    """Keys of similar configs of other projects, with the key to set instead."""
+    """Keys of similar configs of other projects, each with what to do instead."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

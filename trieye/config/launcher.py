@@ -53,12 +53,12 @@ class LauncherConfig(StrictModel):
     """
 
     FOREIGN_KEYS: ClassVar[Mapping[str, str]] = {
-        "n_jobs": "num_jobs", "timeout": "timeout_min", "prefer": "backend or isolate", "require": "backend or isolate",
-        "verbose": "nothing: progress is shown", "pre_dispatch": "nothing: jobs start when resources are free",
-        # of submitit:
-        "array_parallelism": "num_jobs", "cpus_per_task": "num_cpus", "gpus_per_node": "num_gpus", "mem_gb": "memory",
-        "account": "slurm.account", "partition": "slurm.partition", "signal_delay_s": "slurm.signal_s",
-        "qos": "slurm.options", "constraint": "slurm.options", "additional_parameters": "slurm.options",
+        "n_jobs": "set num_jobs", "timeout": "set timeout_min", "prefer": "set isolate", "require": "set isolate",
+        "verbose": "omit it", "pre_dispatch": "omit it",  # all of joblib; of submitit:
+        "array_parallelism": "set num_jobs", "cpus_per_task": "set num_cpus", "gpus_per_node": "set num_gpus",
+        "mem_gb": "set memory, in bytes", "tasks_per_node": "a job is one process", "nodes": "a job is one process",
+        "account": "set slurm.account", "partition": "set slurm.partition", "signal_delay_s": "set slurm.signal_s",
+        "qos": "set slurm.options", "constraint": "set slurm.options", "additional_parameters": "set slurm.options",
     }  # fmt: skip
 
     backend: Backend | None = Field(

@@ -16,9 +16,10 @@ class SweeperConfig(StrictModel):
     """Jobs of a grid or search, and the objective of a search."""
 
     FOREIGN_KEYS: ClassVar[Mapping[str, str]] = {
-        "direction": "hydra.sweeper.mode", "n_trials": "hydra.sweeper.num_trials", "n_jobs": "hydra.launcher.num_jobs",
-        "max_batch_size": "hydra.launcher.num_jobs", "storage": "hydra.sweep.dir, which resumes a search",
-        "study_name": "hydra.sweep.dir, which resumes a search",
+        "direction": "set hydra.sweeper.mode", "n_trials": "set hydra.sweeper.num_trials",
+        "n_jobs": "set hydra.launcher.num_jobs", "max_batch_size": "set hydra.launcher.num_jobs",
+        "storage": "set hydra.sweep.dir, which resumes a search",
+        "study_name": "set hydra.sweep.dir, which resumes a search",
     }  # fmt: skip
 
     kind: Literal["grid", "random", "optuna"] = Field(

@@ -11,6 +11,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from trieye.config.hydra.loader import set_override_dirname
+from trieye.config.hydra.messages import without_parser_words
+from trieye.config.redaction import redacted_text
 
 
 def shared_base(loader: ConfigLoader, sweep: DictConfig) -> DictConfig | None:
@@ -45,6 +47,12 @@ def with_values(base: DictConfig, loader: ConfigLoader, overrides: Sequence[str]
     base.hydra.overrides.task = [override.input_line for override in parsed]
     set_override_dirname(base.hydra.job, parsed)
     return base
+
+
+def message_of(error: Exception) -> str:
+    """Return the message of a config that does not compose, with its cause, on one line without secrets."""
+    causes = [str(error), *([str(error.__cause__)] if error.__cause__ is not None else [])]
+    return redacted_text(" ".join(without_parser_words(": ".join(causes)).split()))
 
 
 def _sets_value(override: Override, loader: ConfigLoaderImpl) -> bool:

@@ -7,6 +7,7 @@ from trieye.process.terminal import Terminal, TextTable
 from trieye.process.text import counted
 from trieye.sweeps.grid import short
 from trieye.sweeps.jobs import OUTPUT, Done, JobElsewhereError
+from trieye.sweeps.record import KEEP_GOING
 from trieye.sweeps.report import headings
 from trieye.sweeps.status import status_of
 
@@ -48,7 +49,7 @@ def failure_message(failed: Sequence[Done], num: int, directory: Path, *, is_fai
     raised = " raised" if failed[0].is_raised else ":"
     num_missing = sum(job.record is None for job in status_of(directory)) if is_fail_fast else 0
     missing = f"; {num_missing} did not start" if num_missing else ""
-    option = " hydra.launcher.fail_fast=false" if num_missing else ""  # else the failed jobs would end it again
+    option = f" {KEEP_GOING}" if num_missing else ""  # else the failed jobs would end it again
     return (
         f"{len(failed)} of {num} jobs {verb}{missing}; job {failed[0].index}{raised} "
         f"{failed[0].error_text.removesuffix('.')}. "

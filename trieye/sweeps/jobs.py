@@ -99,7 +99,7 @@ class Done:
     def error_text(self) -> str:
         """The error on one line, with its type if the job raised it, without secrets."""
         name = f"{type(self.error).__name__}: " if self.is_raised else ""
-        return redacted_text(" ".join(f"{name}{self.error}".split()))
+        return redacted_text(" ".join(f"{name}{self.error}".split()).removesuffix(":"))
 
     @property
     def is_raised(self) -> bool:

@@ -15,7 +15,6 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trieye.config.hydra.messages import without_parser_words
 from trieye.config.hydra.records import RedactingTask
 from trieye.config.hydra.typed import plugin_options
 from trieye.config.launcher import LauncherConfig
@@ -26,7 +25,7 @@ from trieye.process.signals import StopSignals, exit_code_of
 from trieye.process.text import counted
 from trieye.renames import current_override
 from trieye.sweeps.backends import location_of, pool_of
-from trieye.sweeps.composing import shared_base
+from trieye.sweeps.composing import message_of, shared_base
 from trieye.sweeps.grid import bare
 from trieye.sweeps.jobs import ORPHANED_STOP_S, Done, Job, JobElsewhereError, JobRecord, ReportedError, append_output
 from trieye.sweeps.objectives import Objectives
@@ -149,9 +148,7 @@ class SweepExecution:
             self._shared.composed(job.index, job.overrides)
             return self._resources_of(job)
         except (HydraException, OmegaConfBaseException) as error:
-            causes = [str(error), *([str(error.__cause__)] if error.__cause__ is not None else [])]
-            message = redacted_text(" ".join(without_parser_words(": ".join(causes)).split()))
-            raise ConfigurationError(f"job {job.index} ({' '.join(job.overrides)}): {message}") from error
+            raise ConfigurationError(f"job {job.index} ({' '.join(job.overrides)}): {message_of(error)}") from error
         finally:
             self._composed.pop(job.index, None)  # a search may choose other values for it
 
@@ -209,7 +206,8 @@ class SweepExecution:
 
     def _progress(self, size: int | None) -> SweepProgress:
         location = location_of(self.options, self._shared)
-        return SweepProgress(self.directory, size, self._shared.varying, location=location)
+        is_live = self.options.isolate != "none"
+        return SweepProgress(self.directory, size, self._shared.varying, location=location, is_live=is_live)
 
     def _run_on_slurm(self, queue: JobQueue, size: int | None) -> list[Done]:
         with self._progress(size) as progress:
@@ -245,7 +243,8 @@ class SweepExecution:
 
     def _stop(self, pool: WorkerPool) -> None:
         if self._running:
-            say(f"sweep: interrupting {counted(len(self._running), 'job')}; after {STOP_S:.0f} s they are killed ...")
+            jobs = counted(len(self._running), "job")
+            say(f"sweep: interrupting {jobs}; jobs still running after {STOP_S:.0f} s are killed ...")
         try:
             with StopSignals(lambda _: None, "interrupted jobs are still running", received={signal.SIGINT}):
                 pool.stop()
@@ -401,7 +400,7 @@ class SweepExecution:
         record.deaths += 1
         record.attempt = max(record.attempt, deaths)  # attempts may be on the disk of another machine
         record.state, record.error = "lost", died.reason
-        reason = f"its process was killed{f' {deaths} times' if deaths > 1 else ''}: {died.reason}"
+        reason = f"its process died{f' {deaths} times' if deaths > 1 else ''}: {died.reason}"
         append_output(self.directory / str(died.index), reason)
         has_no_retries = deaths > self.options.retries
         if has_no_retries:

@@ -32,6 +32,7 @@ class SweepProgress:
         varying: The keys that differ between jobs.
         of: `sweep` or `study`; the jobs of a study are called trials.
         location: Where the jobs run.
+        is_live: Whether a table is redrawn on a terminal; not while jobs print to it.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class SweepProgress:
         *,
         of: Literal["sweep", "study"] = "sweep",
         location: str = "",
+        is_live: bool = True,
     ) -> None:
+        self._is_live = is_live and sys.stderr.isatty()
         self._directory, self._size, self._varying, self._of = directory, size, varying, of
         self._location = f", {location}" if location else ""
         self._one = "trial" if of == "study" else "job"
@@ -57,7 +60,7 @@ class SweepProgress:
     def __enter__(self) -> Self:
         jobs = "" if self._size is None else f"{counted(self._size, self._one)} "
         say(f"{self._of}: {jobs}in {_short(self._directory)}{self._location}")
-        if sys.stderr.isatty():
+        if self._is_live:
             from rich.live import Live
 
             from trieye.process.terminal import Terminal
@@ -115,7 +118,7 @@ class SweepProgress:
         """Record that the process of a job was killed and the job restarts."""
         self._running.pop(job.index, None)
         self._num[_RESTARTS] += 1
-        self._say(f"{self._named(job)}: its process was killed; restarting it in another process ({reason})")
+        self._say(f"{self._named(job)}: its process died; restarting it in another process ({reason})")
 
     def retried(self, job: Job, reason: str) -> None:
         """Record that a job failed or its process died, and that it resumes from its last checkpoint."""

@@ -20,6 +20,7 @@ LOCK = "sweep.lock"
 OTHER_SWEEP = "for another sweep, omit hydra.sweep.dir or set another directory"
 ONLY = "hydra.launcher.only="
 """The option that selects jobs of a sweep; it is not part of the sweep's command."""
+KEEP_GOING = "hydra.launcher.fail_fast=false"
 
 _SHOWN = 5
 

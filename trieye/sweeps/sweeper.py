@@ -99,6 +99,11 @@ class SweeperBody:
             SweepError: A job failed.
         """
         words = [*(f"{key}={value}" for key, value in (self.options.params or {}).items()), *arguments]
+        if self.options.seeds and "seed" not in self._config:
+            raise ConfigurationError(
+                f"hydra.sweeper.seeds={self.options.seeds} varies the key seed, which the config does not have; add "
+                "it, or vary a new key, as in +seed=0,1,2"
+            )
         loader, record = self._context.config_loader, new_record(self._config)
         if self.options.kind == "grid":
             sweep = partial(self._of_grid, words, grid_of(words, self.options, loader), record)
@@ -196,7 +201,9 @@ class SweeperBody:
                 say(f"job {index}: {' '.join(search.ask(index))}")
             return []
         assert self._ours is not None  # noqa: S101 - see `_space`
-        num = num if before is None else max(num, before.size)
+        if before is not None and num < before.size:
+            say(f"sweep: has {before.size} trials already; hydra.sweeper.num_trials={num} adds none")
+            num = before.size
         record.size, record.varying = num, [bare(axis.key) for axis in space.dimensions if len(axis.choices) != 1]
         earlier = self._begun(num)
         objective = self._pruning_metric()

@@ -1,5 +1,6 @@
 """Run a job of a sweep in this process: compose its config, run its program, record its outcome."""
 
+import bdb
 import copy
 import os
 import pickle
@@ -19,10 +20,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from trieye.exceptions import TrieyeError
+from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.files.atomic import relink
 from trieye.process.output import printing_to
-from trieye.sweeps.composing import with_values
+from trieye.sweeps.composing import message_of, with_values
 from trieye.sweeps.descriptions import save_path_in
 from trieye.sweeps.grid import shown
 from trieye.sweeps.jobs import OUTPUT, OUTPUT_DIR, Done, RunningJob
@@ -77,6 +78,13 @@ class SweepContext:
             if (save_path := save_path_in(self.directory, index)) is not None:
                 config.hydra.sweep.subdir = str(self.working_dir / save_path)
         return config
+
+    def composed_here(self, index: int, overrides: Sequence[str], *, is_last: bool) -> DictConfig:
+        """Compose the config of a job; the message of a `ConfigurationError` contains the cause."""
+        try:
+            return self.composed(index, overrides, is_last=is_last)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigurationError(message_of(error)) from error
 
     def composed_or_error(self, index: int, overrides: Sequence[str]) -> DictConfig | Exception:
         """Compose the config of a job, or return the error."""
@@ -152,7 +160,7 @@ def _result(
 ) -> Done:
     returned: JobReturn | None = None
     try:
-        config = shared.composed(index, overrides, is_last=is_own_process) if config is None else config
+        config = shared.composed_here(index, overrides, is_last=is_own_process) if config is None else config
         _link_output(shared.directory / str(index), config)
         returned = _run(shared, overrides, config)
         return Done(index, value=returned.return_value, returned=returned)
@@ -161,8 +169,14 @@ def _result(
             raise
         if exit_.code in (None, 0):
             return Done(index)
-        print(exit_.code, file=sys.stderr)  # noqa: T201 - as Python does
+        traceback.print_exc()
         return Done(index, error=RuntimeError(f"sys.exit({exit_.code!r}) was called"))
+    except bdb.BdbQuit as quit_:
+        if not is_own_process:  # the user left the debugger
+            raise
+        error = RuntimeError("breakpoint() has no terminal in a parallel job; set hydra.launcher.isolate=none")
+        error.__cause__ = quit_
+        return Done(index, error=error)
     except KeyboardInterrupt:
         print("trieye: interrupted", file=sys.stderr)  # noqa: T201 - its file
         raise
