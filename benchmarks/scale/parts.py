@@ -403,8 +403,8 @@ class LearnerRig(Rig):
             run_name="scaling",
             explorer=ExplorerConfig(num=num),
             sync=SyncConfig(style="trainer_driven"),
-            env=SimpleNamespace(num=world.envs),
-            agent=SimpleNamespace(rollout_steps=world.steps),
+            env=SimpleNamespace(num=world.envs, id=self._kind.name),
+            agent=SimpleNamespace(rollout_steps=world.steps, gamma=0.99),
         )
         task: Any = Task(config, Any, None, ObjectStoreTransport())  # type: ignore[arg-type]  # nobody makes explorers of it
         place: Any = _Seats(self._senders)
