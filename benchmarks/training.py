@@ -25,7 +25,7 @@ from peer.environments import SB3, installed
 GOALS = {"dqn": 1.3, "ppo": 1.4, "sac": 1.15, "td3": 1.15}
 GOAL_SINGLE_FILE = 0.9
 GOAL_LOGGING = 0.03
-STEPS = {"dqn": 512, "ppo": 1024, "sac": 40, "td3": 60}
+STEPS = {"dqn": 512, "ppo": 2048, "sac": 40, "td3": 60}
 """In one turn: half a second, so that all sides share what else the machine does."""
 WARM_UP = {"dqn": 2500, "ppo": 1024, "sac": 150, "td3": 150}
 """After so many learning has begun, and DQN explores as little as for the rest of its life."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, cast, get_args
@@ -260,8 +260,9 @@ class TrainEngine(Experiment[ConfigT], Generic[ConfigT, AgentT, PolicyT]):
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a context manager under which modules compute in `agent.precision`."""
-        dtype = getattr(torch, self.agent.precision)
-        return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
+        if self.agent.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, self.agent.precision))
 
     def train_step(self, batch: Any) -> Mapping[str, Any]:
         """Make one update.

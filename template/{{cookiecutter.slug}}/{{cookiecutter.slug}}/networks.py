@@ -34,7 +34,8 @@ class Encoder(nn.Module):
         """Return `[..., size]` for observations `[..., *shape]`."""
         obs = self.normalize(obs)
         if self.keys is None:
-            features: torch.Tensor = self.parts[0](obs)
+            [part] = self.parts
+            features: torch.Tensor = part(obs)
             return features
         return torch.cat([part(obs[key]) for key, part in zip(self.keys, self.parts, strict=True)], dim=-1)
 
@@ -118,6 +119,11 @@ class Critics(nn.Module):
         """Return both Q-values, `[n]` each, for actions `[n, action_size]`."""
         inputs = torch.cat((self.encoder(obs), action), dim=1)
         return self.first(inputs)[:, 0].float(), self.second(inputs)[:, 0].float()
+
+    def first_value(self, obs: Any, action: torch.Tensor) -> torch.Tensor:
+        """Return the Q-values of the first network, `[n]`."""
+        value: torch.Tensor = self.first(torch.cat((self.encoder(obs), action), dim=1))[:, 0].float()
+        return value
 
 
 def _has_channels_last(first: int, middle: int, last: int) -> bool:

@@ -101,7 +101,7 @@ class TD3(trieye.TrainEngine[TrainConfig, TD3Config, DeterministicActor]):
     def update_actor(self, batch: trieye.Minibatch) -> torch.Tensor:
         """Update the actor by the first critic, then the target networks, and return the loss."""
         with self.autocast():
-            value, _ = self.critics(batch.obs, self.policy(batch.obs))
+            value = self.critics.first_value(batch.obs, self.policy(batch.obs))
         loss: torch.Tensor = -value.mean()
         self.actor_optimizer.zero_grad()
         loss.backward(inputs=self.actor_weights)  # the critics receive no gradient
