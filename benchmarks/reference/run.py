@@ -140,7 +140,9 @@ def run(side: Side, python: Path) -> None:
         f"persistence.root_data_dir={WORK / 'data'}",
     ]  # fmt: skip
     print(f"== {side.table}: {side.cell}, {side.library}", flush=True)
-    subprocess.run(side.command(python, *words), check=True, cwd=project(python), env=ENVIRON)
+    done = subprocess.run(side.command(python, *words), check=False, cwd=project(python), env=ENVIRON)
+    if done.returncode:
+        sys.exit(done.returncode)  # the sweep has said why
     part = side.data.with_suffix(".part.parquet")
     export = [str(python), "-m", "trieye.cli", "results", "export", str(side.directory), "-o", str(part)]
     logged = METRICS.split(",")[side.library == "sb3"]
