@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from trieye.config.base import did_you_mean
@@ -43,6 +44,8 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
         self._pool: Any = self._make()
         self.single_observation_space = self._pool.observation_space
         self.single_action_space = self._pool.action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
     def _id_of(self, config: EnvConfig) -> str:
