@@ -12,6 +12,7 @@ whose file in `data/` exists is not repeated.
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -42,7 +43,7 @@ PACKAGES = {
 SPEED_SHARE, SPEED_STEPS = 0.02, 2000
 """Share of the budget, and lowest number of steps, of a speed measurement."""
 
-ENVIRON = os.environ | {"OMP_NUM_THREADS": "1"}
+ENVIRON = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}  # the networks for stable-baselines3
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,11 @@ def environment() -> Path:
 
 
 def project(python: Path) -> Path:
-    """Return the directory of a project from the template, which is generated if it is missing."""
+    """Return the directory of a project from the template, which is generated if it is missing or outdated."""
     directory = WORK / "project" / SLUG
-    if not directory.exists():
+    changed_at = max(path.stat().st_mtime for path in (ROOT / "template").rglob("*") if path.is_file())
+    if not directory.exists() or directory.stat().st_mtime < changed_at:
+        shutil.rmtree(directory, ignore_errors=True)
         new = [str(python), "-m", "trieye.cli", "new", SLUG, "--no-input", "-o", str(directory.parent)]
         subprocess.run(new, check=True, stdout=subprocess.DEVNULL)
     return directory

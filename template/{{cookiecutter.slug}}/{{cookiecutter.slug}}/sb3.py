@@ -5,6 +5,7 @@ With a `run_name`, Ctrl-C saves a checkpoint and the same command resumes. Of th
 """
 
 import inspect
+import pkgutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -85,10 +86,14 @@ def model_of(cfg: Config, envs: Any) -> Any:
 
 
 def argument(value: Any) -> Any:
-    """Convert a hyperparameter: a list to a tuple, as train_freq needs, and `{start, end}` to a schedule."""
+    """Convert a hyperparameter: `{start, end}` to a schedule, `module:Class` to the class, a list to a tuple."""
     if isinstance(value, dict) and value.keys() == {"start", "end"}:
         return lambda remaining: value["end"] + (value["start"] - value["end"]) * remaining  # from 1 to 0
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, dict):
+        return {name: argument(part) for name, part in value.items()}
+    if isinstance(value, str) and ":" in value:
+        return pkgutil.resolve_name(value)
+    return tuple(value) if isinstance(value, list) else value  # train_freq needs a tuple
 
 
 @trieye.main(config_path="../conf", config_name="sb3")
