@@ -21,7 +21,7 @@ from run import DATA, METRICS, ROOT, TABLES
 
 from trieye.results import Results, load
 from trieye.results.origins import Origin
-from trieye.results.statistics import probability_of_improvement
+from trieye.results.statistics import Estimate, aggregate, probability_of_improvement
 
 DOCS = ROOT / "docs" / "benchmarks"
 BY = "env.id,tags.algorithm,tags.library"
@@ -57,15 +57,14 @@ class Table:
 
     def write(self) -> None:
         """Write the page, its pictures and its report."""
-        table, report = DOCS / f"{self.name}_figures.md", DOCS / f"{self.name}.html"
-        trieye(self.command("table", "-o", str(table)))
+        report = DOCS / f"{self.name}.html"
         trieye(
             self.command(
                 "report", "--task", "env.id", "--x", "env_steps", "--title", self.spec["title"], "-o", str(report)
             )
         )
-        parts = [f"# {self.spec['title']}", self._introduction(), table.read_text().strip(), *self._pictures()]
-        parts += ["## Comparison", self._comparison(), "## Provenance", self._provenance()]
+        parts = [f"# {self.spec['title']}", self._introduction(), self._comparison(), *self._pictures()]
+        parts += ["## Provenance", self._provenance()]
         parts += [
             "## Limits",
             self.spec["limits"].strip(),
@@ -73,7 +72,6 @@ class Table:
             self._reproduction(),
         ]
         (DOCS / f"{self.name}.md").write_text("\n\n".join(parts) + "\n")
-        table.unlink()
 
     def _introduction(self) -> str:
         missing = [
@@ -81,9 +79,10 @@ class Table:
         ]
         pending = f" Not finished yet: {', '.join(dict.fromkeys(missing))}." if missing else ""
         return (
-            f"{self.spec['about'].strip()} Scores are the mean of the last 10 % of the evaluations of a run; figures "
-            "are interquartile means over seeds with 95 % stratified bootstrap intervals, n = number of seeds."
-            f"{pending} "
+            f"{self.spec['about'].strip()}\n\nScores are the mean of the last 10 % of the evaluations of a run; figures "
+            "are interquartile means over seeds with 95 % bootstrap intervals; probabilities are estimated from all "
+            "pairs of a run of trieye and a run of stable-baselines3. Seeds were fixed in advance, and a cell is shown "
+            f"when all of its runs are complete.{pending} "
             f"All figures, profiles and runs: [{self.name}.html]({self.name}.html)."
         )
 
@@ -99,16 +98,17 @@ class Table:
 
     def _comparison(self) -> str:
         lines = [
-            "| environment | algorithm | probability that trieye is better than stable-baselines3 | n |",
-            "|---|---|---|---|",
+            "| environment | algorithm | trieye | stable-baselines3 | probability that trieye is better | seeds |",
+            "|---|---|---|---|---|---|",
         ]
-        for task, on_task in self.results.split("env.id").items():
-            for algorithm, runs in on_task.split("tags.algorithm").items():
+        for task, on_task in sorted(self.results.split("env.id").items()):
+            for algorithm, runs in sorted(on_task.split("tags.algorithm").items()):
                 scores = {library: _scores(part) for library, part in runs.split("tags.library").items()}
-                if len(scores) == len(LIBRARIES):
-                    chance = probability_of_improvement(scores["trieye"], scores["sb3"])
-                    interval = f"{chance.value:.2f} [{chance.low:.2f}, {chance.high:.2f}]"
-                    lines.append(f"| {task} | {algorithm} | {interval} | {chance.n} |")
+                figures = [_figure(aggregate(scores[library])) if library in scores else "-" for library in LIBRARIES]
+                has_both = len(scores) == len(LIBRARIES)
+                chance = _figure(probability_of_improvement(scores["trieye"], scores["sb3"])) if has_both else "-"
+                num = " + ".join(str(len(scores.get(library, ()))) for library in LIBRARIES)
+                lines.append(f"| {task} | {algorithm} | {' | '.join(figures)} | {chance} | {num} |")
         return "\n".join(lines)
 
     def _provenance(self) -> str:
@@ -142,6 +142,11 @@ class Table:
             f"repeats `{cell}` with both libraries into `.reference/`, after `make .venv/.ready`; "
             "`python benchmarks/reference/page.py` rebuilds this page from the stored curves."
         )
+
+
+def _figure(estimate: Estimate) -> str:
+    """Return a figure with its interval, with three digits."""
+    return f"{estimate.value:.3g} [{estimate.low:.3g}, {estimate.high:.3g}]"
 
 
 def _scores(runs: Results) -> np.ndarray[Any, np.dtype[np.float64]]:
