@@ -80,9 +80,9 @@ class Table:
         pending = f" Not finished yet: {', '.join(dict.fromkeys(missing))}." if missing else ""
         return (
             f"{self.spec['about'].strip()}\n\nScores are the mean of the last 10 % of the evaluations of a run; "
-            "figures are interquartile means over seeds with 95 % bootstrap intervals; probabilities are estimated from "
-            "all pairs of a run of trieye and a run of stable-baselines3. Seeds were fixed in advance, and a cell is shown "
-            f"when all of its runs are complete.{pending} "
+            "figures are interquartile means over seeds with 95 % bootstrap intervals; probabilities are estimated "
+            "from all pairs of a run of trieye and a run of stable-baselines3. Seeds were fixed in advance, and a "
+            f"cell is shown when all of its runs are complete.{pending} "
             f"All figures, profiles and runs: [{self.name}.html]({self.name}.html)."
         )
 
