@@ -18,6 +18,7 @@ from trieye.exceptions import ConfigurationError, RunLockedError
 from trieye.sweeps import orphans, timeouts
 from trieye.sweeps.jobs import RunningJob
 from trieye.sweeps.record import LOCK, SWEEP, SweepRecord, lock_in
+from trieye.sweeps.sweeper import SweepError
 
 
 def done(cfg):
@@ -340,6 +341,14 @@ def test_a_job_that_another_process_runs_is_left_out_and_fails_the_sweep(sweep, 
 def test_the_defaults_of_the_plugins_are_those_of_their_models():
     assert LauncherConfig().model_dump() == LAUNCHER
     assert SweeperConfig().model_dump() == SWEEPER
+
+
+def test_a_job_without_an_output_directory_fails_alone(sweep, monkeypatch):
+    monkeypatch.setenv("NAME_1", "first")
+    words = ["what=a,b", "cpus=1,2", "hydra.launcher.num_jobs=1", "hydra.sweep.subdir='${what}_${oc.env:NAME_${cpus}}'"]
+    with pytest.raises(SweepError, match="2 of 4 jobs failed"):
+        sweep.search(lambda cfg: cfg.cpus + 1, *words)
+    assert sweep.states(4) == ["completed", "failed", "completed", "failed"]
 
 
 @pytest.mark.parametrize("subdir", ["same", "of_${what}"])

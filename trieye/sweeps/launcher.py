@@ -158,7 +158,10 @@ class SweepExecution:
             return
         owners: dict[str, Job] = {}
         for job in samples:
-            subdir = str(self._shared.composed(job.index, job.overrides).hydra.sweep.subdir)
+            try:
+                subdir = str(self._shared.composed(job.index, job.overrides).hydra.sweep.subdir)
+            except (HydraException, OmegaConfBaseException):  # this job fails with its own message
+                continue
             if (owner := owners.setdefault(subdir, job)) is not job:
                 raise ConfigurationError(
                     f"hydra.sweep.subdir={pattern['subdir']}: jobs {owner.index} and {job.index} would share the "

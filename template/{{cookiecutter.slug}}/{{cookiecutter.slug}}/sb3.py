@@ -28,7 +28,7 @@ class Config(trieye.TrieyeConfig):
     hyperparameters: dict[str, Any] = Field(
         default_factory=dict,
         description="Arguments of that class that differ from its defaults; {start: 3e-4, end: 0} = linear schedule, "
-        "action_noise=0.1 = standard deviation of Gaussian noise.",
+        "action_noise=0.1 = standard deviation of Gaussian noise, module:Class = a class, such as of a network.",
     )
     env: trieye.EnvConfig = Field(description="Environment.")
     evaluator: str = Field(
