@@ -71,16 +71,16 @@ def many_saves(root: Path) -> dict[str, float]:
     with trieye.Run(config) as run:
         run.replay.extend(rows(ROWS))
         checkpoints = run.dir / "checkpoints"
-        peak = one = written = 0
+        peak = first_size = written = 0
         for _ in run.steps(SAVES):
             run.replay.extend(rows(NEW_ROWS))
             before = {path.stat().st_ino for path in checkpoints.rglob("*.safetensors")}
             path = run.save(model=model).wait()
-            one = one or size_on_disk(path)
+            first_size = first_size or size_on_disk(path)
             peak = max(peak, size_on_disk(checkpoints))
             new = [file.stat() for file in path.rglob("parts/*") if file.stat().st_ino not in before]
             written = sum(stat.st_size for stat in new)
-    return {"one_bytes": one, "peak_bytes": peak, "last_new_replay_bytes": written}
+    return {"one_bytes": first_size, "peak_bytes": peak, "last_new_replay_bytes": written}
 
 
 def main() -> None:

@@ -119,7 +119,7 @@ def measure(rounds: int) -> None:
             ],
         }
     speeds = {name: report[name]["times_as_fast"] >= goal for name, goal in AT_LEAST.items()}
-    met = {**speeds, "values": all(is_same(name, *each["difference"]) for name, each in report.items())}
+    met = {**speeds, "values": all(is_same(name, *figures["difference"]) for name, figures in report.items())}
     goals = {**AT_LEAST, "values": WITHIN}
     print(json.dumps({"benchmark": "results_statistics", "figures": report, "goals": goals, "met": met}))
 

@@ -29,10 +29,10 @@ from hydra.core.hydra_config import HydraConfig
 
 @hydra.main(config_path=None, config_name="config", version_base="1.3")
 def main(cfg):
-    began = time.time()
+    start = time.time()
     time.sleep(LONG_S if HydraConfig.get().job.num % 4 == 0 else SHORT_S)
     with open("FILE", "a") as file:
-        file.write(f"{began} {time.time()}\\n")
+        file.write(f"{start} {time.time()}\\n")
     return -(float(cfg.x) - 0.25) ** 2
 
 ConfigStore.instance().store("config", {"x": 0.0})

@@ -166,11 +166,11 @@ def turn(side: Iterator[int], steps: int) -> Turn:
 
     made: Counter[int] = Counter()
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: made.update([id(optimizer)]))
-    before, began = next(side), time.process_time()
+    before, start = next(side), time.process_time()
     made.clear()
     while (now := next(side)) < before + steps:
         pass
-    cpu_s = time.process_time() - began
+    cpu_s = time.process_time() - start
     hook.remove()
     return Turn(now - before, max(made.values(), default=0), cpu_s)
 
@@ -179,11 +179,13 @@ def figures_of(turns: list[dict[str, Turn]], name: str) -> dict[str, float]:
     """Return an agent's median rates and ratios, and the updates of each side per 1000 environment steps."""
     figures: dict[str, float] = {}
     for side in turns[0]:
-        figures[f"{side}_per_cpu_s"] = round(statistics.median(one[side].rate for one in turns))
-        updates, env_steps = (sum(getattr(one[side], name_) for one in turns) for name_ in ("updates", "env_steps"))
+        figures[f"{side}_per_cpu_s"] = round(statistics.median(by_side[side].rate for by_side in turns))
+        updates, env_steps = (
+            sum(getattr(by_side[side], field) for by_side in turns) for field in ("updates", "env_steps")
+        )
         figures[f"{side}_updates_per_1000_steps"] = round(1000 * updates / env_steps, 1)
     for peer, goal in goals_of(name).items():
-        ratio = statistics.median(one["trieye"].rate / one[peer].rate for one in turns)
+        ratio = statistics.median(by_side["trieye"].rate / by_side[peer].rate for by_side in turns)
         figures |= {f"vs_{peer}": round(ratio, 3), f"goal_{peer}": goal}
     return figures
 
