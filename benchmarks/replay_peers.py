@@ -83,10 +83,14 @@ class Bench:
                 side = make()
                 fill(side)
             except Exception as error:  # noqa: BLE001 - a failing peer must not stop the others
-                self.skipped[name] = f"{type(error).__name__}: {error}"[:200]
+                self.skip(name, error)
             else:
                 sides[name] = side
         return sides
+
+    def skip(self, name: str, error: Exception) -> None:
+        """Record why a side is not measured."""
+        self.skipped[name] = f"{type(error).__name__}: {error}"[:200]
 
     def compare(self, title: str, sides: Mapping[str, Side], figures: Iterable[str]) -> None:
         """Measure all sides in turn, and the ratios of trieye to the others."""
@@ -198,7 +202,12 @@ def disk(bench: Bench, name: str, case: Case) -> None:
         for side, kind in kinds.items():
             if side in bench.skipped:
                 continue
-            for operation, elapsed in save_and_load(kind, case).items():
+            try:
+                durations = save_and_load(kind, case)
+            except ImportError as error:
+                bench.skip(side, error)
+                continue
+            for operation, elapsed in durations.items():
                 times.setdefault(operation, {}).setdefault(side, []).append(elapsed)
     for operation, by_side in times.items():
         medians = {side: statistics.median(durations) for side, durations in by_side.items()}
