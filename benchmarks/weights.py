@@ -74,7 +74,7 @@ class Waiter:
         self.board = board
 
     def wait(self, version: int) -> float:
-        """Wait for a newer version; return the time of its notice on the clock that all processes share."""
+        """Wait for a newer version; return its arrival in seconds of `time.monotonic`, which processes share."""
         self.board.wait_newer(version, 60.0)
         return time.monotonic()
 
