@@ -1,7 +1,7 @@
-"""A call of `add_scalar` and of `wandb.log` beside the original's, offline, in the same run.
+"""Latency of `add_scalar` and `wandb.log` through trieye's drop-in replacements, against the originals, offline.
 
-Goal: no slower than the original. The value is a tensor, as such programs have it. Calls come in bursts, as between two
-updates, and what is done on other threads is waited for between them.
+Goal: no slower than the original. The logged value is a tensor, as in a typical training loop. Calls come in bursts, as
+between two updates; background threads are flushed after each pair of bursts.
 """
 
 import json
@@ -21,69 +21,74 @@ GOAL = 1.0
 
 
 def per_call_us(call: Callable[[int], Any], first: int) -> float:
-    """Return microseconds for one call of a burst."""
-    began = time.perf_counter()
+    """Return the mean duration of a call in a burst, in microseconds."""
+    start = time.perf_counter()
     for step in range(first, first + CALLS):
         call(step)
-    return (time.perf_counter() - began) / CALLS * 1e6
+    return (time.perf_counter() - start) / CALLS * 1e6
 
 
-def in_turns(ours: Callable[[int], Any], theirs: Callable[[int], Any], settle: Callable[[], Any]) -> dict[str, float]:
-    """Return the medians of both, and that of their ratios."""
+def compare(ours: Callable[[int], Any], theirs: Callable[[int], Any], flush: Callable[[], Any]) -> dict[str, float]:
+    """Return the median latency of both in alternating bursts, and the median of their ratios."""
     pairs = []
     for number in range(ROUNDS):
         first = number * CALLS
         pairs.append((per_call_us(ours, first), per_call_us(theirs, first)))
-        settle()
-    own, other = (statistics.median(side) for side in zip(*pairs, strict=True))
-    ratio = statistics.median(a / b for a, b in pairs)
-    return {"ours_us": round(own, 2), "theirs_us": round(other, 2), "ratio": round(ratio, 3)}
+        flush()
+    ours_us, theirs_us = (statistics.median(latencies) for latencies in zip(*pairs, strict=True))
+    ratio = statistics.median(our_us / their_us for our_us, their_us in pairs)
+    return {"ours_us": round(ours_us, 2), "theirs_us": round(theirs_us, 2), "ratio": round(ratio, 3)}
 
 
 def add_scalar() -> dict[str, float]:
-    """Compare `SummaryWriter.add_scalar`."""
+    """Compare `SummaryWriter.add_scalar` with torch's."""
     from torch.utils.tensorboard import SummaryWriter as TorchWriter
 
     from trieye.integrations.tensorboard import SummaryWriter
 
     value = torch.tensor(0.5)
-    with SummaryWriter("runs/ours") as ours, TorchWriter("theirs") as theirs:  # type: ignore[no-untyped-call]
-        return in_turns(
+    with SummaryWriter("runs/ours") as ours, TorchWriter("theirs") as theirs:
+
+        def flush() -> None:
+            ours.flush()
+            theirs.flush()
+
+        return compare(
             lambda step: ours.add_scalar("losses/td", value, step),
             lambda step: theirs.add_scalar("losses/td", value, step),
-            lambda: (ours.flush(), theirs.flush()),
+            flush,
         )
 
 
 def log() -> dict[str, float]:
-    """Compare `log` of a dict of two."""
-    import wandb as real
+    """Compare `wandb.log` of a dict of two values."""
+    import wandb as original
 
     from trieye.integrations import wandb
 
     value = torch.tensor(0.5)
     ours = wandb.init(project="bench", id="ours")
-    theirs = real.init(project="bench", mode="offline", dir=".")
-    found = in_turns(
+    theirs = original.init(project="bench", mode="offline", dir=".")
+    latencies = compare(
         lambda step: ours.log({"loss": value, "return": 1.5}, step=step),
         lambda step: theirs.log({"loss": value, "return": 1.5}, step=step),
         ours.run.flush,
     )
     theirs.finish()
     ours.finish()
-    return found
+    return latencies
 
 
 def main() -> None:
     """Print one JSON line."""
     os.environ["WANDB_SILENT"] = "true"
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory() as place:
-        os.chdir(place)
-        found = {"add_scalar": add_scalar(), "log": log()}
-        os.chdir(before)
-    met = all(held["ratio"] <= GOAL for held in found.values())
-    print(json.dumps({"benchmark": "adopted_calls", **found, "goal": GOAL, "met": met}))
+    working_dir = Path.cwd()
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chdir(scratch)
+        figures = {"add_scalar": add_scalar(), "log": log()}
+        os.chdir(working_dir)
+    met = all(latencies["ratio"] <= GOAL for latencies in figures.values())
+    print(json.dumps({"benchmark": "adopted_calls", **figures, "goal": GOAL, "met": met}))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Explorers beside one process, TorchRL and RLlib: sampling, training, and what a failure costs.
+"""Explorers against a single process, TorchRL and RLlib: sampling, training, and recovery from failures.
 
-Environment steps per second that are sampled in this process (a loop written by hand, and ours), by two explorers in
-Ray, and by two processes of the others, in turns; PPO's environment steps per second of CPU of all processes; and how
-long the learner stands still when a process that samples is killed, or its environment raises. Goals: 0.95 of the loop
-by hand; 1.35 of one process, 1.6 where a step takes 1 ms of CPU, and 0.85 for each second of CPU; 6 times TorchRL;
-3 times RLlib and 1.4 times stable-baselines3 in training; at most 1 s.
-Prints one JSON line.
+Measures three things. Sampling: environment steps per second of this process (a hand-written loop, and ours), of two
+explorers in Ray, and of two processes of each peer, in alternating turns. Training: PPO's environment steps per CPU
+second of all processes. Recovery: how long the learner stalls after a sampling process is killed or its environment
+raises. Goals: 0.95 times the hand-written loop; 1.35 times a single process, 1.6 times if a step takes 1 ms of CPU
+time, and 0.85 times per CPU second; 6 times TorchRL; in training, 3 times RLlib and 1.4 times stable-baselines3; stalls
+of at most 1 s. Prints one JSON line.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
+import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 from peer.environments import REPLAY, installed
 from training import SLUG, bake, theirs
 from training import ours as our_training
@@ -42,18 +42,18 @@ GOALS = {
 GOAL_STALL_S = 1.0
 ASYNC = {"runtime": {"kind": "ray"}, "sync": {"style": "fully_async"}}
 PAUSE_S = 0.3
-"""After a turn: what collects ahead finishes that, and another side has the machine to itself."""
+"""Pause after a turn, so that workers finish the fragments that they collect ahead."""
 
 
 class Speed(NamedTuple):
-    """Environment steps per second, and per second of CPU of this process and all that it has started."""
+    """Environment steps per second, and per CPU second of this process and its descendants."""
 
     per_s: float
     per_cpu_s: float
 
 
 def our_samples(root: str, *, explorers: int, **env: Any) -> Iterator[int]:
-    """Yield the environment steps made so far by an engine that only collects; by 0 explorers: by itself."""
+    """Yield the number of environment steps so far of an engine that only collects; 0 explorers: in this process."""
     engine = our_engine(root, explorers=explorers, **env)
     try:
         while True:
@@ -64,7 +64,7 @@ def our_samples(root: str, *, explorers: int, **env: Any) -> Iterator[int]:
 
 
 def our_engine(root: str, *, explorers: int, **env: Any) -> Any:
-    """Return an engine of the template's PPO that learns nothing; `env` replaces keys of its environment."""
+    """Return an engine of the template's PPO without updates; `env` replaces keys of its environment config."""
     config_class, ppo = import_module(f"{SLUG}.config").TrainConfig, import_module(f"{SLUG}.ppo").PPO
 
     class Collecting(ppo):  # type: ignore[misc, valid-type]
@@ -84,43 +84,43 @@ def our_engine(root: str, *, explorers: int, **env: Any) -> Any:
 
 
 class Side:
-    """One of those that take turns.
+    """A sampler or trainer that alternates with others.
 
     Args:
-        made: Yields the environment steps made so far.
+        step_counts: Generator of the number of environment steps so far.
     """
 
-    def __init__(self, made: Iterator[int]) -> None:
-        self._made = made
-        self.count = next(made)
+    def __init__(self, step_counts: Iterator[int]) -> None:
+        self._step_counts = step_counts
+        self.count = next(step_counts)
 
     def turn(self, seconds: float) -> Speed:
-        """Go on for some time."""
-        start, start_cpu = self.count, cpu_s()
-        self._advance(4)  # what was collected ahead
-        first, began = self.count, time.perf_counter()
-        while time.perf_counter() - began < seconds:
+        """Advance for some time and return the speed."""
+        first_count, first_cpu = self.count, cpu_s()
+        self._advance(4)  # consumes fragments that were collected ahead
+        start_count, start = self.count, time.perf_counter()
+        while time.perf_counter() - start < seconds:
             self._advance(1)
-        elapsed = time.perf_counter() - began
-        rate = (self.count - first) / elapsed
-        time.sleep(PAUSE_S)  # what is collected ahead by now, others did before the start
-        return Speed(rate, (self.count - start) / (cpu_s() - start_cpu))
+        elapsed = time.perf_counter() - start
+        rate = (self.count - start_count) / elapsed
+        time.sleep(PAUSE_S)  # fragments collected ahead in the pause offset those consumed above
+        return Speed(rate, (self.count - first_count) / (cpu_s() - first_cpu))
 
     def _advance(self, times: int) -> None:
         for _ in range(times):
-            self.count = next(self._made)
+            self.count = next(self._step_counts)
 
     def close(self) -> None:
-        """End it."""
-        self._made.close()  # type: ignore[attr-defined]  # a generator
+        """Close the generator."""
+        self._step_counts.close()  # type: ignore[attr-defined]  # a generator
 
 
 def cpu_s() -> float:
-    """Return the seconds of CPU of this process and all below it."""
+    """Return the CPU time of this process and its descendants in seconds."""
     total = time.process_time()
     for process in psutil.Process().children(recursive=True):
         try:
-            total += sum(process.cpu_times()[:4])  # with those of children that have ended
+            total += sum(process.cpu_times()[:4])  # includes children that have exited
         except psutil.Error:
             continue
     return total
@@ -129,49 +129,49 @@ def cpu_s() -> float:
 def in_turns(
     makers: dict[str, Callable[[], Iterator[int]]], rounds: int, seconds: float, skipped: dict[str, str]
 ) -> list[dict[str, Speed]]:
-    """Return what each side reached in each round, and note why some were left out."""
+    """Return the speed of each side in each round; record failing sides and their errors in `skipped`."""
     sides = {}
     for name, make in makers.items():
         try:
             side = Side(make())
             side.turn(1.0)
-        except Exception as error:  # noqa: BLE001 - a peer that is not installed, or does not run here
+        except Exception as error:  # noqa: BLE001 - a peer that is not installed or fails
             skipped[name] = f"{type(error).__name__}: {error}"[:300]
         else:
             sides[name] = side
-    found = [{name: side.turn(seconds) for name, side in sides.items()} for _ in range(rounds)]
+    speeds = [{name: side.turn(seconds) for name, side in sides.items()} for _ in range(rounds)]
     for side in sides.values():
         side.close()
-    return found
+    return speeds
 
 
-def medians(found: list[dict[str, Speed]], field: str) -> dict[str, float]:
-    """Return what each side reached."""
-    return {name: statistics.median(getattr(one[name], field) for one in found) for name in found[0]}
+def medians(rounds: list[dict[str, Speed]], field: str) -> dict[str, float]:
+    """Return the median speed of each side."""
+    return {name: statistics.median(getattr(speeds[name], field) for speeds in rounds) for name in rounds[0]}
 
 
-def ratio_of(found: list[dict[str, Speed]], side: str, other: str, field: str) -> float | None:
-    """Return the median ratio of two sides, None if one of them was left out."""
-    if not {side, other} <= found[0].keys():
+def ratio_of(rounds: list[dict[str, Speed]], side: str, other: str, field: str) -> float | None:
+    """Return the median ratio of two sides; None if a side was skipped."""
+    if not {side, other} <= rounds[0].keys():
         return None
-    return statistics.median(getattr(one[side], field) / getattr(one[other], field) for one in found)
+    return float(statistics.median(getattr(speeds[side], field) / getattr(speeds[other], field) for speeds in rounds))
 
 
-def processes(kind: str) -> dict[int, psutil.Process]:
-    """Return the processes of an actor class."""
-    found = {}
+def processes(actor_class: str) -> dict[int, psutil.Process]:
+    """Return the processes of an actor class, by pid."""
+    by_pid = {}
     for process in psutil.Process().children(recursive=True):
         try:
-            line = process.cmdline()
+            command_line = process.cmdline()
         except psutil.Error:
             continue
-        if line and line[0].startswith(f"ray::{kind}"):
-            found[process.pid] = process
-    return found
+        if command_line and command_line[0].startswith(f"ray::{actor_class}"):
+            by_pid[process.pid] = process
+    return by_pid
 
 
 def longest_s(advance: Callable[[], object], until: Callable[[float], bool]) -> float:
-    """Return the longest time between two steps, until something holds so many seconds after the first."""
+    """Advance until a condition on the elapsed seconds holds; return the maximum time between two steps."""
     times = [time.perf_counter()]
     while not until(times[-1] - times[0]):
         advance()
@@ -180,7 +180,7 @@ def longest_s(advance: Callable[[], object], until: Callable[[float], bool]) -> 
 
 
 def our_stalls(root: str, kills: int) -> dict[str, float]:
-    """Return how long the learner stood still at most, in ms."""
+    """Return the longest stalls of the learner without failures, after kills and after exceptions, in ms."""
     from peer.explorer_sides import FAILS
 
     flag, before = Path(root, "fail"), set(processes("ExplorerActor"))
@@ -190,26 +190,26 @@ def our_stalls(root: str, kills: int) -> dict[str, float]:
         agent=agent, env={"id": FAILS, "num": 4, "kwargs": {"flag": str(flag)}}, explorer={"num": 2},
         run_name="stalls", persistence={"root_data_dir": root}, **ASYNC,
     )  # fmt: skip
-    engine, told = ppo(config), dict[str, float]()
+    engine, metrics = ppo(config), dict[str, float]()
 
     def advance() -> None:
-        told.update(engine.advance())
+        metrics.update(engine.advance())
 
-    def both_after(restarts: int) -> Callable[[float], bool]:
-        return lambda _: told.get("explorer/restarts", 0) >= restarts and told.get("explorer/alive", 0) == 2
+    def both_alive_after(restarts: int) -> Callable[[float], bool]:
+        return lambda _: metrics.get("explorer/restarts", 0) >= restarts and metrics.get("explorer/alive", 0) == 2
 
-    longest_s(advance, lambda elapsed: elapsed > 3)  # both have begun
+    longest_s(advance, lambda elapsed: elapsed > 3)  # until both explorers have started
     undisturbed, killed, raised = longest_s(advance, lambda elapsed: elapsed > 5), [], []
     for number in range(kills):
-        found = [process for pid, process in processes("ExplorerActor").items() if pid not in before]
-        os.kill(found[number % len(found)].pid, signal.SIGKILL)
-        killed.append(longest_s(advance, both_after(number + 1)))
-        longest_s(advance, lambda elapsed: elapsed > 3)  # long enough for both to do well again
+        pids = [pid for pid in processes("ExplorerActor") if pid not in before]
+        os.kill(pids[number % len(pids)], signal.SIGKILL)
+        killed.append(longest_s(advance, both_alive_after(number + 1)))
+        longest_s(advance, lambda elapsed: elapsed > 3)  # lets both collect normally again
     for _ in range(kills):
         flag.touch()
         raised.append(longest_s(advance, lambda _: not flag.exists()))
         raised[-1] = max(raised[-1], longest_s(advance, lambda elapsed: elapsed > 1))
-    restarts = told["explorer/restarts"]
+    restarts = metrics["explorer/restarts"]
     engine.cleanup()
     return {
         "undisturbed": 1e3 * undisturbed,
@@ -221,25 +221,25 @@ def our_stalls(root: str, kills: int) -> dict[str, float]:
 
 
 def rllib_stalls(root: str) -> dict[str, float]:
-    """Return the longest iteration of RLlib after each fault, in ms."""
+    """Return the longest iteration of RLlib without failures, after a kill and after an exception, in ms."""
     from peer.explorer_sides import FAILS, rllib_config
 
     flag = Path(root, "fail_rllib")
     algorithm = rllib_config(FAILS, workers=2, envs=4, steps=32, flag=str(flag)).build_algo()
     longest_s(algorithm.train, lambda elapsed: elapsed > 3)
-    found = {"undisturbed": longest_s(algorithm.train, lambda elapsed: elapsed > 5)}
+    stalls = {"undisturbed": longest_s(algorithm.train, lambda elapsed: elapsed > 5)}
     os.kill(next(iter(processes("SingleAgentEnvRunner"))), signal.SIGKILL)
-    found["killed"] = longest_s(algorithm.train, lambda elapsed: elapsed > 10)
+    stalls["killed"] = longest_s(algorithm.train, lambda elapsed: elapsed > 10)
     flag.touch()
-    found["raised"] = longest_s(algorithm.train, lambda elapsed: elapsed > 10)
+    stalls["raised"] = longest_s(algorithm.train, lambda elapsed: elapsed > 10)
     algorithm.stop()
-    return {name: 1e3 * elapsed for name, elapsed in found.items()}
+    return {name: 1e3 * elapsed for name, elapsed in stalls.items()}
 
 
-def of_bare(root: str, rounds: int) -> dict[str, float]:
-    """Return how fast this process samples by itself, and what part that is of a loop written by hand.
+def against_bare(root: str, rounds: int) -> dict[str, float]:
+    """Return the sampling speeds of this process and of a hand-written loop per CPU second, and their ratio.
 
-    Both take very short turns, and seconds of CPU count, as other work on this machine would hide the difference.
+    Turns are very short and only CPU time counts, because other load on the machine would hide the difference.
     """
     import torch
     from peer.explorer_sides import bare
@@ -249,21 +249,21 @@ def of_bare(root: str, rounds: int) -> dict[str, float]:
     engine = our_engine(root, explorers=0)
     ctx = trieye.Context(explore=True, env_steps=0, generator=torch.Generator().manual_seed(0))
     sides = {"bare": bare(engine.policy, ctx), "local": our_samples(root, explorers=0)}
-    found: list[dict[str, float]] = []
+    measured: list[dict[str, float]] = []
     for _ in range(rounds + 1):
         speeds = {}
         for name, side in sides.items():
-            first, began = next(side), time.process_time()
+            first, start = next(side), time.process_time()
             for _ in range(8):
                 last = next(side)
-            speeds[name] = (last - first) / (time.process_time() - began)
-        found.append(speeds)
-    ratio = statistics.median(one["local"] / one["bare"] for one in found[1:])
-    return {name: statistics.median(one[name] for one in found[1:]) for name in sides} | {"ratio": ratio}
+            speeds[name] = (last - first) / (time.process_time() - start)
+        measured.append(speeds)
+    ratio = statistics.median(speeds["local"] / speeds["bare"] for speeds in measured[1:])
+    return {name: statistics.median(speeds[name] for speeds in measured[1:]) for name in sides} | {"ratio": ratio}
 
 
 def sampling(root: str, rounds: int, skipped: dict[str, str]) -> list[dict[str, Speed]]:
-    """Return how fast each side samples."""
+    """Return the sampling speed of each side in each round."""
     from peer import explorer_sides as peers
 
     sides: dict[str, Callable[[], Iterator[int]]] = {
@@ -277,7 +277,7 @@ def sampling(root: str, rounds: int, skipped: dict[str, str]) -> list[dict[str, 
 
 
 def sampling_slow(root: str, rounds: int, skipped: dict[str, str]) -> list[dict[str, Speed]]:
-    """Return how fast this process and two explorers sample from an environment that takes 1 ms of CPU for a step."""
+    """Return the sampling speeds of this process and two explorers if a step takes 1 ms of CPU time."""
     from peer.explorer_sides import SLOW
 
     sides: dict[str, Callable[[], Iterator[int]]] = {
@@ -288,13 +288,13 @@ def sampling_slow(root: str, rounds: int, skipped: dict[str, str]) -> list[dict[
 
 
 def training(root: str, rounds: int, skipped: dict[str, str]) -> list[dict[str, Speed]]:
-    """Return how fast PPO is on each side."""
+    """Return the training speed of PPO on each side in each round."""
     from peer import explorer_sides as peers
 
-    explorers = {**ASYNC, "explorer": {"num": 2}, "env": {"id": "CartPole-v1", "num": 4}, "run_name": "ppo_explorers"}
+    explorers: dict[str, Any] = {**ASYNC, "explorer": {"num": 2}, "env": {"id": "CartPole-v1", "num": 4}}
     sides: dict[str, Callable[[], Iterator[int]]] = {
         "local": lambda: our_training("ppo", Path(root)),
-        "explorers": lambda: our_training("ppo", Path(root), **explorers),
+        "explorers": lambda: our_training("ppo", Path(root), run_name="ppo_explorers", **explorers),
         "sb3": lambda: theirs("ppo", 1),
         "rllib": lambda: peers.rllib_ppo(workers=0),
         "rllib_workers": lambda: peers.rllib_ppo(workers=2),
@@ -305,7 +305,7 @@ def training(root: str, rounds: int, skipped: dict[str, str]) -> list[dict[str, 
 def measure(root: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return all figures."""
     load, skipped = os.getloadavg()[0], dict[str, str]()
-    alone = of_bare(root, 8 * options.rounds)
+    alone = against_bare(root, 8 * options.rounds)
     samples = sampling(root, options.rounds, skipped)
     slow = sampling_slow(root, options.ppo_rounds, skipped)
     ppo = training(root, options.ppo_rounds, skipped)
@@ -325,7 +325,7 @@ def measure(root: str, options: argparse.Namespace) -> dict[str, Any]:
         "ppo explorers / rllib_workers": ratio_of(ppo, "explorers", "rllib_workers", "per_cpu_s"),
         "ppo explorers / sb3": ratio_of(ppo, "explorers", "sb3", "per_cpu_s"),
     }
-    met = {name: ratio[name] >= goal for name, goal in GOALS.items() if ratio[name] is not None}
+    met = {name: value >= goal for name, goal in GOALS.items() if (value := ratio[name]) is not None}
     met["stall"] = ours["killed"] <= 1e3 * GOAL_STALL_S
     return {
         "benchmark": "explorers",
@@ -346,7 +346,7 @@ def measure(root: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def rounded(figures: Any) -> Any:
-    """Return figures with three digits."""
+    """Round numbers to three significant digits."""
     if isinstance(figures, dict):
         return {name: rounded(value) for name, value in figures.items()}
     if isinstance(figures, list):
@@ -355,24 +355,24 @@ def rounded(figures: Any) -> Any:
 
 
 def main() -> None:
-    """Measure in the environment of the peers."""
+    """Start the measurement in the environment of the peers."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=11, help="of sampling, a second for each side")
-    parser.add_argument("--ppo-rounds", type=int, default=5)
-    parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--here", action="store_true", help="measure in this environment; this script starts itself so")
+    parser.add_argument("--rounds", type=int, default=11, help="rounds of sampling, with one second per side")
+    parser.add_argument("--ppo-rounds", type=int, default=5, help="rounds of training and of slow environments")
+    parser.add_argument("--kills", type=int, default=5, help="killed explorers, and raised exceptions")
+    parser.add_argument("--here", action="store_true", help="measure in this environment (used by this script)")
     options = parser.parse_args()
     if not options.here:
         subprocess.run([installed("replay", REPLAY), __file__, *sys.argv[1:], "--here"], check=True)
         return
     answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # others print, too
+    os.dup2(2, 1)  # the output of libraries goes to stderr
 
     import ray
     import torch
 
     torch.set_num_threads(1)
-    ray.init(  # more CPUs than there are: none of these processes is to wait for one
+    ray.init(  # more CPUs than the machine has, so that no actor waits for one
         address="local", num_cpus=16, include_dashboard=False, object_store_memory=256 << 20, log_to_driver=False,
         logging_level=logging.ERROR,
     )  # fmt: skip

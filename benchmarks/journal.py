@@ -1,7 +1,7 @@
-"""Batches of 100 events appended to the journal, with each durability, against a bare sqlite3 loop in the same run.
+"""Journal throughput for batches of 100 events at each durability level, against a bare sqlite3 loop.
 
-The bare loop has nothing but a table of blobs: no checksum, no client, no sequence number, no durability beyond
-`process`. Goal: with `process`, the default, at least 0.7 of its events/s.
+The bare loop inserts blobs into a table: no checksum, client id or sequence number, and only `process` durability.
+Goal: with `process`, the default, at least 0.7 times the events/s of the bare loop.
 """
 
 import json
@@ -26,48 +26,48 @@ GOAL = 0.7
 
 
 def payload() -> bytes:
-    """Return the batch as the hub appends it."""
+    """Return a batch in the encoding that the hub appends."""
     rows = [EventRow(f"loss/{number % 4}", 0.5 * number, number // 4, 1e9 + number) for number in range(BATCH_EVENTS)]
     return encode_events(EventBatch.from_rows(rows))
 
 
-def appended(append: Callable[[int], object], num_batches: int) -> dict[str, float]:
-    """Return events/s and milliseconds of appends, one after the other."""
-    waits_ms = []
-    began = time.perf_counter()
+def time_appends(append: Callable[[int], object], num_batches: int) -> dict[str, float]:
+    """Return the throughput and latency of sequential appends."""
+    latencies_ms = []
+    start = time.perf_counter()
     for number in range(num_batches):
         called = time.perf_counter()
         append(number)
-        waits_ms.append((time.perf_counter() - called) * 1e3)
-    elapsed = time.perf_counter() - began
+        latencies_ms.append((time.perf_counter() - called) * 1e3)
+    elapsed = time.perf_counter() - start
     return {
         "events_per_s": num_batches * BATCH_EVENTS / elapsed,
-        "p50_ms": float(np.percentile(waits_ms, 50)),
-        "p99_ms": float(np.percentile(waits_ms, 99)),
+        "p50_ms": float(np.percentile(latencies_ms, 50)),
+        "p99_ms": float(np.percentile(latencies_ms, 99)),
     }
 
 
 def bare(path: Path, blob: bytes) -> dict[str, float]:
-    """Return the figures of one blob a transaction."""
+    """Return the figures of a sqlite3 loop with one blob per transaction."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("CREATE TABLE batches (pos INTEGER PRIMARY KEY, payload BLOB)")
         insert = "INSERT INTO batches (payload) VALUES (?)"
-        return appended(lambda _: connection.execute(insert, (blob,)), BATCHES["bare"])
+        return time_appends(lambda _: connection.execute(insert, (blob,)), BATCHES["bare"])
 
 
 def ours(path: Path, blob: bytes, durability: Durability) -> dict[str, float]:
-    """Return the figures of the journal, with numbered batches of one client."""
+    """Return the figures of the journal with numbered batches of one client."""
     with closing(Journal(path, durability=durability)) as journal:
-        return appended(
+        return time_appends(
             lambda number: journal.append("events", blob, at=0.1 * number, client="client", seq=number + 1),
             BATCHES[durability],
         )
 
 
 def measure(directory: Path, blob: bytes) -> dict[str, dict[str, float]]:
-    """Return the figures of one round, in which all take their turn."""
+    """Return the figures of one round over all sides."""
     figures = {"bare": bare(directory / "bare.db", blob)}
     durabilities: tuple[Durability, ...] = ("process", "interval", "always")
     for durability in durabilities:

@@ -1,9 +1,9 @@
-"""What presets of the template reach, beside stable-baselines3 at the same budget and hyperparameters.
+"""Returns of the template's presets, against stable-baselines3 with the same budget and hyperparameters.
 
-Trains seeds one after another, those that are finished only once; prints a table, and writes pictures of the returns of
-evaluations over environment steps, the mean of all seeds and its 95 % bootstrap interval (each seed, if there are fewer
-than three), to `docs/learning/`. The table has the mean return of 100 fresh episodes, of the checkpoint that was best
-in an evaluation and of the last one.
+Trains the seeds sequentially and reuses finished ones. Writes learning curves to `docs/learning/`: the evaluation
+return over environment steps, as the mean of all seeds with its 95 % bootstrap interval (or every seed, if there are
+fewer than three). Prints a table with the mean return of 100 fresh episodes, for the best checkpoint by evaluation and
+for the final one.
 
     python benchmarks/learning.py ppo_cartpole --seeds 5
 """
@@ -21,27 +21,27 @@ import numpy as np
 from numpy.typing import NDArray
 from peer.environments import ROOT, SB3, installed
 
-PLACE = ROOT / ".peers" / "learning"
+WORK_DIR = ROOT / ".peers" / "learning"
 DOCS = ROOT / "docs" / "learning"
 SLUG = "my_agent"
 EPISODES = 100
 FRESH_SEED = 2_000_000
 COLOURS = {"trieye": "#0072B2", "stable-baselines3": "#D55E00"}
-"""Two that people with any colour vision tell apart (Okabe and Ito 2008)."""
+"""Colours that are distinguishable with any colour vision (Okabe and Ito 2008)."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """How stable-baselines3 does what a preset does.
+    """The stable-baselines3 equivalent of a preset.
 
     Attributes:
-        algorithm: Its class.
+        algorithm: Class name; empty if stable-baselines3 has no equivalent.
         env: Gymnasium id.
-        num: Environments.
-        steps: Environment steps.
-        every: Environment steps between two evaluations.
-        goal: The return that counts as solved; None: there is none.
-        options: Of the class. `lr` and `clip` fall to 0 from there over all steps.
+        num: Number of environments.
+        steps: Environment steps of a training.
+        every: Environment steps between evaluations.
+        goal: Return that solves the environment; None if it has no such return.
+        options: Arguments of the class. `lr` and `clip` are start values of linear schedules that end at 0.
     """
 
     algorithm: str
@@ -70,21 +70,21 @@ PEERS = {
     "sac_pendulum": Peer("SAC", "Pendulum-v1", 1, 15_000, 1000, -200, {
         "learning_rate": 1e-3, "batch_size": 256, "learning_starts": 100, "gamma": 0.99,
     }),
-    # it has no running normalization of observations that its evaluations would share
+    # no peer: its evaluations do not share a running normalization of observations
     "ppo_lunarlander": Peer("", "LunarLander-v3", 16, 500_000, 25_000, 200, {}),
-    "dqn_catch": Peer("", "", 1, 50_000, 5000, 0.9, {}),  # it has no convolutions for pictures this small
+    "dqn_catch": Peer("", "", 1, 50_000, 5000, 0.9, {}),  # no peer: its CNNs need larger images
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What one seed reached: the returns of evaluations on the way, and of fresh episodes.
+class TrainedSeed:
+    """Returns of one seed, in evaluations during training and in fresh episodes afterwards.
 
     Attributes:
         steps: Environment steps before each evaluation.
-        curve: Its return.
-        best: Mean return of fresh episodes of the checkpoint that was best in an evaluation.
-        final: The same of the last checkpoint.
+        curve: Return of each evaluation.
+        best: Mean return of fresh episodes with the best checkpoint by evaluation.
+        final: Mean return of fresh episodes with the final checkpoint.
     """
 
     steps: list[float]
@@ -93,30 +93,30 @@ class Trained:
     final: float
 
 
-def ours(preset: str, seed: int) -> Trained:
-    """Train the template's preset, unless that was done, and evaluate it."""
-    project = PLACE / "project" / SLUG
+def ours(preset: str, seed: int) -> TrainedSeed:
+    """Train a preset of the template, unless that seed is finished, and evaluate it."""
+    project = WORK_DIR / "project" / SLUG
     if not project.exists():
         new = [sys.executable, "-m", "trieye.cli", "new", SLUG, "--no-input", "-o", str(project.parent)]
         subprocess.run(new, check=True, stdout=subprocess.DEVNULL)
     name = f"{preset}_seed{seed}"
-    typed = [f"experiment={preset}", f"seed={seed}", f"run_name={name}", f"persistence.root_data_dir={PLACE}"]
-    command = [sys.executable, "-m", f"{SLUG}.train", *typed, "runtime=local", "sinks=[]"]
+    overrides = [f"experiment={preset}", f"seed={seed}", f"run_name={name}", f"persistence.root_data_dir={WORK_DIR}"]
+    command = [sys.executable, "-m", f"{SLUG}.train", *overrides, "runtime=local", "sinks=[]"]
     subprocess.run(command, check=True, cwd=project, stdout=sys.stderr)
-    found = PLACE / SLUG / "runs" / name
-    report = found / "fresh_episodes.json"
+    run_dir = WORK_DIR / SLUG / "runs" / name
+    report = run_dir / "fresh_episodes.json"
     if not report.exists():
         sys.path.insert(0, str(project))
         import trieye
 
-        played = {which: trieye.evaluate(found, which, episodes=EPISODES) for which in ("best", "latest")}
-        report.write_text(json.dumps({which: held["return_mean"] for which, held in played.items()}))
+        evaluations = {which: trieye.evaluate(run_dir, which, episodes=EPISODES) for which in ("best", "latest")}
+        report.write_text(json.dumps({which: metrics["return_mean"] for which, metrics in evaluations.items()}))
     returns = json.loads(report.read_text())
-    return Trained(*curve_of(found), returns["best"], returns["latest"])
+    return TrainedSeed(*curve_of(run_dir), returns["best"], returns["latest"])
 
 
 def curve_of(run_dir: Path) -> tuple[list[float], list[float]]:
-    """Return the environment steps and the returns of a run's evaluations, from its history."""
+    """Return environment steps and returns of the evaluations in a run's history."""
     import pyarrow.parquet as pq
 
     tables = [pq.read_table(path).to_pylist() for path in sorted((run_dir / "history").glob("points-*.parquet"))]
@@ -124,19 +124,19 @@ def curve_of(run_dir: Path) -> tuple[list[float], list[float]]:
     return [row["step"] for row in rows], [row["value"] for row in rows]
 
 
-def theirs(preset: str, seed: int) -> Trained:
-    """Train stable-baselines3, unless that was done, and evaluate it."""
-    path = PLACE / "sb3" / f"{preset}_seed{seed}.json"
+def theirs(preset: str, seed: int) -> TrainedSeed:
+    """Train stable-baselines3, unless that seed is finished, and evaluate it."""
+    path = WORK_DIR / "sb3" / f"{preset}_seed{seed}.json"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(_theirs(PEERS[preset], seed, path.with_suffix(""))))
     returns, evaluations = json.loads(path.read_text()), np.load(path.with_suffix("") / "evaluations.npz")
     curve = evaluations["results"].mean(axis=1).tolist()
-    return Trained(evaluations["timesteps"].tolist(), curve, returns["best"], returns["final"])
+    return TrainedSeed(evaluations["timesteps"].tolist(), curve, returns["best"], returns["final"])
 
 
 def _theirs(peer: Peer, seed: int, directory: Path) -> dict[str, float]:
-    """Train, and return the mean returns of fresh episodes of both checkpoints."""
+    """Train, and return the mean returns of fresh episodes with the best and the final checkpoint."""
     import stable_baselines3 as sb3
     import torch
     from stable_baselines3.common.callbacks import EvalCallback
@@ -146,8 +146,8 @@ def _theirs(peer: Peer, seed: int, directory: Path) -> dict[str, float]:
     torch.set_num_threads(1)
     options = dict(peer.options)
     for short, full in (("lr", "learning_rate"), ("clip", "clip_range")):
-        if (first := options.pop(short, None)) is not None:
-            options[full] = lambda left, first=first: first * left
+        if (start := options.pop(short, None)) is not None:
+            options[full] = lambda remaining, start=start: start * remaining
     algorithm = getattr(sb3, peer.algorithm)
     model = algorithm("MlpPolicy", make_vec_env(peer.env, peer.num, seed=seed), seed=seed, device="cpu", **options)
     callback = EvalCallback(
@@ -159,44 +159,46 @@ def _theirs(peer: Peer, seed: int, directory: Path) -> dict[str, float]:
         verbose=0,
     )
     model.learn(peer.steps, callback=callback, log_interval=None)
-    played = {"best": algorithm.load(directory / "best_model", device="cpu"), "final": model}
-    return {
-        which: float(evaluate_policy(one, make_vec_env(peer.env, 10, seed=FRESH_SEED), n_eval_episodes=EPISODES)[0])
-        for which, one in played.items()
-    }
+    returns = {}
+    for which, checkpoint in (("best", algorithm.load(directory / "best_model", device="cpu")), ("final", model)):
+        envs = make_vec_env(peer.env, 10, seed=FRESH_SEED)
+        mean_return, _ = evaluate_policy(checkpoint, envs, n_eval_episodes=EPISODES)
+        assert not isinstance(mean_return, list)
+        returns[which] = float(mean_return)
+    return returns
 
 
 def interval(curves: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the 95 % bootstrap interval of the mean, `[2, points]`, of `[seeds, points]`."""
-    drawn = np.random.default_rng(0).integers(len(curves), size=(2000, len(curves)))
-    found: NDArray[np.float64] = np.percentile(curves[drawn].mean(axis=1), [2.5, 97.5], axis=0)
-    return found
+    """Return the 95 % bootstrap interval `[2, points]` of the mean of curves `[seeds, points]`."""
+    resamples = np.random.default_rng(0).integers(len(curves), size=(2000, len(curves)))
+    bounds: NDArray[np.float64] = np.percentile(curves[resamples].mean(axis=1), [2.5, 97.5], axis=0)
+    return bounds
 
 
-def aligned(seeds: list[Trained]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return environment steps, `[points]`, and the return of each seed there, `[seeds, points]`.
+def aligned(seeds: list[TrainedSeed]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return common environment steps `[points]` and the return of each seed at these steps `[seeds, points]`.
 
-    Seeds are evaluated after about as many steps, not after exactly as many; between two evaluations lies a line.
+    The evaluation steps of seeds differ slightly, so curves are interpolated linearly.
     """
-    points = min(len(one.curve) for one in seeds)
-    steps = np.mean([one.steps[:points] for one in seeds], axis=0)
-    return steps, np.array([np.interp(steps, one.steps, one.curve) for one in seeds])
+    points = min(len(seed.curve) for seed in seeds)
+    steps = np.mean([seed.steps[:points] for seed in seeds], axis=0)
+    return steps, np.array([np.interp(steps, seed.steps, seed.curve) for seed in seeds])
 
 
-def draw(preset: str, sides: dict[str, list[Trained]]) -> Path:
-    """Write the picture and return where it is."""
+def draw(preset: str, sides: dict[str, list[TrainedSeed]]) -> Path:
+    """Draw the learning curves and return the path of the SVG."""
     import matplotlib as mpl
 
     mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = preset  # the same file from the same figures
+    mpl.rcParams["svg.hashsalt"] = preset  # makes the file reproducible
     from matplotlib import pyplot as plt
 
     goal = PEERS[preset].goal
-    figure, axes = plt.subplots(figsize=(4.5, 3), layout="constrained")  # letters are readable in a column of a paper
+    figure, axes = plt.subplots(figsize=(4.5, 3), layout="constrained")  # legible in one column of a paper
     for name, seeds in sides.items():
         steps, curves = aligned(seeds)
-        counted = f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
-        axes.plot(steps, curves.mean(axis=0), color=COLOURS[name], label=f"{name} ({counted})", zorder=3)
+        num_seeds = f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
+        axes.plot(steps, curves.mean(axis=0), color=COLOURS[name], label=f"{name} ({num_seeds})", zorder=3)
         if len(seeds) < 3:  # too few for an interval
             axes.plot(steps, curves.T, color=COLOURS[name], alpha=0.4, linewidth=0.8)
         else:
@@ -214,24 +216,24 @@ def draw(preset: str, sides: dict[str, list[Trained]]) -> Path:
     return path
 
 
-def table(preset: str, sides: dict[str, list[Trained]]) -> list[str]:
-    """Return rows of a table in Markdown."""
+def table(preset: str, sides: dict[str, list[TrainedSeed]]) -> list[str]:
+    """Return the rows of a preset in the Markdown table."""
     goal = PEERS[preset].goal
     rows = []
     for name, seeds in sides.items():
-        best, final = ([getattr(one, which) for one in seeds] for which in ("best", "final"))
-        reached = "" if goal is None else f"{sum(one >= goal for one in best)} of {len(best)}"
-        figures = " | ".join(" ".join(f"{one:.4g}" for one in held) for held in (best, final))
-        rows.append(f"| {preset} | {name} | {figures} | {'' if goal is None else goal} | {reached} |")
+        best, final = ([getattr(seed, which) for seed in seeds] for which in ("best", "final"))
+        solved = "" if goal is None else f"{sum(value >= goal for value in best)} of {len(best)}"
+        figures = " | ".join(" ".join(f"{value:.4g}" for value in returns) for returns in (best, final))
+        rows.append(f"| {preset} | {name} | {figures} | {'' if goal is None else goal} | {solved} |")
     return rows
 
 
 def main() -> None:
-    """Measure in the environment that has stable-baselines3."""
+    """Start the training in the environment with stable-baselines3, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("presets", nargs="*", default=[], help=f"among {', '.join(PEERS)}")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--peer-seeds", type=int, default=None, help="of stable-baselines3; as many if not given")
+    parser.add_argument("presets", nargs="*", default=[], help=f"presets to train (default: all): {', '.join(PEERS)}")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds per preset")
+    parser.add_argument("--peer-seeds", type=int, help="seeds of stable-baselines3 (default: the value of --seeds)")
     options = parser.parse_args()
     presets = options.presets or list(PEERS)
     if os.environ.get("TRIEYE_LEARNING") is None:
@@ -240,10 +242,10 @@ def main() -> None:
         return
     rows = []
     for preset in presets:
-        num_theirs = options.seeds if options.peer_seeds is None else options.peer_seeds
+        peer_seeds = options.seeds if options.peer_seeds is None else options.peer_seeds
         sides = {"trieye": [ours(preset, seed) for seed in range(options.seeds)]}
-        if PEERS[preset].algorithm and num_theirs:
-            sides["stable-baselines3"] = [theirs(preset, seed) for seed in range(num_theirs)]
+        if PEERS[preset].algorithm and peer_seeds:
+            sides["stable-baselines3"] = [theirs(preset, seed) for seed in range(peer_seeds)]
         rows += table(preset, sides)
         print(draw(preset, sides), file=sys.stderr)
     head = ["preset", "", f"best checkpoint, {EPISODES} fresh episodes, by seed", "last one", "goal", "reached"]

@@ -1,7 +1,7 @@
-"""`run.log(name, value)` in a training loop against a bare `deque.append` of the tuple that it stands for.
+"""Latency of `run.log(name, value)` in a training loop against a bare `deque.append` of the same tuple.
 
-Goal: at most 4 times the append, with the step and thread safety included. `peer_us` is what a single call of the
-actor of trieye 0.1.5 takes of the caller.
+Goal: at most 4 times the append, including the step and thread safety. `peer_us` is the time for which one call of the
+trieye 0.1.5 actor blocks the caller.
 """
 
 import json
@@ -23,28 +23,28 @@ GOAL = 4.0
 
 
 def bare_append() -> float:
-    """Return ns for one append of (name, value, step, time, context)."""
+    """Return the mean duration of appending (name, value, step, time, context), in ns."""
     pending: deque[tuple[Any, ...]] = deque()
     append, clock, step, value = pending.append, time.time, 5, 1.5
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(CALLS):
         append(("loss", value, step, clock(), None))
-    return (time.perf_counter() - began) / CALLS * 1e9
+    return (time.perf_counter() - start) / CALLS * 1e9
 
 
 def run_log(run: trieye.Run) -> float:
-    """Return ns for one `run.log`, while the flusher of the run works beside it."""
+    """Return the mean duration of `run.log` in ns, while the run's flusher is active in its thread."""
     log, value = run.log, 1.5
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(CALLS):
         log("loss", value)
-    elapsed = (time.perf_counter() - began) / CALLS * 1e9
+    elapsed = (time.perf_counter() - start) / CALLS * 1e9
     run.flush()
     return elapsed
 
 
 def ours() -> dict[str, float]:
-    """Return ns of both, in turns."""
+    """Return the latency of both in ns, measured in alternating rounds."""
     with tempfile.TemporaryDirectory() as root:
         config = trieye.TrieyeConfig(
             persistence={"root_data_dir": root},
@@ -54,9 +54,9 @@ def ours() -> dict[str, float]:
         )
         with trieye.Run(config) as run:
             pairs = [(run_log(run), bare_append()) for _ in range(ROUNDS)]
-    logged, bare = (statistics.median(side) for side in zip(*pairs, strict=True))
-    ratio = statistics.median(a / b for a, b in pairs)
-    return {"run_log_ns": round(logged), "deque_append_ns": round(bare), "ratio": round(ratio, 2)}
+    log_ns, append_ns = (statistics.median(latencies) for latencies in zip(*pairs, strict=True))
+    ratio = statistics.median(log_ns / append_ns for log_ns, append_ns in pairs)
+    return {"run_log_ns": round(log_ns), "deque_append_ns": round(append_ns), "ratio": round(ratio, 2)}
 
 
 def main() -> None:

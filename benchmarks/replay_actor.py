@@ -1,13 +1,13 @@
-"""Insert and sample rates of a replay actor on one machine, compared with RLlib in the same run.
+"""Insert and sample throughput of a replay actor on one machine, against RLlib.
 
-Two Ray processes insert 64 rows per call, while a third one samples 64 rows fifty times a second. Our writers merge
-calls, as they do by default; the peer is an actor around RLlib's `EpisodeReplayBuffer`, which receives each call as a
-piece of an episode, with four calls in flight. Without RLlib and its dependencies (dm_tree, lz4, scipy), only our
+Two Ray processes insert 64 rows per call, while a third process samples 64 rows fifty times per second. Our writers
+merge calls, which is their default; the peer is an actor around RLlib's `EpisodeReplayBuffer`, which receives each call
+as an episode chunk, with four calls in flight. Without RLlib and its dependencies (dm_tree, lz4, scipy), only our
 figures are measured.
 
-Sampling is compared with `np.take` of the same number of rows, from memory of the same kind and size, into reused
-memory. `take_private` reads from memory that cannot be shared: NumPy gets huge pages for it, while shared memory has
-them only if /sys/kernel/mm/transparent_hugepage/shmem_enabled permits. Figures are thousand rows per second, medians of
+The reference for sampling is `np.take` of the same number of rows, from memory of the same kind and size, into reused
+memory. `take_private` reads private memory, which NumPy backs with huge pages; shared memory gets them only if
+/sys/kernel/mm/transparent_hugepage/shmem_enabled permits. Figures are thousand rows per second, medians of
 interleaved rounds. Prints one JSON line.
 """
 
@@ -64,7 +64,7 @@ class OurWriter:
 
 
 class PeerWriter:
-    """Inserts pieces of episodes into the peer's actor."""
+    """Inserts episode chunks into the peer's actor."""
 
     def __init__(self, actor: Any, shape: tuple[int, ...], dtype: Any) -> None:
         self.actor = actor
@@ -77,14 +77,14 @@ class PeerWriter:
         count, start, in_flight = 0, time.perf_counter(), deque[Any]()
         observations = [*self.rows["obs"], self.rows["next_obs"][-1]]
         while time.perf_counter() - start < seconds:
-            piece = SingleAgentEpisode(
+            chunk = SingleAgentEpisode(
                 observations=observations,
                 actions=list(self.rows["action"]),
                 rewards=list(self.rows["reward"]),
                 terminated=True,
                 len_lookback_buffer=0,
             )
-            in_flight.append(self.actor.add.remote(piece))
+            in_flight.append(self.actor.add.remote(chunk))
             if len(in_flight) > INFLIGHT:
                 ray.get(in_flight.popleft())
             count += BATCH
@@ -93,7 +93,7 @@ class PeerWriter:
 
 
 class Consumer:
-    """Samples batches at the rate of a learner."""
+    """Samples batches at a learner's rate."""
 
     def __init__(self, replay: RemoteReplay | None, actor: Any) -> None:
         self.reader = None if replay is None else replay.reader()
@@ -122,41 +122,41 @@ def start_peer(capacity: int) -> Any:
 
 
 def measure_inserts(name: str) -> dict[str, list[float]]:
-    """Return the inserts per second of each side, by round."""
+    """Return the inserted thousand rows per second of each side, by round."""
     shape, dtype, capacity = SHAPES[name]
     replay = RemoteReplay.start({"default": {"capacity": capacity}})
-    sides = {"ours": (OurWriter, Consumer, replay)}
+    sides: dict[str, tuple[type, Any]] = {"ours": (OurWriter, replay)}
     if (peer := start_peer(capacity)) is not None:
-        sides["rllib"] = (PeerWriter, Consumer, peer)
-    crews = {}
-    for side, (writer, consumer, target) in sides.items():
-        writers = [ray.remote(num_cpus=0)(writer).remote(target, shape, dtype) for _ in range(NUM_WRITERS)]
+        sides["rllib"] = (PeerWriter, peer)
+    clients = {}
+    for side, (writer_class, target) in sides.items():
+        writers = [ray.remote(num_cpus=0)(writer_class).remote(target, shape, dtype) for _ in range(NUM_WRITERS)]
         ours, theirs = (target, None) if side == "ours" else (None, target)
-        crews[side] = (writers, ray.remote(num_cpus=0)(consumer).remote(ours, theirs))
-        ray.get([each.insert.remote(0.3) for each in writers])
+        clients[side] = (writers, ray.remote(num_cpus=0)(Consumer).remote(ours, theirs))
+        ray.get([writer.insert.remote(0.3) for writer in writers])
     speeds: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(ROUNDS):
-        for side, (writers, consumer) in crews.items():
-            drawn = consumer.draw.remote(SECONDS)
-            speeds[side].append(sum(ray.get([each.insert.remote(SECONDS) for each in writers])) / 1000)
-            ray.get(drawn)
+        for side, (writers, consumer) in clients.items():
+            sampling = consumer.draw.remote(SECONDS)
+            speeds[side].append(sum(ray.get([writer.insert.remote(SECONDS) for writer in writers])) / 1000)
+            ray.get(sampling)
     replay.close()
     if peer is not None:
         ray.kill(peer)
     return speeds
 
 
-def rows_per_ms(act: Callable[[], object]) -> float:
+def rows_per_ms(call: Callable[[], object]) -> float:
     """Repeat a call for `SAMPLE_SECONDS` and return thousand rows per second."""
     calls, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < SAMPLE_SECONDS:
-        act()
+        call()
         calls += 1
     return calls * SAMPLE / elapsed / 1000
 
 
 def shared(array: Any) -> Any:
-    """Return a copy in memory that other processes could read."""
+    """Return a copy in shared memory."""
     descriptor = os.memfd_create("benchmark")
     os.ftruncate(descriptor, array.nbytes)
     memory = mmap.mmap(descriptor, array.nbytes)
@@ -167,7 +167,7 @@ def shared(array: Any) -> Any:
 
 
 def measure_samples(name: str) -> dict[str, float]:
-    """Return the rates of a reader in this process and of `np.take`."""
+    """Return the throughput of a reader in this process and of `np.take`."""
     shape, dtype, capacity = SHAPES[name]
     replay = RemoteReplay.start({"default": {"capacity": capacity}})
     rows = rows_of(shape, dtype, 500)
@@ -177,33 +177,33 @@ def measure_samples(name: str) -> dict[str, float]:
     reader = replay.reader(ahead=AHEAD)
     batch = reader.sample(SAMPLE)
     private = {key: np.repeat(array[:1], capacity, axis=0) for key, array in rows.items()}
-    public = {key: shared(array) for key, array in private.items()}
+    in_shared_memory = {key: shared(array) for key, array in private.items()}
     out = {key: np.empty((SAMPLE, *array.shape[1:]), array.dtype) for key, array in private.items()}
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
 
     def take(cells: dict[str, Any]) -> None:
-        slots = dice.integers(0, capacity, SAMPLE)
+        slots = rng.integers(0, capacity, SAMPLE)
         for key, array in cells.items():
             array.take(slots, axis=0, out=out[key], mode="wrap")
 
     sides: dict[str, Callable[[], object]] = {
         "sample": lambda: reader.sample(SAMPLE, out=batch),
-        "take": lambda: take(public),
+        "take": lambda: take(in_shared_memory),
         "take_private": lambda: take(private),
     }
-    for act in sides.values():  # the first touch of each page
-        rows_per_ms(act)
-    rounds = [{side: rows_per_ms(act) for side, act in sides.items()} for _ in range(SAMPLE_ROUNDS)]
+    for call in sides.values():  # touches each page once
+        rows_per_ms(call)
+    rounds = [{side: rows_per_ms(call) for side, call in sides.items()} for _ in range(SAMPLE_ROUNDS)]
     reader.close()
     replay.close()
-    figures = {side: round(statistics.median(each[side] for each in rounds), 1) for side in sides}
+    figures = {side: round(statistics.median(rates[side] for rates in rounds), 1) for side in sides}
     for limit in ("take", "take_private"):
-        figures[f"of_{limit}"] = round(statistics.median(each["sample"] / each[limit] for each in rounds), 2)
+        figures[f"of_{limit}"] = round(statistics.median(rates["sample"] / rates[limit] for rates in rounds), 2)
     return figures
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print one JSON line."""
     ray.init(
         address="local", num_cpus=2, include_dashboard=False, object_store_memory=256 << 20, logging_level=logging.ERROR
     )

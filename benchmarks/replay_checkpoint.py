@@ -1,7 +1,8 @@
-"""Cost of a replay buffer of 100 000 rows in a checkpoint: the first save, and a save with 1 % new rows.
+"""Cost of a replay buffer with 100 000 rows in a checkpoint: the first save, and a save with 1 % new rows.
 
-Prints one JSON line. Goals: with 1 % new rows, <= 3 % of the bytes and <= 10 % of the time of a full snapshot. After 30
-saves of a 100 MB model with that buffer: disk <= (keep_last + 2) checkpoints, and the 30th save writes new rows only.
+Prints one JSON line. Goals: with 1 % new rows, <= 3 % of the bytes and <= 10 % of the time of a full snapshot. During
+30 saves of a 100 MB model with that buffer, disk usage <= (keep_last + 2) checkpoints, and the 30th save writes new
+rows only.
 """
 
 import json
@@ -41,16 +42,16 @@ def size_on_disk(*directories: Path) -> int:
 
 
 def snapshots(directory: Path) -> dict[str, float]:
-    """Return median times in seconds and bytes of full snapshots, and of snapshots with 1 % new rows."""
+    """Return median durations in seconds and bytes of full snapshots, and of snapshots with 1 % new rows."""
     figures: dict[str, list[float]] = {"full_s": [], "full_bytes": [], "next_s": [], "next_bytes": []}
     for number in range(ROUNDS):
         buffer, path = ReplayBuffer(ROWS), directory / f"buffer{number}"
         buffer.extend(rows(ROWS))
         for kind in ("full", "next"):
             before = size_on_disk(directory)
-            started = time.perf_counter()
+            start = time.perf_counter()
             buffer.save(path)
-            figures[f"{kind}_s"].append(time.perf_counter() - started)
+            figures[f"{kind}_s"].append(time.perf_counter() - start)
             # overwritten rows free disk space, so only growth counts
             figures[f"{kind}_bytes"].append(max(size_on_disk(directory) - before, 0))
             buffer.extend(rows(NEW_ROWS))
@@ -59,7 +60,7 @@ def snapshots(directory: Path) -> dict[str, float]:
 
 
 def many_saves(root: Path) -> dict[str, float]:
-    """Return the size of one checkpoint, the peak size of all during 30 saves, and of the last save's new files."""
+    """Return the size of a checkpoint, peak disk usage during 30 saves, and the size of the last save's new files."""
     model = np.zeros(MODEL_BYTES // 8)
     config = trieye.TrieyeConfig(
         runtime={"kind": "local"},
@@ -70,20 +71,20 @@ def many_saves(root: Path) -> dict[str, float]:
     with trieye.Run(config) as run:
         run.replay.extend(rows(ROWS))
         checkpoints = run.dir / "checkpoints"
-        peak = one = written = 0
+        peak = first_size = written = 0
         for _ in run.steps(SAVES):
             run.replay.extend(rows(NEW_ROWS))
             before = {path.stat().st_ino for path in checkpoints.rglob("*.safetensors")}
             path = run.save(model=model).wait()
-            one = one or size_on_disk(path)
+            first_size = first_size or size_on_disk(path)
             peak = max(peak, size_on_disk(checkpoints))
             new = [file.stat() for file in path.rglob("parts/*") if file.stat().st_ino not in before]
             written = sum(stat.st_size for stat in new)
-    return {"one_bytes": one, "peak_bytes": peak, "last_new_replay_bytes": written}
+    return {"one_bytes": first_size, "peak_bytes": peak, "last_new_replay_bytes": written}
 
 
 def main() -> None:
-    """Measure both."""
+    """Measure both and print one JSON line."""
     with tempfile.TemporaryDirectory() as directory:
         single = snapshots(Path(directory))
     with tempfile.TemporaryDirectory() as directory:

@@ -1,10 +1,10 @@
 """Replay buffers of several libraries: adding, sampling, memory and saving, with CartPole rows and Atari frames.
 
-All sides take turns in one process, in an environment in `.peers/replay` that is created on first use, with the NumPy,
+All sides alternate in one process, in an environment in `.peers/replay` that is created on first use, with the NumPy,
 torch and trieye of the current environment. Peers that fail to install or run are listed in `skipped`. `take` is the
-upper bound: `np.take` of the same number of rows into reused memory. `sample_out` samples into an earlier batch.
-`fragmented`: with unrelated memory blocks of all sizes in between; `mapped`: the allocator maps new memory for each
-batch.
+upper bound: `np.take` of the same number of rows into reused memory. `sample_out` reuses the memory of an earlier
+batch. `fragmented`: the heap also contains unrelated blocks of all sizes; `mapped`: the allocator maps new memory for
+each batch.
 
 Speeds are thousand rows per CPU second with one thread, medians of interleaved rounds; `ratios` are medians of the
 rounds' ratios. Memory is the growth of the process, as a multiple of the bytes of the rows. Saving is wall-clock time;
@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class Bench:
     """Collects measurements.
 
     Args:
-        rounds: Number of turns per side.
+        rounds: Rounds per side.
         seconds: CPU time per figure and round.
     """
 
@@ -82,76 +83,80 @@ class Bench:
                 side = make()
                 fill(side)
             except Exception as error:  # noqa: BLE001 - a failing peer must not stop the others
-                self.skipped[name] = f"{type(error).__name__}: {error}"[:200]
+                self.skip(name, error)
             else:
                 sides[name] = side
         return sides
 
+    def skip(self, name: str, error: Exception) -> None:
+        """Record why a side is not measured."""
+        self.skipped[name] = f"{type(error).__name__}: {error}"[:200]
+
     def compare(self, title: str, sides: Mapping[str, Side], figures: Iterable[str]) -> None:
         """Measure all sides in turn, and the ratios of trieye to the others."""
         for figure in figures:
-            acts = {name: getattr(side, figure) for name, side in sides.items() if hasattr(side, figure)}
-            speeds: dict[str, list[float]] = {name: [] for name in acts}
+            calls = {name: getattr(side, figure) for name, side in sides.items() if hasattr(side, figure)}
+            speeds: dict[str, list[float]] = {name: [] for name in calls}
             for _ in range(self.rounds):
-                for name, act in acts.items():
-                    speeds[name].append(thousands_per_s(act, rows=ROWS_OF[figure], seconds=self.seconds))
+                for name, call in calls.items():
+                    speeds[name].append(thousands_per_s(call, rows=ROWS_OF[figure], seconds=self.seconds))
             self.figures[f"{title} {figure}"] = {name: statistics.median(values) for name, values in speeds.items()}
             for name in speeds.keys() - {"trieye"}:
                 self.ratio(f"{title} {figure} / {name}", speeds["trieye"], speeds[name])
 
     def ratio(self, name: str, ours: list[float], others: list[float]) -> None:
         """Record the median of the ratios of each round."""
-        self.ratios[name] = statistics.median(one / other for one, other in zip(ours, others, strict=True))
+        self.ratios[name] = statistics.median(our / other for our, other in zip(ours, others, strict=True))
 
 
-def thousands_per_s(act: Callable[[], object], *, rows: int, seconds: float) -> float:
+def thousands_per_s(call: Callable[[], object], *, rows: int, seconds: float) -> float:
     """Repeat a call for some CPU seconds and return thousand rows per second."""
-    act()
-    calls, some, start = 0, 1, time.process_time()  # CPU time, so that other processes do not count
+    call()
+    num_calls, burst, start = 0, 1, time.process_time()  # CPU time, so that other processes do not count
     while (elapsed := time.process_time() - start) < seconds:
-        for _ in range(some):
-            act()
-        calls += some
-        some = min(calls, 64)
-    return calls * rows / elapsed / 1000
+        for _ in range(burst):
+            call()
+        num_calls += burst
+        burst = min(num_calls, 64)
+    return num_calls * rows / elapsed / 1000
 
 
 def fill(side: Side) -> None:
     """Fill the buffer to its capacity."""
-    for _ in range(-(-side.case.capacity // BLOCK) if hasattr(side, "extend") else 0):
-        side.extend()
+    extend: Callable[[], object] = getattr(side, "extend", lambda: None)
+    for _ in range(-(-side.case.capacity // BLOCK)):
+        extend()
 
 
 def uniform(bench: Bench, name: str, case: Case) -> None:
     """Measure adding and sampling."""
     kinds = {side: kind for side, kind in SIDES.items() if (side, name) != ("rllib", "atari")}  # would take minutes
-    sides = bench.filled({side: lambda kind=kind: kind(case) for side, kind in kinds.items()})
+    sides = bench.filled({side: partial(kind, case) for side, kind in kinds.items()})
     bench.compare(name, sides, ["add", "extend"])
     sides["take"] = Take(case)
     bench.compare(name, sides, ["sample", "sample_out"])
     if name == "atari":
-        few = {side: sides[side] for side in ("trieye", "cpprb", "take") if side in sides}
+        fastest: dict[str, Side] = {side: sides[side] for side in ("trieye", "cpprb", "take") if side in sides}
         blocks = fragmented()
-        bench.compare("atari fragmented", few, ["sample", "sample_out"])
+        bench.compare("atari fragmented", fastest, ["sample", "sample_out"])
         del blocks
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 17)
-        bench.compare("atari mapped", few, ["sample", "sample_out"])
+        bench.compare("atari mapped", fastest, ["sample", "sample_out"])
 
 
 def fragmented() -> list[Any]:
     """Return memory blocks separated by freed blocks."""
-    dice = random.Random(0)
-    blocks = [np.ones(int(2 ** dice.uniform(6, 23)), np.uint8) for _ in range(400)]
-    dice.shuffle(blocks)
+    rng = random.Random(0)
+    blocks = [np.ones(int(2 ** rng.uniform(6, 23)), np.uint8) for _ in range(400)]
+    rng.shuffle(blocks)
     del blocks[::2]
     return blocks
 
 
 def prioritized(bench: Bench, name: str, case: Case) -> None:
     """Measure prioritized sampling and updating the priorities of the sampled rows."""
-    options = {"sampler": "prioritized"}
-    makers = {"trieye": Trieye, "cpprb": Cpprb, "tianshou": Tianshou}
-    sides = bench.filled({side: lambda make=make: make(case, **options) for side, make in makers.items()})
+    kinds: dict[str, Callable[..., Side]] = {"trieye": Trieye, "cpprb": Cpprb, "tianshou": Tianshou}
+    sides = bench.filled({side: partial(kind, case, sampler="prioritized") for side, kind in kinds.items()})
     bench.compare(name, sides, ["prioritized"])
 
 
@@ -180,7 +185,7 @@ def memory_of(side: str) -> dict[str, float]:
         if (side, name) == ("rllib", "atari"):
             continue
         for prefix, option in options:
-            fill(SIDES[side](replace(case, capacity=BLOCK), **option))  # loads what the first row needs
+            fill(SIDES[side](replace(case, capacity=BLOCK), **option))  # imports the library
             before = resident_bytes()
             buffer = SIDES[side](case, **option)
             fill(buffer)
@@ -197,12 +202,18 @@ def disk(bench: Bench, name: str, case: Case) -> None:
         for side, kind in kinds.items():
             if side in bench.skipped:
                 continue
-            for act, elapsed in save_and_load(kind, case).items():
-                times.setdefault(act, {}).setdefault(side, []).append(elapsed)
-    for act, of_sides in times.items():
-        bench.figures[f"{name} {act}, ms"] = {side: statistics.median(each) * 1e3 for side, each in of_sides.items()}
-        for side in of_sides.keys() - {"trieye"}:
-            bench.ratio(f"{name} {act} / {side}", of_sides[side], of_sides["trieye"])
+            try:
+                durations = save_and_load(kind, case)
+            except ImportError as error:
+                bench.skip(side, error)
+                continue
+            for operation, elapsed in durations.items():
+                times.setdefault(operation, {}).setdefault(side, []).append(elapsed)
+    for operation, by_side in times.items():
+        medians = {side: statistics.median(durations) for side, durations in by_side.items()}
+        bench.figures[f"{name} {operation}, ms"] = {side: 1e3 * median for side, median in medians.items()}
+        for side in by_side.keys() - {"trieye"}:
+            bench.ratio(f"{name} {operation} / {side}", by_side[side], by_side["trieye"])
     bench.ratio(f"{name} save of 1 % / full save", times["save of 1 %"]["trieye"], times["save"]["trieye"])
 
 
@@ -220,10 +231,10 @@ def save_and_load(kind: type[Any], case: Case) -> dict[str, float]:
     return times
 
 
-def seconds(act: Callable[[], object]) -> float:
+def seconds(call: Callable[[], object]) -> float:
     """Return the duration of a call in seconds."""
     start = time.perf_counter()
-    act()
+    call()
     return time.perf_counter() - start
 
 
@@ -239,7 +250,7 @@ def resident_bytes() -> int:
 
 
 def measure(rounds: int, seconds_each: float, disk_rows: int) -> None:
-    """Measure everything in this process and print it."""
+    """Measure everything in this process and print one JSON line."""
     import torch
 
     torch.set_num_threads(1)
@@ -258,23 +269,23 @@ def measure(rounds: int, seconds_each: float, disk_rows: int) -> None:
         met = None if ratio is None else ratio >= AT_LEAST.get(name, 0) and ratio <= AT_MOST.get(name, ratio)
         goal = f"<= {AT_MOST[name]}" if name in AT_MOST else f">= {AT_LEAST[name]}"
         goals[name] = {"ratio": ratio, "goal": goal, "met": met}
-    report = {"benchmark": "replay_peers", "unit": "thousand rows/CPU s", "goals": goals, "ratios": bench.ratios}
-    report |= {"figures": bench.figures, "skipped": bench.skipped}
+    report: dict[str, Any] = {"benchmark": "replay_peers", "unit": "thousand rows/CPU s", "goals": goals}
+    report |= {"ratios": bench.ratios, "figures": bench.figures, "skipped": bench.skipped}
     report["met"] = all(goal["met"] is not False for goal in goals.values())
     print(json.dumps(rounded(report)))
 
 
 def rounded(figures: Any) -> Any:
-    """Return figures with three digits."""
+    """Round numbers to three significant digits."""
     if isinstance(figures, dict):
         return {name: rounded(value) for name, value in figures.items()}
     return float(f"{figures:.3g}") if isinstance(figures, float) else figures
 
 
 def main() -> None:
-    """Run the measurements in the environment of the peers."""
+    """Start the measurement in the environment of the peers."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of each comparison")
     parser.add_argument("--seconds", type=float, default=0.03, help="CPU time for each figure of a round")
     parser.add_argument("--disk-rows", type=int, default=10_000, help="Atari rows that are saved")
     parser.add_argument("--memory", choices=SIDES, help="measure the memory of one side (used by this script)")

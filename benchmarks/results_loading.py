@@ -1,9 +1,8 @@
 """Loading 1000 runs x 10 metrics x 1000 points: trieye.results against MLflow's client.
 
-The peer has as many points in each run, but fewer runs, and its time is extrapolated: it asks run by run, and takes the
-same for each. The database that trieye reads by SQL has those fewer runs, too, and is compared with the client on the
-same runs. Our runs are copies of one real run, and are read run by run first, which writes the file of all of them, and
-then from that file, as every later look does.
+The peer's runs have as many points, but there are fewer of them: the client sends requests for each run, so its time is
+extrapolated linearly. `mlflow_by_sql` reads the same small database through trieye. Our runs are copies of one real
+run. The first load reads each run and writes a combined file (`first_time`); later loads read that file.
 """
 
 import argparse
@@ -30,7 +29,7 @@ REPEATS = 5
 
 
 def make_runs(root: Path, num_runs: int, num_points: int) -> Path:
-    """Make runs of one app, each with the same history, and an identity and a seed of its own; return the app."""
+    """Create runs of one app with equal histories and distinct ids and seeds; return the directory of the app."""
     persistence = {"root_data_dir": str(root), "auto_resume_latest": False}
     config = trieye.TrieyeConfig(
         app_name="app", run_name="first", runtime={"kind": "local"}, sinks={}, persistence=persistence
@@ -44,14 +43,14 @@ def make_runs(root: Path, num_runs: int, num_points: int) -> Path:
         record = RunRecord.read(copy / "run.json")
         assert record is not None
         record.model_copy(update={"run_id": f"id{number}", "run_name": copy.name}).save(copy / "run.json")
-        held = json.loads((copy / "configs.json").read_text())
-        (copy / "configs.json").write_text(json.dumps({**held, "seed": number}))
+        configs = json.loads((copy / "configs.json").read_text())
+        (copy / "configs.json").write_text(json.dumps({**configs, "seed": number}))
     shutil.rmtree(run.dir)
     return run.dir.parents[1]
 
 
 def make_store(path: Path, num_runs: int, num_points: int) -> str:
-    """Make an MLflow database with runs of the same size; return its address."""
+    """Create an MLflow database with runs of the same size; return its URI."""
     uri = f"sqlite:///{path}"
     client = MlflowClient(tracking_uri=uri)
     experiment = client.create_experiment("peer", artifact_location=path.parent.as_uri())
@@ -63,8 +62,8 @@ def make_store(path: Path, num_runs: int, num_points: int) -> str:
     return uri
 
 
-def with_client(uri: str, metrics: list[str]) -> int:
-    """Read metrics of all runs with MLflow's client, as NumPy arrays; return the number of points."""
+def read_by_client(uri: str, metrics: list[str]) -> int:
+    """Read metrics of all runs with MLflow's client into NumPy arrays; return the number of points."""
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("peer")
     num_points = 0
@@ -75,46 +74,46 @@ def with_client(uri: str, metrics: list[str]) -> int:
     return num_points
 
 
-def read(found: Results, metrics: list[str]) -> int:
+def read(results: Results, metrics: list[str]) -> int:
     """Read metrics of all runs; return the number of points."""
-    return sum(len(one.values) for name in metrics for one in found.series(name))
+    return sum(len(series.values) for name in metrics for series in results.series(name))
 
 
-def timed(call: Callable[[], int], expected: int) -> float:
-    """Return the seconds that a call takes, which returns the number of points that it read."""
-    begun = time.perf_counter()
+def seconds(call: Callable[[], int], expected: int) -> float:
+    """Return the duration of a call in seconds, after checking its return value."""
+    start = time.perf_counter()
     num_points = call()
-    taken = time.perf_counter() - begun
+    elapsed = time.perf_counter() - start
     assert num_points == expected, (num_points, expected)
-    return taken
+    return elapsed
 
 
-def median(call: Callable[[], int], expected: int) -> float:
-    """Return the median of some repeats."""
-    return statistics.median(timed(call, expected) for _ in range(REPEATS))
+def median_s(call: Callable[[], int], expected: int) -> float:
+    """Return the median duration of repeated calls in seconds."""
+    return statistics.median(seconds(call, expected) for _ in range(REPEATS))
 
 
 def main() -> None:
-    """Measure and print one line."""
+    """Measure and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--peer-runs", type=int, default=10)
-    parser.add_argument("--points", type=int, default=1000)
+    parser.add_argument("--runs", type=int, default=1000, help="runs that trieye loads")
+    parser.add_argument("--peer-runs", type=int, default=10, help="runs in the MLflow database")
+    parser.add_argument("--points", type=int, default=1000, help="points of each metric of a run")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         store = make_store(Path(scratch) / "mlflow.db", options.peer_runs, options.points)
         peer_points = options.peer_runs * options.points
-        peer = [timed(lambda: with_client(store, METRICS), peer_points * 10) for _ in range(2)]
-        peer_one = [timed(lambda: with_client(store, METRICS[:1]), peer_points) for _ in range(3)]
-        sql = median(lambda: read(load(store), METRICS), peer_points * 10)
+        peer = [seconds(lambda: read_by_client(store, METRICS), peer_points * 10) for _ in range(2)]
+        peer_one = [seconds(lambda: read_by_client(store, METRICS[:1]), peer_points) for _ in range(3)]
+        sql = median_s(lambda: read(load(store), METRICS), peer_points * 10)
         app = make_runs(Path(scratch) / "root", options.runs, options.points)
         points = options.runs * options.points
-        first = timed(lambda: read(load(app), METRICS), points * 10)
-        indexed = median(lambda: len(load(app)), options.runs)
-        everything = median(lambda: read(load(app), METRICS), points * 10)
-        one = median(lambda: read(load(app), METRICS[:1]), points)
-        opened = [partial(read, load(app), METRICS[:1]) for _ in range(REPEATS)]
-        one_read = statistics.median(timed(call, points) for call in opened)
+        first = seconds(lambda: read(load(app), METRICS), points * 10)
+        index = median_s(lambda: len(load(app)), options.runs)
+        everything = median_s(lambda: read(load(app), METRICS), points * 10)
+        one_with_index = median_s(lambda: read(load(app), METRICS[:1]), points)
+        loaded = [partial(read, load(app), METRICS[:1]) for _ in range(REPEATS)]
+        one = statistics.median(seconds(call, points) for call in loaded)
     scale = options.runs / options.peer_runs
     peer_s, peer_one_s = min(peer) * scale, min(peer_one) * scale
     line = {
@@ -125,19 +124,19 @@ def main() -> None:
         "all": round(everything, 3),
         "peer_all": round(peer_s, 1),
         "all_ratio": round(peer_s / everything),
-        "one_metric": round(one_read, 4),
-        "one_metric_with_index": round(one, 3),
+        "one_metric": round(one, 4),
+        "one_metric_with_index": round(one_with_index, 3),
         "peer_one_metric": round(peer_one_s, 1),
-        "one_metric_ratio": round(peer_one_s / one_read),
-        "one_metric_with_index_ratio": round(peer_one_s / one),
+        "one_metric_ratio": round(peer_one_s / one),
+        "one_metric_with_index_ratio": round(peer_one_s / one_with_index),
         "mlflow_by_sql": round(sql * scale, 2),
         "sql_ratio": round(min(peer) / sql, 1),
-        "index": round(indexed, 3),
+        "index": round(index, 3),
         "first_time": round(first, 1),
         "peer_runs": options.peer_runs,
         "peer": f"MLflow's client on {options.peer_runs} runs, times {scale:g}",
         "goal": "all >= 500, one metric >= 400, SQL >= 20",
-        "met": peer_s / everything >= 500 and peer_one_s / one_read >= 400 and min(peer) / sql >= 20,
+        "met": peer_s / everything >= 500 and peer_one_s / one >= 400 and min(peer) / sql >= 20,
     }
     print(json.dumps(line))
 

@@ -1,10 +1,10 @@
-"""Statistics of results beside rliable's: the same values, and how much CPU time each takes.
+"""CPU time and agreement of trieye's statistics and rliable's.
 
-Both sides take turns in one process with one thread, of an environment in `.peers/statistics` that is made on first
-use: rliable 1.2 does not import with pandas 3. Scores of 10 seeds and 26 tasks; both sides make as many resamples, in
-IQM as many as rliable makes by default. Goals: values and both ends of intervals within 0.01; the interval of an IQM
-20 times and that of a probability of improvement 500 times as fast. The ends of a profile of task means are counts of
-tasks, so that other draws move them by a whole task at some threshold: one is allowed. Prints one JSON line.
+Both sides alternate in one process with one thread, in an environment in `.peers/statistics` that is created on first
+use: rliable 1.2 fails to import with pandas 3. The scores cover 10 seeds and 26 tasks; both sides use the same number
+of resamples, which for the IQM is rliable's default. Goals: values and interval bounds within 0.01; intervals of the
+IQM 20 times and of the probability of improvement 500 times as fast. The bounds of a profile of task means are counts
+of tasks, which differ between random draws, so a difference of one task is allowed. Prints one JSON line.
 """
 
 import argparse
@@ -14,22 +14,27 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 from peer.environments import installed
+
+from trieye.results.aggregates import Aggregate
 
 RLIABLE = {"rliable": ["rliable==1.2.0", "pandas<3", "arch<8"]}
 AT_LEAST = {"iqm": 20.0, "probability_of_improvement": 500.0}
 WITHIN = 0.01
 NUM_TASKS = 26
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-Figures = tuple[Any, Any, Any]
-"""Value, lower and upper end, or arrays of them."""
+Estimate = tuple[Any, Any, Any]
+"""Value, lower and upper bound of its interval; numbers or arrays."""
+Case = tuple[Callable[[], Estimate], Callable[[], Estimate], int]
+"""The call of trieye, the call of rliable, and the number of resamples of both."""
 
 
-def cases() -> dict[str, tuple[Callable[[], Figures], Callable[[], Figures], int]]:
-    """Return by name what trieye does, what rliable does, and with how many resamples."""
+def cases() -> dict[str, Case]:
+    """Return the cases by the name of the statistic."""
     from rliable import library, metrics
 
     from trieye.results.statistics import aggregate, performance_profile, probability_of_improvement
@@ -39,47 +44,60 @@ def cases() -> dict[str, tuple[Callable[[], Figures], Callable[[], Figures], int
     x, y = (np.exp(0.3 * (skill + better + rng.normal(size=(10, NUM_TASKS)))) for better in (0.5, 0.0))
     thresholds = np.linspace(0, 4, 51)
 
-    def ours(estimate: Any) -> Figures:
+    def ours(estimate: Any) -> Estimate:
         return estimate.value, estimate.low, estimate.high
 
-    def theirs(scores: Any, figure: Callable[..., Any], reps: int) -> Figures:
-        np.random.seed(0)  # noqa: NPY002 - rliable draws from the global generator, whatever it is given
-        values, intervals = library.get_interval_estimates({"x": scores}, figure, reps=reps)
+    def theirs(scores: Any, statistic: Callable[..., Any], reps: int) -> Estimate:
+        np.random.seed(0)  # noqa: NPY002 - rliable always draws from the global generator
+        values, intervals = library.get_interval_estimates({"x": scores}, statistic, reps=reps)
         return values["x"], *intervals["x"]
 
-    def their_profile(figure: Callable[..., Any]) -> Callable[[], Figures]:
-        return lambda: theirs(x, lambda scores: figure(scores, thresholds), 2_000)
+    def our_aggregate(name: Aggregate, reps: int) -> Estimate:
+        return ours(aggregate(x, name, resamples=reps))
 
-    simple = {
+    def their_aggregate(statistic: Callable[..., Any], reps: int) -> Estimate:
+        return theirs(x, lambda scores: np.array([statistic(scores)]), reps)
+
+    def our_profile(of: Literal["runs", "task_means"]) -> Estimate:
+        return ours(performance_profile(x, thresholds, of=of, resamples=2_000))
+
+    def their_profile(distribution: Callable[..., Any]) -> Estimate:
+        return theirs(x, lambda scores: distribution(scores, thresholds), 2_000)
+
+    aggregates: dict[Aggregate, tuple[Callable[..., Any], int]] = {
         "iqm": (metrics.aggregate_iqm, 50_000),
         "mean": (metrics.aggregate_mean, 10_000),
         "median": (metrics.aggregate_median, 10_000),
         "optimality_gap": (metrics.aggregate_optimality_gap, 10_000),
     }
-    found: dict[str, tuple[Callable[[], Figures], Callable[[], Figures], int]] = {
-        stat: (
-            lambda stat=stat, reps=reps: ours(aggregate(x, stat, resamples=reps)),
-            lambda figure=figure, reps=reps: theirs(x, lambda scores: np.array([figure(scores)]), reps),
-            reps,
-        )
-        for stat, (figure, reps) in simple.items()
+    return {
+        **{
+            name: (partial(our_aggregate, name, reps), partial(their_aggregate, statistic, reps), reps)
+            for name, (statistic, reps) in aggregates.items()
+        },
+        "profile of runs": (
+            lambda: our_profile("runs"),
+            lambda: their_profile(library.score_distributions),
+            2_000,
+        ),
+        "profile of task_means": (
+            lambda: our_profile("task_means"),
+            lambda: their_profile(library.average_score_distributions),
+            2_000,
+        ),
+        "probability_of_improvement": (
+            lambda: ours(probability_of_improvement(x, y, resamples=1_000)),
+            lambda: theirs([x, y], metrics.probability_of_improvement, 1_000),
+            1_000,
+        ),
     }
-    for of, figure in (("runs", library.score_distributions), ("task_means", library.average_score_distributions)):
-        own = lambda of=of: ours(performance_profile(x, thresholds, of=of, resamples=2_000))  # noqa: E731
-        found[f"profile of {of}"] = own, their_profile(figure), 2_000
-    found["probability_of_improvement"] = (
-        lambda: ours(probability_of_improvement(x, y, resamples=1_000)),
-        lambda: theirs([x, y], metrics.probability_of_improvement, 1_000),
-        1_000,
-    )
-    return found
 
 
-def cpu_s(act: Callable[[], Figures]) -> tuple[float, Figures]:
-    """Return the CPU seconds of a call and what it returns."""
-    began = time.process_time()
-    figures = act()
-    return time.process_time() - began, figures
+def cpu_s(call: Callable[[], Estimate]) -> tuple[float, Estimate]:
+    """Return the CPU time of a call in seconds, and its estimate."""
+    start = time.process_time()
+    estimate = call()
+    return time.process_time() - start, estimate
 
 
 def measure(rounds: int) -> None:
@@ -87,10 +105,10 @@ def measure(rounds: int) -> None:
     report: dict[str, Any] = {}
     for name, (ours, theirs, resamples) in cases().items():
         ours()
-        own = [cpu_s(ours)[0] for _ in range(rounds)]
+        our_times = [cpu_s(ours)[0] for _ in range(rounds)]
         peer_s, expected = cpu_s(theirs)
-        own += [cpu_s(ours)[0] for _ in range(rounds)]
-        own_s = statistics.median(own)
+        our_times += [cpu_s(ours)[0] for _ in range(rounds)]
+        own_s = statistics.median(our_times)
         report[name] = {
             "resamples": resamples,
             "trieye_cpu_s": round(own_s, 5),
@@ -101,27 +119,27 @@ def measure(rounds: int) -> None:
             ],
         }
     speeds = {name: report[name]["times_as_fast"] >= goal for name, goal in AT_LEAST.items()}
-    met = {**speeds, "values": all(is_same(name, *each["difference"]) for name, each in report.items())}
+    met = {**speeds, "values": all(is_same(name, *figures["difference"]) for name, figures in report.items())}
     goals = {**AT_LEAST, "values": WITHIN}
     print(json.dumps({"benchmark": "results_statistics", "figures": report, "goals": goals, "met": met}))
 
 
 def is_same(name: str, value: float, low: float, high: float) -> bool:
-    """Tell whether differences to rliable's value and ends are small enough."""
-    end = 1.001 / NUM_TASKS if name == "profile of task_means" else WITHIN
-    return value <= WITHIN and max(low, high) <= end
+    """Return True if the differences from rliable's value and interval bounds are within the goals."""
+    bound_tolerance = 1.001 / NUM_TASKS if name == "profile of task_means" else WITHIN
+    return value <= WITHIN and max(low, high) <= bound_tolerance
 
 
 def main() -> None:
-    """Measure in the environment of rliable."""
+    """Start the measurement in the environment of rliable."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="turns of trieye before, and as many after, rliable's")
-    parser.add_argument("--here", action="store_true", help="measure in this environment; this script starts itself so")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of trieye before and after rliable's round")
+    parser.add_argument("--here", action="store_true", help="measure in this environment (used by this script)")
     options = parser.parse_args()
     if options.here:
         measure(options.rounds)
         return
-    command = [installed("statistics", RLIABLE), __file__, "--here", f"--rounds={options.rounds}"]
+    command = [str(installed("statistics", RLIABLE)), __file__, "--here", f"--rounds={options.rounds}"]
     subprocess.run(command, check=True, env={**os.environ, **ONE_THREAD})
 
 

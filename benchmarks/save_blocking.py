@@ -1,6 +1,6 @@
-"""How long a save blocks the training: `Run.save` of a 200 MB model against a memcpy of it, in the same run.
+"""Time for which a save blocks training: `Run.save` of a 200 MB model against a memcpy of the same size.
 
-Prints one JSON line. Goal: `ratio`, that of the slower of both runtimes, <= 2.
+Prints one JSON line. Goal: `ratio` <= 2 in the slower of the two runtimes.
 """
 
 import json
@@ -24,22 +24,22 @@ GOAL = 2.0
 
 
 def make_model() -> torch.nn.Module:
-    """Return a model of 50 layers of 4 MB each."""
+    """Return a model with 50 layers of 4 MB."""
     torch.manual_seed(0)
     return torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(NUM_LAYERS)])
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    """Return how long `work` took; its result is freed outside."""
-    started = time.perf_counter()
-    result = work()
-    elapsed = time.perf_counter() - started
+def seconds(call: Callable[[], Any]) -> float:
+    """Return the duration of a call, without the time to free its result."""
+    start = time.perf_counter()
+    result = call()
+    elapsed = time.perf_counter() - start
     del result
     return elapsed
 
 
 def saving(model: torch.nn.Module, runtime: str, references: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Return medians in seconds: of `Run.save`, and of what it is compared with, in turns with it."""
+    """Return median durations in seconds of `Run.save` and of the references, measured in alternating rounds."""
     times: dict[str, list[float]] = {name: [] for name in ("save", "write", *references)}
     with tempfile.TemporaryDirectory() as root:
         config = trieye.TrieyeConfig(
@@ -47,25 +47,25 @@ def saving(model: torch.nn.Module, runtime: str, references: dict[str, Callable[
         )
         with trieye.Run(config) as run:
             for _ in run.steps(ROUNDS + 1):
-                for name, work in references.items():
-                    times[name].append(seconds(work))
-                started = time.perf_counter()
+                for name, call in references.items():
+                    times[name].append(seconds(call))
+                start = time.perf_counter()
                 handle = run.save(model=model)
-                times["save"].append(time.perf_counter() - started)
-                handle.wait()  # what the disk does is not to be measured with the next one
-                times["write"].append(time.perf_counter() - started)
+                times["save"].append(time.perf_counter() - start)
+                handle.wait()  # keeps disk writes out of the next measurement
+                times["write"].append(time.perf_counter() - start)
         load_s = seconds(lambda: load_checkpoint(run.dir))
-    # the first of each is left out: it also makes the memory
+    # the first round also allocates memory
     return {name: statistics.median(values[1:]) for name, values in times.items()} | {"load": load_s}
 
 
 def main() -> None:
-    """Measure in turns, so that a noisy neighbor hits all of them."""
+    """Measure alternating rounds, so that other load affects all figures, and print one JSON line."""
     model = make_model()
     flat = np.concatenate([tensor.numpy().reshape(-1) for tensor in model.state_dict().values()])
     references: dict[str, Callable[[], Any]] = {"memcpy": flat.copy, "encode": lambda: encode({"model": model})}
     medians = {runtime: saving(model, runtime, references) for runtime in ("local", "ray")}
-    ratios = {runtime: found["save"] / found["memcpy"] for runtime, found in medians.items()}
+    ratios = {runtime: times["save"] / times["memcpy"] for runtime, times in medians.items()}
     report = {
         "benchmark": "save_blocking",
         "size_mb": round(flat.nbytes / 1e6, 1),
@@ -75,8 +75,8 @@ def main() -> None:
         "met": max(ratios.values()) <= GOAL,
         "rounds": ROUNDS,
         **{
-            f"{runtime}_ms": {name: round(1e3 * value, 1) for name, value in found.items()}
-            for runtime, found in medians.items()
+            f"{runtime}_ms": {name: round(1e3 * elapsed, 1) for name, elapsed in times.items()}
+            for runtime, times in medians.items()
         },
     }
     print(json.dumps(report))

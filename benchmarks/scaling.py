@@ -1,11 +1,11 @@
-"""How many explorers the learner's side can take: a model of the data plane, and 10 to 1000 simulated explorers.
+"""Number of explorers that saturates each receiver: a cost model, checked with 10 to 1000 simulated explorers.
 
-First the costs: the seconds of CPU that the replay actor, the hub, the learner and the synchronizer need for one
-message, measured with few senders that always have messages under way; and the bytes of what travels. `scale/model.py`
-makes of these where each part is full that has a processor for itself. Then that is checked: many explorers, coroutines
-of two processes, send what real ones send, at their own rate whether or not they are answered, to the real actors.
-`met` says that what was accepted is what the model tells, within a factor of 1.5, for the part of a processor that a
-full receiver got. Prints one JSON line for each part, and a summary; docs/scaling.md explains them.
+First, the benchmark measures costs: the CPU time per message of the replay actor, the hub, the learner and the
+synchronizer, under a closed loop with few senders, and the size of each message. `scale/model.py` derives the number of
+explorers that saturates a receiver with a processor to itself. Then it checks the model: many explorers, coroutines of
+two processes, send the messages of real explorers to the real actors, on schedule and without waiting for replies.
+`met`: the accepted messages agree with the prediction within a factor of 1.5, relative to the share of a processor that
+a saturated receiver got. Prints one JSON line per part, and a summary; docs/scaling.md explains them.
 """
 
 import argparse
@@ -42,20 +42,20 @@ from scale.parts import BoardRig, HubRig, LearnerRig, Outcome, ReplayRig, Sample
 import trieye
 
 FACTOR = 1.5
-FULL = 0.9
-"""A part that accepts less than this of what is offered is full."""
+SATURATED = 0.9
+"""A part is saturated if it accepts less than this fraction of the offered messages."""
 
 NEW_ROWS = 2_000
 
 MOST_QUICK = 100
-"""More need longer until all have been served once."""
+"""Maximum number of explorers with `--quick`; more take longer until each has been served once."""
 
 
 def main() -> None:
-    """Print the lines."""
+    """Print one JSON line per part, and the summary."""
     options = arguments()
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # others print, too
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # the output of libraries goes to stderr
     torch.set_num_threads(1)
     ray.init(
         address="local", num_cpus=2, include_dashboard=False, object_store_memory=1 << 30, namespace="trieye",
@@ -63,21 +63,21 @@ def main() -> None:
     )  # fmt: skip
     lines = []
     with tempfile.TemporaryDirectory() as root:
-        for line in measured(Path(root), options):
+        for line in measure(Path(root), options):
             lines.append(line)
-            print(json.dumps(rounded({"benchmark": "scaling", **line})), file=answer, flush=True)
+            print(json.dumps(rounded({"benchmark": "scaling", **line})), file=output, flush=True)
     ray.shutdown()
     summary = {"benchmark": "scaling", "part": "summary", **summary_of(lines)}
-    print(json.dumps(rounded(summary)), file=answer, flush=True)
+    print(json.dumps(rounded(summary)), file=output, flush=True)
 
 
 def arguments() -> argparse.Namespace:
-    """Return what the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--explorers", type=int, nargs="+", default=[10, 100, 1000], help="how many are simulated")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each simulation")
-    parser.add_argument("--quick", action="store_true", help=f"two seconds for each, {MOST_QUICK} explorers at most")
-    parser.add_argument("--parts", nargs="+", default=list(RIGS), choices=list(RIGS), help="which ones")
+    parser.add_argument("--explorers", type=int, nargs="+", default=[10, 100, 1000], help="numbers to simulate")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each simulation")
+    parser.add_argument("--quick", action="store_true", help=f"simulate 2 s, with at most {MOST_QUICK} explorers")
+    parser.add_argument("--parts", nargs="+", default=list(RIGS), choices=list(RIGS), help="parts to measure")
     options = parser.parse_args()
     if options.quick:
         options.seconds = 2.0
@@ -86,18 +86,18 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def measured(root: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the line of each part."""
+def measure(root: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the figures of each part."""
     yield sizes()
     yield saves(root)
     for name in options.parts:
-        began = time.monotonic()
+        start = time.monotonic()
         line = RIGS[name](name, root, options)
-        yield {**line, "took_s": time.monotonic() - began, "load": os.getloadavg()[0]}
+        yield {**line, "took_s": time.monotonic() - start, "load": os.getloadavg()[0]}
 
 
 def sizes() -> dict[str, Any]:
-    """Return the bytes of what travels."""
+    """Return message sizes in bytes."""
     kinds = {name: world.kind() for name, world in WORLDS.items()}
     return {
         "part": "bytes",
@@ -111,11 +111,11 @@ def sizes() -> dict[str, Any]:
 
 
 def saves(root: Path) -> dict[str, Any]:
-    """Return the bytes of a checkpoint with new rows, beside those of the formula."""
+    """Return the measured and the predicted bytes of a checkpoint with new rows."""
     world = WORLDS["floats"]
     policy = world.policy()
     optimizer = torch.optim.Adam(policy.parameters())
-    sum(parameter.sum() for parameter in policy.parameters()).backward()
+    torch.stack([parameter.sum() for parameter in policy.parameters()]).sum().backward()
     optimizer.step()
     config = trieye.TrieyeConfig(
         run_name="saves", runtime={"kind": "local"}, persistence={"root_data_dir": str(root)}, sinks={},
@@ -123,55 +123,55 @@ def saves(root: Path) -> dict[str, Any]:
     )  # fmt: skip
     rows, envs = world.rows(1, NEW_ROWS).transitions()
     with trieye.Run(config) as run:
-        found = []
+        saved_bytes = []
         for _ in run.steps(2):
             run.replay.extend(rows, envs)
             before = {path.stat().st_ino for path in run.dir.rglob("*") if path.is_file()}
             path = run.save(policy=policy, optimizer=optimizer).wait()
             files = [file.stat() for file in path.rglob("*") if file.is_file() and not file.is_symlink()]
-            found.append(sum(file.st_size for file in files if file.st_ino not in before))
-    stored = sum(array.nbytes for array in rows.values()) / NEW_ROWS
-    held = sum(tensor.nbytes for tensor in policy.state_dict().values())
-    expected = save_bytes(held, 2 * held, NEW_ROWS, stored)
+            saved_bytes.append(sum(file.st_size for file in files if file.st_ino not in before))
+    row_bytes = sum(array.nbytes for array in rows.values()) / NEW_ROWS
+    policy_bytes = sum(tensor.nbytes for tensor in policy.state_dict().values())
+    expected = save_bytes(policy_bytes, 2 * policy_bytes, NEW_ROWS, row_bytes)
     return {
         "part": "save",
         "new_rows": NEW_ROWS,
         "predicted_bytes": expected,
-        "bytes": found[-1],
-        "besides_bytes": found[-1] - expected,
-        "met": is_within(found[-1], expected, FACTOR),
+        "bytes": saved_bytes[-1],
+        "besides_bytes": saved_bytes[-1] - expected,
+        "met": is_within(saved_bytes[-1], expected, FACTOR),
     }
 
 
 def replay_line(name: str, root: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the line of the replay actor, for rows of one kind."""
+    """Return the figures of the replay actor for rows of one kind."""
     del root
     kind = WORLDS[name.partition("_")[2]].kind()
     rig, seconds = ReplayRig(kind), options.calibration_s
     rig.warm_up()
-    parts = (max(kind.fragment_rows // 8, 1), max(kind.fragment_rows // 2, 1))
-    small, large = (rig.calibrate(rows, seconds) for rows in parts)
+    batch_rows = (max(kind.fragment_rows // 8, 1), max(kind.fragment_rows // 2, 1))
+    small, large = (rig.calibrate(rows, seconds) for rows in batch_rows)
     rig.prepare()
     line = line_of(name, "replay", kind, (small, large), rig.simulate, options)
     rig.close()
-    rows_per_s = max(one["accepted_per_s"] for one in line["simulated"]) * kind.fragment_rows
+    rows_per_s = max(simulation["accepted_per_s"] for simulation in line["simulated"]) * kind.fragment_rows
     return {**line, "rows_per_s": rows_per_s, "bytes_per_s": rows_per_s * kind.row_bytes}
 
 
 def hub_line(name: str, root: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the line of the hub."""
+    """Return the figures of the hub."""
     kind = WORLDS["floats"].kind()
     rig = HubRig(kind, root)
     rig.calibrate(10, 0.5)
-    pairs = (rig.calibrate(10, options.calibration_s), rig.calibrate(2_000, options.calibration_s))
-    line = line_of(name, "hub", kind, pairs, rig.simulate, options)
+    samples = (rig.calibrate(10, options.calibration_s), rig.calibrate(2_000, options.calibration_s))
+    line = line_of(name, "hub", kind, samples, rig.simulate, options)
     rig.close()
-    events_at = hub_events_saturate_at(kind, cost_of(pairs))
+    events_at = hub_events_saturate_at(kind, cost_of(samples))
     return {**line, "values_pile_up_at": events_at, "events_per_s": events_at * kind.events_per_s}
 
 
 def board_line(name: str, root: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the line of the synchronizer."""
+    """Return the figures of the synchronizer."""
     del root
     kind = WORLDS["floats"].kind()
     rig = BoardRig(kind)
@@ -183,13 +183,13 @@ def board_line(name: str, root: Path, options: argparse.Namespace) -> dict[str, 
 
 
 def learner_line(name: str, root: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the line of the learner, with or without rows in the reports."""
+    """Return the figures of the learner, with or without rows in the fragment results."""
     del root
     kind = WORLDS["floats"].kind()
     rig = LearnerRig(kind, has_rows=name == "learner_with_rows")
     rig.calibrate(16, 0.5)
-    pairs = (rig.calibrate(16, options.calibration_s), rig.calibrate(512, options.calibration_s))
-    line = line_of(name, "learner", kind, pairs, rig.simulate, options)
+    samples = (rig.calibrate(16, options.calibration_s), rig.calibrate(512, options.calibration_s))
+    line = line_of(name, "learner", kind, samples, rig.simulate, options)
     rig.close()
     return line
 
@@ -198,59 +198,60 @@ def line_of(
     name: str,
     part: Part,
     kind: Kind,
-    pairs: tuple[Sample, Sample],
+    samples: tuple[Sample, Sample],
     simulate: Callable[[int, float], Outcome],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Simulate, and return the line of a part: its cost, where it is full, and what became of many explorers."""
-    cost = cost_of(pairs)
+    """Simulate all numbers of explorers, and return the figures of a part: costs, saturation and simulations."""
+    cost = cost_of(samples)
     simulated = []
     for num in options.explorers:
         outcome = simulate(num, options.seconds)
-        is_full = outcome.accepted_per_s < FULL * outcome.offered_per_s
-        if part == "hub":  # its clients send less often, and more at a time, so nothing is left over
+        is_full = outcome.accepted_per_s < SATURATED * outcome.offered_per_s
+        if part == "hub":  # its clients send fewer and larger batches, so all events are accepted
             is_full = (outcome.p50_ms or math.inf) > 1e3 * kind.flush_interval_s
-        # the machine is shared: a receiver that is full gets what the others leave to it
-        held = cost.with_share(outcome.receiver_cpu) if is_full else cost
-        simulated.append({"explorers": num, "is_full": is_full, **judged(outcome, forecast(part, num, kind, held))})
+        # a saturated receiver shares the machine with other processes
+        effective_cost = cost.with_share(outcome.receiver_cpu) if is_full else cost
+        figures = compared(outcome, forecast(part, num, kind, effective_cost))
+        simulated.append({"explorers": num, "is_full": is_full, **figures})
     return {
         "part": name,
         "kind": kind.name,
-        "calibration": [asdict(sample) for sample in pairs],
+        "calibration": [asdict(sample) for sample in samples],
         "cost": {"call_us": 1e6 * cost.call_s, "unit_ns": 1e9 * cost.unit_s},
         "saturates_at": saturates_at(part, kind, cost),
         "full_between": full_between(simulated),
         "simulated": simulated,
-        "met": all(one["met"] for one in simulated),
+        "met": all(simulation["met"] for simulation in simulated),
     }
 
 
-def cost_of(pairs: tuple[Sample, Sample]) -> Cost:
-    """Return the cost that two samples show."""
-    small, large = pairs
+def cost_of(samples: tuple[Sample, Sample]) -> Cost:
+    """Fit the cost to two calibrations."""
+    small, large = samples
     return Cost.of((small.units, 1e6 / small.cpu_us), (large.units, 1e6 / large.cpu_us))
 
 
-def judged(outcome: Outcome, told: Forecast) -> dict[str, Any]:
-    """Return what was found beside what the model had told."""
+def compared(outcome: Outcome, prediction: Forecast) -> dict[str, Any]:
+    """Return the figures of a simulation and their predictions."""
     return {
         **{name: value for name, value in asdict(outcome).items() if value is not None},
         "receiver_cpu_us": outcome.cpu_us,
-        "predicted_per_s": told.accepted_per_s,
-        "predicted_utilization": told.utilization,
-        "met": is_within(outcome.accepted_per_s, told.accepted_per_s, FACTOR),
+        "predicted_per_s": prediction.accepted_per_s,
+        "predicted_utilization": prediction.utilization,
+        "met": is_within(outcome.accepted_per_s, prediction.accepted_per_s, FACTOR),
     }
 
 
 def full_between(simulated: list[dict[str, Any]]) -> list[int | None]:
-    """Return the most explorers that a part had room for, and the fewest for which it had not."""
-    some = [one["explorers"] for one in simulated if not one["is_full"]]
-    many = [one["explorers"] for one in simulated if one["is_full"]]
-    return [max(some, default=0), min(many, default=None)]
+    """Return the largest number of explorers that a part supported, and the smallest that saturated it."""
+    supported = [simulation["explorers"] for simulation in simulated if not simulation["is_full"]]
+    saturating = [simulation["explorers"] for simulation in simulated if simulation["is_full"]]
+    return [max(supported, default=0), min(saturating, default=None)]
 
 
 def summary_of(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return where each part is full, and whether all statements hold."""
+    """Return the saturation of each part, and the parts that missed their goals."""
     parts = {line["part"]: line for line in lines if "saturates_at" in line}
     return {
         "explorers": "1000 environment steps/s each, one fragment a message; hub: 50 values/s each, sent every 0.2 s",
@@ -265,7 +266,7 @@ def summary_of(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def rounded(figures: Any) -> Any:
-    """Return figures with three digits."""
+    """Round numbers to three significant digits."""
     if isinstance(figures, dict):
         return {name: rounded(value) for name, value in figures.items()}
     if isinstance(figures, list | tuple):
@@ -283,7 +284,7 @@ RIGS: dict[str, Callable[[str, Path, argparse.Namespace], dict[str, Any]]] = {
     "learner": learner_line,
     "learner_with_rows": learner_line,
 }
-"""What makes the line of each part."""
+"""Function that measures each part."""
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Idle slots of a search with trials of different duration, compared with Hydra's Optuna sweeper in the same run.
+"""Idle time of a search whose trials differ in duration, against Hydra's Optuna sweeper.
 
-16 trials on four slots, every fourth ten times longer than the others: an Optuna search of trieye, which
-starts a trial when a slot is free, and hydra-optuna-sweeper in a separate environment, which launches
-batches of four through joblib. Idle share: the part of the slots' time without a trial, from the start of the fourth
-trial, when all workers have started, to that of the last one, after which no trial is left. Prints one JSON line.
+16 trials on four slots; every fourth trial is ten times longer than the others. An Optuna search of trieye starts a
+trial as soon as a slot is free; hydra-optuna-sweeper, in a separate environment, launches batches of four through
+joblib. The idle share is the fraction of slot time without a trial, from the start of the fourth trial, when all
+workers are up, to the start of the last trial. Prints one JSON line.
 """
 
 import argparse
@@ -29,10 +29,10 @@ from hydra.core.hydra_config import HydraConfig
 
 @hydra.main(config_path=None, config_name="config", version_base="1.3")
 def main(cfg):
-    began = time.time()
+    start = time.time()
     time.sleep(LONG_S if HydraConfig.get().job.num % 4 == 0 else SHORT_S)
     with open("FILE", "a") as file:
-        file.write(f"{began} {time.time()}\\n")
+        file.write(f"{start} {time.time()}\\n")
     return -(float(cfg.x) - 0.25) ** 2
 
 ConfigStore.instance().store("config", {"x": 0.0})
@@ -49,13 +49,13 @@ OPTUNA = [
 
 
 def figures(python: str, num_trials: int, *words: str) -> dict[str, float]:
-    """Run a search; return the idle share of its slots, and its seconds from the first start to the last end."""
+    """Run a search; return the idle share of its slots and its duration from the first start to the last end."""
     with tempfile.TemporaryDirectory(prefix="search-") as directory:
         times_path = Path(directory, "times")
         values = {"LONG_S": repr(LONG_S), "SHORT_S": repr(SHORT_S), "FILE": str(times_path)}
         program = PROGRAM
-        for name, value in values.items():
-            program = program.replace(name, value)
+        for placeholder, value in values.items():
+            program = program.replace(placeholder, value)
         Path(directory, "program.py").write_text(program)
         command = [python, "program.py", "-m", *words, "x=interval(0,1)"]
         done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
@@ -65,18 +65,18 @@ def figures(python: str, num_trials: int, *words: str) -> dict[str, float]:
     assert len(times) == num_trials
     first, last = times[SLOTS - 1][0], times[-1][0]
     busy_s = sum(max(min(end, last) - max(start, first), 0.0) for start, end in times)
-    took_s = max(end for _, end in times) - times[0][0]
-    return {"idle_share": round(1 - busy_s / (SLOTS * (last - first)), 3), "took_s": round(took_s, 1)}
+    duration_s = max(end for _, end in times) - times[0][0]
+    return {"idle_share": round(1 - busy_s / (SLOTS * (last - first)), 3), "took_s": round(duration_s, 1)}
 
 
 def main() -> None:
-    """Measure both sides."""
+    """Measure both sides and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=16)
     options = parser.parse_args()
-    began = time.perf_counter()
+    start = time.perf_counter()
     python = str(installed("search", PEER))
-    install_s = round(time.perf_counter() - began, 1)
+    install_s = round(time.perf_counter() - start, 1)
     trieye = figures(sys.executable, options.trials, *TRIEYE, f"hydra.sweeper.num_trials={options.trials}")
     try:
         peer: dict[str, float] | str = figures(

@@ -1,6 +1,6 @@
-"""Start-up: `--help` and a config error against a bare Hydra program, the first environment step against bare imports.
+"""Startup time: `--help` and a config error against a bare Hydra program, the first environment step against imports.
 
-Prints one JSON line. Each figure is the median of several processes, the two programs taking turns.
+Prints one JSON line. Each figure is the median of several processes; the two programs alternate.
 """
 
 import argparse
@@ -67,7 +67,7 @@ class ExitsAtFirstStep(gymnasium.Env):
         return np.zeros(4, np.float32), {}
 
     def step(self, action):
-        if any("collect" in frame.name for frame in traceback.extract_stack()):  # no step of a check
+        if any("collect" in frame.name for frame in traceback.extract_stack()):  # ignores the environment checker
             os._exit(0)
         return np.zeros(4, np.float32), 0.0, False, False, {}
 
@@ -79,7 +79,7 @@ _GOALS = {"help": 1.3, "config_error": 1.5, "first_step": 1.3}
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=7, help="processes for each figure")
     repeat = parser.parse_args().repeat
@@ -118,7 +118,7 @@ def _compare(
     for number in range(repeat + 1):
         for name, words, cwd, code in (("peer", peer, peer_dir, codes[0]), ("ours", ours, our_dir, codes[1])):
             seconds = _seconds(words, cwd, code)
-            if number:  # the first one of each writes the bytecode
+            if number:  # the first run of each program writes bytecode
                 times[name].append(seconds)
     medians = {name: round(statistics.median(values), 4) for name, values in times.items()}
     return {**medians, "ratio": round(medians["ours"] / medians["peer"], 3)}

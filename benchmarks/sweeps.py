@@ -1,11 +1,11 @@
-"""Sweeps: what a job costs beside its own work, and how fast a plan and a status are.
+"""Overhead of sweeps: the marginal cost of a job, and the latency of planning and of a status request.
 
-A sweep of few and one of many trivial jobs, with each launcher in turns; the difference of the times by that of the
-numbers is the marginal cost of a job, without the start of Ray or of processes. Peers: Hydra's basic and joblib
-launcher, and hydra-ray-launcher in an environment of its own. Goals: at most 50 ms a job in reused workers of Ray, and
-30 ms in a new local process; a plan of 10,000 jobs at most 0.1 s; overrides of a number at most 1 us; the status of
-1000 jobs at most 1 s. Prints one JSON line. `cpu_ms` is the CPU time of a job in all processes except those of Ray,
-which other load on the machine changes less.
+Each launcher runs a sweep with few and a sweep with many trivial jobs, in alternating rounds. The marginal cost is the
+difference of both durations divided by the difference of both job counts, so it excludes the startup of Ray and of
+processes. Peers: Hydra's basic and joblib launchers, and hydra-ray-launcher in a separate environment. Goals: at most
+50 ms per job in reused Ray workers, and 30 ms in a new local process; at most 0.1 s to plan 10,000 jobs, 1 us to
+look up the overrides of a job, and 1 s for the status of 1000 jobs. `cpu_ms` is the CPU time of a job in all processes
+except Ray's; other load on the machine affects it less. Prints one JSON line.
 """
 
 import argparse
@@ -24,10 +24,10 @@ from peer.environments import installed
 
 from trieye.config.sweeper import SweeperConfig
 from trieye.sweeps.grid import Grid
-from trieye.sweeps.jobs import JobRecord
+from trieye.sweeps.jobs import JobRecord, State
 from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.spec import grid_of
 from trieye.sweeps.status import status_of
-from trieye.sweeps.sweeper import grid_of
 
 GOALS = {"ray_job_ms": 50.0, "local_job_ms": 30.0, "plan_10k_s": 0.1, "overrides_us": 1.0, "status_1000_s": 1.0}
 STOCK = {"hydra_ray_launcher": ["hydra-ray-launcher==1.2.2"]}
@@ -59,19 +59,19 @@ SIDES = {
 
 
 def sweep_s(python: str, words: list[str], num: int, root: str) -> tuple[float, float]:
-    """Return the seconds of a sweep, with the start of its program, and the CPU seconds of its processes."""
+    """Run a sweep; return its duration, including the startup of its program, and its CPU time, in seconds."""
     directory = tempfile.mkdtemp(dir=root)
     command = [python, f"{root}/app.py", "-m", f"x=range(0,{num})", f"hydra.sweep.dir={directory}", *words]
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    elapsed, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    elapsed, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise RuntimeError(done.stderr[-400:])
     return elapsed, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def costs(rounds: int, skipped: dict[str, str]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the marginal ms of a job with each launcher, and its CPU time: medians of rounds in turns."""
+    """Return the marginal wall-clock and CPU time of a job with each launcher in ms, medians of alternating rounds."""
     pythons = dict.fromkeys(SIDES, sys.executable)
     pythons["stock_ray"] = str(installed("sweeps", STOCK))
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in SIDES}
@@ -95,18 +95,18 @@ def costs(rounds: int, skipped: dict[str, str]) -> tuple[dict[str, float], dict[
     return medians[0], medians[1]
 
 
-def best_s(measured: Callable[[], object], rounds: int = 5) -> float:
-    """Return the shortest time of some."""
-    times = []
+def best_s(call: Callable[[], object], rounds: int = 5) -> float:
+    """Return the minimum duration of a call in seconds."""
+    durations = []
     for _ in range(rounds):
-        began = time.perf_counter()
-        measured()
-        times.append(time.perf_counter() - began)
-    return min(times)
+        start = time.perf_counter()
+        call()
+        durations.append(time.perf_counter() - start)
+    return min(durations)
 
 
-def planned() -> Grid:
-    """Return a grid of 10,000 jobs, and write its record."""
+def plan() -> Grid:
+    """Return a grid of 10,000 jobs, and write its record to disk."""
     words = ["agent=dqn,ppo", "agent.lr=1e-4,3e-4,1e-3,3e-3,1e-2", "env=range(0,10)", "net=a,b,c,d,e,f,g,h,i,j"]
     grid = grid_of(words, SweeperConfig(seeds=10))
     record = SweepRecord(spec=words)
@@ -117,7 +117,8 @@ def planned() -> Grid:
 
 
 def status_s(num: int) -> float:
-    """Return the seconds of the status of a sweep of which half is completed, and the rest runs, failed or was lost."""
+    """Return the latency of a status request for a sweep with completed, running and failed jobs, in seconds."""
+    states: tuple[State, ...] = ("completed", "running", "completed", "failed")
     with tempfile.TemporaryDirectory() as root:
         grid = grid_of(["lr=1e-4,3e-4", f"seed=range(0,{num // 2})"], SweeperConfig())
         record = SweepRecord(spec=[])
@@ -125,30 +126,30 @@ def status_s(num: int) -> float:
         record.write(Path(root))
         for index in grid:
             job = JobRecord(index=index, overrides=list(grid[index]), start=1.0)
-            job.state = ("completed", "running", "completed", "failed")[index % 4]  # type: ignore[assignment]
+            job.state = states[index % len(states)]
             job.write(Path(root, str(index)))
         return best_s(lambda: status_of(Path(root)), 3)
 
 
 def main() -> None:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of all launchers")
     options = parser.parse_args()
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     skipped: dict[str, str] = {}
-    grid = planned()
+    grid = plan()
     figures = {
-        "plan_10k_s": round(best_s(planned), 4),
+        "plan_10k_s": round(best_s(plan), 4),
         "overrides_us": round(best_s(lambda: [grid[index] for index in range(grid.size)]) / grid.size * 1e6, 3),
         "status_1000_s": round(status_s(1000), 3),
     }
     jobs, cpu = costs(options.rounds, skipped)
     missing = float("inf")
-    reached = {
+    goal_figures = {
         **figures, "ray_job_ms": jobs.get("ray_worker", missing), "local_job_ms": jobs.get("local_process", missing),
     }  # fmt: skip
-    met = {name: reached[name] <= goal for name, goal in GOALS.items()}
+    met = {name: goal_figures[name] <= goal for name, goal in GOALS.items()}
     print(json.dumps({"job_ms": jobs, "cpu_ms": cpu, **figures, "skipped": skipped, "goals": GOALS, "met": met}))
 
 

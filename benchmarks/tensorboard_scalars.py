@@ -1,4 +1,4 @@
-"""Scalars per second into event files: TensorboardSink against torch's SummaryWriter."""
+"""Scalars per second written to event files: TensorboardSink against torch's SummaryWriter."""
 
 import json
 import statistics
@@ -19,7 +19,7 @@ NUM_POINTS = 20_000
 
 
 def points_of_a_training() -> list[Point]:
-    """Return points of ten metrics logged together at every step."""
+    """Return points of ten metrics that a training loop logs at every step."""
     now = time.time()
     return [
         Point(f"Loss/{metric}", step * 0.5, step, now + step)
@@ -29,11 +29,11 @@ def points_of_a_training() -> list[Point]:
 
 
 def ours(directory: Path, points: list[Point]) -> float:
-    """Return scalars per second of the sink, all of them in the file at the end."""
+    """Return scalars per second of the sink, including the time to flush the file."""
     sink = TensorboardSink()
     sink.open(make_run_info(directory))
     sink.write(points[:1])
-    sink.flush()  # makes the file, which the other has made by then too
+    sink.flush()  # creates the file, as the constructor of SummaryWriter does
     start = time.perf_counter()
     for first in range(0, len(points), MAX_POINTS_PER_WRITE):
         sink.write(points[first : first + MAX_POINTS_PER_WRITE])
@@ -44,7 +44,7 @@ def ours(directory: Path, points: list[Point]) -> float:
 
 
 def peer(directory: Path, points: list[Point]) -> float:
-    """Return scalars per second of add_scalar, all of them in the file at the end."""
+    """Return scalars per second of `add_scalar`, including the time to flush the file."""
     with SummaryWriter(str(directory)) as writer:
         start = time.perf_counter()
         for point in points:
@@ -54,7 +54,7 @@ def peer(directory: Path, points: list[Point]) -> float:
 
 
 def main() -> None:
-    """Measure both in turns and print one line."""
+    """Measure alternating rounds and print one JSON line."""
     points = points_of_a_training()
     ours_rates, peer_rates = [], []
     for repeat in range(REPEATS):

@@ -1,9 +1,10 @@
-"""Environment steps per CPU second of the template's DQN, PPO, SAC and TD3, beside stable-baselines3 and a single file.
+"""Environment steps per CPU second of the template's algorithms, against stable-baselines3 and a single-file program.
 
-The same hyperparameters and the same number of updates, which is printed for each side; one torch thread, one process,
-in turns. Ours logs to a run whose hub is a thread of this process, and all of its threads count. Goals: 1.3 (DQN), 1.4
-(PPO) and 1.15 (SAC, TD3) times stable-baselines3, and 0.9 times the single file, which logs nothing. PPO also runs
-without logging, which may save at most 3 %.
+Trains DQN, PPO, SAC and TD3 with the same hyperparameters on all sides, and with the same number of updates, which is
+printed for each side. Sides alternate in one process with one torch thread. Ours logs to a run whose hub is a thread of
+this process; CPU time includes all threads. Goals: 1.3 (DQN), 1.4 (PPO) and 1.15 (SAC, TD3) times
+stable-baselines3, and 0.9 times the single file, which has no logging. PPO also runs without logging, which may save at
+most 3 %.
 """
 
 import argparse
@@ -26,9 +27,9 @@ GOALS = {"dqn": 1.3, "ppo": 1.4, "sac": 1.15, "td3": 1.15}
 GOAL_SINGLE_FILE = 0.9
 GOAL_LOGGING = 0.03
 STEPS = {"dqn": 512, "ppo": 2048, "sac": 40, "td3": 60}
-"""In one turn: half a second, so that all sides share what else the machine does."""
+"""Environment steps per turn: about half a second, so that other load on the machine affects all sides."""
 WARM_UP = {"dqn": 2500, "ppo": 1024, "sac": 150, "td3": 150}
-"""After so many learning has begun, and DQN explores as little as for the rest of its life."""
+"""Environment steps after which learning has started and DQN's epsilon has reached its final value."""
 SLUG = "benchmarked_agent"
 DQN = {"lr": 2.3e-3, "gamma": 0.99}
 PPO = {"lr": 1e-3, "gamma": 0.98}
@@ -37,19 +38,19 @@ TD3 = {"lr": 1e-3, "gamma": 0.98, "batch_size": 256, "hidden_sizes": [256, 256]}
 
 
 def ours(name: str, root: Path, *, logs: bool = True, **more: Any) -> Iterator[int]:
-    """Yield the environment steps made so far by an engine of the template, after each of its steps.
+    """Yield the number of environment steps so far, after each step of an engine of the template.
 
     Args:
         name: Name of the agent.
-        root: Directory of the project.
-        logs: Whether the metrics of each step are logged.
-        more: Parts of the config that replace the ones here.
+        root: Directory that contains the project.
+        logs: Log the metrics of each step.
+        more: Sections of the config that replace the defaults of this benchmark.
     """
     import trieye
 
     sys.path.insert(0, str(root / SLUG))
     config_class = import_module(f"{SLUG}.config").TrainConfig
-    given: dict[str, dict[str, Any]] = {
+    sections: dict[str, dict[str, Any]] = {
         "dqn": {
             "agent": DQN
             | {"hidden_sizes": [256, 256], "rollout_steps": 256, "updates_per_env_step": 0.5, "double": False}
@@ -72,7 +73,7 @@ def ours(name: str, root: Path, *, logs: bool = True, **more: Any) -> Iterator[i
             "replay": {"capacity": 100_000},
         },
     }
-    parts = given[name] | {"agent": given[name]["agent"] | {"kind": name}, "runtime": {"kind": "local"}} | more
+    parts = sections[name] | {"agent": sections[name]["agent"] | {"kind": name}, "runtime": {"kind": "local"}} | more
     config = config_class(
         **{"run_name": name if logs else f"{name}_unlogged"} | parts, sinks={}, persistence={"root_data_dir": str(root)}
     )
@@ -88,7 +89,7 @@ def ours(name: str, root: Path, *, logs: bool = True, **more: Any) -> Iterator[i
 
 
 def theirs(name: str, steps: int) -> Iterator[int]:
-    """Yield the environment steps made so far by stable-baselines3."""
+    """Yield the number of environment steps so far of stable-baselines3."""
     import numpy as np
     import stable_baselines3 as sb3
     import torch
@@ -124,7 +125,7 @@ def theirs(name: str, steps: int) -> Iterator[int]:
 
 
 def alone(name: str) -> Iterator[int]:
-    """Yield the environment steps made so far by a single file."""
+    """Yield the number of environment steps so far of the single file."""
     if name == "dqn":
         return single_file.dqn(
             env="CartPole-v1", hidden=[256, 256], lr=2.3e-3, batch=64, capacity=100_000, starts=1000, collect=256,
@@ -141,13 +142,13 @@ def alone(name: str) -> Iterator[int]:
 
 
 def bake(root: str) -> None:
-    """Make the project of the template."""
+    """Create a project from the template."""
     new = [sys.executable, "-m", "trieye.cli", "new", SLUG, "--no-input", "--ci", "none", "-o", root]
     subprocess.run(new, check=True, stdout=subprocess.DEVNULL)
 
 
 class Turn(NamedTuple):
-    """What a side did in its turn: environment steps, updates, and the CPU seconds of both."""
+    """Environment steps and updates of a side in one turn, and its CPU time in seconds."""
 
     env_steps: int
     updates: int
@@ -160,35 +161,37 @@ class Turn(NamedTuple):
 
 
 def turn(side: Iterator[int], steps: int) -> Turn:
-    """Let a side make at least so many environment steps; an update is a step of the optimizer that makes the most."""
+    """Advance a side by at least `steps` environment steps; updates are steps of its most active optimizer."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     made: Counter[int] = Counter()
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: made.update([id(optimizer)]))
-    before, began = next(side), time.process_time()
+    before, start = next(side), time.process_time()
     made.clear()
     while (now := next(side)) < before + steps:
         pass
-    cpu_s = time.process_time() - began
+    cpu_s = time.process_time() - start
     hook.remove()
     return Turn(now - before, max(made.values(), default=0), cpu_s)
 
 
 def figures_of(turns: list[dict[str, Turn]], name: str) -> dict[str, float]:
-    """Return the medians of rates and ratios of an agent, and the updates of each side per 1000 environment steps."""
+    """Return an agent's median rates and ratios, and the updates of each side per 1000 environment steps."""
     figures: dict[str, float] = {}
     for side in turns[0]:
-        figures[f"{side}_per_cpu_s"] = round(statistics.median(one[side].rate for one in turns))
-        updates, env_steps = (sum(getattr(one[side], name_) for one in turns) for name_ in ("updates", "env_steps"))
+        figures[f"{side}_per_cpu_s"] = round(statistics.median(by_side[side].rate for by_side in turns))
+        updates, env_steps = (
+            sum(getattr(by_side[side], field) for by_side in turns) for field in ("updates", "env_steps")
+        )
         figures[f"{side}_updates_per_1000_steps"] = round(1000 * updates / env_steps, 1)
     for peer, goal in goals_of(name).items():
-        ratio = statistics.median(one["trieye"].rate / one[peer].rate for one in turns)
+        ratio = statistics.median(by_side["trieye"].rate / by_side[peer].rate for by_side in turns)
         figures |= {f"vs_{peer}": round(ratio, 3), f"goal_{peer}": goal}
     return figures
 
 
 def goals_of(name: str) -> dict[str, float]:
-    """Return the least ratio of our rate to the rate of each other side of an agent."""
+    """Return the goals of an agent: the minimum ratio of our rate to the rate of each other side."""
     goals = {"sb3": GOALS[name]}
     if name != "td3":
         goals["single_file"] = GOAL_SINGLE_FILE
@@ -198,7 +201,7 @@ def goals_of(name: str) -> dict[str, float]:
 
 
 def measure(names: list[str], rounds: int) -> None:
-    """Print one line of JSON; this process has stable-baselines3."""
+    """Measure in this process, which has stable-baselines3, and print one JSON line."""
     figures: dict[str, Any] = {"benchmark": "training"}
     with tempfile.TemporaryDirectory() as root:
         bake(root)
@@ -220,18 +223,18 @@ def measure(names: list[str], rounds: int) -> None:
 
 
 def main() -> None:
-    """Measure in the environment that has stable-baselines3."""
+    """Start the measurement in the environment with stable-baselines3."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--agents", default="dqn,ppo,sac,td3", help="agents, separated by commas")
-    parser.add_argument("--rounds", type=int, default=31)
-    parser.add_argument("--here", action="store_true", help="measure in this environment; this script starts itself so")
+    parser.add_argument("--rounds", type=int, default=31, help="turns of each side")
+    parser.add_argument("--here", action="store_true", help="measure in this environment (used by this script)")
     options = parser.parse_args()
     if options.here:
         measure(options.agents.split(","), options.rounds)
         return
     python = installed("training", SB3)
-    given = [f"--agents={options.agents}", f"--rounds={options.rounds}", "--here"]
-    subprocess.run([python, __file__, *given], check=True)
+    arguments = [f"--agents={options.agents}", f"--rounds={options.rounds}", "--here"]
+    subprocess.run([python, __file__, *arguments], check=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Follow five values through trieye: a logged value, a saved state, an override, a sweep job's override, a transition.
 
-For each walk, counts the calls of trieye's functions that carry the value (as an argument or as the returned value, in
-any container): `modules` and `functions` that carry it, `changes` from one module to another within a thread, and
-`copies`, the distinct containers that hold it. `entered` is the number of modules called at all in the meantime.
+A call carries the value if an argument or the return value contains it, directly or in a container. Counts for each
+walk: `modules` and `functions` of trieye that carry the value, `changes` from one module to another within a thread,
+and `copies`, the distinct containers of the value. `entered` is the number of modules with any call during the walk.
 
     value       from run.log to the row in MLflow's database
     save        from run.save to the complete checkpoint
     override    from the command line to the constructor of the optimizer
-    job         the same for a job of a sweep that Hydra's basic launcher runs in the sweep's process
+    job         like override, for a sweep job that Hydra's basic launcher runs in the sweep's process
     transition  from the step of an explorer's environment (in a thread) to the update that learns from it
 """
 
@@ -38,10 +38,10 @@ PACKAGE = Path(trieye.__file__).parent
 SLUG = "walks_agent"
 DEADLINE_S = 120.0
 MAX_DEPTH = 8
-MAX_BYTES = 1 << 20  # a replay buffer's memory is allocated before the value is in it
+MAX_BYTES = 1 << 20  # skips the memory of replay buffers, which is mostly unused
 GOALS = {"value": ("entered", 24), "override": ("changes", 90), "transition": ("modules", 15)}
 MARKS = {"value": 1234.5, "save": 8765.5, "override": 0.000123456, "job": 0.000123456, "transition": 4321.5}
-"""The values followed; no other number in the process equals them. The ones of arrays are exact as float32."""
+"""The followed values, which no other number in the process equals. The values of arrays are exact in float32."""
 
 
 class Trace:
@@ -91,7 +91,7 @@ class Trace:
         if depth == 0 or id(value) in seen:
             return False
         seen.add(id(value))
-        # each part is searched: all containers of the value count
+        # no short circuit: all containers of the value count
         if any([self._carries(part, depth - 1, seen) for part in list(parts_of(value))]):
             if id(value) not in self.copies:
                 self.copies.add(id(value))
@@ -112,7 +112,7 @@ class Trace:
 
 
 def arguments_of(frame: FrameType) -> list[Any]:
-    """Return the arguments of a call, without the object whose method it is."""
+    """Return the arguments of a call without `self` and `cls`."""
     code, values = frame.f_code, frame.f_locals
     flags = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + flags]
@@ -120,7 +120,7 @@ def arguments_of(frame: FrameType) -> list[Any]:
 
 
 def parts_of(value: Any) -> Iterator[Any]:
-    """Yield the parts of a container, a value object, a config or a call that waits to be made."""
+    """Yield the parts of a container, value object, config or deferred call."""
     if type(value).__module__.startswith("torch") and hasattr(value, "untyped_storage"):
         yield value.detach().cpu().contiguous().view(-1).numpy() if value.numel() else None
     elif isinstance(value, partial):
@@ -146,7 +146,7 @@ def walk_value(root: Path) -> Trace:
     """Follow a value from `run.log` to MLflow."""
     trace = Trace(MARKS["value"])
     with trieye.Run(config_of(root)) as run:
-        run.log("value", 0.0, step=0)  # excludes work done once per run: tables, the MLflow run
+        run.log("value", 0.0, step=0)  # excludes one-time work: tables, the MLflow run
         run.flush()
         assert run.mlflow_run_id(DEADLINE_S) is not None
         (store,) = run.dir.parents[1].rglob("mlflow.db")
@@ -179,7 +179,7 @@ def walk_override(root: Path, *options: str) -> Trace:
     trace = Trace(MARKS["override"], until=lambda frame: is_optimizer(frame, MARKS["override"]))
     trace.is_on = True
     train(root, f"agent.lr={MARKS['override']!r}", *options)
-    assert not trace.is_on, "the optimizer was never made with the learning rate"
+    assert not trace.is_on, "no optimizer was created with the learning rate"
     return trace
 
 
@@ -218,13 +218,13 @@ gymnasium.register("Marked-v0", Marked)
 
 
 def is_optimizer(frame: FrameType, lr: float) -> bool:
-    """Return True if a call makes an Adam with this learning rate."""
+    """Return True if a call creates an Adam optimizer with this learning rate."""
     code = frame.f_code
     return code.co_name == "__init__" and code.co_filename.endswith("adam.py") and frame.f_locals.get("lr") == lr
 
 
 def is_update(frame: FrameType, trace: Trace) -> bool:
-    """Return True if a call is the update of a batch that holds the value."""
+    """Return True if a call is an update with a batch that contains the value."""
     return frame.f_code.co_name == "train_step" and bool(frame.f_locals["batch"]["reward"].eq(trace.mark).any())
 
 
@@ -232,7 +232,7 @@ def train(root: Path, *options: str) -> None:
     """Run the project's training command in this process, for a few steps."""
     os.chdir(root / SLUG)
     sys.path.insert(0, str(root / SLUG))
-    limits = ("runtime=local", "agent.learning_starts=128", "explorer.fragment_steps=64")
+    limits: tuple[str, ...] = ("runtime=local", "agent.learning_starts=128", "explorer.fragment_steps=64")
     if not any(option.startswith("loop.env_steps") for option in options):
         limits = (*limits, "loop.env_steps=64")
     sys.argv = [f"{SLUG}.train", *options, *limits]
@@ -263,7 +263,7 @@ def config_of(root: Path) -> trieye.TrieyeConfig:
 
 
 def wait_for(is_done: Callable[[], bool]) -> None:
-    """Wait without calling a function of trieye."""
+    """Wait without a call of trieye's functions."""
     until = time.monotonic() + DEADLINE_S
     while not is_done():
         assert time.monotonic() < until
@@ -291,7 +291,7 @@ def measure(name: str) -> dict[str, int]:
 
 
 def run_child(name: str, root: str, *flags: str) -> None:
-    """Make one walk and print its counts."""
+    """Run one walk in this process and print its counts."""
     trace = WALKS[name](Path(root))
     sys.setprofile(None)
     if "--list" in flags:
@@ -307,8 +307,8 @@ def main() -> int:
         run_child(*sys.argv[2:])
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("walks", nargs="*", choices=[*WALKS, []], help="the walks to make; all by default")
-    parser.add_argument("--list", action="store_true", help="list the functions, on stderr")
+    parser.add_argument("walks", nargs="*", choices=[*WALKS, []], help="walks to run (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the functions that carry the value to stderr")
     options = parser.parse_args()
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     for name in options.walks or WALKS:

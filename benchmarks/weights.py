@@ -1,13 +1,13 @@
-"""Weights from a learner to two explorers, by each transport, against a bare `ray.put`, naive torch and one memcpy.
+"""Latency of publishing weights to two explorers by each transport, against a bare `ray.put`, naive torch and a memcpy.
 
-A publish counts until both explorers, Ray actors with a module of their own, have the weights in it, in place, and have
-said so. `bare` is a `ray.put` of a dict of NumPy arrays, which the same actors copy into the same module; `naive` is a
-`state_dict` of tensors as an argument of each call, and `load_state_dict`. Rounds are interleaved, and ratios are
-medians of the ratios of each round.
+The latency of a publish ends when both explorers, which are Ray actors, have loaded the weights into their modules in
+place and have returned. `bare` is a `ray.put` of a dict of NumPy arrays, which the same actors copy into the same
+modules; `naive` passes a `state_dict` of tensors to each call, followed by `load_state_dict`. Rounds are interleaved;
+ratios are medians of the ratios of each round.
 
-`notice` is how long an explorer waits for a version that is announced: through the synchronizer in Ray, in multiples of
-the round trip of an async actor between the same two processes, and within a process in milliseconds, beside a bare
-`threading.Event`. Prints one JSON line.
+`notice` is the delay until an explorer notices a newly announced version: through the synchronizer in Ray, as a
+multiple of the round trip of an async actor between the same two processes, and within a process in milliseconds,
+against a bare `threading.Event`. Prints one JSON line.
 """
 
 import json
@@ -35,70 +35,70 @@ from trieye.training.exploring.transports import CheckpointTransport, Transport,
 
 LAYERS, EXPLORERS = 10, 2
 SIZES = {"1M": (312, 30), "10M": (998, 15)}
-"""Width of the layers, rounds."""
+"""Width of the layers, and number of rounds."""
 WARM_UP, NAIVE_EVERY = 3, 3
 NOTICES = 60
 GOALS = {"of_bare": 1.1, "of_naive": 25.0, "notice": 3.0, "notice_in_process_ms": 0.05}
 
 
 def module_of(width: int) -> nn.Sequential:
-    """Return a module with a state of 20 tensors, some of them large."""
+    """Return a module with 10 large weights and 10 small biases."""
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS)))
 
 
 class Explorer:
-    """Has a module that takes weights."""
+    """Actor with a module that receives weights."""
 
     def __init__(self, width: int, transports: dict[str, Transport]) -> None:
         torch.set_num_threads(1)
         self.module, self.transports = module_of(width), transports
 
-    def take(self, name: str, handle: Any) -> None:
-        """Fetch by a transport."""
+    def fetch(self, name: str, handle: Any) -> None:
+        """Fetch weights through a transport."""
         load_weights(self.module, self.transports[name].fetch(handle))
 
-    def take_arrays(self, arrays: dict[str, Any]) -> None:
-        """Copy arrays by hand, in place."""
-        for name, own in self.module.state_dict().items():
-            np.copyto(own.numpy(), arrays[name])
+    def copy_arrays(self, arrays: dict[str, Any]) -> None:
+        """Copy arrays into the module in place."""
+        for name, tensor in self.module.state_dict().items():
+            np.copyto(tensor.numpy(), arrays[name])
 
-    def take_tensors(self, state: dict[str, torch.Tensor]) -> None:
+    def load_tensors(self, state: dict[str, torch.Tensor]) -> None:
         """Load a `state_dict`."""
         self.module.load_state_dict(state)
 
 
 class Waiter:
-    """Waits for versions."""
+    """Actor that waits for versions."""
 
     def __init__(self, board: RayBoard) -> None:
         self.board = board
 
     def wait(self, version: int) -> float:
-        """Return when a newer version was noticed; processes of one machine share the clock."""
+        """Wait for a newer version; return its arrival in seconds of `time.monotonic`, which processes share."""
         self.board.wait_newer(version, 60.0)
         return time.monotonic()
 
     def round_trips(self, actor: Any, count: int) -> list[float]:
-        """Return how long calls of an async actor take."""
+        """Return round-trip times of an async actor in seconds."""
         return [seconds(lambda: ray.get(actor.nothing.remote())) for _ in range(count)]
 
 
 class Nothing:
-    """An async actor that has nothing to do."""
+    """Async actor with an empty method."""
 
     async def nothing(self) -> None:
         """Do nothing."""
 
 
-def seconds(act: Callable[[], object]) -> float:
-    """Return how long something takes."""
-    began = time.perf_counter()
-    act()
-    return time.perf_counter() - began
+def seconds(call: Callable[[], object]) -> float:
+    """Return the duration of a call in seconds."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 class Learner:
-    """Brings the weights of a module to explorers, in each way."""
+    """Publishes the weights of a module to explorers by each method."""
 
     def __init__(self, width: int, directory: Path) -> None:
         self.module = module_of(width)
@@ -108,68 +108,69 @@ class Learner:
             "checkpoint": CheckpointTransport(directory),
             "collective": self.collective,
         }
-        make = ray.remote(num_cpus=0)(Explorer)
-        self.actors = [make.remote(width, self.transports) for _ in range(EXPLORERS)]
+        actor_class = ray.remote(num_cpus=0)(Explorer)
+        self.actors = [actor_class.remote(width, self.transports) for _ in range(EXPLORERS)]
         self.copy = {name: array.copy() for name, array in as_arrays(self.module.state_dict()).items()}
 
-    def by(self, name: str, version: int) -> None:
-        """Publish by a transport."""
+    def publish(self, name: str, version: int) -> None:
+        """Publish through a transport."""
         handle = self.transports[name].publish(version, self.module.state_dict())
-        ray.get([actor.take.remote(name, handle) for actor in self.actors])
+        ray.get([actor.fetch.remote(name, handle) for actor in self.actors])
 
     def bare(self) -> None:
-        """Put arrays into the object store."""
-        put = ray.put({name: tensor.numpy() for name, tensor in self.module.state_dict().items()})
-        ray.get([actor.take_arrays.remote(put) for actor in self.actors])
+        """Publish arrays through the object store."""
+        reference = ray.put({name: tensor.numpy() for name, tensor in self.module.state_dict().items()})
+        ray.get([actor.copy_arrays.remote(reference) for actor in self.actors])
 
     def naive(self) -> None:
-        """Send a `state_dict` to each."""
-        ray.get([actor.take_tensors.remote(self.module.state_dict()) for actor in self.actors])
+        """Send a `state_dict` to each explorer."""
+        ray.get([actor.load_tensors.remote(self.module.state_dict()) for actor in self.actors])
 
     def memcpy(self) -> None:
         """Copy the weights once."""
         for name, array in as_arrays(self.module.state_dict()).items():
             np.copyto(self.copy[name], array)
 
-    def a_round(self, version: int) -> dict[str, float]:
-        """Return the milliseconds of each way; each is the first one at times."""
-        ways: dict[str, Callable[[], None]] = {name: partial(self.by, name, version) for name in self.transports}
-        ways |= {"bare": self.bare, "memcpy": self.memcpy}
+    def measure_round(self, version: int) -> dict[str, float]:
+        """Return the latency of each method in ms; the order of the methods rotates."""
+        methods: dict[str, Callable[[], None]] = {
+            name: partial(self.publish, name, version) for name in self.transports
+        }
+        methods |= {"bare": self.bare, "memcpy": self.memcpy}
         if version % NAIVE_EVERY == 0:
-            ways["naive"] = self.naive
-        names = list(ways)
+            methods["naive"] = self.naive
+        names = list(methods)
         first = version % len(names)
-        return {name: 1000 * seconds(ways[name]) for name in names[first:] + names[:first]}
+        return {name: 1000 * seconds(methods[name]) for name in names[first:] + names[:first]}
 
     def close(self) -> None:
-        """End the explorers."""
+        """Stop the explorers."""
         for actor in self.actors:
             ray.kill(actor)
         self.collective.close()
 
 
 def measure(width: int, rounds: int, directory: Path) -> dict[str, Any]:
-    """Return the milliseconds of each way, and ratios."""
+    """Return the median latency of each method in ms, and ratios."""
     learner = Learner(width, directory)
-    for version in range(WARM_UP):  # the first touch of everything
-        learner.a_round(version)
-    taken = [learner.a_round(version) for version in range(WARM_UP, WARM_UP + rounds)]
+    for version in range(WARM_UP):
+        learner.measure_round(version)
+    latencies = [learner.measure_round(version) for version in range(WARM_UP, WARM_UP + rounds)]
     learner.close()
-    with_naive = [each for each in taken if "naive" in each]
-    found: dict[str, Any] = {
-        f"{name}_ms": round(statistics.median(each[name] for each in taken if name in each), 2)
+    with_naive = [by_name for by_name in latencies if "naive" in by_name]
+    figures: dict[str, Any] = {
+        f"{name}_ms": round(statistics.median(by_name[name] for by_name in latencies if name in by_name), 2)
         for name in sorted(with_naive[0])
     }
     for name in learner.transports:
-        found[f"{name}_of_bare"] = round(statistics.median(each[name] / each["bare"] for each in taken), 2)
-    found["naive_of_object_store"] = round(
-        statistics.median(each["naive"] / each["object_store"] for each in with_naive), 1
-    )
-    return found
+        ratio = statistics.median(by_name[name] / by_name["bare"] for by_name in latencies)
+        figures[f"{name}_of_bare"] = round(ratio, 2)
+    ratio = statistics.median(by_name["naive"] / by_name["object_store"] for by_name in with_naive)
+    return {**figures, "naive_of_object_store": round(ratio, 1)}
 
 
 def measure_notice() -> dict[str, float]:
-    """Return how long a version takes to be noticed in another process, and the round trip of an async actor."""
+    """Return the delay until another process notices a version, and the round trip of an async actor."""
     board = RayBoard()
     waiter = ray.remote(num_cpus=0)(Waiter).remote(board)
     idle = ray.remote(num_cpus=0)(Nothing).remote()
@@ -177,11 +178,11 @@ def measure_notice() -> dict[str, float]:
     board.publish(Published(0))
     notices, trips, pause = [], [], threading.Event()
     for version in range(1, NOTICES + 1):
-        waiting = waiter.wait.remote(version - 1)
-        pause.wait(0.05)  # it waits by now
-        began = time.monotonic()
+        notice_time = waiter.wait.remote(version - 1)
+        pause.wait(0.05)  # until the actor is waiting
+        start = time.monotonic()
         board.publish(Published(version))
-        notices.append(ray.get(waiting) - began)
+        notices.append(ray.get(notice_time) - start)
         trips += ray.get(waiter.round_trips.remote(idle, 5))
     board.close()
     notice, trip = statistics.median(notices), statistics.median(trips)
@@ -193,32 +194,34 @@ def measure_notice() -> dict[str, float]:
 
 
 def measure_notice_in_process() -> dict[str, float]:
-    """Return the milliseconds from a publish to the end of a wait in another thread, and those of a bare `Event`."""
+    """Return the delay until another thread notices a version, and until it notices a bare `Event`, in ms."""
     board, pause = Synchronizer(), threading.Event()
     times: dict[str, list[float]] = {"notice_in_process_ms": [], "event_ms": []}
     for version in range(NOTICES * 5):
         event = threading.Event()
-        ways: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        calls: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
             "notice_in_process_ms": (
                 partial(board.wait_newer, version - 1, 60.0),
                 partial(board.publish, Published(version)),
             ),
             "event_ms": (partial(event.wait, 60.0), event.set),
         }
-        for name, (wait, announce) in ways.items():
-            noticed: list[float] = []
-            thread = threading.Thread(target=lambda wait=wait, to=noticed: (wait(), to.append(time.perf_counter())))
+        for name, (wait, announce) in calls.items():
+            notice_times: list[float] = []
+            thread = threading.Thread(
+                target=lambda wait=wait, to=notice_times: (wait(), to.append(time.perf_counter()))
+            )
             thread.start()
-            pause.wait(0.005)  # it waits by now
-            began = time.perf_counter()
+            pause.wait(0.005)  # until the thread is waiting
+            start = time.perf_counter()
             announce()
             thread.join()
-            times[name].append(noticed[0] - began)
+            times[name].append(notice_times[0] - start)
     return {name: round(1000 * statistics.median(values), 4) for name, values in times.items()}
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether the goals are met."""
+    """Print one JSON line; exit with 1 if a goal is missed."""
     torch.set_num_threads(1)
     ray.init(
         address="local", num_cpus=2, include_dashboard=False, object_store_memory=512 << 20, logging_level=logging.ERROR

@@ -1,6 +1,6 @@
-"""Environments of benchmarks: that of this project, with other libraries on top.
+"""Virtual environments of the benchmarks: the current environment plus peer libraries.
 
-NumPy, torch and trieye itself are those of the environment that runs the benchmark, so all sides can take turns in one
+They share NumPy, torch and trieye with the environment that runs the benchmark, so all sides can alternate in one
 process.
 """
 
@@ -17,45 +17,47 @@ REPLAY = {
     **SB3,
     "tianshou": ["tianshou==2.0.1"],
     "torchrl": ["torchrl==0.14.1"],
-    "rllib": ["dm_tree", "lz4", "scipy"],  # what RLlib needs besides Ray
+    "rllib": ["dm_tree", "lz4", "scipy"],  # dependencies of RLlib that Ray does not install
 }
 SHARED = ("numpy", "torch", "ray")
-"""What all sides must have in the same version."""
+"""Packages that must have the same version on all sides."""
 
 
 def installed(directory: str, peers: dict[str, list[str]]) -> Path:
-    """Return the Python of an environment, which is made if it is not there; a peer that does not install is left out.
+    """Return the Python of an environment; create the environment if it is missing or outdated.
+
+    Peers that fail to install are skipped.
 
     Args:
-        directory: Where it lies below `.peers`.
-        peers: What each of them needs.
+        directory: Directory of the environment in `.peers`.
+        peers: Requirements of each peer.
 
     Raises:
-        subprocess.CalledProcessError: Not even an empty environment could be made.
+        subprocess.CalledProcessError: The empty environment could not be created.
     """
-    place = ROOT / ".peers" / directory
-    python = place / ("Scripts" if os.name == "nt" else "bin") / "python"
-    wanted = json.dumps([_packages(), peers, _pins()])
-    ready = place / ".ready"
-    if not ready.exists() or ready.read_text() != wanted:
-        print(f"installing {', '.join(peers)} into {place} (some minutes, once) ...", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
+    environment = ROOT / ".peers" / directory
+    python = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
+    spec = json.dumps([_packages(), peers, _pins()])
+    ready = environment / ".ready"
+    if not ready.exists() or ready.read_text() != spec:
+        print(f"installing {', '.join(peers)} into {environment} (once, takes a few minutes) ...", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=True)
         _share_packages(python)
         for name, requirements in peers.items():
             _install(python, name, requirements)
-        ready.write_text(wanted)
+        ready.write_text(spec)
     return python
 
 
 def _share_packages(python: Path) -> None:
-    ask = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    own = subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()
-    lines = "\n".join(f"import site; site.addsitedir({place!r})" for place in _packages())
-    Path(own, "trieye_environment.pth").write_text(lines + "\n")
+    query = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site_packages = subprocess.run(query, check=True, capture_output=True, text=True).stdout.strip()
+    lines = "\n".join(f"import site; site.addsitedir({directory!r})" for directory in _packages())
+    Path(site_packages, "trieye_environment.pth").write_text(lines + "\n")
 
 
 def _packages() -> list[str]:
-    return [place for place in sys.path if place.endswith("site-packages")]
+    return [directory for directory in sys.path if directory.endswith("site-packages")]
 
 
 def _pins() -> list[str]:
@@ -69,4 +71,4 @@ def _install(python: Path, name: str, requirements: list[str]) -> None:
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(constraints)]
     done = subprocess.run([*pip, *requirements], capture_output=True, text=True, check=False)
     if done.returncode:
-        print(f"{name} is left out, as it does not install: {done.stderr[-800:]}", file=sys.stderr)
+        print(f"skipping {name}, which failed to install: {done.stderr[-800:]}", file=sys.stderr)

@@ -1,13 +1,13 @@
-"""What explorers are measured against: a loop written by hand, TorchRL's collectors, RLlib, and an env that fails.
+"""Peers of the explorers: a hand-written loop, TorchRL's collectors and RLlib; and environments that are slow or fail.
 
-Each side is a generator that yields the environment steps made so far. All have perceptrons of two layers of 64 that
-act on 8 CartPoles for each process.
+Each side is a generator that yields the number of environment steps so far. All use MLPs with two hidden layers of 64
+units, and 8 CartPole environments per process.
 """
 
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,42 +20,42 @@ NUM_ENVS, STEPS, NUM_WORKERS = 8, 64, 2
 
 
 def bare(policy: Any, ctx: Any) -> Iterator[int]:
-    """Step environments with a policy and keep the rows, as one writes it by hand."""
+    """Collect rows with a policy in a minimal hand-written loop."""
     mode = gym.vector.AutoresetMode.NEXT_STEP
-    made = [lambda: gym.make("CartPole-v1", disable_env_checker=True)] * NUM_ENVS
-    envs = gym.vector.SyncVectorEnv(made, copy=False, autoreset_mode=mode)
-    obs, made_steps = envs.reset(seed=0)[0], 0
+    env_fns = [lambda: gym.make("CartPole-v1", disable_env_checker=True)] * NUM_ENVS
+    envs = gym.vector.SyncVectorEnv(env_fns, copy=False, autoreset_mode=mode)
+    obs, num_steps = envs.reset(seed=0)[0], 0
     done = np.zeros(NUM_ENVS, bool)
     while True:
-        seen = np.empty((STEPS + 1, NUM_ENVS, 4), np.float32)
+        rollout_obs = np.empty((STEPS + 1, NUM_ENVS, 4), np.float32)
         rewards, actions = np.empty((STEPS, NUM_ENVS), np.float32), np.empty((STEPS, NUM_ENVS), np.int64)
         terminated, truncated, valid = np.empty((3, STEPS, NUM_ENVS), bool)
-        draws, log_probs = torch.empty(STEPS, NUM_ENVS, dtype=torch.int64), torch.empty(STEPS, NUM_ENVS)
-        seen[0] = obs
+        samples, log_probs = torch.empty(STEPS, NUM_ENVS, dtype=torch.int64), torch.empty(STEPS, NUM_ENVS)
+        rollout_obs[0] = obs
         for t in range(STEPS):
             with torch.inference_mode():
-                act = policy.act(torch.from_numpy(seen[t]), None, ctx)
+                act = policy.act(torch.from_numpy(rollout_obs[t]), None, ctx)
                 actions[t], valid[t] = act.action.numpy(), ~done
-                draws[t], log_probs[t] = act.extras["sample"], act.extras["log_prob"]
-            seen[t + 1], rewards[t], terminated[t], truncated[t], _ = envs.step(actions[t])
+                samples[t], log_probs[t] = act.extras["sample"], act.extras["log_prob"]
+            rollout_obs[t + 1], rewards[t], terminated[t], truncated[t], _ = envs.step(actions[t])
             done = terminated[t] | truncated[t]
-        obs, made_steps = seen[STEPS], made_steps + int(valid.sum())
-        yield made_steps
+        obs, num_steps = rollout_obs[STEPS], num_steps + int(valid.sum())
+        yield num_steps
 
 
 def torchrl_env() -> Any:
-    """Return environments in the form in which TorchRL steps them fastest."""
+    """Return a vector environment in TorchRL's fastest wrapper."""
     from torchrl.envs import GymWrapper
 
-    mode = gym.vector.AutoresetMode.SAME_STEP  # it takes no other
-    made = [lambda: gym.make("CartPole-v1", disable_env_checker=True)] * NUM_ENVS
-    envs = gym.vector.SyncVectorEnv(made, copy=False, autoreset_mode=mode)
+    mode = gym.vector.AutoresetMode.SAME_STEP  # the only mode that the wrapper supports
+    env_fns = [lambda: gym.make("CartPole-v1", disable_env_checker=True)] * NUM_ENVS
+    envs = gym.vector.SyncVectorEnv(env_fns, copy=False, autoreset_mode=mode)
     return GymWrapper(envs, categorical_action_encoding=True)
 
 
 def torchrl(*, is_async: bool) -> Iterator[int]:
-    """Collect in two processes of TorchRL, which keep the log probability, too."""
-    os.environ["RL_LOGGING_LEVEL"] = "ERROR"  # of its processes, too
+    """Collect in two processes of TorchRL, including log probabilities."""
+    os.environ["RL_LOGGING_LEVEL"] = "ERROR"  # also applies to its processes
     from tensordict.nn import TensorDictModule
     from torch.distributions import Categorical
     from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
@@ -75,11 +75,11 @@ def torchrl(*, is_async: bool) -> Iterator[int]:
         num_threads=1,
         num_sub_threads=1,
     )
-    made = 0
+    num_steps = 0
     try:
         for batch in collector:
-            made += batch.numel()
-            yield made
+            num_steps += batch.numel()
+            yield num_steps
     finally:
         collector.shutdown()
 
@@ -87,7 +87,7 @@ def torchrl(*, is_async: bool) -> Iterator[int]:
 def rllib_config(
     env: str = "CartPole-v1", *, workers: int, envs: int, steps: int, batch: int = 256, **env_config: Any
 ) -> Any:
-    """Return a PPO with the hyperparameters of `benchmarks/training.py`."""
+    """Return the config of a PPO with the hyperparameters of `benchmarks/training.py`."""
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
@@ -107,20 +107,20 @@ def rllib_config(
 def rllib_samples() -> Iterator[int]:
     """Collect in two processes of RLlib."""
     algorithm = rllib_config(workers=NUM_WORKERS, envs=NUM_ENVS, steps=STEPS, batch=1024).build_algo()
-    made = 0
+    num_steps = 0
     try:
         while True:
-            found = algorithm.env_runner_group.foreach_env_runner(
+            samples = algorithm.env_runner_group.foreach_env_runner(
                 lambda runner: runner.sample(num_timesteps=STEPS * NUM_ENVS), local_env_runner=False
             )
-            made += sum(len(episode) for episodes in found for episode in episodes)
-            yield made
+            num_steps += sum(len(episode) for episodes in samples for episode in episodes)
+            yield num_steps
     finally:
         algorithm.stop()
 
 
 def rllib_ppo(*, workers: int) -> Iterator[int]:
-    """Train on 8 CartPoles with RLlib, which 0 or more processes step."""
+    """Train on 8 CartPole environments with RLlib; 0 workers: in this process."""
     algorithm = rllib_config(workers=workers, envs=NUM_ENVS // max(workers, 1), steps=32).build_algo()
     try:
         while True:
@@ -130,46 +130,45 @@ def rllib_ppo(*, workers: int) -> Iterator[int]:
 
 
 class FailsOnDemand(gym.Wrapper[Any, Any, Any, Any]):
-    """CartPole, which raises as soon as there is a file, and removes the file first.
+    """CartPole that raises once after a flag file appears, and deletes the file.
 
     Args:
-        flag: The file.
+        flag: Path of the flag file.
+        options: Arguments of CartPole.
     """
 
-    def __init__(self, flag: str, **rest: Any) -> None:
-        super().__init__(gym.make("CartPole-v1", disable_env_checker=True, **rest))
+    def __init__(self, flag: str, **options: Any) -> None:
+        super().__init__(gym.make("CartPole-v1", disable_env_checker=True, **options))
         self._flag, self._num_steps = Path(flag), 0
 
     def step(self, action: Any) -> Any:
-        """Make a step, or raise; every 50th looks."""
+        """Step the environment; every 50th step checks the flag."""
         self._num_steps += 1
         if self._num_steps % 50 == 0 and self._flag.exists():
-            with contextlib.suppress(FileNotFoundError):  # another one was first
+            with contextlib.suppress(FileNotFoundError):  # another environment has deleted it
                 self._flag.unlink()
                 raise RuntimeError("this environment fails on demand")
         return super().step(action)
 
 
-gym.register("FailsOnDemand-v0", entry_point=FailsOnDemand)
+gym.register("FailsOnDemand-v0", entry_point=f"{__name__}:FailsOnDemand")
 FAILS = f"{__name__}:FailsOnDemand-v0"
 
 
 class Slow(gym.Wrapper[Any, Any, Any, Any]):
-    """CartPole whose step takes 1 ms of CPU."""
+    """CartPole whose step takes 1 ms of CPU time."""
 
-    def __init__(self, **rest: Any) -> None:
-        super().__init__(gym.make("CartPole-v1", disable_env_checker=True, **rest))
+    def __init__(self, **options: Any) -> None:
+        super().__init__(gym.make("CartPole-v1", disable_env_checker=True, **options))
 
     def step(self, action: Any) -> Any:
-        """Make a step."""
-        ends = time.thread_time() + 1e-3
-        found = super().step(action)
-        while time.thread_time() < ends:
+        """Step the environment."""
+        end = time.thread_time() + 1e-3
+        transition = super().step(action)
+        while time.thread_time() < end:
             pass
-        return found
+        return transition
 
 
 gym.register("Slow-v0", entry_point=Slow)
 SLOW = f"{__name__}:Slow-v0"
-
-Side = Callable[[], Iterator[int]]

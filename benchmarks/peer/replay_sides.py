@@ -1,7 +1,7 @@
-"""One class for each replay buffer that is compared: the same rows, each in the words of its library.
+"""Adapters that give the replay buffers of several libraries the same interface.
 
-Libraries are imported when a side is made. Every call does what a program does with the arrays that an environment gave
-it, so making the library's own container of a row is part of adding it.
+A library is imported when its side is created. Calls receive plain arrays, as an environment returns them, so the time
+to add a row includes its conversion to the library's container.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ Rows = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Case:
-    """What is stored.
+    """Rows of a buffer.
 
     Attributes:
         shape: Shape of an observation.
-        dtype: Its dtype.
-        capacity: Rows of a buffer.
+        dtype: Dtype of an observation.
+        capacity: Capacity of the buffer in rows.
     """
 
     shape: tuple[int, ...]
@@ -31,12 +31,12 @@ class Case:
     capacity: int
 
     def rows(self, count: int) -> Rows:
-        """Return rows `[count, ...]` of one environment; each next observation is the observation that follows."""
+        """Return consecutive rows `[count, ...]` of one environment; `next_obs` and `obs` share their memory."""
         rng = np.random.default_rng(0)
-        seen = rng.integers(0, 255, (count + 1, *self.shape), np.uint8).astype(self.dtype, copy=False)
+        obs = rng.integers(0, 255, (count + 1, *self.shape), np.uint8).astype(self.dtype, copy=False)
         return {
-            "obs": seen[:-1],
-            "next_obs": seen[1:],
+            "obs": obs[:-1],
+            "next_obs": obs[1:],
             "action": rng.integers(0, 2, count),
             "reward": np.ones(count, np.float32),
             "done": np.zeros(count, np.bool_),
@@ -44,10 +44,10 @@ class Case:
 
 
 class Side:
-    """A buffer that is measured; a subclass has those of the methods `add`, `extend`, `sample`, ... that it can do.
+    """A buffer; subclasses define the methods `add`, `extend`, `sample`, ... that their library supports.
 
     Args:
-        case: What it stores.
+        case: Shape and number of the rows.
     """
 
     def __init__(self, case: Case) -> None:
@@ -58,7 +58,7 @@ class Side:
 
 
 class Trieye(Side):
-    """This project's."""
+    """`trieye.replay.ReplayBuffer`."""
 
     def __init__(self, case: Case, *, sampler: str = "uniform", **options: Any) -> None:
         from trieye.replay import ReplayBuffer
@@ -76,22 +76,22 @@ class Trieye(Side):
         self.buffer.extend(self.block)
 
     def sample(self) -> object:
-        """Draw a batch into memory of its own."""
+        """Sample a batch into new memory."""
         return self.buffer.sample(BATCH)
 
     def sample_out(self) -> Any:
-        """Draw a batch into the memory of the one before."""
+        """Sample a batch into the memory of the previous batch."""
         self.batch = self.buffer.sample(BATCH, out=self.batch)
         return self.batch
 
     def prioritized(self) -> object:
-        """Draw a batch and set its priorities."""
+        """Sample a batch and update its priorities."""
         batch = self.sample_out()
         self.buffer.update_priorities(batch.ids, self.priorities)
         return batch
 
     def save(self, path: Path) -> None:
-        """Save what is new."""
+        """Save the new rows."""
         self.buffer.save(path)
 
     def load(self, path: Path) -> None:
@@ -100,7 +100,7 @@ class Trieye(Side):
 
 
 class Cpprb(Side):
-    """Ring of C++ and Cython."""
+    """Ring buffer in C++ and Cython."""
 
     def __init__(self, case: Case, *, sampler: str = "uniform") -> None:
         import cpprb
@@ -120,18 +120,18 @@ class Cpprb(Side):
         self.buffer.add(**self.block)
 
     def sample(self) -> object:
-        """Draw a batch."""
+        """Sample a batch."""
         return self.buffer.sample(BATCH)
 
     def prioritized(self) -> object:
-        """Draw a batch and set its priorities."""
+        """Sample a batch and update its priorities."""
         batch = self.buffer.sample(BATCH, beta=0.4)
         self.buffer.update_priorities(batch["indexes"], self.priorities)
         return batch
 
 
 class Tianshou(Side):
-    """Buffer of one environment; it adds row by row."""
+    """Buffer of one environment, which adds single rows."""
 
     def __init__(self, case: Case, *, sampler: str = "uniform") -> None:
         import tianshou.data as tianshou
@@ -164,18 +164,18 @@ class Tianshou(Side):
             self.add()
 
     def sample(self) -> object:
-        """Draw a batch."""
+        """Sample a batch."""
         return self.buffer.sample(BATCH)
 
     def prioritized(self) -> object:
-        """Draw a batch and set its priorities."""
+        """Sample a batch and update its priorities."""
         batch, indices = self.buffer.sample(BATCH)
         self.buffer.update_weight(indices, self.priorities)
         return batch
 
 
 class Sb3(Side):
-    """Buffer of stable-baselines3 for one environment; its batches are torch tensors."""
+    """Buffer of stable-baselines3 for one environment, with batches of torch tensors."""
 
     def __init__(self, case: Case) -> None:
         import gymnasium
@@ -185,20 +185,22 @@ class Sb3(Side):
         box = gymnasium.spaces.Box(0, 255, case.shape, case.dtype)
         self.buffer = ReplayBuffer(case.capacity, box, gymnasium.spaces.Discrete(2), device="cpu")
         order = ("obs", "next_obs", "action", "reward", "done")
-        self.rows = [[self.block[key][i : i + 1] for key in order] + [[{}]] for i in range(BLOCK)]
-        self.each = cycle(self.rows)
+        self.rows: list[tuple[Any, ...]] = [
+            (*(self.block[key][i : i + 1] for key in order), [{}]) for i in range(BLOCK)
+        ]
+        self.next_rows = cycle(self.rows)
 
     def add(self) -> None:
         """Add one row."""
-        self.buffer.add(*next(self.each))
+        self.buffer.add(*next(self.next_rows))
 
     def extend(self) -> None:
-        """Add the block, as its `extend` does it."""
+        """Add the rows of the block in a loop, as the library's `extend` does."""
         for row in self.rows:
             self.buffer.add(*row)
 
     def sample(self) -> object:
-        """Draw a batch."""
+        """Sample a batch."""
         return self.buffer.sample(BATCH)
 
     def save(self, path: Path) -> None:
@@ -216,7 +218,7 @@ class Sb3(Side):
 
 
 class Torchrl(Side):
-    """Buffer of tensordicts in memory; its prioritized sampler needs an extension that this torch does not load."""
+    """Buffer of tensordicts in memory; the extension of its prioritized sampler does not load with this torch."""
 
     def __init__(self, case: Case) -> None:
         import torch
@@ -237,7 +239,7 @@ class Torchrl(Side):
         self.buffer.extend(self.container(self._tensors(), [BLOCK]))
 
     def sample(self) -> object:
-        """Draw a batch."""
+        """Sample a batch."""
         return self.buffer.sample()
 
     def save(self, path: Path) -> None:
@@ -253,7 +255,7 @@ class Torchrl(Side):
 
 
 class Rllib(Side):
-    """Buffer of episodes; each call adds a piece of an episode."""
+    """Buffer of episodes, which adds episode chunks."""
 
     def __init__(self, case: Case) -> None:
         from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -265,30 +267,30 @@ class Rllib(Side):
         self.observations = [*self.block["obs"], self.block["next_obs"][-1]]
 
     def add(self) -> None:
-        """Add one row, the end of its episode."""
+        """Add one row as an episode."""
         self._add(1)
 
     def extend(self) -> None:
-        """Add the block, an episode."""
+        """Add the block as an episode."""
         self._add(BLOCK)
 
     def sample(self) -> object:
-        """Draw a batch."""
+        """Sample a batch."""
         return self.buffer.sample(num_items=BATCH)
 
     def _add(self, count: int) -> None:
-        piece = self.container(
+        chunk = self.container(
             observations=self.observations[: count + 1],
             actions=list(self.block["action"][:count]),
             rewards=list(self.block["reward"][:count]),
             terminated=True,
             len_lookback_buffer=0,
         )
-        self.buffer.add(piece)
+        self.buffer.add(chunk)
 
 
 class Take(Side):
-    """What there is at most: `np.take` of random rows into memory that is used again."""
+    """Upper bound of sampling: `np.take` of random rows into reused memory."""
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)

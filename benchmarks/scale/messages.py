@@ -1,4 +1,4 @@
-"""What explorers send, made by the classes that real ones send with: blocks of rows, payloads, weights, events."""
+"""Messages of explorers, built by trieye's own classes: blocks of rows, payloads, weights, events."""
 
 import math
 import pickle
@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from scale.model import Kind
 from torch import nn
 
+from scale.model import Kind
 from trieye.replay.remote.messages import Block
 from trieye.replay.remote.writer import rows_of_a_block
 from trieye.replay.rows.schema import Column
@@ -17,20 +17,20 @@ from trieye.stats.batch import EventBatch
 from trieye.training.rows import Rows
 
 NAMES = tuple(f"explorer/metric{number}" for number in range(10))
-"""Of what is logged."""
+"""Metric names of logged events."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """An environment, and how explorers collect in it.
+    """An environment, and the fragments that explorers collect in it.
 
     Attributes:
-        name: Of the kind of explorers.
-        shape: Of an observation.
-        dtype: Of its numbers.
-        envs: Environments of an explorer.
-        steps: Of each in a fragment.
-        capacity: Rows of the replay.
+        name: Name of the kind of explorers.
+        shape: Shape of an observation.
+        dtype: Dtype of an observation.
+        envs: Number of environments of an explorer.
+        steps: Steps of each environment in a fragment.
+        capacity: Capacity of the replay in rows.
     """
 
     name: str
@@ -41,9 +41,9 @@ class World:
     capacity: int
 
     def rows(self, envs: int, steps: int, *, with_extras: bool = False) -> Rows:
-        """Return rows as a collector makes them; `with_extras`: with what PPO's policy tells of an action."""
-        dice = np.random.default_rng(0)
-        obs = dice.integers(0, 255, (steps + 1, envs, *self.shape)).astype(self.dtype)
+        """Return rows in the format of a collector; `with_extras` adds the log probabilities of PPO."""
+        rng = np.random.default_rng(0)
+        obs = rng.integers(0, 255, (steps + 1, envs, *self.shape)).astype(self.dtype)
         flags = np.zeros((steps, envs), bool)
         arrays = {"obs": obs[:-1], "action": np.zeros((steps, envs), np.int64)}
         arrays |= {"reward": np.ones((steps, envs), np.float32), "terminated": flags, "truncated": flags}
@@ -51,20 +51,20 @@ class World:
         return Rows(arrays, {"obs": obs[-1]}, ~flags, extras)
 
     def block(self, rows: int) -> Block:
-        """Return a batch of a writer, as large as it is wished for and allowed to be."""
+        """Return a batch of a writer with `rows` rows, or with the maximum if that is smaller."""
         data, env_ids = self.rows(min(self.envs, rows), math.ceil(rows / self.envs)).transitions()
         columns = [Column.from_value(name, array, rows=True) for name, array in data.items()]
         block = Block(min(rows_of_a_block(rows, columns), len(env_ids)), columns)
-        cut = slice(block.capacity)
-        block.extend({name: array[cut] for name, array in data.items()}, env_ids[cut], None, 0)
+        rows_that_fit = slice(block.capacity)
+        block.extend({name: array[rows_that_fit] for name, array in data.items()}, env_ids[rows_that_fit], None, 0)
         return block
 
     def payload(self) -> dict[str, Any]:
-        """Return the rows of a fragment as they travel with a report."""
+        """Return the rows of a fragment in the format of a fragment result."""
         return self.rows(self.envs, self.steps, with_extras=True).as_payload()
 
     def policy(self) -> nn.Module:
-        """Return networks of usual size for these observations."""
+        """Return a network of typical size for these observations."""
         if len(self.shape) == 1:
             return nn.Sequential(
                 nn.Linear(self.shape[0], 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
@@ -80,7 +80,7 @@ class World:
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 6))
 
     def kind(self) -> Kind:
-        """Return the numbers of the model, as the messages have them."""
+        """Return the parameters of the cost model, measured on real messages."""
         block = self.block(self.envs * self.steps)
         return Kind(
             name=self.name,
@@ -98,36 +98,36 @@ WORLDS = {
         World("frames", (84, 84, 4), "uint8", envs=1, steps=64, capacity=5_000),
     )
 }
-"""By name; a fragment of each is one batch of a writer."""
+"""Worlds by name; a fragment fits into one batch of a writer."""
 
 
 def batch_of(num: int, now: float) -> EventBatch:
-    """Return events as a flusher sends them."""
-    return EventBatch.from_rows([(NAMES[at % len(NAMES)], 0.5, at, now, None) for at in range(num)])
+    """Return a batch of events in the format of a flusher."""
+    return EventBatch.from_rows([(NAMES[step % len(NAMES)], 0.5, step, now, None) for step in range(num)])
 
 
 def size_of(message: Any) -> int:
-    """Return the bytes of a message: its pickle, and the arrays beside it."""
-    beside: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(message, protocol=5, buffer_callback=beside.append)
-    return len(head) + sum(buffer.raw().nbytes for buffer in beside)
+    """Return the size of a message in bytes: its pickle and its out-of-band buffers."""
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    return len(head) + sum(buffer.raw().nbytes for buffer in buffers)
 
 
 def bytes_per_step() -> dict[str, dict[str, float]]:
-    """Return the bytes of an environment step, by observation and by where its rows go."""
-    found = {}
+    """Return the bytes of an environment step, by world and by destination of its rows."""
+    sizes = {}
     for name, world in WORLDS.items():
         num = world.envs * world.steps
         block = world.block(num)
         data, _ = world.rows(1, 1).transitions()
-        found[name] = {
+        sizes[name] = {
             "to_replay": size_of(block.rows()) / block.count,
             "in_replay": sum(array.nbytes for array in data.values()),
             "to_learner": size_of(world.payload()) / num,
         }
-    return found
+    return sizes
 
 
 def bytes_per_event(num: int) -> float:
-    """Return the bytes of an event in a batch of so many."""
+    """Return the bytes of an event in a batch of `num` events."""
     return size_of(batch_of(num, 1.7e9)) / num

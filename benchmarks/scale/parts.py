@@ -1,5 +1,6 @@
-"""The parts that explorers send to: started, measured with few messages under way, and flooded by many explorers."""
+"""Rigs for the receivers of explorers: start a receiver, calibrate its cost, and simulate many explorers."""
 
+import os
 import platform
 import threading
 import time
@@ -13,14 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import psutil
+import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 import ray
 import torch
-from scale.messages import NAMES, WORLDS
-from scale.model import Kind, Part
-from scale.senders import START_S, Answerers, HubSender, ReplaySender, Tally, Waiters
 
 import trieye
+from scale.messages import NAMES, WORLDS
+from scale.model import Kind, Part
+from scale.senders import START_S, HubSender, ReplaySender, SyntheticExplorers, Tally, Waiters
 from trieye.config.explorer import ExplorerConfig, SyncConfig
 from trieye.replay.fragments import FragmentRules
 from trieye.replay.remote import RemoteReplay
@@ -32,28 +33,28 @@ from trieye.training.exploring.ray_board import RayBoard
 from trieye.training.exploring.synchronizer import Published, Synchronizer
 
 NUM_SENDERS = 2
-"""Processes that send; more of them only share the same processors."""
+"""Sending processes; more would only compete for the same processors."""
 
 WARM_UP_S = 1.0
-"""In which clients of the hub come to their rhythm."""
+"""Time until the clients of the hub reach a steady state."""
 
 LONGEST_WARM_UP_S = 10.0
 
 FIRST_REPORT_S = 60.0
-"""So long may a learner take to tell all explorers what to do, which it does first."""
+"""Timeout for the first fragment result, which the learner receives after it has started all explorers."""
 
 FEW = 8
-"""Explorers with which a cost is measured."""
+"""Explorers of a calibration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was measured with few senders that always have messages under way.
+    """Calibration of a receiver, under a closed loop with few senders.
 
     Attributes:
-        units: Of a message.
-        per_s: Messages that were taken in a second.
-        cpu_us: Microseconds of CPU that the receiver used for each, in all its threads.
+        units: Units of a message.
+        per_s: Accepted messages per second.
+        cpu_us: CPU time of the receiver per message in microseconds, over all threads.
     """
 
     units: float
@@ -61,25 +62,25 @@ class Sample:
     cpu_us: float
 
     @classmethod
-    def of(cls, units: float, found: "Outcome") -> "Sample":
-        """Return the sample that an outcome is."""
-        return cls(units, found.accepted_per_s, found.cpu_us or 0.0)
+    def of(cls, units: float, outcome: "Outcome") -> "Sample":
+        """Convert the outcome of a calibration."""
+        return cls(units, outcome.accepted_per_s, outcome.cpu_us or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a part made of a load.
+    """Measured throughput and latency of a receiver under a load.
 
     Attributes:
-        offered_per_s: Messages that were due.
-        accepted_per_s: Messages that were answered.
-        p50_ms: Latency of those that were answered, from when they were due.
-        p99_ms: The same.
-        backlog_growth_per_s: Messages by which the backlog grew in a second.
-        receiver_cpu: Processors that the receiver used.
-        sender_cpu: Processors that all senders used.
-        refused: Messages that were not taken at once.
-        units_per_s: Events that were accepted, where messages differ in size.
+        offered_per_s: Scheduled messages per second.
+        accepted_per_s: Acknowledged messages per second.
+        p50_ms: Median latency of acknowledged messages, from their scheduled time.
+        p99_ms: 99th percentile of that latency.
+        backlog_growth_per_s: Growth of the backlog in messages per second.
+        receiver_cpu: Processors used by the receiver.
+        sender_cpu: Processors used by all senders.
+        refused: Messages that the receiver refused at first.
+        units_per_s: Accepted events per second, if messages differ in size.
     """
 
     offered_per_s: float
@@ -94,36 +95,36 @@ class Outcome:
 
     @property
     def cpu_us(self) -> float | None:
-        """Microseconds of CPU of the receiver for each message."""
+        """CPU time of the receiver per message in microseconds."""
         return 1e6 * self.receiver_cpu / self.accepted_per_s if self.accepted_per_s else None
 
     @classmethod
     def of(cls, tallies: list[Tally], cpu: "Cpu") -> "Outcome":
-        """Return what senders counted, all together."""
+        """Sum the tallies of all senders."""
         seconds = tallies[0].seconds
-        offered, accepted = sum(one.offered for one in tallies), sum(one.accepted for one in tallies)
-        latencies = [latency for one in tallies for latency in one.latencies]
-        units = sum(one.accepted_units for one in tallies)
-        behind = sum(one.offered_units - one.accepted_units for one in tallies) if units != accepted else 0.0
+        offered, accepted = sum(tally.offered for tally in tallies), sum(tally.accepted for tally in tallies)
+        latencies = [latency for tally in tallies for latency in tally.latencies]
+        units = sum(tally.accepted_units for tally in tallies)
+        lag = sum(tally.offered_units - tally.accepted_units for tally in tallies) if units != accepted else 0.0
         return cls(
             offered_per_s=offered / seconds,
             accepted_per_s=accepted / seconds,
             p50_ms=1e3 * float(np.percentile(latencies, 50)) if latencies else None,
             p99_ms=1e3 * float(np.percentile(latencies, 99)) if latencies else None,
-            backlog_growth_per_s=max(offered - accepted if units == accepted else behind, 0) / seconds,
+            backlog_growth_per_s=max(offered - accepted if units == accepted else lag, 0) / seconds,
             receiver_cpu=cpu.receiver,
             sender_cpu=cpu.senders,
-            refused=sum(one.refused for one in tallies),
+            refused=sum(tally.refused for tally in tallies),
             units_per_s=None if units == accepted else units / seconds,
         )
 
 
 class Cpu:
-    """Seconds of CPU that processes use meanwhile, per second.
+    """CPU seconds per second of the receiver and of all senders during a time window.
 
     Args:
-        receiver: The process that takes messages.
-        senders: Those that send them.
+        receiver: Process id of the receiver.
+        senders: Process ids of the senders.
     """
 
     def __init__(self, receiver: int, senders: list[int]) -> None:
@@ -131,26 +132,26 @@ class Cpu:
         self.receiver = self.senders = 0.0
 
     @contextmanager
-    def during(self, begins: float, seconds: float) -> Iterator[None]:
-        """Measure in a window of time; the block ends after it."""
-        time.sleep(max(begins - time.monotonic(), 0))
-        before, began = self._used(), time.monotonic()
+    def during(self, start: float, seconds: float) -> Iterator[None]:
+        """Measure from `start` for some seconds; leaving the block waits for the end of the window."""
+        time.sleep(max(start - time.monotonic(), 0))
+        before, actual_start = self._cpu_times(), time.monotonic()
         yield
-        time.sleep(max(begins + seconds - time.monotonic(), 0))
-        used, elapsed = self._used(), time.monotonic() - began
-        self.receiver, self.senders = ((after - first) / elapsed for after, first in zip(used, before, strict=True))
+        time.sleep(max(start + seconds - time.monotonic(), 0))
+        after, elapsed = self._cpu_times(), time.monotonic() - actual_start
+        self.receiver, self.senders = ((last - first) / elapsed for last, first in zip(after, before, strict=True))
 
-    def _used(self) -> tuple[float, float]:
+    def _cpu_times(self) -> tuple[float, float]:
         return cpu_s(self._receiver), sum(cpu_s(sender) for sender in self._senders)
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """Return the seconds of CPU of a process."""
-    return sum(process.cpu_times()[:2])
+    """Return the CPU time of a process in seconds."""
+    return float(sum(process.cpu_times()[:2]))
 
 
 class Rig(ABC):
-    """A part and what sends to it."""
+    """A receiver and the processes that send to it."""
 
     part: Part
 
@@ -158,10 +159,10 @@ class Rig(ABC):
         self._senders: list[Any] = []
 
     def _start(self, sender: type, *values: Any) -> None:
-        """Start the processes that send, in place of those before."""
+        """Replace the sending processes."""
         self._stop()
-        make: Any = ray.remote(num_cpus=0)(sender)
-        self._senders = [make.options(max_concurrency=10_000).remote(*values) for _ in range(NUM_SENDERS)]
+        actor_class: Any = ray.remote(num_cpus=0)(sender)
+        self._senders = [actor_class.options(max_concurrency=10_000).remote(*values) for _ in range(NUM_SENDERS)]
 
     def _stop(self) -> None:
         for sender in self._senders:
@@ -170,31 +171,31 @@ class Rig(ABC):
 
     @abstractmethod
     def receiver(self) -> int:
-        """Return the process that receives."""
+        """Return the process id of the receiver."""
 
-    def _sent(
-        self, num: int, seconds: float, begin: Callable[[Any, int, float], Any], *, warm_up_s: float = 0.0
+    def _measure(
+        self, num: int, seconds: float, run: Callable[[Any, int, float], Any], *, warm_up_s: float = 0.0
     ) -> Outcome:
-        """Let all senders send, each for its share of the explorers; what comes in the first moments may not count."""
+        """Run all senders, each with its share of the explorers; messages of the warm-up do not count."""
         pids = ray.get([sender.pid.remote() for sender in self._senders])
-        begins, cpu = time.monotonic() + START_S + warm_up_s, Cpu(self.receiver(), pids)
-        calls = [begin(sender, share, begins) for sender, share in zip(self._senders, shares(num), strict=True)]
-        with cpu.during(begins, seconds):
+        start, cpu = time.monotonic() + START_S + warm_up_s, Cpu(self.receiver(), pids)
+        calls = [run(sender, share, start) for sender, share in zip(self._senders, shares(num), strict=True)]
+        with cpu.during(start, seconds):
             pass
         return Outcome.of(ray.get(calls), cpu)
 
     def close(self) -> None:
-        """End all of it."""
+        """Stop all processes of the rig."""
         self._stop()
 
 
 def shares(num: int) -> list[int]:
-    """Return how many explorers each sender has."""
+    """Return the number of explorers of each sender."""
     return [num // NUM_SENDERS + (number < num % NUM_SENDERS) for number in range(NUM_SENDERS)]
 
 
 class ReplayRig(Rig):
-    """The replay actor, and writers of one kind of explorers."""
+    """Replay actor, and writers of one kind of explorers."""
 
     part: Part = "replay"
 
@@ -202,50 +203,49 @@ class ReplayRig(Rig):
         super().__init__()
         self._kind, self._world = kind, WORLDS[kind.name]
         self._replay = RemoteReplay.start({"default": {"capacity": self._world.capacity}})
-        self._channel = self._replay._channel  # noqa: SLF001 - what a writer is given
+        self._channel = self._replay._channel  # noqa: SLF001 - the argument of a writer
 
     def receiver(self) -> int:
-        """Return the process of the actor."""
+        """Return the process id of the actor."""
         return int(self._replay.stats()["pid"])
 
     def warm_up(self) -> None:
-        """Fill the memory, as the first touch of it takes longer."""
+        """Fill the memory, whose pages are slower on first access."""
         self.prepare()
-        until = time.monotonic() + LONGEST_WARM_UP_S
-        while self._replay.stats()["size"] < self._world.capacity and time.monotonic() < until:
+        deadline = time.monotonic() + LONGEST_WARM_UP_S
+        while self._replay.stats()["size"] < self._world.capacity and time.monotonic() < deadline:
             self._flood(FEW, 0.5)
 
     def calibrate(self, rows: int, seconds: float) -> Sample:
-        """Return how many batches of so many rows are taken in a second; their units are bytes."""
+        """Measure the throughput of batches with `rows` rows; the units are bytes."""
         self._start(ReplaySender, self._channel, self._kind.name, rows)
         self._flood(FEW, 0.3)
-        found = self._flood(FEW, seconds)
-        return Sample.of(rows * self._kind.row_bytes, found)
+        return Sample.of(rows * self._kind.row_bytes, self._flood(FEW, seconds))
 
     def _flood(self, num: int, seconds: float) -> Outcome:
-        return self._sent(
-            num, seconds, lambda sender, share, begins: sender.run.remote(share, float("inf"), begins, seconds)
+        return self._measure(
+            num, seconds, lambda sender, share, start: sender.run.remote(share, float("inf"), start, seconds)
         )
 
     def simulate(self, num: int, seconds: float) -> Outcome:
-        """Return what becomes of the fragments of so many explorers."""
+        """Simulate the fragments of `num` explorers."""
         if not self._senders:
             self.prepare()
         per_s = self._kind.fragments_per_s
-        return self._sent(num, seconds, lambda sender, share, begins: sender.run.remote(share, per_s, begins, seconds))
+        return self._measure(num, seconds, lambda sender, share, start: sender.run.remote(share, per_s, start, seconds))
 
     def prepare(self) -> None:
-        """Start senders with whole fragments."""
+        """Start senders of whole fragments."""
         self._start(ReplaySender, self._channel, self._kind.name, self._kind.fragment_rows)
 
     def close(self) -> None:
-        """End the actor, too."""
+        """Also stop the actor."""
         super().close()
         self._replay.close()
 
 
 class HubRig(Rig):
-    """The hub of a run, without sinks, and the clients of explorers that log."""
+    """Hub of a run without sinks, and clients of explorers that log."""
 
     part: Part = "hub"
 
@@ -258,37 +258,37 @@ class HubRig(Rig):
         self._kind = kind
         self._run = trieye.Run(config)
         self._run.__enter__()
-        self._start(HubSender, self._run.client()._channel)  # noqa: SLF001 - what a client is sent with
+        self._start(HubSender, self._run.client()._channel)  # noqa: SLF001 - the channel of a pickled client
 
     def receiver(self) -> int:
-        """Return the process of the actor."""
+        """Return the process id of the actor."""
         return process_of("HubActor")
 
     def calibrate(self, events: int, seconds: float) -> Sample:
-        """Return how many batches of so many events are accepted in a second."""
-        found = self._sent(
-            2 * FEW, seconds, lambda sender, share, begins: sender.run.remote(share, events, 0.0, begins, seconds)
+        """Measure the throughput of batches with `events` events."""
+        outcome = self._measure(
+            2 * FEW, seconds, lambda sender, share, start: sender.run.remote(share, events, 0.0, start, seconds)
         )
-        return Sample.of(events, found)
+        return Sample.of(events, outcome)
 
     def simulate(self, num: int, seconds: float) -> Outcome:
-        """Return what becomes of the values of so many explorers."""
+        """Simulate the logged values of `num` explorers."""
         events, interval_s = self._kind.events_per_s, self._kind.flush_interval_s
-        return self._sent(
+        return self._measure(
             num,
             seconds,
-            lambda sender, share, begins: sender.run.remote(share, events, interval_s, begins, seconds, WARM_UP_S),
+            lambda sender, share, start: sender.run.remote(share, events, interval_s, start, seconds, WARM_UP_S),
             warm_up_s=WARM_UP_S,
         )
 
     def close(self) -> None:
-        """Close the run, too."""
+        """Also close the run."""
         super().close()
         self._run.__exit__(None, None, None)
 
 
 class BoardRig(Rig):
-    """The synchronizer in Ray, and explorers that wait for newer weights."""
+    """Synchronizer in Ray, and explorers that wait for newer weights."""
 
     part: Part = "board"
 
@@ -298,10 +298,10 @@ class BoardRig(Rig):
         self._handle = ObjectStoreTransport().publish(0, WORLDS[kind.name].policy().state_dict())
         self._version = 0
         self._publish()
-        self._start(Waiters, self._board._actor)  # noqa: SLF001 - what the board calls, but without waiting
+        self._start(Waiters, self._board._actor)  # noqa: SLF001 - the board's own calls block until the reply
 
     def receiver(self) -> int:
-        """Return the process of the actor."""
+        """Return the process id of the actor."""
         return process_of("SynchronizerActor")
 
     def _publish(self) -> None:
@@ -309,21 +309,21 @@ class BoardRig(Rig):
         self._board.publish(Published(self._version, time.monotonic_ns(), self._handle))
 
     def calibrate(self, num: int, seconds: float) -> Sample:
-        """Return how many questions are answered in a second, of so many explorers."""
-        found = self._sent(num, seconds, lambda sender, share, begins: sender.run.remote(share, begins, seconds))
-        return Sample.of(num, found)
+        """Measure the throughput of requests that return immediately, from `num` explorers."""
+        outcome = self._measure(num, seconds, lambda sender, share, start: sender.run.remote(share, start, seconds))
+        return Sample.of(num, outcome)
 
     def simulate(self, num: int, seconds: float) -> Outcome:
-        """Return how late so many explorers hear of versions that are published as often as they collect a fragment."""
+        """Simulate `num` explorers that wait for versions; one version is published per fragment of an explorer."""
         pids = ray.get([sender.pid.remote() for sender in self._senders])
-        begins, cpu = time.monotonic() + START_S, Cpu(self.receiver(), pids)
+        start, cpu = time.monotonic() + START_S, Cpu(self.receiver(), pids)
         calls = [
-            sender.run.remote(share, begins, seconds, self._version)
+            sender.run.remote(share, start, seconds, self._version)
             for sender, share in zip(self._senders, shares(num), strict=True)
         ]
         published = 0
-        with cpu.during(begins, seconds):
-            while (due := begins + published / self._kind.fragments_per_s) < begins + seconds:
+        with cpu.during(start, seconds):
+            while (due := start + published / self._kind.fragments_per_s) < start + seconds:
                 time.sleep(max(due - time.monotonic(), 0))
                 self._publish()
                 published += 1
@@ -332,17 +332,17 @@ class BoardRig(Rig):
         return Outcome.of(tallies, cpu)
 
     def close(self) -> None:
-        """End the actor, too."""
+        """Also stop the actor."""
         super().close()
         self._board.close()
 
 
 class LearnerRig(Rig):
-    """The learner's side in this process: it grants, takes reports and publishes, and computes nothing.
+    """Learner in this process: it assigns fragments, receives results and publishes weights, without computation.
 
     Args:
-        kind: Of the explorers.
-        has_rows: Whether rows travel with the reports, as for an algorithm without a replay.
+        kind: Kind of the explorers.
+        has_rows: Fragment results contain rows, as for an algorithm without a replay.
     """
 
     part: Part = "learner"
@@ -354,39 +354,41 @@ class LearnerRig(Rig):
         self._period_s: float | None = None
 
     def receiver(self) -> int:
-        """Return this process."""
-        return psutil.Process().pid
+        """Return the id of this process."""
+        return os.getpid()
 
     def calibrate(self, num: int, seconds: float) -> Sample:
-        """Return how many reports are taken in a second that are there at once, of so many explorers."""
+        """Measure the throughput of fragment results that `num` explorers return immediately."""
         return Sample.of(num**2, self._learn(num, seconds, 0.0))
 
     def simulate(self, num: int, seconds: float) -> Outcome:
-        """Return what becomes of the reports of so many explorers."""
+        """Simulate the fragment results of `num` explorers."""
         return self._learn(num, seconds, 1 / self._kind.fragments_per_s)
 
     def _learn(self, num: int, seconds: float, period_s: float) -> Outcome:
-        self._use(period_s)
+        self._ensure_senders(period_s)
         pids = ray.get([sender.pid.remote() for sender in self._senders])
-        inbox = _Noting(self._inbox())
+        inbox = _RecordingInbox(self._inbox())
         explorers = self._explorers(num, inbox)
-        # in a thread, since a step of many explorers may take longer than the window; it ends with this process
-        threading.Thread(target=_learn_for_ever, args=(explorers, inbox), daemon=True).start()
-        inbox.has_begun.wait(FIRST_REPORT_S)
+        # a daemon thread, because a step with many explorers may outlast the window
+        threading.Thread(target=_run_learner, args=(explorers, inbox), daemon=True).start()
+        inbox.has_results.wait(FIRST_REPORT_S)
         cpu, tally = Cpu(self.receiver(), pids), Tally(time.monotonic() + 2 * period_s, seconds)
         inbox.tally = tally
-        with cpu.during(tally.begins, seconds):
+        with cpu.during(tally.start, seconds):
             pass
         inbox.is_over = True
         explorers.close()
         tally.offered = round(num * seconds / period_s) if period_s else tally.accepted
         return Outcome.of([tally], cpu)
 
-    def _use(self, period_s: float) -> None:
-        """Start senders whose fragments take so long, unless there are some."""
+    def _ensure_senders(self, period_s: float) -> None:
+        """Start senders with this fragment duration, unless they are running."""
         if self._period_s != period_s:
             self._period_s = period_s
-            self._start(Answerers, self._kind.name if self._has_rows else None, self._kind.fragment_rows, period_s)
+            self._start(
+                SyntheticExplorers, self._kind.name if self._has_rows else None, self._kind.fragment_rows, period_s
+            )
 
     def _inbox(self) -> Any:
         cpu = torch.device("cpu")
@@ -406,76 +408,78 @@ class LearnerRig(Rig):
             env=SimpleNamespace(num=world.envs, id=self._kind.name),
             agent=SimpleNamespace(rollout_steps=world.steps, gamma=0.99),
         )
-        task: Any = Task(config, Any, None, ObjectStoreTransport())  # type: ignore[arg-type]  # nobody makes explorers of it
-        place: Any = _Seats(self._senders)
-        return Explorers(task, place, inbox, Synchronizer(), self._policy)
+        unused: Any = None  # synthetic explorers create no policy
+        policy: Any = self._policy  # a plain module, because no explorer acts
+        pool: Any = _SharedPool(self._senders)
+        task = Task(config, unused, unused, ObjectStoreTransport())
+        return Explorers(task, pool, inbox, Synchronizer(), policy)
 
 
-def _learn_for_ever(explorers: Explorers, inbox: "_Noting") -> None:
-    """Take steps of a learner that learns nothing."""
+def _run_learner(explorers: Explorers, inbox: "_RecordingInbox") -> None:
+    """Run steps of a learner without computation until the simulation is over."""
     while not inbox.is_over:
         explorers.collect()
         explorers.learned()
         explorers.metrics()
 
 
-class _Seats:
-    """A place where many explorers share a process."""
+class _SharedPool:
+    """Explorer pool whose explorers share a few processes."""
 
     def __init__(self, actors: list[Any]) -> None:
         self._actors = actors
 
     def start(self, task: Task, index: int, incarnation: int) -> Any:
         del task, incarnation
-        return _Seat(self._actors[index % len(self._actors)], index)
+        return _SharedWorker(self._actors[index % len(self._actors)], index)
 
 
-class _Seat(_RayWorker):
-    """One of them, called as `RayExplorerPool` calls its actors."""
+class _SharedWorker(_RayWorker):
+    """Explorer of a `_SharedPool`; forwards the calls of `RayExplorerPool` to the shared actor."""
 
     def __init__(self, actor: Any, index: int) -> None:
         call = SimpleNamespace(remote=lambda method, *values: actor.do.remote(index, method, *values))
         super().__init__(SimpleNamespace(do=call))
 
     def find(self) -> "Future[str]":
-        """Return this machine."""
-        here: Future[str] = Future()
-        here.set_result(platform.node())
-        return here
+        """Return the name of this machine."""
+        node: Future[str] = Future()
+        node.set_result(platform.node())
+        return node
 
     def kill(self) -> None:
-        """Leave the process to the others."""
+        """Do nothing: other explorers use the process."""
 
 
-class _Noting:
-    """An inbox, and how late reports come to it."""
+class _RecordingInbox:
+    """Fragment queue that records the latency of fragment results."""
 
     def __init__(self, inbox: Any) -> None:
         self._inbox = inbox
-        self.has_begun, self.is_over = threading.Event(), False
+        self.has_results, self.is_over = threading.Event(), False
         self.tally: Tally | None = None
 
     def put(self, report: Report, incarnation: int) -> bool:
-        """Take a report."""
-        is_kept: bool = self._inbox.put(report, incarnation)
-        self.has_begun.set()
+        """Add a fragment result; return False if it was refused."""
+        is_accepted: bool = self._inbox.put(report, incarnation)
+        self.has_results.set()
         if self.tally is not None:
-            self.tally.note(report.seconds, time.monotonic())
-            self.tally.refused += not is_kept
-        return is_kept
+            self.tally.record(report.seconds, time.monotonic())
+            self.tally.refused += not is_accepted
+        return is_accepted
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inbox, name)
 
 
-def process_of(kind: str) -> int:
-    """Return the process of the newest actor of a class."""
-    found = []
+def process_of(actor_class: str) -> int:
+    """Return the process id of the newest actor of a class."""
+    candidates = []
     for process in psutil.Process().children(recursive=True):
         try:
-            line = process.cmdline()
+            command_line = process.cmdline()
         except psutil.Error:
             continue
-        if line and line[0].startswith(f"ray::{kind}"):
-            found.append((process.create_time(), process.pid))
-    return max(found)[1]
+        if command_line and command_line[0].startswith(f"ray::{actor_class}"):
+            candidates.append((process.create_time(), process.pid))
+    return int(max(candidates)[1])

@@ -1,7 +1,7 @@
-"""Many explorers in one process: what their writers, flushers, boards and reports send, at a rate, from one event loop.
+"""Load generators: many synthetic explorers that share the event loop of one process.
 
-Each class is a Ray actor when the benchmark runs. Explorers send at their own times whether or not earlier messages
-were answered, and a latency counts from the moment at which a message was due; so a receiver that is behind shows it.
+Each class runs as a Ray actor. The load is open-loop: explorers send on schedule, without waiting for earlier replies,
+and latencies are measured from the scheduled time, so they include the backlog of a slow receiver.
 """
 
 import asyncio
@@ -17,40 +17,40 @@ from functools import partial
 from typing import Any
 
 from scale.messages import WORLDS, batch_of
-
 from trieye.replay.remote.delivery import Ack, Outbox, Parcel
 from trieye.replay.remote.messages import DEFAULT_TABLE
 from trieye.replay.remote.server import ReplayServer
 from trieye.training.exploring.explorer import Grant, Report
 
 MAX_INFLIGHT = 4
-"""Batches of a writer that wait for their answer, as by default."""
+"""In-flight batches of a writer; the default of `Writer`."""
 
 MOST_BYTES, MOST_CALLS = 64 << 20, 1000
-"""Under way from one process: a real explorer has its own memory, and these have to share that of one machine."""
+"""In-flight limits of one process: its explorers share the memory of one machine, unlike real ones."""
 
 START_S = 0.3
-"""Until all senders have heard that they are to begin."""
+"""Delay before a simulation, until its start time has reached all senders."""
 
 DRAIN_S = 20.0
+"""Timeout for the replies to the last messages."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of messages in one window of time.
+    """Counts of messages in a time window.
 
     Attributes:
-        begins: When the window does, seconds of `time.monotonic`.
-        seconds: How long it is.
-        offered: Messages that were due.
-        offered_units: Events in them, where they differ in size.
-        accepted: Messages that were answered.
-        accepted_units: Events in them.
-        latencies: Of those that were answered.
-        refused: Messages that were not taken.
+        start: Start of the window, in seconds of `time.monotonic`.
+        seconds: Length of the window.
+        offered: Scheduled messages.
+        offered_units: Events in the scheduled messages, if messages differ in size.
+        accepted: Acknowledged messages.
+        accepted_units: Events in the acknowledged messages.
+        latencies: Latencies of the acknowledged messages, in seconds.
+        refused: Messages that the receiver refused.
     """
 
-    begins: float
+    start: float
     seconds: float
     offered: int = 0
     offered_units: float = 0.0
@@ -60,136 +60,136 @@ class Tally:
     refused: int = 0
 
     @property
-    def ends(self) -> float:
-        """When the window ends."""
-        return self.begins + self.seconds
+    def end(self) -> float:
+        """End of the window, in seconds of `time.monotonic`."""
+        return self.start + self.seconds
 
-    def note(self, due: float, now: float, units: float = 1.0) -> None:
-        """Count an answer."""
-        if self.begins <= now < self.ends:
+    def record(self, due: float, now: float, units: float = 1.0) -> None:
+        """Count an acknowledgement."""
+        if self.start <= now < self.end:
             self.accepted += 1
             self.accepted_units += units
             self.latencies.append(now - due)
 
 
-class Gate:
-    """Bounds what is under way from one process; those that find no room are asked again, in turn."""
+class InFlightLimit:
+    """Limits the in-flight messages of a process; blocked writers resume in FIFO order."""
 
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.waiting: deque[SyntheticWriter] = deque()
+    def __init__(self, num_free: int) -> None:
+        self.num_free = num_free
+        self.blocked: deque[SyntheticWriter] = deque()
 
-    def leave(self) -> None:
-        """Make room, and let those that wait send until there is none."""
-        self.room += 1
-        while self.room and self.waiting:
-            self.waiting.popleft().resume()
+    def release(self) -> None:
+        """Release one slot, and resume blocked writers while slots are free."""
+        self.num_free += 1
+        while self.num_free and self.blocked:
+            self.blocked.popleft().resume()
 
 
 class SyntheticWriter:
-    """What the writer of an explorer sends: numbered batches, up to four of them under way, each of them the same rows.
+    """Writer of a synthetic explorer: sends numbered batches with the same rows, up to four of them in flight.
 
     Args:
-        sender: The process it is in.
-        tally: Counts its batches.
-        gate: Bounds what the process has under way.
-        is_closed_loop: Whether a batch that was taken is followed by another one at once.
+        sender: Actor that owns the writer.
+        tally: Counts the batches.
+        limit: In-flight limit of the process.
+        is_closed_loop: Replace each acknowledged batch with a new one.
     """
 
-    def __init__(self, sender: "ReplaySender", tally: Tally, gate: Gate, *, is_closed_loop: bool) -> None:
-        self._sender, self._tally, self._gate, self._is_closed_loop = sender, tally, gate, is_closed_loop
+    def __init__(self, sender: "ReplaySender", tally: Tally, limit: InFlightLimit, *, is_closed_loop: bool) -> None:
+        self._sender, self._tally, self._limit, self._is_closed_loop = sender, tally, limit, is_closed_loop
         self._outbox = Outbox(max_inflight=MAX_INFLIGHT, keep_bytes=0)
-        self._dues: deque[float] = deque()
+        self._due_times: deque[float] = deque()
         self._loop = asyncio.get_running_loop()
-        self._is_at_gate = self._is_over = False
+        self._is_blocked = self._is_over = False
         self.client = uuid.uuid4().hex
 
     def put(self, due: float) -> None:
-        """Send a batch that was due at some time."""
+        """Send a batch that was scheduled for `due`."""
         self._outbox.put(self._sender.block)
-        self._dues.append(due)
+        self._due_times.append(due)
         self._send()
 
     def resume(self) -> None:
-        """Send what the gate had no room for."""
-        self._is_at_gate = False
+        """Send batches that the in-flight limit delayed."""
+        self._is_blocked = False
         self._send()
 
     def _send(self) -> None:
-        while not (self._is_at_gate or self._is_over):
-            if not self._gate.room:
-                self._is_at_gate = True
-                self._gate.waiting.append(self)
+        while not (self._is_blocked or self._is_over):
+            if not self._limit.num_free:
+                self._is_blocked = True
+                self._limit.blocked.append(self)
                 return
             parcel = self._outbox.next()
             if parcel is None:
                 return
-            self._gate.room -= 1
+            self._limit.num_free -= 1
             call = self._sender.channel.begin(
                 ReplayServer.add_batch, DEFAULT_TABLE, self.client, parcel.first, self._outbox.oldest, parcel.rows
             )
-            call.add_done_callback(partial(self._pass_on, parcel))
+            call.add_done_callback(partial(self._schedule_reply, parcel))
 
-    def _pass_on(self, parcel: Parcel, call: "Future[Ack]") -> None:
-        self._loop.call_soon_threadsafe(self._hear, parcel, call, time.monotonic())
+    def _schedule_reply(self, parcel: Parcel, call: "Future[Ack]") -> None:
+        self._loop.call_soon_threadsafe(self._handle_reply, parcel, call, time.monotonic())
 
-    def _hear(self, parcel: Parcel, call: "Future[Ack]", now: float) -> None:
+    def _handle_reply(self, parcel: Parcel, call: "Future[Ack]", now: float) -> None:
         ack = call.result()
-        num_taken = self._outbox.answered(parcel, ack)
+        num_accepted = self._outbox.answered(parcel, ack)
         self._tally.refused += ack.end < parcel.end
-        for _ in range(num_taken):
-            self._tally.note(self._dues.popleft(), now)
-        self._is_over = now >= self._tally.ends  # what waits is not sent any more
+        for _ in range(num_accepted):
+            self._tally.record(self._due_times.popleft(), now)
+        self._is_over = now >= self._tally.end  # pending batches stay unsent
         if self._outbox.is_held_up:
             self._outbox.go_back(ack)
         if self._is_closed_loop and not self._is_over:
-            for _ in range(num_taken):
+            for _ in range(num_accepted):
                 self.put(now)
-        self._gate.leave()
+        self._limit.release()
         self._send()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether no batch is in flight."""
         return not self._outbox.num_inflight
 
 
 class ReplaySender:
-    """Writers of many explorers.
+    """Actor with the writers of many explorers.
 
     Args:
-        channel: The way to the replay.
-        world: Name of the world that the rows are of.
-        rows: Of a batch.
+        channel: Channel to the replay.
+        world: Name of the world of the rows.
+        rows: Rows of a batch.
     """
 
     def __init__(self, channel: Any, world: str, rows: int) -> None:
         self.channel, self.block = channel, WORLDS[world].block(rows)
 
     def pid(self) -> int:
-        """Return the process."""
+        """Return the process id."""
         return _pid()
 
-    async def run(self, num: int, per_s: float, begins: float, seconds: float) -> Tally:
-        """Send for some time.
+    async def run(self, num: int, per_s: float, start: float, seconds: float) -> Tally:
+        """Send batches for some time.
 
         Args:
-            num: How many explorers.
-            per_s: Batches per second of each; infinite: always as many as may be under way.
-            begins: When, seconds of `time.monotonic`.
-            seconds: How long.
+            num: Number of explorers.
+            per_s: Batches per second of each explorer; infinite: closed loop with the maximum number in flight.
+            start: Start time, in seconds of `time.monotonic`.
+            seconds: Duration.
         """
-        tally = Tally(begins, seconds)
-        gate = Gate(max(min(MOST_BYTES // self.block.size_bytes, MOST_CALLS), 1))
+        tally = Tally(start, seconds)
+        limit = InFlightLimit(max(min(MOST_BYTES // self.block.size_bytes, MOST_CALLS), 1))
         is_closed_loop = per_s == float("inf")
-        writers = [SyntheticWriter(self, tally, gate, is_closed_loop=is_closed_loop) for _ in range(num)]
+        writers = [SyntheticWriter(self, tally, limit, is_closed_loop=is_closed_loop) for _ in range(num)]
         if is_closed_loop:
-            await asyncio.sleep(max(begins - time.monotonic(), 0))
+            await asyncio.sleep(max(start - time.monotonic(), 0))
             for writer in writers * MAX_INFLIGHT:
                 writer.put(time.monotonic())
-            await asyncio.sleep(max(tally.ends - time.monotonic(), 0))
+            await asyncio.sleep(max(tally.end - time.monotonic(), 0))
         else:
-            await _at_their_times(lambda at, due: writers[at % num].put(due), num * per_s, tally)
+            await _on_schedule(lambda number, due: writers[number % num].put(due), num * per_s, tally)
         await _until(lambda: all(writer.is_idle for writer in writers))
         for writer in writers:
             self.channel.begin(ReplayServer.leave, DEFAULT_TABLE, writer.client)
@@ -197,34 +197,34 @@ class ReplaySender:
 
 
 class HubSender:
-    """Flushers of many explorers: each sends what it logged since its last batch, when a pause after that is over.
+    """Actor with the flushers of many explorers; after a pause, a flusher sends the events since its last batch.
 
     Args:
-        channel: The way to the hub, as a `RunClient` has it.
+        channel: Channel of a `RunClient` to the hub.
     """
 
     def __init__(self, channel: Any) -> None:
-        self._actor = channel._actor  # noqa: SLF001 - what the channel itself calls, but without waiting for the answer
+        self._actor = channel._actor  # noqa: SLF001 - the channel's own calls block until the reply
 
     def pid(self) -> int:
-        """Return the process."""
+        """Return the process id."""
         return _pid()
 
     async def run(
-        self, num: int, events: float, interval_s: float, begins: float, seconds: float, warm_up_s: float = 0.0
+        self, num: int, events: float, interval_s: float, start: float, seconds: float, warm_up_s: float = 0.0
     ) -> Tally:
-        """Send for some time.
+        """Send batches of events for some time.
 
         Args:
-            num: How many explorers.
-            events: Per second of each; in each batch, if there is no pause between.
-            interval_s: The pause after a batch; 0: none.
-            begins: From when on messages count, seconds of `time.monotonic`.
-            seconds: How long.
-            warm_up_s: So much earlier they begin.
+            num: Number of explorers.
+            events: Events per second of each explorer; without pauses, events per batch.
+            interval_s: Pause after a batch; 0 disables pauses.
+            start: Start of the measurement, in seconds of `time.monotonic`.
+            seconds: Duration of the measurement.
+            warm_up_s: Duration of sending before the measurement.
         """
-        tally, first = Tally(begins, seconds), begins - warm_up_s
-        clients = [self._log(tally, events, interval_s, first + interval_s * at / num) for at in range(num)]
+        tally, first = Tally(start, seconds), start - warm_up_s
+        clients = [self._log(tally, events, interval_s, first + interval_s * number / num) for number in range(num)]
         await asyncio.gather(*clients)
         tally.offered_units = num * events * seconds if interval_s else tally.accepted_units
         tally.offered = round(num * seconds / interval_s) if interval_s else tally.accepted
@@ -233,7 +233,7 @@ class HubSender:
     async def _log(self, tally: Tally, events: float, interval_s: float, due: float) -> None:
         client, num_sent, number = uuid.uuid4().hex, 0, 0
         since = due - interval_s
-        while due < tally.ends:
+        while due < tally.end:
             await asyncio.sleep(max(due - time.monotonic(), 0))
             now = time.monotonic()
             size = min(int(events * (now - since)) - num_sent, 10_000) if interval_s else int(events)
@@ -241,56 +241,55 @@ class HubSender:
                 number += 1
                 num_sent += size
                 method = self._actor.log_columns.options(max_task_retries=0)
-                answer = method.remote(batch_of(size, time.time()), client=client, seq=number)
-                heard = await _heard(answer)
-                tally.note(due, heard, size)
+                reply = method.remote(batch_of(size, time.time()), client=client, seq=number)
+                tally.record(due, await _reply_time(reply), size)
             due = time.monotonic() + interval_s
 
 
 class Waiters:
-    """Explorers that wait for newer weights while they collect.
+    """Actor with many explorers that wait for newer weights.
 
     Args:
-        actor: The synchronizer.
+        actor: Actor of the synchronizer.
     """
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     def pid(self) -> int:
-        """Return the process."""
+        """Return the process id."""
         return _pid()
 
-    async def run(self, num: int, begins: float, seconds: float, version: int | None = None) -> Tally:
-        """Wait for one version after the other; a latency counts from when a version was published.
+    async def run(self, num: int, start: float, seconds: float, version: int | None = None) -> Tally:
+        """Wait for consecutive versions; latencies are measured from the publish of a version.
 
         Args:
-            num: How many explorers.
-            begins: When, seconds of `time.monotonic`.
-            seconds: How long.
-            version: The newest one; None: ask for what is known already, which is answered at once.
+            num: Number of explorers.
+            start: Start time, in seconds of `time.monotonic`.
+            seconds: Duration.
+            version: Current version; None: request the current version, which returns immediately.
         """
-        tally = Tally(begins, seconds)
+        tally = Tally(start, seconds)
         await asyncio.gather(*(self._follow(tally, version) for _ in range(num)))
         return tally
 
     async def _follow(self, tally: Tally, version: int | None) -> None:
         method = self._actor.wait_newer.options(max_task_retries=0)
-        while (now := time.monotonic()) < tally.ends:
-            found = await method.remote(-1 if version is None else version, min(tally.ends - now, 10.0))
-            if found is None:
+        while (now := time.monotonic()) < tally.end:
+            published = await method.remote(-1 if version is None else version, min(tally.end - now, 10.0))
+            if published is None:
                 continue
-            tally.note(now if version is None else found.step / 1e9, time.monotonic())
-            version = None if version is None else found.version
+            tally.record(now if version is None else published.step / 1e9, time.monotonic())
+            version = None if version is None else published.version
 
 
-class Answerers:
-    """Explorers that are told to collect fragments, and report them when their time is over.
+class SyntheticExplorers:
+    """Actor with many explorers that receive assignments, and return each fragment result after a fixed time.
 
     Args:
-        world: Name of the world that the rows are of, if reports have rows; None if those go to a replay.
-        rows: Of a fragment.
-        period_s: How long a fragment takes.
+        world: Name of the world of the rows in fragment results; None: results without rows, as with a replay.
+        rows: Rows of a fragment.
+        period_s: Duration of a fragment.
     """
 
     def __init__(self, world: str | None, rows: int, period_s: float) -> None:
@@ -299,11 +298,11 @@ class Answerers:
         self._free_at: dict[int, float] = {}
 
     def pid(self) -> int:
-        """Return the process."""
+        """Return the process id."""
         return _pid()
 
     async def do(self, index: int, method: str, *values: Any) -> Any:
-        """Do what an explorer does."""
+        """Handle a call to one of the explorers; only `rollout` has an effect."""
         return await self._rollout(index, *values) if method == "rollout" else None
 
     async def _rollout(self, index: int, grant: Grant) -> Report:
@@ -316,39 +315,39 @@ class Answerers:
         return Report(
             explorer=index, number=grant.number, version_min=version, version_max=version, env_steps=self._rows,
             ended={"episode/return": [1.0], "episode/length": [200.0]}, moments=[], payload=self._payload,
-            interrupted=0, seconds=done,  # when it was collected: the learner's side says how late it is
+            interrupted=0, seconds=done,  # the scheduled end of the fragment, where the latency starts
         )  # fmt: skip
 
 
-async def _at_their_times(act: Callable[[int, float], None], per_s: float, tally: Tally) -> None:
-    """Act at regular times, and catch up where the process is late; count the times."""
+async def _on_schedule(send: Callable[[int, float], None], per_s: float, tally: Tally) -> None:
+    """Send at regular times during the window; catch up if the process falls behind."""
     for number in itertools.count():
-        due = tally.begins + number / per_s
-        if due >= tally.ends:
+        due = tally.start + number / per_s
+        if due >= tally.end:
             break
-        left_s = due - time.monotonic()
-        if left_s > 0 or not number % 16:  # answers are heard, too
-            await asyncio.sleep(max(left_s, 0))
-        if time.monotonic() >= tally.ends:
+        wait_s = due - time.monotonic()
+        if wait_s > 0 or not number % 16:  # yields to the event loop, which handles replies
+            await asyncio.sleep(max(wait_s, 0))
+        if time.monotonic() >= tally.end:
             break
-        act(number, due)
+        send(number, due)
     tally.offered = round(tally.seconds * per_s)
-    await asyncio.sleep(max(tally.ends - time.monotonic(), 0))
+    await asyncio.sleep(max(tally.end - time.monotonic(), 0))
 
 
 async def _until(is_true: Callable[[], bool]) -> None:
-    until = time.monotonic() + DRAIN_S
-    while not is_true() and time.monotonic() < until:  # noqa: ASYNC110 - a few times, after the window
+    deadline = time.monotonic() + DRAIN_S
+    while not is_true() and time.monotonic() < deadline:  # noqa: ASYNC110 - a few iterations, after the window
         await asyncio.sleep(0.01)
 
 
-async def _heard(answer: Any) -> float:
-    """Return when an answer came, whenever the event loop looks at it."""
-    at: list[float] = []
-    call = answer.future()
-    call.add_done_callback(lambda _: at.append(time.monotonic()))
+async def _reply_time(reply: Any) -> float:
+    """Return the arrival time of a reply, excluding delays of the event loop."""
+    times: list[float] = []
+    call = reply.future()
+    call.add_done_callback(lambda _: times.append(time.monotonic()))
     await asyncio.wrap_future(call)
-    return at[0]
+    return times[0]
 
 
 def _pid() -> int:

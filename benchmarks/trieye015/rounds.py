@@ -1,4 +1,4 @@
-"""What the scripts that run in the peer's environment have in common: its actor, and a line of JSON for every round."""
+"""The loop of every script for trieye 0.1.5: start its actor and print one JSON line per round."""
 
 import json
 import sys
@@ -13,28 +13,28 @@ import trieye
 from trieye import MetricConfig, PersistenceConfig, StatsConfig, TrieyeActor, TrieyeConfig
 
 
-@ray.remote(num_cpus=0)
-def home_in_a_worker() -> str:
-    """Return where Ray's processes find trieye."""
+def imported_trieye() -> str:
+    """Return the file that `import trieye` loads."""
     return trieye.__file__
 
 
 def start_actor(root: str) -> Any:
-    """Return an actor that answers and logs to MLflow and TensorBoard, as it does by default."""
+    """Return a responsive actor that logs to MLflow and TensorBoard, the default sinks."""
     config = TrieyeConfig(
-        persistence=PersistenceConfig(ROOT_DATA_DIR=root),
+        persistence=PersistenceConfig.model_validate({"ROOT_DATA_DIR": root}),
         stats=StatsConfig(metrics=[MetricConfig(name="loss", aggregation="mean", log_frequency_steps=1000)]),
     )
-    actor = TrieyeActor.remote(config=config)
+    actor_class: Any = TrieyeActor  # a Ray actor class, whose `remote` has no type
+    actor = actor_class.remote(config=config)
     assert ray.get(actor.get_mlflow_run_id.remote()) is not None
     return actor
 
 
 def answer_rounds(measure: Callable[[Any], dict[str, float]]) -> None:
-    """Start an actor and print what `measure` finds out about it, once for each line of the input."""
+    """For each line of stdin, start an actor, call `measure` with it, and print the returned figures."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    home = Path(ray.get(home_in_a_worker.remote()))
-    assert home.is_relative_to(sys.prefix), f"measuring {home} instead of the peer"
+    module = Path(ray.get(ray.remote(num_cpus=0)(imported_trieye).remote()))
+    assert module.is_relative_to(sys.prefix), f"Ray workers import {module} instead of trieye 0.1.5"
     for _ in sys.stdin:
         with tempfile.TemporaryDirectory() as root:
             actor = start_actor(root)

@@ -1,4 +1,4 @@
-"""trieye 0.1.5: a call of its actor for each event and for each 100; arguments 1 and 2: how many events of both."""
+"""trieye 0.1.5: actor calls with one event, and with 100 events. Arguments: the number of events for each form."""
 
 import sys
 import time
@@ -11,13 +11,13 @@ from trieye import RawMetricEvent
 
 
 def measure(actor: Any) -> dict[str, float]:
-    """Return what a call takes of the caller, and the events per second until all are processed, single and batched."""
+    """Return the time for which a call blocks, and events/s until all are processed, with single and batched calls."""
     num_events = int(sys.argv[1])
     ray.get(actor.log_event.remote(RawMetricEvent(name="loss", value=0.5, global_step=0)))
-    began = time.perf_counter()
+    start = time.perf_counter()
     for step in range(1, num_events + 1):
         actor.log_event.remote(RawMetricEvent(name="loss", value=0.5, global_step=step))
-    called = time.perf_counter()
+    submitted = time.perf_counter()
     ray.get(actor.force_process_and_log.remote(num_events))
     processed = time.perf_counter()
     num_batched = int(sys.argv[2])
@@ -28,8 +28,8 @@ def measure(actor: Any) -> dict[str, float]:
     ray.get(actor.force_process_and_log.remote(num_events + num_batched))
     batched = time.perf_counter()
     return {
-        "caller_us": (called - began) / num_events * 1e6,
-        "events_per_s": num_events / (processed - began),
+        "caller_us": (submitted - start) / num_events * 1e6,
+        "events_per_s": num_events / (processed - start),
         "batched_per_s": num_batched / (batched - processed),
     }
 

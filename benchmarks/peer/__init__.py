@@ -1,0 +1,1 @@
+"""Peers: their environments, and adapters that give each library the same interface."""

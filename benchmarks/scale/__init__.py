@@ -1,0 +1,1 @@
+"""The data plane of many explorers: a cost model, synthetic senders, and the receivers under test."""
