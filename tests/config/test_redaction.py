@@ -119,7 +119,7 @@ def test_recorded_configs_restore_their_secrets_from_the_environment(monkeypatch
         with_secrets(redacted_values)
 
 
-def test_a_redacted_tracking_uri_takes_the_password_of_the_environment_for_the_same_server_only(monkeypatch):
+def test_a_redacted_tracking_uri_takes_the_password_of_the_same_server_only(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ann:s3cret@host:1")
     dump = redacted(PersistenceConfig().model_dump(mode="json"))
     assert dump["MLFLOW_TRACKING_URI"] == "http://ann:***@host:1"

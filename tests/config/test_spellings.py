@@ -114,8 +114,10 @@ def test_the_deprecation_warning_appears_once_per_process():
         config.run_name = config.persistence.RUN_NAME
         config.persistence.RUN_NAME = "z"
     """
-    ran = subprocess.run([sys.executable, "-W", "always", "-c", program], capture_output=True, text=True, check=True)
-    before, after = ran.stderr.split("before\n")
+    completed = subprocess.run(
+        [sys.executable, "-W", "always", "-c", program], capture_output=True, text=True, check=True
+    )
+    before, after = completed.stderr.split("before\n")
     assert (before.count("DeprecationWarning"), after.count("DeprecationWarning")) == (0, 1)
 
 

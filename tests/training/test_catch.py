@@ -14,9 +14,9 @@ ID = "trieye.training.catch:Catch-v0"
 
 @pytest.fixture
 def env():
-    made = make_env(EnvConfig(id=ID), render_mode="rgb_array")
-    yield made
-    made.close()
+    catch = make_env(EnvConfig(id=ID), render_mode="rgb_array")
+    yield catch
+    catch.close()
 
 
 def test_the_id_creates_an_environment_that_passes_gymnasiums_checker(env):

@@ -63,9 +63,9 @@ def valid_of(fragments):
 
 @pytest.fixture
 def closing():
-    made = []
-    yield lambda collector: made.append(collector) or collector
-    for collector in made:
+    collectors = []
+    yield lambda collector: collectors.append(collector) or collector
+    for collector in collectors:
         collector._envs.close()
 
 
@@ -381,7 +381,7 @@ class Still(Coin):
         return Act(torch.zeros(len(obs), 1))
 
 
-def test_an_unsavable_environment_is_saved_at_the_end_of_an_episode_and_resumes_exactly(closing):
+def test_an_unsavable_environment_is_saved_between_episodes_and_resumes_exactly(closing):
     env = {**CARTPOLE, **PICKLED}
     whole = closing(collector_of(Coin, **env))
     rows = whole.collect(1)

@@ -36,12 +36,12 @@ def config(train_config):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # through which Gymnasium shows the traceback of the other process
-def test_an_error_in_an_environment_process_reaches_the_caller_and_spares_the_last_checkpoint(config):
+def test_an_error_in_an_environment_process_spares_the_last_checkpoint(config):
     hole = {"id": "tests.training.worlds:Count-v0", "kwargs": {"fails_at": 8}, "max_episode_steps": None}
-    made = config(steps=2000, **hole, num=2, vector="async")
+    train_config = config(steps=2000, **hole, num=2, vector="async")
     with pytest.raises(ZeroDivisionError, match="has a hole"):
-        run_experiment(DQN, made)
-    files = RunFiles(made.persistence)
+        run_experiment(DQN, train_config)
+    files = RunFiles(train_config.persistence)
     assert json.loads((files.run_base_dir / "run.json").read_text())["status"] == "FAILED"
     latest = trieye.load_checkpoint(files.run_base_dir, "latest")
     assert latest.objects["experiment"]["state"]["collector"]["env_steps"] == latest.step > 0
@@ -50,12 +50,12 @@ def test_an_error_in_an_environment_process_reaches_the_caller_and_spares_the_la
 @pytest.mark.parametrize("ratio", [0.1, 0.3, 1.0, 2.5])
 @pytest.mark.parametrize("num", [1, 3])
 def test_the_update_ratio_is_exact_over_time_and_after_a_resume(config, ratio, num):
-    made = config(agent={"updates_per_env_step": ratio}, num=num)
-    engine = DQN(made)
+    train_config = config(agent={"updates_per_env_step": ratio}, num=num)
+    engine = DQN(train_config)
     for number in range(60):
         if number == 30:
             state = engine.save_checkpoint(None)
-            other = DQN(made)
+            other = DQN(train_config)
             other.load_checkpoint(decode(encode(state)))
             assert (other.updates, other.env_steps) == (engine.updates, engine.env_steps)
             engine.cleanup()

@@ -1,4 +1,4 @@
-"""NaN and infinity are detected at their source, named, and kept out of checkpoints."""
+"""NaN and infinity are detected at their source, named, and never saved in checkpoints."""
 
 import json
 import math
@@ -95,41 +95,41 @@ def status_of(config):
 @pytest.mark.parametrize("engine", [DQN, PPO])
 def test_a_run_stops_at_a_nonfinite_value_of_an_environment_and_names_it(spoiled, engine, target, value):
     agent = DQN_OF_FEW_STEPS if engine is DQN else PPO_OF_FEW_STEPS
-    made = spoiled(agent, env={"target": target, "value": value, "at": 12 if target == "reset" else 20}, steps=300)
+    config = spoiled(agent, env={"target": target, "value": value, "at": 12 if target == "reset" else 20}, steps=300)
     message = (
         f"the {'reward' if target == 'reward' else 'observation'}.*{value:g}.*environment [01] at environment step"
     )
     with pytest.raises(trieye.TrieyeError, match=message):
-        run_alone(engine, made)
-    assert status_of(made) == "FAILED"
-    assert numbers_on_disk(made) > 0
+        run_alone(engine, config)
+    assert status_of(config) == "FAILED"
+    assert numbers_on_disk(config) > 0
 
 
 @pytest.mark.parametrize("spoil", ["loss", "gradient"])
 @pytest.mark.parametrize("engine", [SpoiledDQN, SpoiledPPO])
 def test_a_run_stops_before_a_nonfinite_update_and_names_its_gradient(spoiled, engine, spoil):
     agent = DQN_OF_FEW_STEPS if engine is SpoiledDQN else PPO_OF_FEW_STEPS
-    made = spoiled(agent)
+    config = spoiled(agent)
     with pytest.raises(
         trieye.TrieyeError, match=r"gradient of policy\.\w+\.\d\.\w+ is nan .*in update 50 at environment"
     ):
-        run_alone(of_kind(engine, spoil=spoil), made)
-    assert status_of(made) == "FAILED"
-    assert numbers_on_disk(made) > 0
+        run_alone(of_kind(engine, spoil=spoil), config)
+    assert status_of(config) == "FAILED"
+    assert numbers_on_disk(config) > 0
 
 
 def test_skip_mode_omits_and_counts_nonfinite_rows_and_updates(spoiled, capsys):
-    made = spoiled(loop={"on_nonfinite": "skip"}, env={"target": "observation", "every": 15, "at": 20})
+    config = spoiled(loop={"on_nonfinite": "skip"}, env={"target": "observation", "every": 15, "at": 20})
     engine = of_kind(SpoiledDQN, at=frozenset({7, 8, 30}))
-    result = run_alone(engine, made)
-    assert (result.step >= 120, status_of(made)) == (True, "FINISHED")
-    points = newest_points(made)
+    result = run_alone(engine, config)
+    assert (result.step >= 120, status_of(config)) == (True, "FINISHED")
+    points = newest_points(config)
     assert points["nonfinite/updates"] == 3
     assert points["nonfinite/rows"] == points["episode/interrupted"] > 4
     stderr = capsys.readouterr().err
     assert stderr.count("the row is omitted, its episode cut, and the environment reset") == 1
     assert stderr.count("the update was not made") == 1
-    assert numbers_on_disk(made) > 0
+    assert numbers_on_disk(config) > 0
 
 
 def test_a_refused_update_leaves_no_trace_in_the_training(spoiled):
@@ -201,9 +201,9 @@ def test_no_optimizer_applies_a_nonfinite_gradient_even_if_hidden_in_a_list(spoi
 
 
 def test_a_training_ends_when_every_update_or_row_is_skipped(spoiled):
-    made = spoiled(loop={"on_nonfinite": "skip"}, steps=100_000)
+    config = spoiled(loop={"on_nonfinite": "skip"}, steps=100_000)
     with pytest.raises(trieye.TrieyeError, match="the last of 100 consecutive refused updates"):
-        run_alone(of_kind(SpoiledDQN, at=range(10, 10_000)), made)
+        run_alone(of_kind(SpoiledDQN, at=range(10, 10_000)), config)
     always = spoiled(loop={"on_nonfinite": "skip"}, env={"at": 40, "every": 1}, run_name="always")
     with pytest.raises(trieye.TrieyeError, match=r"the reward nan of environment 0 .*100 times in a row"):
         run_alone(DQN, always)
@@ -240,10 +240,10 @@ def test_nonfinite_weights_of_any_origin_are_never_saved(spoiled):
                     next(self.target.parameters())[0, 0] = math.inf
             return values
 
-    made = spoiled(loop={"on_nonfinite": "skip"})
+    config = spoiled(loop={"on_nonfinite": "skip"})
     with pytest.raises(trieye.TrieyeError, match=r"target\.q\.0\.weight is inf at environment step"):
-        run_alone(Careless, made)
-    assert numbers_on_disk(made) > 0
+        run_alone(Careless, config)
+    assert numbers_on_disk(config) > 0
 
 
 def test_the_weight_behind_infinite_priorities_is_named(spoiled):
@@ -318,18 +318,18 @@ def test_nonfinite_rows_made_by_the_algorithm_never_reach_its_replay(spoiled, mo
             self.replay.extend(rows)
             return trieye.mean(self.train_step(batch) for batch in self.due_batches())
 
-    made = spoiled(loop={"on_nonfinite": mode}, replay={"n_step": 3})
+    config = spoiled(loop={"on_nonfinite": mode}, replay={"n_step": 3})
     if mode == "stop":
         with pytest.raises(trieye.TrieyeError, match="rows for the replay have inf in 'reward', the first from env"):
-            run_alone(Relabels, made)
+            run_alone(Relabels, config)
     else:
-        assert run_alone(Relabels, made).step >= 120
-    assert numbers_on_disk(made) > 0
+        assert run_alone(Relabels, config).step >= 120
+    assert numbers_on_disk(config) > 0
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("vector", ["sync", pytest.param("async", marks=pytest.mark.long)])
-def test_no_row_joins_the_episodes_around_a_cut_and_no_other_row_is_lost(n_step, vector):
+def test_no_row_joins_the_episodes_around_a_cut_and_none_is_lost(n_step, vector):
     if vector == "async" and n_step == 3:
         pytest.skip("as with sync")
     collectors = [
@@ -385,19 +385,19 @@ def test_a_cut_episode_reports_no_return():
 @pytest.mark.parametrize("mode", ["stop", "skip"])
 def test_an_explorer_names_itself_and_its_environment(spoiled, engine, mode, capsys):
     agent = DQN_OF_FEW_STEPS if engine is DQN else PPO_OF_FEW_STEPS
-    made = spoiled(agent, env={"at": 30, "every": 30}, explorer={"num": 2}, loop={"on_nonfinite": mode}, steps=300)
+    config = spoiled(agent, env={"at": 30, "every": 30}, explorer={"num": 2}, loop={"on_nonfinite": mode}, steps=300)
     if mode == "stop":
         with pytest.raises(
             trieye.TrieyeError, match=r"the reward nan of environment [01] of explorer [01] at environment"
         ):
-            run_alone(engine, made)
+            run_alone(engine, config)
     else:
-        run_alone(engine, made)
+        run_alone(engine, config)
         assert capsys.readouterr().err.count("the row is omitted") == 1
-        points = newest_points(made)
+        points = newest_points(config)
         assert points["nonfinite/rows"] == points["episode/interrupted"] >= 4
         assert points["explorer/restarts"] == 0
-    numbers_on_disk(made)
+    numbers_on_disk(config)
 
 
 def test_infinite_values_in_external_data_are_rejected_before_the_start_or_omitted(spoiled, tmp_path, capsys):

@@ -89,8 +89,8 @@ def broken(num_envs=1):
     raise KeyError("assets/model.xml")
 
 
-for made in (Own, Outside, Unseeded, Several, Boundless, FromOne, Whole, Double):
-    gym.register(f"{made.__name__}-v0", made)
+for env_class in (Own, Outside, Unseeded, Several, Boundless, FromOne, Whole, Double):
+    gym.register(f"{env_class.__name__}-v0", env_class)
 gym.register("Pool-v0", Own, vector_entry_point=Pool)
 gym.register("Broken-v0", Own, vector_entry_point=broken)
 gym.register("VectorOnly-v0", vector_entry_point=Vector)

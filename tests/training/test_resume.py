@@ -154,7 +154,7 @@ print(result.env_steps)
 """
 
 
-def test_a_gpu_checkpoint_resumes_on_the_cpu_with_a_warning_that_it_is_not_bit_exact(tmp_path):
+def test_a_gpu_checkpoint_resumes_on_the_cpu_with_a_bit_exactness_warning(tmp_path):
     """The GPU states are simulated, see `tests/training/data/gpu_checkpoint.py`."""
     run_dir = gpu_checkpoint.make_config(tmp_path, env_steps=200).persistence.get_run_base_dir()
     shutil.copytree(gpu_checkpoint.DIRECTORY, run_dir / "checkpoints" / "checkpoint_step_78")

@@ -138,9 +138,9 @@ def test_mode_bench_each_checkpoint(config):
 
 
 def test_the_best_checkpoint_follows_the_mode_of_its_run(config):
-    made = config(60, loop={"steps": 60, "evaluate_every_steps": 20, "mode": "min"})
-    run_experiment(DQN, made)
-    run_dir = made.persistence.get_runs_root_dir() / "run"
+    min_config = config(60, loop={"steps": 60, "evaluate_every_steps": 20, "mode": "min"})
+    run_experiment(DQN, min_config)
+    run_dir = min_config.persistence.get_runs_root_dir() / "run"
     rated = {
         entry.step: entry.objective for entry in CheckpointStore(run_dir / "checkpoints", read_only=True).entries()
     }

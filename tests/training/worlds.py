@@ -352,8 +352,8 @@ def collector_of(policy, seed=0, gamma=0.99, **env):
     """Return a collector with a new policy and new environments."""
     config = EnvConfig(**{"id": "tests.training.worlds:Count-v0", **env})
     envs = make_envs(config)
-    made = policy(SimpleNamespace(env=config, agent=None), spaces_of(envs))
-    return Collector(envs, made, config, gamma=gamma, seed=seed)
+    new_policy = policy(SimpleNamespace(env=config, agent=None), spaces_of(envs))
+    return Collector(envs, new_policy, config, gamma=gamma, seed=seed)
 
 
 def collected(collector, steps, *, seed):

@@ -89,7 +89,7 @@ def test_an_expected_exit_prints_one_message(project, error, code, message):
     assert (completed.code, completed.err) == (code, message)
 
 
-def test_a_concurrent_start_of_a_run_prints_one_message_with_its_own_exit_code(project):
+def test_a_concurrent_start_of_a_run_prints_one_message_and_exits_with_3(project):
     run = project.directory / ".trieye_data" / "tested" / "runs" / "first"
     with RunLock(run / "run.lock"):
         completed = project.run("run_name=first")

@@ -30,8 +30,8 @@ CHECK = """
 def train(config: TrieyeConfig) -> None:
     import os
     assert os.environ["SOME_PASSWORD"] == "set-" + "s3cret"
-    wanted = {"api_key": "yaml", "note": "env", "db_password": "typed"}
-    assert {key: value.removesuffix("-s3cret") for key, value in config.tags.items() if key in wanted} == wanted
+    expected = {"api_key": "yaml", "note": "env", "db_password": "typed"}
+    assert {key: value.removesuffix("-s3cret") for key, value in config.tags.items() if key in expected} == expected
     assert config.persistence.MLFLOW_TRACKING_URI == "http://ann:" + "typed-" + "s3cret@host"
     assert config.tags["other"] == "nobody"
 """

@@ -207,7 +207,7 @@ class LimitedPool(ThreadExplorerPool):
         return worker
 
 
-def test_the_nodes_of_explorers_are_logged_and_a_waiting_explorer_does_not_time_out(train_config, monkeypatch, capsys):
+def test_the_nodes_of_explorers_are_logged_and_waiting_for_one_never_times_out(train_config, monkeypatch, capsys):
     monkeypatch.setattr(group, "PATIENCE_S", 0.5)
     parts = {"num": 3, "fragment_steps": 8, "fragment_timeout_s": 2.0, "max_restarts": 0, "num_cpus": 4}
     engine = DQN(train_config(explorer=parts, sync={"style": "fully_async", "max_staleness": 2}))

@@ -1,4 +1,4 @@
-"""Transports deliver unchanged weights in place, and name a weight that does not match."""
+"""Transports deliver weights unchanged and into existing tensors, and name a weight that does not match."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from trieye.training.exploring.transports import CheckpointTransport, LocalTrans
 
 def module(seed=0, *, dtype=torch.float32, width=5):
     torch.manual_seed(seed)
-    made = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
-    return made.to(dtype)
+    network = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+    return network.to(dtype)
 
 
 def make_transport(name, tmp_path):
@@ -70,7 +70,7 @@ def test_only_the_newest_weight_files_remain_and_damaged_ones_are_skipped(tmp_pa
         "version_000000000003.safetensors",
     ]
     ours = module(9)
-    load_weights(ours, transport.fetch(handles[0]))  # the file is gone: falls back to the newest
+    load_weights(ours, transport.fetch(handles[0]))  # the file was deleted: falls back to the newest
     assert torch.equal(ours[0].weight, module(3)[0].weight)
     transport.paths()[1].write_bytes(b"garbage")
     load_weights(ours, transport.fetch(handles[3]))
