@@ -19,7 +19,7 @@ LOCAL = """
 tags:
   api_key: yaml-s3cret
   note: ${oc.env:GAME_TOKEN}
-  other: ${oc.env:GAME_USER,nobody}
+  other: ${oc.env:GAME_USER,anonymous}
 hydra:
   job:
     env_set:
@@ -33,7 +33,7 @@ def train(config: TrieyeConfig) -> None:
     expected = {"api_key": "yaml", "note": "env", "db_password": "typed"}
     assert {key: value.removesuffix("-s3cret") for key, value in config.tags.items() if key in expected} == expected
     assert config.persistence.MLFLOW_TRACKING_URI == "http://ann:" + "typed-" + "s3cret@host"
-    assert config.tags["other"] == "nobody"
+    assert config.tags["other"] == "anonymous"
 """
 TYPED = (
     "+experiment=secret",
@@ -72,7 +72,7 @@ def test_secrets_reach_the_task_but_not_the_hydra_records(project, monkeypatch):
     assert tags == {
         "api_key": "***",
         "note": "${oc.env:GAME_TOKEN}",
-        "other": "${oc.env:GAME_USER,nobody}",
+        "other": "${oc.env:GAME_USER,anonymous}",
         "db_password": "${oc.env:TRIEYE_SECRET_TAGS_DB_PASSWORD}",
     }
     overrides = yaml.safe_load((records / "overrides.yaml").read_text())
