@@ -105,7 +105,7 @@ def case(rng: random.Random, root: Path, number: int, *, ray: bool) -> tuple[typ
     at = {"reset": rng.randint(12, 14), "row": rng.randint(30, 100)}.get(what, rng.randint(40, 60))
     env = {
         "id": "tests.training.worlds:Spoiled-v0",
-        "kwargs": {"what": what, "value": value, "at": at if what in ENVIRONMENT else 10**9},
+        "kwargs": {"target": what, "value": value, "at": at if what in ENVIRONMENT else 10**9},
         "num": num,
         "eval_episodes": 1,
         "normalize_observations": is_dqn and normalizes,

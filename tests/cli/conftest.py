@@ -54,14 +54,14 @@ with trieye.Run(config) as run:
 
 @pytest.fixture(scope="session")
 def _killed(tmp_path_factory):
-    made = {}
+    roots = {}
 
-    def make(*words):
-        if words not in made:
-            root = made[words] = tmp_path_factory.mktemp("killed")
-            done = subprocess.run([sys.executable, "-c", KILLED, str(root), *words], capture_output=True, text=True)
+    def make(*options):
+        if options not in roots:
+            root = roots[options] = tmp_path_factory.mktemp("killed")
+            done = subprocess.run([sys.executable, "-c", KILLED, str(root), *options], capture_output=True, text=True)
             assert done.returncode == -signal.SIGKILL, done.stderr
-        return made[words]
+        return roots[options]
 
     return make
 
@@ -70,12 +70,12 @@ def _killed(tmp_path_factory):
 def killed_run(_killed, tmp_path):
     """Return a function that gives the directory of a run that was killed, moved to another root.
 
-    Words: `mlflow` enables that sink besides TensorBoard, `saves` saves a checkpoint at step 200 of 300.
+    Options: `mlflow` enables that sink besides TensorBoard, `saves` saves a checkpoint at step 200 of 300.
     """
 
-    def make(*words, where="root"):
-        root = tmp_path / where
-        shutil.copytree(_killed(*words), root)
+    def make(*options, directory="root"):
+        root = tmp_path / directory
+        shutil.copytree(_killed(*options), root)
         return moved(root / "agents" / "runs" / "first")
 
     return make
@@ -83,7 +83,7 @@ def killed_run(_killed, tmp_path):
 
 @pytest.fixture
 def run(make_config):
-    """A run that publishes how it is every 10 ms."""
+    """A run that publishes its status every 10 ms."""
     config = make_config(sinks={"tensorboard": {"enabled": True}}, stats={"processing_interval_seconds": 0.01})
     with trieye.Run(config) as run:
         yield run

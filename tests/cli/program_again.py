@@ -1,4 +1,4 @@
-"""A small program of the tests that begin runs again: a network whose width is in the config."""
+"""A small program for the tests of `rerun` and `fork`: a network whose width is in the config."""
 
 import os
 import signal

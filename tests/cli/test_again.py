@@ -34,7 +34,7 @@ sinks: {mlflow: {enabled: false}, tensorboard: {enabled: false}}
 loop: {steps: 10, evaluate_every_steps: 2}
 persistence: {checkpoint_save_freq_steps: 5, keep_last: 0}
 """
-BY_CODE = """
+WITHOUT_HYDRA = """
 import trieye
 config = trieye.TrieyeConfig(
     app_name="agents", run_name="by_code", runtime={"kind": "local"}, sinks={},
@@ -57,14 +57,14 @@ train()
 """
 
 
-def git(directory, *words):
-    own = ("-c", "user.name=x", "-c", "user.email=x@x", "-c", "commit.gpgsign=false")
-    done = subprocess.run(["git", *own, *words], cwd=directory, check=True, capture_output=True, text=True)
+def git(directory, *arguments):
+    options = ("-c", "user.name=x", "-c", "user.email=x@x", "-c", "commit.gpgsign=false")
+    done = subprocess.run(["git", *options, *arguments], cwd=directory, check=True, capture_output=True, text=True)
     return done.stdout
 
 
-def started(directory, *words, program="train.py", code=0):
-    command = [sys.executable, program, *words]
+def run_program(directory, *arguments, program="train.py", code=0):
+    command = [sys.executable, program, *arguments]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code, done.stderr
     return done
@@ -80,15 +80,15 @@ def _made(tmp_path_factory):
     git(project, "init", "-q", ".")
     git(project, "add", "-A")
     git(project, "commit", "-qm", "first")
-    started(project, "run_name=first", "agent.lr=0.25")
+    run_program(project, "run_name=first", "agent.lr=0.25")
     return project
 
 
 @pytest.fixture
 def project(_made, warm_programs, monkeypatch):
-    """A project under git with the run `first` of ten steps, whose best one is 6; what a test adds goes afterwards.
+    """A project under git with the run `first` of ten steps, whose best one is 6; runs of a test are deleted after it.
 
-    `first` is of an interpreter that started with it, what comes after it of forks.
+    A new interpreter runs `first`; forks of a warm process run the others.
     """
     monkeypatch.chdir(_made)
     monkeypatch.setenv("COLUMNS", "200")
@@ -103,10 +103,10 @@ def project(_made, warm_programs, monkeypatch):
 def command(project, capfd):
     """Return a function that runs a command of trieye in the project, and returns exit code, stdout and stderr."""
 
-    def run(*words):
-        code = main(list(map(str, words)))
-        said = capfd.readouterr()
-        return code, said.out, said.err
+    def run(*arguments):
+        code = main(list(map(str, arguments)))
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -115,7 +115,7 @@ def runs_of(project):
     return project / ".trieye_data" / "agents" / "runs"
 
 
-def names(project):
+def run_names(project):
     return sorted(path.name for path in runs_of(project).iterdir())
 
 
@@ -128,15 +128,15 @@ def record_of(project, name):
 
 
 def weights_of(project, name, step):
-    held = trieye.load_checkpoint(runs_of(project) / name, step)
-    return held.objects["experiment"]["state"]["net"]["weights"]
+    checkpoint = trieye.load_checkpoint(runs_of(project) / name, step)
+    return checkpoint.objects["experiment"]["state"]["net"]["weights"]
 
 
-def changed(path, **values):
+def update_json(path, **values):
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def test_a_run_that_is_run_again_gives_the_same_and_nothing_has_changed(command, project):
+def test_a_rerun_reproduces_its_run_and_reports_no_differences(command, project):
     code, out, err = command("rerun", "first")
     assert code == 0, err
     assert "no differences from agents/first" in err
@@ -145,13 +145,13 @@ def test_a_run_that_is_run_again_gives_the_same_and_nothing_has_changed(command,
     assert record_of(project, "first_rerun").forked_from is None
 
 
-def test_runs_are_rerun_and_forked_from_python_and_with_json(command, project):
+def test_rerun_and_fork_work_from_python_and_with_json(command, project):
     plan = runs.plan_rerun("first", ["agent.lr=0.125"])
     assert (plan.run_dir, dict(plan.divergence.config)) == (
         runs_of(project) / "first_rerun",
         {"agent.lr": (0.25, 0.125)},
     )
-    assert names(project) == ["first"]
+    assert run_names(project) == ["first"]
     code, out, _ = command("rerun", "first", "agent.lr=0.125", "--dry-run", "--json")
     document = validated(out)
     assert (code, document["run_dir"], document["command"]) == (
@@ -167,7 +167,7 @@ def test_runs_are_rerun_and_forked_from_python_and_with_json(command, project):
     assert runs.get("first_fork").forked_from == "agents/first@6"
 
 
-def test_a_stored_command_that_is_not_signed_needs_confirm_from_python(planted):
+def test_an_unsigned_stored_command_needs_confirmation_from_python(planted):
     _, trace = planted(command=[sys.executable, "stranger.py"])
     with pytest.raises(ConfigurationError, match="not signed with your key"):
         runs.rerun("planted")
@@ -178,12 +178,14 @@ def test_a_stored_command_that_is_not_signed_needs_confirm_from_python(planted):
     assert confirmed == [("run_name=planted_rerun", "run agents/planted")]
 
 
-def test_what_has_changed_since_is_shown_before_anything_starts(command, project):
+def test_changes_since_the_run_are_shown_before_the_start(command, project):
     (project / "conf" / "train.yaml").write_text(CONFIG.replace("steps: 10", "steps: 20"))
     provenance = runs_of(project) / "first" / "provenance" / "attempt-1.json"
     before = provenance.read_text()
-    held = json.loads(before)
-    changed(provenance, packages={**held["packages"], "numpy": "1.0.0"}, commit={**held["commit"], "is_dirty": True})
+    recorded = json.loads(before)
+    update_json(
+        provenance, packages={**recorded["packages"], "numpy": "1.0.0"}, commit={**recorded["commit"], "is_dirty": True}
+    )
     try:
         code, out, err = command("rerun", "first", "agent.lr=0.125", "--dry-run", "run_name=second")
     finally:
@@ -196,12 +198,12 @@ def test_what_has_changed_since_is_shown_before_anything_starts(command, project
     assert "commit: the run had uncommitted changes; the patch was not stored" in lines
     assert not any("run_name" in line for line in lines)
     assert out.endswith(" train.py agent.lr=0.125 run_name=second\n")
-    assert names(project) == ["first"]
+    assert run_names(project) == ["first"]
 
 
-def test_long_values_show_the_part_that_differs(command, project):
+def test_a_diff_of_long_values_shows_the_part_that_differs(command, project):
     words = " ".join(f"word{number}" for number in range(30))
-    started(project, "run_name=long", f"description='{words} a end of it'")
+    run_program(project, "run_name=long", f"description='{words} a end of it'")
     code, _, err = command("rerun", "long", f"description='{words} b end of it'", "--dry-run")
     assert code == 0, err
     (line,) = [line for line in err.splitlines() if line.startswith("config: description: ")]
@@ -211,7 +213,7 @@ def test_long_values_show_the_part_that_differs(command, project):
     assert "word0 word1" in out
 
 
-def test_a_module_that_was_edited_without_a_commit_is_shown(project):
+def test_a_module_edited_without_a_commit_is_shown(project):
     recorded = Provenance.last(runs_of(project) / "first")
     before, after = (
         recorded.model_copy(update={"sources": {"net": digest * 8, "same": "x"}}) for digest in ("ab", "cd")
@@ -219,7 +221,7 @@ def test_a_module_that_was_edited_without_a_commit_is_shown(project):
     assert Divergence.between(({}, before), ({}, after)).commit == {"module net": ("abababab", "cdcdcdcd")}
 
 
-def test_a_commit_that_was_made_since_is_shown(command, project):
+def test_a_commit_made_since_the_run_is_shown(command, project):
     sha = git(project, "rev-parse", "HEAD").strip()
     git(project, "commit", "-q", "--allow-empty", "-m", "second")
     try:
@@ -229,10 +231,10 @@ def test_a_commit_that_was_made_since_is_shown(command, project):
     assert f"commit: sha: {sha} -> " in err
 
 
-def test_overrides_that_the_program_knows_no_more_are_named_and_can_be_left_out(command, project):
+def test_overrides_unknown_to_the_program_are_named_and_can_be_omitted(command, project):
     provenance = runs_of(project) / "first" / "provenance" / "attempt-1.json"
     before = provenance.read_text()
-    changed(provenance, overrides=["run_name=first", "agent.learning_rate=0.25", "agent.lr=0.25"])
+    update_json(provenance, overrides=["run_name=first", "agent.learning_rate=0.25", "agent.lr=0.25"])
     try:
         code, _, err = command("rerun", "first", "--dry-run", "--yes")
         assert (code, "no run was created" in err) == (2, True)
@@ -246,9 +248,9 @@ def test_overrides_that_the_program_knows_no_more_are_named_and_can_be_left_out(
         provenance.write_text(before)
 
 
-def test_a_run_made_without_hydra_and_one_without_provenance_say_why_and_what_to_do(command, project, tmp_path):
-    (tmp_path / "by_code.py").write_text(BY_CODE)
-    started(project, program=str(tmp_path / "by_code.py"))
+def test_runs_without_hydra_or_provenance_say_why_they_cannot_be_rerun(command, project, tmp_path):
+    (tmp_path / "by_code.py").write_text(WITHOUT_HYDRA)
+    run_program(project, program=str(tmp_path / "by_code.py"))
     code, _, err = command("rerun", "by_code")
     assert code == 2
     assert "made its config without Hydra" in err
@@ -267,21 +269,21 @@ def test_a_run_made_without_hydra_and_one_without_provenance_say_why_and_what_to
 def planted(project):
     """Return a function that plants a copy of `first` with a command of a stranger, and the file that this writes."""
 
-    def plant(**values):
+    def plant_copy(**values):
         (project / "stranger.py").write_text("open('trace', 'w').close()")
         run_dir = runs_of(project) / "planted"
         shutil.copytree(runs_of(project) / "first", run_dir)
-        changed(run_dir / "run.json", run_name="planted")
-        changed(run_dir / "provenance" / "attempt-1.json", **values)
+        update_json(run_dir / "run.json", run_name="planted")
+        update_json(run_dir / "provenance" / "attempt-1.json", **values)
         return run_dir, project / "trace"
 
-    yield plant
+    yield plant_copy
     (project / "stranger.py").unlink()
     (project / "trace").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("words", [["rerun", "--dry-run"], ["fork"]])
-def test_a_stored_command_that_the_user_did_not_sign_runs_only_when_confirmed(words, command, planted, monkeypatch):
+def test_an_unsigned_stored_command_runs_only_when_confirmed(words, command, planted, monkeypatch):
     run_dir, trace = planted(command=[sys.executable, "stranger.py"])
     code, _, err = command(*words, "planted")
     assert not trace.exists()
@@ -302,24 +304,24 @@ def test_a_stored_command_that_the_user_did_not_sign_runs_only_when_confirmed(wo
     assert run_dir.exists()
 
 
-def test_an_override_a_directory_or_a_sweep_that_was_exchanged_is_no_signed_command(command, planted, tmp_path):
+def test_a_tampered_override_directory_or_sweep_invalidates_the_signature(command, planted, tmp_path):
     run_dir, trace = planted(overrides=["hydra/launcher=stranger"])
     path = run_dir / "provenance" / "attempt-1.json"
     assert command("rerun", "planted", "--dry-run")[0] == 2
-    changed(path, overrides=["agent.lr=0.25"], directory=str(tmp_path))
+    update_json(path, overrides=["agent.lr=0.25"], directory=str(tmp_path))
     code, _, err = command("rerun", "planted", "--dry-run")
     assert (code, f"cd {tmp_path} && " in err) == (2, True)
     shutil.copy(run_dir.with_name("first") / "provenance" / "attempt-1.json", path)
     assert command("rerun", "planted", "--dry-run")[0] == 0
     sweep = {"spec": [], "program": [sys.executable, "stranger.py", "\x1b[2K"], "working_dir": str(trace.parent)}
     (tmp_path / "sweep.json").write_text(json.dumps(sweep))
-    changed(run_dir / "run.json", group=str(tmp_path))
+    update_json(run_dir / "run.json", group=str(tmp_path))
     code, _, err = command("rerun", "planted", "--dry-run")
     assert (code, trace.exists()) == (2, False)
     assert "stranger.py '\\x1b[2K'" in err
 
 
-def test_a_program_that_is_gone_is_said_to_be(command, project):
+def test_a_missing_program_or_directory_is_named(command, project):
     (project / "train.py").rename(project / "moved.py")
     try:
         code, _, err = command("rerun", "first")
@@ -329,7 +331,7 @@ def test_a_program_that_is_gone_is_said_to_be(command, project):
     assert "train.py" in err
     provenance = runs_of(project) / "first" / "provenance" / "attempt-1.json"
     before = provenance.read_text()
-    changed(provenance, directory="/nowhere/at/all")
+    update_json(provenance, directory="/nowhere/at/all")
     try:
         code, _, err = command("rerun", "first")
     finally:
@@ -339,7 +341,7 @@ def test_a_program_that_is_gone_is_said_to_be(command, project):
     assert "train.py" in err
 
 
-def test_a_fork_goes_on_from_the_best_and_has_a_history_and_a_best_of_its_own(command, project):
+def test_a_fork_starts_from_the_best_checkpoint_with_its_own_history_and_objective(command, project):
     code, out, err = command("fork", "first", "--checkpoint", "best", "agent.lr=0.5", "loop.steps=12")
     assert code == 0, err
     assert "starts from agents/first at step 6, objective -0" in out
@@ -356,24 +358,24 @@ def test_a_fork_goes_on_from_the_best_and_has_a_history_and_a_best_of_its_own(co
     assert fork.summary["eval/return"] == {"last": -6.0, "min": -6.0, "max": -2.0, "step": 12}  # not the parent's 0
     assert fork.summary["progress/env_steps"]["last"] == 48.0
     assert "forked from agents/first@6" in command("watch", "first_fork", "--once")[1]
-    listed = {found["name"]: found["forked_from"] for found in json.loads(command("runs", "--json")[1])["runs"]}
+    listed = {run["name"]: run["forked_from"] for run in json.loads(command("runs", "--json")[1])["runs"]}
     assert listed == {"first": None, "first_fork": "agents/first@6"}
 
 
 @pytest.mark.slow
-def test_a_fork_that_was_killed_goes_on_from_its_own_checkpoints_without_its_parent(command, project):
+def test_a_killed_fork_resumes_from_its_own_checkpoints_without_its_parent(command, project):
     shutil.copytree(runs_of(project) / "first", runs_of(project) / "parent")
-    changed(runs_of(project) / "parent" / "run.json", run_name="parent", run_id="another")
+    update_json(runs_of(project) / "parent" / "run.json", run_name="parent", run_id="another")
     code, out, _ = command(
         "fork", "parent", "--checkpoint", "step:6", "loop.steps=30", "run_name=fork", "agent.kill_at=8"
     )
     assert code == 128 + signal.SIGKILL
     shutil.rmtree(runs_of(project) / "parent")
-    again = out.splitlines()[-1].partition(" && ")[2].split()  # the command that it said
-    done = subprocess.run(again, cwd=project, capture_output=True, text=True, check=False)
+    command_line = out.splitlines()[-1].partition(" && ")[2].split()  # the printed command
+    done = subprocess.run(command_line, cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
     assert "resumes from its own newest checkpoint, checkpoint_step_6" in done.stderr + done.stdout
-    done = subprocess.run([*again, "agent.kill_at=0"], cwd=project, capture_output=True, text=True, check=False)
+    done = subprocess.run([*command_line, "agent.kill_at=0"], cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     record = record_of(project, "fork")
     assert (record.attempt, record.summary["progress/env_steps"]["last"]) == (3, 120.0)
@@ -381,7 +383,7 @@ def test_a_fork_that_was_killed_goes_on_from_its_own_checkpoints_without_its_par
 
 
 @pytest.mark.slow
-def test_a_fork_repeats_its_parent_and_one_of_a_fork_knows_where_both_began(command, project):
+def test_a_fork_reproduces_its_parent_and_a_nested_fork_records_its_ancestry(command, project):
     assert command("fork", "first", "--checkpoint", "step:6", "run_name=second")[0] == 0
     assert np.array_equal(weights_of(project, "second", 10), weights_of(project, "first", 10))
     assert command("fork", "second", "--checkpoint", "latest", "run_name=third", "loop.steps=12")[0] == 0
@@ -393,18 +395,18 @@ def test_a_fork_repeats_its_parent_and_one_of_a_fork_knows_where_both_began(comm
     ]
 
 
-def test_another_architecture_is_refused_before_anything_is_made(command, project):
+def test_another_architecture_is_rejected_before_a_run_is_created(command, project):
     code, _, err = command("fork", "first", "--checkpoint", "best", "agent.width=4")
     assert code == 1
     assert "fork of agents/first at step 6: no run was created" in err
     assert "weights of shape (3,) for a net of (4,)" in err
-    assert names(project) == ["first"]
+    assert run_names(project) == ["first"]
 
 
 @pytest.mark.slow
-def test_a_fork_into_another_app_takes_the_checkpoint_by_its_path(command, project):
+def test_a_fork_into_another_app_refers_to_the_checkpoint_by_path(command, project):
     code, out, err = command("fork", "first", "--checkpoint", "step:6", "app_name=others", "run_name=first")
-    assert code == 2  # the name is taken beside its parent, whatever the app is
+    assert code == 2  # names are unique per root, in any app
     code, out, err = command("fork", "first", "--checkpoint", "step:6", "app_name=others", "run_name=elsewhere")
     assert code == 0, err
     assert f"load_checkpoint_path={runs_of(project)}/first/checkpoints/checkpoint_step_6" in out
@@ -413,9 +415,9 @@ def test_a_fork_into_another_app_takes_the_checkpoint_by_its_path(command, proje
     shutil.rmtree(project / ".trieye_data" / "others")
 
 
-def test_a_run_that_is_alive_can_be_forked_and_one_of_the_new_name_is_no_room(command, project):
+def test_an_active_run_can_be_forked_but_not_into_an_existing_run(command, project):
     shutil.copytree(runs_of(project) / "first", runs_of(project) / "taken")
-    changed(runs_of(project) / "taken" / "run.json", run_name="taken", run_id="another")
+    update_json(runs_of(project) / "taken" / "run.json", run_name="taken", run_id="another")
     with RunLock(runs_of(project) / "first" / "run.lock"), RunLock(runs_of(project) / "taken" / "run.lock"):
         code, _, err = command("fork", "first", "--checkpoint", "best", "--dry-run")
         assert code == 0, err
@@ -426,20 +428,20 @@ def test_a_run_that_is_alive_can_be_forked_and_one_of_the_new_name_is_no_room(co
     assert "to resume it: cd " in err
 
 
-def test_a_program_that_never_restores_is_not_trained_to_find_that_out(command, project, tmp_path):
+def test_a_program_that_never_restores_is_rejected_without_training(command, project, tmp_path):
     (project / "loops.py").write_text(NEVER_RESTORES)
     try:
-        started(project, "run_name=loops", program="loops.py")
+        run_program(project, "run_name=loops", program="loops.py")
         code, _, err = command("fork", "loops", "run_name=second")
     finally:
         (project / "loops.py").unlink()
     assert code == 1
     assert "before run.restore()" in err
-    assert names(project) == ["first", "loops"]
+    assert run_names(project) == ["first", "loops"]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "expected"),
     [
         (["fork", "frist"], ("'frist'", "did you mean 'first'?")),
         (["rerun", "frist"], ("'frist'", "did you mean 'first'?")),
@@ -455,14 +457,14 @@ def test_a_program_that_never_restores_is_not_trained_to_find_that_out(command, 
         (["rerun", "first", "run_name=a/b"], ("run_name", "a/b")),
     ],
 )
-def test_a_mistake_is_answered_with_what_there_is_and_makes_nothing(words, told, command, project):
-    code, _, err = command(*words)
+def test_an_invalid_argument_lists_the_valid_choices_and_creates_nothing(arguments, expected, command, project):
+    code, _, err = command(*arguments)
     assert code == 2, err
-    assert all(part in err for part in told), err
-    assert names(project) == ["first"]
+    assert all(part in err for part in expected), err
+    assert run_names(project) == ["first"]
 
 
-def test_a_name_that_several_runs_have_is_asked_for_with_its_app(command, project):
+def test_an_ambiguous_run_name_lists_the_apps(command, project):
     other = project / ".trieye_data" / "others" / "runs" / "first"
     shutil.copytree(runs_of(project) / "first", other)
     try:
@@ -473,16 +475,16 @@ def test_a_name_that_several_runs_have_is_asked_for_with_its_app(command, projec
     assert "agents/first, others/first" in err
 
 
-def test_a_checkpoint_that_is_cut_off_is_refused_before_anything_is_made(command, project):
+def test_a_truncated_checkpoint_is_rejected_before_a_run_is_created(command, project):
     shutil.copytree(runs_of(project) / "first", runs_of(project) / "cut")
-    changed(runs_of(project) / "cut" / "run.json", run_name="cut", run_id="another")
+    update_json(runs_of(project) / "cut" / "run.json", run_name="cut", run_id="another")
     file = next((runs_of(project) / "cut" / "checkpoints" / "checkpoint_step_6").rglob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
     code, _, err = command("fork", "cut", "--checkpoint", "step:6")
     assert code == 1
     assert "no run was created" in err
     assert file.name in err
-    assert names(project) == ["cut", "first"]
+    assert run_names(project) == ["cut", "first"]
 
 
 @pytest.mark.parametrize(
@@ -505,36 +507,38 @@ def test_the_program_of_a_run_is_its_command_without_overrides(command, words, p
 
 
 @pytest.mark.parametrize("command", [["python", "-c", "print()"], ["python"], ["python", "-"]])
-def test_what_was_typed_at_a_prompt_is_no_program(command, project):
+def test_a_command_typed_at_a_prompt_is_not_a_program(command, project):
     run = get("first")
     vars(run)["provenance"] = run.provenance.model_copy(update={"command": command})
     with pytest.raises(ConfigurationError, match="names no program"):
         Program.of(run)
 
 
-def test_overrides_take_the_place_of_the_same_keys_and_secrets_have_to_be_typed_again(project):
+def test_overrides_replace_the_same_keys_and_secrets_must_be_passed_again(project):
     program = Program([], project, ["agent=dqn", "+agent.lr=1", "db.password=***", "run_name=x", f"{LOAD}=best"])
     with pytest.raises(ConfigurationError, match=r"db\.password=.*oc\.env:MY_SECRET"):
         program.with_overrides("x", [], [], {})
-    given = ["agent.lr=2", "db.password=${oc.env:P}", "run_name=typed"]
-    assert program.with_overrides("x", given, ["agent"], {"run_name": "it's 1"}) == [
+    overrides = ["agent.lr=2", "db.password=${oc.env:P}", "run_name=typed"]
+    assert program.with_overrides("x", overrides, ["agent"], {"run_name": "it's 1"}) == [
         "agent.lr=2", "db.password=${oc.env:P}", r"run_name='it\'s 1'",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("file", ["run.json", "configs.json"])
-def test_a_damaged_run_is_said_to_be(file, command, project):
+def test_a_damaged_run_file_is_named(file, command, project):
     shutil.copytree(runs_of(project) / "first", runs_of(project) / "broken")
     (runs_of(project) / "broken" / file).write_text("{")
-    for words in (["rerun", "broken"], ["fork", "broken"], ["diff", "first", "broken"]):
-        code, _, err = command(*words)
+    for arguments in (["rerun", "broken"], ["fork", "broken"], ["diff", "first", "broken"]):
+        code, _, err = command(*arguments)
         assert code in {1, 2}
         assert file in err
 
 
 @pytest.mark.slow
-def test_a_job_of_a_sweep_is_run_again_and_forked_as_a_run_of_its_own(command, project):
-    started(project, "-m", "agent.lr=0.25,0.5", "loop.steps=4", "hydra.sweep.dir=multirun/lr", "hydra/launcher=basic")
+def test_a_job_of_a_sweep_is_rerun_and_forked_as_a_single_run(command, project):
+    run_program(
+        project, "-m", "agent.lr=0.25,0.5", "loop.steps=4", "hydra.sweep.dir=multirun/lr", "hydra/launcher=basic"
+    )
     job = (project / "multirun" / "lr" / "1" / "run").resolve().name
     code, out, err = command("fork", job, "--checkpoint", "step:2", "run_name=alone", "--dry-run")
     assert code == 0, err
@@ -559,16 +563,16 @@ def test_two_runs_are_compared_as_a_table_and_as_json(command, project):
     ):
         assert row in rows
     assert rows.count(["no difference"]) == 2  # commit and packages
-    told = json.loads(command("diff", "first", "second", "--json")[1])
-    assert told["config"] == {"agent.lr": [0.25, 0.5], "loop.steps": [10, 4]}
-    assert (told["commit"], told["packages"]) == ({}, {})
-    assert told["metrics"]["progress/env_steps"] == [40.0, 16.0]
-    assert [run["run"] for run in told["runs"]] == ["agents/first", "agents/second"]
+    differences = json.loads(command("diff", "first", "second", "--json")[1])
+    assert differences["config"] == {"agent.lr": [0.25, 0.5], "loop.steps": [10, 4]}
+    assert (differences["commit"], differences["packages"]) == ({}, {})
+    assert differences["metrics"]["progress/env_steps"] == [40.0, 16.0]
+    assert [run["run"] for run in differences["runs"]] == ["agents/first", "agents/second"]
 
 
-def test_runs_that_were_killed_or_lack_provenance_are_compared_as_far_as_known(command, project, killed_run):
+def test_killed_runs_and_runs_without_provenance_are_compared_by_what_was_recorded(command, project, killed_run):
     first = killed_run()
-    second = killed_run(where="other")
+    second = killed_run(directory="other")
     shutil.rmtree(second / "provenance", ignore_errors=True)
     code, out, _ = command("diff", first, second)
     assert code == 0

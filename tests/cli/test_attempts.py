@@ -33,7 +33,9 @@ RESUMED = [*FIRST[:5], *((step, 2.0) for step in range(5, 13))]
 def test_attempts_are_listed_with_their_superseded_points(run_dir, capsys):
     assert main(["attempts", str(run_dir), "--json"]) == 0
     attempts = json.loads(capsys.readouterr().out)["attempts"]
-    assert [(each["number"], each["shown"], each["superseded"], each["metrics"]) for each in attempts] == [
+    assert [
+        (attempt["number"], attempt["shown"], attempt["superseded"], attempt["metrics"]) for attempt in attempts
+    ] == [
         (1, 5, 5, ["loss"]),
         (2, 8, 0, []),
         (3, 2, 0, []),
@@ -51,14 +53,14 @@ def test_a_restored_attempt_replaces_later_ones_and_can_be_superseded_again(run_
     assert curve(run_dir, "[b]other") == [(0, 3.0), (1, 3.0)]
 
 
-def test_only_attempts_with_superseded_points_are_restored(run_dir, capsys):
+def test_only_attempts_with_superseded_points_can_be_restored(run_dir, capsys):
     for number in ("2", "7"):
         assert main(["attempts", str(run_dir), "--restore", number]) != 0
         assert "choose from: 1" in capsys.readouterr().err
     assert curve(run_dir) == RESUMED
 
 
-def test_a_restored_attempt_stays_when_the_program_is_started_again(run_dir, make_config):
+def test_a_restored_attempt_survives_the_next_start_of_the_program(run_dir, make_config):
     assert main(["attempts", str(run_dir), "--restore", "1"]) == 0
     with trieye.Run(make_config(stats={"undeclared": "each"})) as run:
         run.log("loss", 4.0, step=8)

@@ -33,18 +33,18 @@ def run_dir(tmp_path):
 
 
 def part(run_dir, step):
-    """Return the file of the rows that were new at a step, as the checkpoint of that step has it."""
+    """Return the part with the new rows of a step, in the checkpoint of that step."""
     (path,) = run_dir.glob(f"checkpoints/checkpoint_step_{step}/parts/seg-{10 * step - 100}-*")
     return path
 
 
-def listed(run_dir, capsys, *words):
+def listing(run_dir, capsys, *words):
     code = main(["checkpoints", str(run_dir), "--json", *words])
     document = json.loads(capsys.readouterr().out)
     return code, document, {row["step"]: row for row in document["checkpoints"]}
 
 
-def test_the_table_says_what_there_is_and_changes_nothing(run_dir, tmp_path, capsys):
+def test_the_table_lists_checkpoints_and_changes_nothing(run_dir, tmp_path, capsys):
     before = contents(run_dir)
     assert main(["checkpoints", "first", "--root", str(tmp_path / "root")]) == 0
     shown = capsys.readouterr().out
@@ -58,8 +58,8 @@ def test_the_table_says_what_there_is_and_changes_nothing(run_dir, tmp_path, cap
     assert contents(run_dir) == before
 
 
-def test_json_has_all_of_it(run_dir, capsys):
-    code, document, rows = listed(run_dir, capsys, "--verify")
+def test_json_has_every_field_of_a_checkpoint(run_dir, capsys):
+    code, document, rows = listing(run_dir, capsys, "--verify")
     assert (code, document["run_dir"], document["buffers"]) == (0, str(run_dir), [])
     assert [row["marks"] for row in document["checkpoints"]] == [[], ["best"], ["latest"]]
     assert [row["objective"] for row in document["checkpoints"]] == [1.5, 7.25, None]
@@ -68,20 +68,20 @@ def test_json_has_all_of_it(run_dir, capsys):
     assert rows[30]["saved"] >= rows[10]["saved"]
 
 
-def test_shared_bytes_are_those_that_are_on_the_disk_once(run_dir, capsys):
-    _, document, rows = listed(run_dir, capsys)
+def test_shared_bytes_count_linked_files_once(run_dir, capsys):
+    _, document, rows = listing(run_dir, capsys)
     size = part(run_dir, 10).stat().st_size
     assert [rows[step]["shared_bytes"] for step in (10, 20, 30)] == [size, 2 * size, 2 * size]
-    apart = sum(row["size_bytes"] for row in document["checkpoints"])
-    assert apart - document["disk_bytes"] == 3 * size
+    total_bytes = sum(row["size_bytes"] for row in document["checkpoints"])
+    assert total_bytes - document["disk_bytes"] == 3 * size
     files = [path.stat() for path in (run_dir / "checkpoints").rglob("*") if path.is_file()]
-    assert document["disk_bytes"] == sum({about.st_ino: about.st_size for about in files}.values())
+    assert document["disk_bytes"] == sum({stat.st_ino: stat.st_size for stat in files}.values())
 
 
-def test_damage_that_keeps_the_size_is_found_by_reading(run_dir, capsys):
+def test_damage_of_the_same_size_is_detected_by_reading(run_dir, capsys):
     flip(part(run_dir, 30))
-    assert listed(run_dir, capsys)[0] == 0
-    code, _, rows = listed(run_dir, capsys, "--verify")
+    assert listing(run_dir, capsys)[0] == 0
+    code, _, rows = listing(run_dir, capsys, "--verify")
     assert (code, rows[30]["state"], rows[30]["marks"]) == (1, "partial", ["latest"])
     assert rows[20]["marks"] == ["best"]
     (problem,) = rows[30]["problems"]
@@ -93,13 +93,13 @@ def test_damage_that_keeps_the_size_is_found_by_reading(run_dir, capsys):
     assert "rows 200-299 of the replay of step 30 are lost" in " ".join(capsys.readouterr().out.split())
 
 
-def test_every_damaged_file_is_named_by_checkpoints_and_by_verify(run_dir, capsys):
+def test_each_damaged_file_is_named_by_checkpoints_and_by_verify(run_dir, capsys):
     directory = run_dir / "checkpoints" / "checkpoint_step_30"
     (directory / "state.json").unlink()
     (directory / "state.safetensors").write_bytes(b"")
     flip(part(run_dir, 30))
     names = ("state.json", "state.safetensors", f"parts/{part(run_dir, 30).name}")
-    problems = listed(run_dir, capsys, "--verify")[2][30]["problems"]
+    problems = listing(run_dir, capsys, "--verify")[2][30]["problems"]
     assert [sum(str(directory / name) in problem for problem in problems) for name in names] == [1, 1, 1]
     assert main(["verify", str(run_dir)]) == 1
     shown = "".join(capsys.readouterr().out.split())
@@ -107,40 +107,40 @@ def test_every_damaged_file_is_named_by_checkpoints_and_by_verify(run_dir, capsy
     assert "ofstep20,isusedinstead" in shown
 
 
-def test_a_part_that_checkpoints_share_is_lost_to_each_of_them(run_dir, capsys):
+def test_a_damaged_shared_part_affects_each_checkpoint_that_links_it(run_dir, capsys):
     flip(part(run_dir, 10))
-    code, document, _ = listed(run_dir, capsys, "--verify")
+    code, document, _ = listing(run_dir, capsys, "--verify")
     assert code == 1
     assert [row["state"] for row in document["checkpoints"]] == ["partial"] * 3
 
 
-def test_what_was_set_aside_is_listed_and_no_failure(run_dir, capsys):
+def test_a_quarantined_checkpoint_is_listed_and_not_a_failure(run_dir, capsys):
     flip(run_dir / "checkpoints" / "checkpoint_step_30" / "MANIFEST.json")
-    assert listed(run_dir, capsys)[2][30]["state"] == "damaged"
+    assert listing(run_dir, capsys)[2][30]["state"] == "damaged"
     assert CheckpointStore(run_dir / "checkpoints").latest().step == 20
-    code, _, rows = listed(run_dir, capsys)
+    code, _, rows = listing(run_dir, capsys)
     assert (code, rows[30]["name"], rows[30]["state"]) == (0, "checkpoint_step_30.damaged", "set aside")
     assert rows[20]["marks"] == ["best", "latest"]
 
 
-def test_a_link_is_no_checkpoint(run_dir, tmp_path, capsys):
+def test_a_symbolic_link_is_not_a_checkpoint(run_dir, tmp_path, capsys):
     (run_dir / "checkpoints" / "checkpoint_step_40").symlink_to(run_dir / "checkpoints" / "checkpoint_step_30")
-    code, _, rows = listed(run_dir, capsys)
+    code, _, rows = listing(run_dir, capsys)
     assert (code, rows[40]["state"], rows[40]["marks"]) == (1, "link", [])
     assert main(["verify", str(run_dir)]) == 1
 
 
-def test_buffers_and_files_of_0_1_5_are_listed_too(run_dir, capsys):
+def test_buffers_and_files_of_0_1_5_are_listed(run_dir, capsys):
     CheckpointStore(run_dir / "buffers", prefix=BUFFER_PREFIX).save(20, encode({"buffer_list": [1]}))
     shutil.copy(DATA / "checkpoint_0_1_5.pkl", run_dir / "checkpoints" / "checkpoint_step_9.pkl")
-    code, document, rows = listed(run_dir, capsys)
+    code, document, rows = listing(run_dir, capsys)
     assert (code, rows[9]["state"]) == (0, "0.1.5")
     assert [row["name"] for row in document["buffers"]] == ["buffer_step_20"]
     assert main(["checkpoints", str(run_dir)]) == 0
     assert "trieye convert" in capsys.readouterr().out
 
 
-def test_a_run_without_checkpoints_and_one_that_is_not_there(run_dir, tmp_path, capsys):
+def test_a_run_without_checkpoints_and_a_missing_run_are_reported(run_dir, tmp_path, capsys):
     shutil.rmtree(run_dir / "checkpoints")
     assert main(["checkpoints", str(run_dir)]) == 0
     assert "no checkpoints" in capsys.readouterr().out

@@ -26,21 +26,21 @@ def change_config(run_dir, part, **changes):
     path.write_text(json.dumps(record))
 
 
-def test_close_delivers_what_a_killed_run_left_and_records_it_as_killed(killed_run, capsys):
+def test_closing_a_killed_run_delivers_its_points_and_records_it_as_killed(killed_run, capsys):
     run = killed_run("mlflow")
     died = read_status(run)["time"]
     assert main(["close", str(run)]) == 0
-    shown, stored = curves_in_tensorboard(run), curves_in_mlflow(run)
-    assert shown["loss"] == losses()
-    assert stored["loss"] == losses()
-    assert [step for step, _ in shown["reward/mean"]] == [0, 70, 140, 210, 280, 299]
+    in_tensorboard, in_mlflow = curves_in_tensorboard(run), curves_in_mlflow(run)
+    assert in_tensorboard["loss"] == losses()
+    assert in_mlflow["loss"] == losses()
+    assert [step for step, _ in in_tensorboard["reward/mean"]] == [0, 70, 140, 210, 280, 299]
     assert mlflow_runs(run)[1][0].info.status == "KILLED"
     record = record_of(run)
     assert (record.status, record.attempt, record.ended) == ("KILLED", 1, died)
     assert "mlflow, tensorboard: delivered all " in capsys.readouterr().out
 
 
-def test_a_run_that_has_nothing_to_deliver_is_not_touched(killed_run, capsys):
+def test_a_run_with_nothing_to_deliver_is_unchanged(killed_run, capsys):
     run = killed_run()
     assert main(["close", str(run)]) == 0
     before = contents(run)
@@ -58,7 +58,7 @@ def test_windows_stay_open_if_another_attempt_can_close_them(killed_run):
 
 
 @pytest.mark.parametrize("command", ["close", "rebuild"])
-def test_a_run_that_is_alive_is_left_alone_and_its_holder_named(make_config, capsys, command):
+def test_an_active_run_is_not_closed_and_its_process_is_named(make_config, capsys, command):
     with trieye.Run(make_config(sinks={"tensorboard": {"enabled": True}})) as run:
         assert main([command, str(run.dir)]) == 3
         assert run.health()["accepted"] == 0
@@ -66,7 +66,7 @@ def test_a_run_that_is_alive_is_left_alone_and_its_holder_named(make_config, cap
     assert all(part in err for part in ("'run'", f"process {os.getpid()} ", socket.gethostname()))
 
 
-def test_a_sink_that_does_not_answer_costs_the_others_nothing_and_can_be_served_later(killed_run, capsys):
+def test_an_unreachable_sink_delays_no_other_sink_and_catches_up_later(killed_run, capsys):
     run = killed_run()
     change_config(run, "sinks", mlflow={"enabled": True})
     change_config(run, "persistence", mlflow_tracking_uri=NOWHERE)
@@ -82,7 +82,7 @@ def test_a_sink_that_does_not_answer_costs_the_others_nothing_and_can_be_served_
     assert curves_in_tensorboard(run)["loss"] == losses()
 
 
-def test_what_is_whole_in_a_damaged_journal_is_delivered_and_the_loss_is_told(killed_run, capsys):
+def test_intact_entries_of_a_damaged_journal_are_delivered_and_the_loss_is_reported(killed_run, capsys):
     run = killed_run()
     log = run / "journal.db-wal"
     flip(log, log.read_bytes().index(b"pass", log.stat().st_size // 2))
@@ -93,7 +93,7 @@ def test_what_is_whole_in_a_damaged_journal_is_delivered_and_the_loss_is_told(ki
     assert curves_in_tensorboard(run)["loss"][:200] == losses(end=200)
 
 
-def test_a_run_killed_before_its_hub_had_a_journal_can_be_closed(killed_run):
+def test_a_run_killed_before_its_journal_existed_can_be_closed(killed_run):
     run = killed_run()
     for path in run.glob("journal.db*"):
         path.unlink()
@@ -102,7 +102,7 @@ def test_a_run_killed_before_its_hub_had_a_journal_can_be_closed(killed_run):
     assert Journal(run / "journal.db").damage == []
 
 
-def test_a_run_that_cannot_be_opened_stays_one_to_be_closed(killed_run):
+def test_a_run_that_fails_to_open_is_not_recorded_as_closed(killed_run):
     run = killed_run()
     with contextlib.closing(Journal(run / "journal.db")) as journal:
         journal.commit(Snapshot(journal.last_pos, 0, 0.0, b"of another version"), keep_after=0)
@@ -113,7 +113,7 @@ def test_a_run_that_cannot_be_opened_stays_one_to_be_closed(killed_run):
     RunLock(run / "run.lock").acquire().release()
 
 
-def test_close_says_what_the_user_can_do_about_a_run_that_is_not_where_runs_are(killed_run, tmp_path, capsys):
+def test_closing_a_run_outside_a_root_says_where_to_move_it(killed_run, tmp_path, capsys):
     moved = killed_run().rename(tmp_path / "first")
     before = contents(moved)
     assert main(["close", str(moved)]) == 2
@@ -122,7 +122,7 @@ def test_close_says_what_the_user_can_do_about_a_run_that_is_not_where_runs_are(
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"sinks": {}}', '{"persistence": 1, "sinks": {}}'])
-def test_a_config_that_cannot_be_read_is_named(killed_run, capsys, content):
+def test_an_unreadable_config_is_named(killed_run, capsys, content):
     run = killed_run()
     (run / "configs.json").unlink()
     if content is not None:

@@ -40,14 +40,14 @@ def old_run(tmp_path):
     return run_dir
 
 
-def test_without_permission_nothing_is_read_and_the_message_says_how(old_run, capsys):
+def test_nothing_is_converted_without_permission_for_pickles(old_run, capsys):
     before = contents(old_run)
     assert main(["convert", str(old_run)]) == 1
     assert "--allow-pickle" in capsys.readouterr().err
     assert contents(old_run) == before
 
 
-def test_a_run_is_converted_and_goes_on_while_its_old_files_stay(old_run, tmp_path, capsys):
+def test_a_converted_run_can_be_resumed_and_its_old_files_remain(old_run, tmp_path, capsys):
     before = contents(old_run)
     assert main(["convert", "run_20250102_030405", "--root", str(tmp_path / "root"), "--allow-pickle"]) == 0
     assert "checkpoint_step_12.pkl -> " in capsys.readouterr().out
@@ -73,18 +73,18 @@ def test_a_run_is_converted_and_goes_on_while_its_old_files_stay(old_run, tmp_pa
     assert (loaded.buffer_step, loaded.resumed_from) == (9, old_run.name)
     assert main(["convert", str(old_run), "--allow-pickle", "--json"]) == 0
     converted = validated(capsys.readouterr().out)["converted"]
-    assert str(old_run / "checkpoints" / "checkpoint_step_12") in {one["checkpoint"] for one in converted}
+    assert str(old_run / "checkpoints" / "checkpoint_step_12") in {conversion["checkpoint"] for conversion in converted}
 
 
-def test_converting_again_makes_nothing_new_and_the_environment_may_give_the_permission(old_run, monkeypatch):
+def test_converting_is_idempotent_and_an_environment_variable_grants_permission(old_run, monkeypatch):
     assert main(["convert", str(old_run), "--allow-pickle"]) == 0
-    made = contents(old_run)
+    converted_files = contents(old_run)
     monkeypatch.setenv("TRIEYE_ALLOW_PICKLE", "1")
     assert main(["convert", str(old_run)]) == 0
-    assert contents(old_run) == made
+    assert contents(old_run) == converted_files
 
 
-def test_a_run_that_kept_only_its_last_state_is_converted_with_the_step_inside_it(old_run):
+def test_a_run_with_only_its_last_state_is_converted_at_the_step_inside(old_run):
     for path in [*old_run.glob("*/*_step_*.pkl")]:
         path.unlink()
     assert main(["convert", str(old_run), "--allow-pickle"]) == 0
@@ -92,7 +92,7 @@ def test_a_run_that_kept_only_its_last_state_is_converted_with_the_step_inside_i
     assert (old_run / "buffers" / "buffer_step_12").is_dir()
 
 
-def test_a_file_is_converted_beside_itself_or_elsewhere(tmp_path, capsys):
+def test_a_file_is_converted_in_its_directory_or_elsewhere(tmp_path, capsys):
     (tmp_path / "downloads").mkdir()
     for source in (CHECKPOINT, BUFFER):
         shutil.copy(source, tmp_path / "downloads")
@@ -105,7 +105,7 @@ def test_a_file_is_converted_beside_itself_or_elsewhere(tmp_path, capsys):
     assert (out / "checkpoint_step_9").is_dir()
 
 
-def test_what_cannot_be_converted_is_named_and_the_rest_is_converted(old_run, capsys):
+def test_unconvertible_files_are_named_and_the_others_are_converted(old_run, capsys):
     (old_run / "checkpoints" / "checkpoint_step_20.pkl").write_bytes(CHECKPOINT.read_bytes()[:-9])
     (old_run / "checkpoints" / "checkpoint_step_30.pkl").write_bytes(pickle.dumps([1, 2]))
     assert main(["convert", str(old_run), "--allow-pickle"]) == 1
@@ -115,7 +115,7 @@ def test_what_cannot_be_converted_is_named_and_the_rest_is_converted(old_run, ca
     assert [entry.step for entry in CheckpointStore(old_run / "checkpoints").entries()] == [9, 12]
 
 
-def test_an_old_state_never_becomes_the_newest_of_a_run_that_went_on(old_run, tmp_path, capsys):
+def test_an_old_state_never_becomes_the_newest_of_a_resumed_run(old_run, tmp_path, capsys):
     CheckpointStore(old_run / "checkpoints").save(500, encode({"a": 1}))
     assert main(["convert", str(old_run), "--allow-pickle"]) == 1
     assert re.search("checkpoint_step_12.pkl: checkpoint_step_500 .*--output", capsys.readouterr().err)
@@ -124,7 +124,7 @@ def test_an_old_state_never_becomes_the_newest_of_a_run_that_went_on(old_run, tm
     assert (tmp_path / "out" / "checkpoint_step_9").is_dir()
 
 
-def test_a_living_run_is_left_alone(old_run, capsys):
+def test_an_active_run_is_not_converted(old_run, capsys):
     (old_run / "run.json").write_text("{}")
     with RunLock(old_run / "run.lock"):
         assert main(["convert", str(old_run), "--allow-pickle"]) == 3
@@ -132,7 +132,7 @@ def test_a_living_run_is_left_alone(old_run, capsys):
     assert not (old_run / "checkpoints" / "checkpoint_step_9").exists()
 
 
-def test_where_there_is_nothing_to_convert_it_says_so(tmp_path, capsys):
+def test_a_directory_without_files_to_convert_is_reported(tmp_path, capsys):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     assert main(["convert", str(tmp_path / "run"), "--allow-pickle"]) == 2
     assert "nothing to convert" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`trieye evaluate` plays the policy of a run, of the newest one if none is named."""
+"""`trieye evaluate` plays the policy of a run, by default of the newest one."""
 
 import numpy as np
 import pytest
@@ -26,27 +26,27 @@ def trained(root, name, **env):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """The directory of a run `first` and a newer run `second`, whose observations have the time besides."""
+    """The directory of a run `first` and a newer run `second`, whose observations include the time."""
     root = tmp_path_factory.mktemp("root")
     for name in ("first", "second"):
         trained(root, name, wrappers={"time": {"name": "TimeAwareObservation"}})
     return root
 
 
-def evaluate(root, *words):
-    return main(["evaluate", *words, "--root", str(root)])
+def evaluate(root, *arguments):
+    return main(["evaluate", *arguments, "--root", str(root)])
 
 
-def test_a_run_is_evaluated_by_name_by_directory_and_as_the_newest(root, capsys):
+def test_a_run_is_selected_by_name_by_directory_or_as_the_newest(root, capsys):
     runs = root / "agents" / "runs"
-    for words in ("first", "agents/first", str(runs / "first"), ""):
-        assert evaluate(root, *filter(None, [words]), "--episodes", "2", "--json") == 0
-        report, name = validated(capsys.readouterr().out), "first" if words else "second"
+    for arguments in ("first", "agents/first", str(runs / "first"), ""):
+        assert evaluate(root, *filter(None, [arguments]), "--episodes", "2", "--json") == 0
+        report, name = validated(capsys.readouterr().out), "first" if arguments else "second"
         assert report == {"schema": "trieye.evaluate/1", **trieye.evaluate(runs / name, episodes=2)}
         assert (report["run"], report["is_best"], len(report["returns"])) == (name, True, 2)
 
 
-def test_the_checkpoint_is_chosen_and_shown_in_a_table(root, capsys):
+def test_the_checkpoint_is_selectable_and_shown_in_a_table(root, capsys):
     assert evaluate(root, "first", "--checkpoint", "latest", "--episodes", "1") == 0
     shown = capsys.readouterr().out
     assert "first: checkpoint, 1 episodes" in shown
@@ -61,7 +61,7 @@ def test_a_video_shows_the_first_episode(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--episodes", "0"], "argument --episodes: invalid value '0'; expected an integer >= 1"),
         (["firts"], "did you mean 'first'"),
@@ -71,18 +71,18 @@ def test_a_video_shows_the_first_episode(tmp_path):
         (["first", "--device", "tpu:1"], "device=tpu:1"),
     ],
 )
-def test_what_cannot_be_evaluated_is_one_message(root, capsys, words, message):
+def test_invalid_evaluations_print_one_message(root, capsys, arguments, message):
     try:
-        code = evaluate(root, *words)
+        code = evaluate(root, *arguments)
     except SystemExit as error:
         code = error.code
-    told = capsys.readouterr()
-    assert (code, told.out) in {(2, ""), (1, "")}
-    assert message in told.err
-    assert "Traceback" not in told.err
+    captured = capsys.readouterr()
+    assert (code, captured.out) in {(2, ""), (1, "")}
+    assert message in captured.err
+    assert "Traceback" not in captured.err
 
 
-def test_no_run_at_all_is_one_message(tmp_path, capsys):
+def test_a_root_without_runs_prints_one_message(tmp_path, capsys):
     assert evaluate(tmp_path) == 2
     assert "has a checkpoint; pass a run" in capsys.readouterr().err
 

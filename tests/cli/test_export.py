@@ -16,7 +16,7 @@ from trieye.experiment.loop import run_alone as run_experiment
 from trieye.training.run_export import export_run
 
 
-class Rated(DQN):
+class RatedDQN(DQN):
     """A DQN whose second evaluation is the best."""
 
     def evaluate(self):
@@ -30,26 +30,26 @@ def trained(tmp_path_factory):
         app_name="agents",
         run_name="first",
         agent={"kind": "dqn", "rollout_steps": 5, "batch_size": 4, "learning_starts": 5}
-        | {"engine": "tests.cli.test_export:Rated"},
+        | {"engine": "tests.cli.test_export:RatedDQN"},
         env={"id": "CartPole-v1", "eval_episodes": 1},
         runtime={"kind": "local"},
         sinks={},
         persistence={"root_data_dir": str(tmp_path_factory.mktemp("root")), "checkpoint_save_freq_steps": 1},
         loop={"steps": 3, "evaluate_every_steps": 1},
     )
-    return run_experiment(Rated, config).run_dir
+    return run_experiment(RatedDQN, config).run_dir
 
 
-def exported(directory, run_dir, which):
+def has_exported(directory, run_dir, which):
     weights = torch.load(directory / "policy.pt", weights_only=True)
     saved = trieye.load_policy(run_dir, which).state_dict()
     return weights.keys() == saved.keys() and all(torch.equal(weights[name], value) for name, value in saved.items())
 
 
-def test_the_best_policy_is_exported_into_the_run_with_an_example_that_runs(trained, capsys):
+def test_the_best_policy_is_exported_with_an_example_that_runs(trained, capsys):
     assert main(["export", "first", "--root", str(trained.parents[2])]) == 0
     shown = capsys.readouterr().out
-    assert exported(trained / "export", trained, 2)
+    assert has_exported(trained / "export", trained, 2)
     assert "checkpoint_step_2 (best checkpoint, objective 1) to" in shown
     for file in ("policy.pt", "policy.pt2", "export.json"):
         assert f"  {trained / 'export' / file}  " in shown
@@ -61,7 +61,7 @@ def test_the_best_policy_is_exported_into_the_run_with_an_example_that_runs(trai
 
 
 @pytest.mark.slow
-def test_a_program_runs_where_there_is_no_trieye(trained, tmp_path):
+def test_an_exported_program_runs_without_trieye(trained, tmp_path):
     assert main(["export", str(trained), "-o", str(tmp_path)]) == 0
     act = "torch.export.load(sys.argv[1]).module()"
     code = f"import sys, torch; sys.modules['trieye'] = None; print({act}(torch.zeros(2, 4)).shape)"
@@ -71,10 +71,10 @@ def test_a_program_runs_where_there_is_no_trieye(trained, tmp_path):
 
 
 @pytest.mark.parametrize(("which", "step"), [("latest", 3), ("step:1", 1)])
-def test_which_says_whose_weights(trained, tmp_path, monkeypatch, capsys, which, step):
+def test_the_checkpoint_option_selects_the_weights(trained, tmp_path, monkeypatch, capsys, which, step):
     monkeypatch.setattr("trieye.training.exporting._program", lambda *_: b"seconds that another test spends")
     assert main(["export", str(trained), "--checkpoint", which, "-o", str(tmp_path / "here")]) == 0
-    assert exported(tmp_path / "here", trained, step)
+    assert has_exported(tmp_path / "here", trained, step)
     assert f"checkpoint_step_{step} (" in capsys.readouterr().out
     assert main(["export", str(trained), "--checkpoint", which, "-o", str(tmp_path / "here"), "--json"]) == 0
     document = validated(capsys.readouterr().out)
@@ -83,7 +83,7 @@ def test_which_says_whose_weights(trained, tmp_path, monkeypatch, capsys, which,
     assert [file["path"] for file in document["files"]] == [str(file) for file in export.files]
 
 
-class Plain(Experiment[trieye.TrieyeConfig]):
+class WithoutEngine(Experiment[trieye.TrieyeConfig]):
     """No engine."""
 
     def step(self):
@@ -96,15 +96,15 @@ class Plain(Experiment[trieye.TrieyeConfig]):
         pass
 
 
-def test_a_run_without_a_policy_is_said_in_one_sentence(make_config, capsys):
-    result = run_experiment(Plain, make_config(loop={"steps": 1}))
+def test_a_run_without_a_policy_prints_one_line(make_config, capsys):
+    result = run_experiment(WithoutEngine, make_config(loop={"steps": 1}))
     assert main(["export", str(result.run_dir)]) == 1
     assert "was not saved by a TrainEngine: 'policy' is missing" in capsys.readouterr().err
     assert not (result.run_dir / "export").exists()
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("arguments", "sentence"),
     [
         (["second"], "run 'second': no such run in "),
         (
@@ -115,14 +115,14 @@ def test_a_run_without_a_policy_is_said_in_one_sentence(make_config, capsys):
         (["first", "--checkpoint", "step:7"], "has no checkpoint 7 (steps: 1, 2, 3)"),
     ],
 )
-def test_what_is_not_there_is_said_in_one_sentence(trained, capsys, given, sentence):
-    assert main(["export", *given, "--root", str(trained.parents[2])]) in {1, 2}
-    told = capsys.readouterr().err
-    assert sentence in told
-    assert told.count("\n") == 1
+def test_a_missing_run_or_checkpoint_prints_one_line(trained, capsys, arguments, sentence):
+    assert main(["export", *arguments, "--root", str(trained.parents[2])]) in {1, 2}
+    stderr = capsys.readouterr().err
+    assert sentence in stderr
+    assert stderr.count("\n") == 1
 
 
-def test_a_file_of_the_user_is_not_replaced(trained, tmp_path, capsys):
+def test_a_file_of_the_user_is_not_overwritten(trained, tmp_path, capsys):
     (tmp_path / "policy.pt").write_text("mine")
     assert main(["export", str(trained), "-o", str(tmp_path)]) == 2
     assert "policy.pt exists, and no export wrote it" in capsys.readouterr().err

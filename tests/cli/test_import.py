@@ -1,4 +1,4 @@
-"""`trieye import`: what TensorBoard, MLflow and wandb hold, as runs."""
+"""`trieye import`: runs of TensorBoard, MLflow and wandb become runs of trieye."""
 
 import json
 import math
@@ -27,11 +27,11 @@ STEPS = [0, 10, 20]
 
 
 @pytest.fixture(autouse=True)
-def _own_place(tmp_path, monkeypatch):
+def _in_tmp_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def of_tensorboard():
+def write_tensorboard():
     for seed in (1, 2):
         writer = SummaryWriter(f"runs/CartPole__dqn__{seed}")
         table = f"|param|value|\n|-|-|\n|seed|{seed}|\n|learning_rate|0.001|"
@@ -44,7 +44,7 @@ def of_tensorboard():
     return "runs", "runs"
 
 
-def of_mlflow():
+def write_mlflow():
     client = mlflow.MlflowClient(tracking_uri="sqlite:///old.db")
     experiment = client.create_experiment("tried")
     for seed in (1, 2):
@@ -56,7 +56,7 @@ def of_mlflow():
     return "old.db", "tried"
 
 
-def of_a_file_store():
+def write_mlflow_files():
     for seed in (1, 2):
         run = f"mlruns/7/{seed:032x}"
         files = {
@@ -77,7 +77,7 @@ def of_a_file_store():
     return ".", "tried"
 
 
-def of_wandb():
+def write_wandb():
     import wandb
 
     for seed in (1, 2):
@@ -97,16 +97,21 @@ def of_wandb():
     return "wandb", "tried"
 
 
-MAKERS = {"tensorboard": of_tensorboard, "mlflow": of_mlflow, "file store": of_a_file_store, "wandb-offline": of_wandb}
+MAKERS = {
+    "tensorboard": write_tensorboard,
+    "mlflow": write_mlflow,
+    "file store": write_mlflow_files,
+    "wandb-offline": write_wandb,
+}
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_runs_of_others_are_runs_with_all_their_points(kind, capsys, monkeypatch):
+def test_foreign_runs_are_imported_with_all_their_points(kind, capsys, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     path, app = MAKERS[kind]()
     before = load(path).runs if kind in {"tensorboard", "mlflow"} else None
-    words = ["import", "mlflow" if kind == "file store" else kind, path, "--root", "here"]
-    assert main(words) == 0
+    arguments = ["import", "mlflow" if kind == "file store" else kind, path, "--root", "here"]
+    assert main(arguments) == 0
     output = capsys.readouterr().out
     assert "[2/2]" in output
     assert (", 1 NaN or infinite values skipped" in output) == (kind in {"tensorboard", "file store"})
@@ -129,8 +134,8 @@ def test_runs_of_others_are_runs_with_all_their_points(kind, capsys, monkeypatch
         assert store.execute("SELECT count(*) FROM metrics WHERE key = 'charts/return'").fetchone() == (6,)
 
 
-def test_runs_that_are_here_are_left_as_they_are_and_names_that_are_taken_get_a_number(capsys):
-    path, _ = of_tensorboard()
+def test_imported_runs_are_unchanged_and_name_clashes_get_a_number(capsys):
+    path, _ = write_tensorboard()
     assert main(["import", "tensorboard", path, "--app", "old"]) == 0
     (first, second) = sorted((Path(".trieye_data/old/runs")).iterdir())
     before = read_history(first).num_rows
@@ -152,14 +157,14 @@ def test_runs_that_are_here_are_left_as_they_are_and_names_that_are_taken_get_a_
 
 def wandb_file(*records, path="wandb/offline-run-20260101_000000-one/run-one.wandb"):
     """Write a file as wandb does, and return its path and the position of each record."""
-    content, at = b":W&B\xe1\xbe\x00", []
+    content, positions = b":W&B\xe1\xbe\x00", []
     for record in records:
         data = record if isinstance(record, bytes) else record.SerializeToString()
-        at.append(len(content))
+        positions.append(len(content))
         content += struct.pack("<IHB", zlib.crc32(b"\1" + data), len(data), 1) + data
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_bytes(content)
-    return Path(path), at
+    return Path(path), positions
 
 
 def wandb_records(rows, step_metrics=()):
@@ -179,7 +184,7 @@ def curve(metric, run=".trieye_data/p/runs/one"):
     return [(step, value) for name, step, value in rows if name == metric]
 
 
-def test_the_import_of_wandb_respects_step_metrics(capsys):
+def test_the_wandb_import_respects_step_metrics(capsys):
     rows = [{"env_step": 1000 * n, "train/return": n, "epoch": n / 4, "loss": n, "other": n} for n in range(8)]
     wandb_file(*wandb_records(rows, [("env_step", ""), ("train/*", "env_step"), ("loss", "epoch")]))
     assert main(["import", "wandb-offline", "wandb"]) == 0
@@ -191,18 +196,18 @@ def test_the_import_of_wandb_respects_step_metrics(capsys):
 
 
 def test_a_damaged_wandb_file_is_named_and_read_up_to_the_damage(capsys):
-    path, at = wandb_file(*wandb_records([{"a": n} for n in range(4)]))
+    path, positions = wandb_file(*wandb_records([{"a": n} for n in range(4)]))
     content = bytearray(path.read_bytes())
-    content[content.index(b"2", at[3])] = ord("7")  # the value of a row
+    content[content.index(b"2", positions[3])] = ord("7")  # the value of a row
     path.write_bytes(content)
     assert main(["import", "wandb-offline", "wandb"]) == 0
     assert curve("a") == [(0, 0.0), (1, 1.0)]
     output = capsys.readouterr().err
-    assert f"{path}: read up to the first damaged record: the record at byte {at[3]} has checksum" in output
+    assert f"{path}: read up to the first damaged record: the record at byte {positions[3]} has checksum" in output
 
 
 @pytest.mark.parametrize("json_text", ["{", "1" * 400], ids=["not JSON", "a huge number"])
-def test_a_value_of_a_wandb_file_that_cannot_be_read_is_one_line(json_text, capsys):
+def test_an_unreadable_value_of_a_wandb_file_is_reported_in_one_line(json_text, capsys):
     first, *_, last = wandb_records([{"a": 1}, {"a": 2}])
     last.history.item[0].value_json = json_text
     path, _ = wandb_file(first, last)
@@ -212,7 +217,7 @@ def test_a_value_of_a_wandb_file_that_cannot_be_read_is_one_line(json_text, caps
     assert "Traceback" not in "".join(notes)
 
 
-def test_a_file_that_is_none_of_wandb_is_named_with_what_is_expected(capsys):
+def test_a_file_that_is_not_from_wandb_is_named(capsys):
     path, _ = wandb_file()
     path.write_bytes(b"not wandb at all, but long enough for a header")
     assert main(["import", "wandb-offline", "wandb"]) != 0
@@ -227,8 +232,8 @@ def test_a_file_that_is_none_of_wandb_is_named_with_what_is_expected(capsys):
         ("name: 'open", "found unexpected end of stream"),
     ],
 )
-def test_a_damaged_meta_file_of_mlflow_is_named_and_other_runs_are_imported(line, reason, capsys):
-    of_a_file_store()
+def test_a_damaged_mlflow_meta_file_is_named_and_other_runs_are_imported(line, reason, capsys):
+    write_mlflow_files()
     path = Path("mlruns/7") / f"{1:032x}" / "meta.yaml"
     path.write_text(f"run_id: x\nrun_name: edited\nstatus: 3\n{line}\n")
     assert main(["import", "mlflow", "."]) == 1
@@ -238,8 +243,8 @@ def test_a_damaged_meta_file_of_mlflow_is_named_and_other_runs_are_imported(line
     assert [path.name for path in Path(".trieye_data/tried/runs").iterdir()] == ["dqn_2"]
 
 
-def test_an_unknown_status_of_mlflow_is_named(capsys):
-    of_a_file_store()
+def test_an_unknown_mlflow_status_is_named(capsys):
+    write_mlflow_files()
     path = Path("mlruns/7") / f"{1:032x}" / "meta.yaml"
     path.write_text("run_id: x\nrun_name: edited\nstatus: [3]\n")
     assert main(["import", "mlflow", "."]) == 0
@@ -247,7 +252,7 @@ def test_an_unknown_status_of_mlflow_is_named(capsys):
 
 
 def test_links_out_of_a_foreign_mlflow_store_are_not_followed(tmp_path, capsys):
-    of_a_file_store()
+    write_mlflow_files()
     run, outside = tmp_path / "mlruns/7" / f"{1:032x}", tmp_path / "outside"
     (outside / "metrics").mkdir(parents=True)
     (outside / "id_rsa").write_text("PRIVATE")
@@ -264,13 +269,15 @@ def test_links_out_of_a_foreign_mlflow_store_are_not_followed(tmp_path, capsys):
     for link in ("params/key", "tags", "metrics/more", "metrics/secret"):
         assert f"{Path('mlruns/7') / run.name / link}: skipped: it is a link out of the store" in output
     runs = load(".trieye_data/tried").runs
-    assert sorted(one.name for one in runs) == ["dqn_1", "dqn_2"]
-    assert all("PRIVATE" not in str(one.params) for one in runs)
-    assert all("secret" not in points for one in runs for points in one.source.read([one], None).values())
+    assert sorted(imported.name for imported in runs) == ["dqn_1", "dqn_2"]
+    assert all("PRIVATE" not in str(imported.params) for imported in runs)
+    assert all(
+        "secret" not in points for imported in runs for points in imported.source.read([imported], None).values()
+    )
 
 
-def test_media_that_the_import_of_tensorboard_leaves_out_are_named(capsys):
-    of_tensorboard()
+def test_media_omitted_from_a_tensorboard_import_are_named(capsys):
+    write_tensorboard()
     writer = SummaryWriter("runs/CartPole__dqn__1")
     writer.add_histogram("weights", np.arange(4.0), 0)
     writer.add_image("frame", np.zeros((3, 2, 2)), 0)
@@ -282,15 +289,15 @@ def test_media_that_the_import_of_tensorboard_leaves_out_are_named(capsys):
 
 
 def test_a_damaged_event_file_is_named_by_the_import(capsys):
-    of_tensorboard()
+    write_tensorboard()
     (path,) = Path("runs/CartPole__dqn__1").iterdir()
     path.write_bytes(path.read_bytes()[:-30])
     assert main(["import", "tensorboard", "runs"]) == 0
     assert str(path) in capsys.readouterr().err
 
 
-def test_a_run_that_has_grown_is_imported_anew_and_shows_each_point_once():
-    of_tensorboard()
+def test_a_grown_run_is_imported_again_without_duplicate_points():
+    write_tensorboard()
     assert main(["import", "tensorboard", "runs"]) == 0
     writer = SummaryWriter("runs/CartPole__dqn__1")
     writer.add_scalar("charts/return", 7.0, 30)
@@ -302,14 +309,14 @@ def test_a_run_that_has_grown_is_imported_anew_and_shows_each_point_once():
     assert sorted(rows) == [*(("charts/return", step) for step in [*STEPS, 30]), ("losses/ünï", 5), *dropped]
 
 
-@pytest.mark.parametrize("words", [["tensorboard", "nowhere"], ["mlflow", "."], ["wandb-offline", "."]], ids=str)
-def test_a_place_without_runs_is_named(words, capsys):
-    assert main(["import", *words]) != 0
+@pytest.mark.parametrize("arguments", [["tensorboard", "nowhere"], ["mlflow", "."], ["wandb-offline", "."]], ids=str)
+def test_a_directory_without_runs_is_named(arguments, capsys):
+    assert main(["import", *arguments]) != 0
     output = capsys.readouterr().err
     assert "nowhere does not exist" in output or re.search(r"contains no wandb run|no runs found", output)
 
 
-def test_runs_of_ours_are_not_imported(make_config, capsys):
+def test_runs_of_trieye_are_not_imported(make_config, capsys):
     import trieye
 
     with trieye.Run(make_config(sinks={"tensorboard": {"enabled": True}})) as run:

@@ -51,7 +51,7 @@ def type_of(value):
     return " or ".join(named.get(kind, lambda kind=kind: kind)() for kind in kinds)
 
 
-def page():
+def page_text():
     sections = []
     for name, schema in SCHEMAS.items():
         table = "".join(f"| `{key}` | {kind} | {meaning} |\n" for key, kind, meaning in rows(schema))
@@ -60,10 +60,10 @@ def page():
 
 
 def test_the_page_is_generated_from_the_schemas():
-    assert PAGE.read_text() == page(), "write it with `python tests/cli/test_json_output.py`"
+    assert PAGE.read_text() == page_text(), "write it with `python tests/cli/test_json_output.py`"
 
 
-def test_every_command_and_action_takes_json_and_has_a_schema():
+def test_each_command_and_action_takes_json_and_has_a_schema():
     documented = {re.match(r"trieye\.(.+)/\d+", name)[1] for name in SCHEMAS}
     for command in COMMANDS:
         parser = next(action for action in _parser(command)._actions if action.choices).choices[command]
@@ -71,8 +71,8 @@ def test_every_command_and_action_takes_json_and_has_a_schema():
         parsers = {command: parser}
         if actions:
             parsers = {f"{command}.{name}": action for name, action in actions[0].choices.items()}
-        for name, one in parsers.items():
-            has_json = any("--json" in action.option_strings for action in one._actions)
+        for name, subparser in parsers.items():
+            has_json = any("--json" in action.option_strings for action in subparser._actions)
             assert has_json == (name in documented) == (command not in WITHOUT_JSON), name
 
 
@@ -107,8 +107,8 @@ def document(project, monkeypatch, capfd):
     """Return a function that runs a command with --json, and returns its exit code and its validated document."""
     monkeypatch.chdir(project)
 
-    def run(*words, code=0):
-        exit_code = main([*words, "--json"])
+    def run(*arguments, code=0):
+        exit_code = main([*arguments, "--json"])
         output = capfd.readouterr()
         assert exit_code == code, output.err
         return validated(output.out)
@@ -117,7 +117,7 @@ def document(project, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize(
-    ("words", "schema"),
+    ("arguments", "schema"),
     [
         ("runs", "runs"),
         ("watch first", "watch"),
@@ -146,15 +146,15 @@ def document(project, monkeypatch, capfd):
         ("cluster files", "cluster.files"),
     ],
 )
-def test_the_document_of_a_command_fits_its_schema(words, schema, document):
-    assert document(*words.split())["schema"] == f"trieye.{schema}/1"
+def test_the_document_of_a_command_fits_its_schema(arguments, schema, document):
+    assert document(*arguments.split())["schema"] == f"trieye.{schema}/1"
 
 
 def test_a_status_with_missing_jobs_exits_with_1_and_has_a_document(document):
     assert document("sweep", "status", "sweep", code=1)["counts"] == {"missing": 2}
 
 
-def test_runs_are_deleted_with_json_only_when_confirmed(document, project, capfd):
+def test_json_output_deletes_runs_only_when_confirmed(document, project, capfd):
     shutil.copytree(project / ".trieye_data/agents/runs/first", project / ".trieye_data/agents/runs/copy")
     assert main(["rm", "copy", "--json"]) == 2
     assert "--yes" in capfd.readouterr().err
@@ -164,4 +164,4 @@ def test_runs_are_deleted_with_json_only_when_confirmed(document, project, capfd
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    PAGE.write_text(page_text())

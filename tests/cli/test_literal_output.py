@@ -66,8 +66,8 @@ def shown(request, monkeypatch, tmp_path):
 
 @pytest.fixture
 def trieye_command(shown):
-    def command(*words):
-        return shown(main, [str(word) for word in words])
+    def command(*arguments):
+        return shown(main, [str(word) for word in arguments])
 
     return command
 
@@ -81,16 +81,16 @@ def assert_literal(text, values=HOSTILE):
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """Runs whose activation, names and metrics look like markup."""
-    made = tmp_path_factory.mktemp("made")
+    root_dir = tmp_path_factory.mktemp("made")
     settings: dict[str, Any] = {"app_name": "app", "runtime": {"kind": "local"}, "sinks": {}}
     for number, value in enumerate(HOSTILE):
         name = NAMES[number] if number < len(NAMES) else f"run{number}"
-        persistence = {"root_data_dir": str(made)}
+        persistence = {"root_data_dir": str(root_dir)}
         with trieye.Run(Config(run_name=name, activation=value, persistence=persistence, **settings)) as run:
             for step in range(3):
                 run.log({"eval/return": float(number + step), "m[/x]": 1.0, "m[bold]": 2.0}, step=step)
             run.save(weights=[1.0])
-    return made
+    return root_dir
 
 
 @pytest.mark.parametrize("action", [("table",), ("select",), ("sensitivity", "--param", "activation"), ("compare",)])
@@ -100,15 +100,15 @@ def test_tables_of_results_show_values_literally(action, trieye_command, root):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("runs",),
         ("rm", *(f"app/{name}" for name in NAMES), "--dry-run"),
         ("prune", "app", "--older-than", "0s", "--dry-run"),
     ],
 )
-def test_tables_of_runs_show_their_names_literally(words, trieye_command, root):
-    assert_literal(trieye_command(*words, "--root", root), NAMES)
+def test_tables_of_runs_show_their_names_literally(arguments, trieye_command, root):
+    assert_literal(trieye_command(*arguments, "--root", root), NAMES)
 
 
 @pytest.mark.parametrize("command", ["checkpoints", "verify", "watch"])
@@ -117,7 +117,7 @@ def test_a_run_is_shown_literally(command, trieye_command, root):
     assert_literal(text, ["lr[relu]", *(["m[/x]", "m[bold]"] if command == "watch" else [])])
 
 
-def test_differences_of_runs_are_shown_literally(trieye_command, root):
+def test_differences_between_runs_are_shown_literally(trieye_command, root):
     assert_literal(trieye_command("diff", "app/run3", "app/run4", "--root", root), HOSTILE[3:5])
     assert_literal(trieye_command("diff", "app/lr[relu]", "app/lr[tanh]", "--root", root), HOSTILE[:2] + NAMES[:2])
 
@@ -129,8 +129,8 @@ def plan(tmp_path, trieye_command):
     def make():
         (tmp_path / "train.py").touch()
         axis = ",".join(f"'{value}'" for value in HOSTILE)
-        words = ["train.py", f"activation={axis}", "const=[relu,tanh]"]
-        return tmp_path / "[first]", trieye_command("sweep", "plan", *words, "-o", tmp_path / "[first]")
+        arguments = ["train.py", f"activation={axis}", "const=[relu,tanh]"]
+        return tmp_path / "[first]", trieye_command("sweep", "plan", *arguments, "-o", tmp_path / "[first]")
 
     return make
 
@@ -156,7 +156,7 @@ def test_tables_of_a_sweep_show_values_literally(plan, trieye_command, shown):
 
 
 @pytest.mark.parametrize(
-    ("words", "num_rows"),
+    ("arguments", "num_rows"),
     [
         (("results", "table", "ROOT", "--metric", "eval/return"), len(HOSTILE)),
         (("results", "select", "ROOT", "--metric", "eval/return"), len(HOSTILE)),
@@ -165,13 +165,13 @@ def test_tables_of_a_sweep_show_values_literally(plan, trieye_command, shown):
         (("checkpoints", "app/run6", "--root", "ROOT"), 1),
     ],
 )
-def test_a_pipe_gets_one_line_per_row(words, num_rows, root, monkeypatch, capsys):
+def test_a_pipe_gets_one_line_per_row(arguments, num_rows, root, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "40")
-    main([str(root) if word == "ROOT" else word for word in words])
+    main([str(root) if word == "ROOT" else word for word in arguments])
     text = capsys.readouterr().out
-    marks = {"results": "no CI (n=1)", "checkpoints": " sizes fit"}
-    assert len([line for line in text.splitlines() if marks.get(words[0], " FINISHED ") in line]) == num_rows
-    assert words[0] != "results" or HOSTILE[6] in text
+    row_markers = {"results": "no CI (n=1)", "checkpoints": " sizes fit"}
+    assert len([line for line in text.splitlines() if row_markers.get(arguments[0], " FINISHED ") in line]) == num_rows
+    assert arguments[0] != "results" or HOSTILE[6] in text
 
 
 def test_a_running_sweep_shows_values_literally(shown, tmp_path):

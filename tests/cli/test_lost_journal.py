@@ -1,4 +1,4 @@
-"""What `trieye verify`, `trieye close` and the next start do when the journal of a killed run is not its own."""
+"""`trieye verify`, `trieye close` and the next start, when a killed run lost its journal or got a foreign one."""
 
 import shutil
 
@@ -20,7 +20,7 @@ def replace(*names):
     return lambda run, other: [shutil.copyfile(other / name, run / name) for name in names]
 
 
-def goes_on(run):
+def resumed_status(run):
     """Resume a run from its checkpoint, and return the journal status that its hub publishes."""
     config = trieye.TrieyeConfig(
         app_name="agents",
@@ -34,16 +34,16 @@ def goes_on(run):
         },
         stats={"processing_interval_seconds": 0.1},
     )
-    with trieye.Run(config) as again:
-        assert again.restore()
-        assert again.step == 200
+    with trieye.Run(config) as resumed:
+        assert resumed.restore()
+        assert resumed.step == 200
         for step in range(200, 310):
-            again.log({"loss": 1.0 / (step + 1)}, step=step)
-        return again.health()
+            resumed.log({"loss": 1.0 / (step + 1)}, step=step)
+        return resumed.health()
 
 
 @pytest.mark.parametrize(
-    "harm",
+    "damage",
     [
         replace(JOURNAL, LOG),
         replace(LOG),
@@ -53,28 +53,28 @@ def goes_on(run):
     ],
     ids=["both replaced", "log replaced", "log gone", "all gone", "watermark gone too"],
 )
-def test_it_is_found_and_said_and_set_aside_and_the_curves_stay_as_they_were(killed_run, capsys, harm):
+def test_a_foreign_or_missing_journal_is_quarantined_and_the_curves_are_unchanged(killed_run, capsys, damage):
     run = killed_run("saves")
-    harm(run, killed_run(where="other"))
-    left = [name for name in (JOURNAL, LOG) if (run / name).exists()]
+    damage(run, killed_run(directory="other"))
+    remaining = [name for name in (JOURNAL, LOG) if (run / name).exists()]
     before = curves_in_tensorboard(run)["loss"]
     assert main(["verify", str(run)]) == 1
     assert "journal" in capsys.readouterr().out
     assert main(["close", str(run)]) == 0
-    assert "the journal" in (warned := capsys.readouterr().err)
-    assert "was damaged" in warned
-    assert bool(list(run.glob("journal.db.damaged-1*"))) is bool(left)
+    assert "the journal" in (stderr := capsys.readouterr().err)
+    assert "was damaged" in stderr
+    assert bool(list(run.glob("journal.db.damaged-1*"))) is bool(remaining)
     after = curves_in_tensorboard(run)["loss"]
     assert after[:200] == losses(0, 200)
     assert set(after) <= set(before), "nothing of the other run"
 
 
-def test_a_run_whose_log_was_not_copied_keeps_its_curves_through_all_later_starts(killed_run):
+def test_a_run_that_lost_its_wal_keeps_its_curves_through_later_starts(killed_run):
     run = killed_run("saves")
     remove(LOG, SHARED)(run, None)
-    assert goes_on(run)["journal_damage"]
+    assert resumed_status(run)["journal_damage"]
     assert curves_in_tensorboard(run)["loss"][:200] == losses(0, 200)
-    assert goes_on(run)["journal_damage"] == []  # it rewinds the entries of the previous start
+    assert resumed_status(run)["journal_damage"] == []  # it rewinds the entries of the previous start
     shown = curves_in_tensorboard(run)["loss"]
     assert shown[:200] == losses(0, 200)
     assert {step for step, _ in shown} == set(range(310))

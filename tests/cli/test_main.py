@@ -31,7 +31,7 @@ print("loaded", [name for name in {heavy} if name in sys.modules])
     ],
     ids=["commands", "convert"],
 )
-def test_help_loads_nothing_heavy(commands, heavy):
+def test_help_imports_no_slow_packages(commands, heavy):
     code = HELP.format(commands=commands, heavy=heavy)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.count("usage: trieye") == len(commands)
@@ -39,7 +39,7 @@ def test_help_loads_nothing_heavy(commands, heavy):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_a_command_says_what_it_does_and_shows_examples(name, capsys):
+def test_the_help_of_a_command_describes_it_and_shows_examples(name, capsys):
     with pytest.raises(SystemExit) as stop:
         main([name, "--help"])
     assert stop.value.code == 0
@@ -49,7 +49,7 @@ def test_the_help_of_a_command_says_what_it_does_and_shows_examples(name, capsys
     assert f"Examples:\n  trieye {name} " in examples
 
 
-def test_version_and_bare_command(capsys):
+def test_version_and_the_bare_command_print_to_stdout(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == "trieye 0.2.0\n"
     assert main([]) == 0
@@ -61,8 +61,8 @@ def test_an_unknown_command_exits_with_2(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["nwe"])
     assert stop.value.code == 2
-    told = capsys.readouterr().err
-    assert all(part in told for part in ("'nwe'", "did you mean 'new'?", "choose from: new, runs, "))
+    stderr = capsys.readouterr().err
+    assert all(part in stderr for part in ("'nwe'", "did you mean 'new'?", "choose from: new, runs, "))
 
 
 def test_an_unknown_action_exits_with_2_and_names_the_closest_one(capsys):
@@ -72,22 +72,24 @@ def test_an_unknown_action_exits_with_2_and_names_the_closest_one(capsys):
     assert re.search(r"invalid choice: 'stats' \(choose from .*\); did you mean 'status'\?", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("words", [["runs", "--statsu", "lost"], ["sweep", "plan", "a=1,2", "--sedes=3"]], ids=" ".join)
-def test_an_unknown_option_exits_with_2_and_names_the_closest_one(words, capsys):
+@pytest.mark.parametrize(
+    "arguments", [["runs", "--statsu", "lost"], ["sweep", "plan", "a=1,2", "--sedes=3"]], ids=" ".join
+)
+def test_an_unknown_option_exits_with_2_and_names_the_closest_one(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
-        main(words)
+        main(arguments)
     assert stop.value.code == 2
     assert re.search(r"unrecognized arguments: --s\w+.*; did you mean '--(status|seeds)'\?", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("given", [["checkpoints"], ["verify", "--json"]], ids=["a table", "lines"])
-def test_a_reader_that_has_enough_is_no_error(make_config, given):
+@pytest.mark.parametrize("arguments", [["checkpoints"], ["verify", "--json"]], ids=["a table", "lines"])
+def test_a_closed_pipe_causes_no_traceback(make_config, arguments):
     with trieye.Run(make_config(run_name="run")) as run:
         run.log("a", 1.0)
         run.save()
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-c", "from trieye.cli import main; raise SystemExit(main())", *given, run.dir]
+    command = [sys.executable, "-c", "from trieye.cli import main; raise SystemExit(main())", *arguments, run.dir]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
@@ -95,17 +97,17 @@ def test_a_reader_that_has_enough_is_no_error(make_config, given):
 
 @pytest.mark.parametrize("rename", [*RENAMED.values(), *OPTIONS.values()], ids=lambda rename: rename.old)
 def test_a_renamed_action_or_option_exits_with_2_and_its_new_name(rename, capsys):
-    def typed(text):
-        program, *words = text.split()
+    def arguments_of(text):
+        program, *arguments = text.split()
         assert program == "trieye"
-        return [*words[:1], "table", *words[1:]] if words[0] == "results" else words
+        return [*arguments[:1], "table", *arguments[1:]] if arguments[0] == "results" else arguments
 
     with pytest.raises(SystemExit) as stop:
-        main(typed(rename.old))
+        main(arguments_of(rename.old))
     assert stop.value.code == 2
     old, now = (name.replace("trieye results", "trieye results table") for name in (rename.old, rename.new))
     assert capsys.readouterr().err.endswith(f"error: {old} was renamed to {now}\n")
-    new = typed(rename.new)
+    new = arguments_of(rename.new)
     with pytest.raises(SystemExit) as stop:
         main([*(word for word in new if word[0] != "-" and word != "min"), "--help"])
     assert stop.value.code == 0

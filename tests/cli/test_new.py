@@ -17,7 +17,7 @@ def _in_tmp_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def refused(capsys, *arguments):
+def rejection(capsys, *arguments):
     before = sorted(Path().rglob("*"))
     assert main(["new", "--no-input", *arguments]) == 2
     assert sorted(Path().rglob("*")) == before
@@ -27,7 +27,7 @@ def refused(capsys, *arguments):
     return captured.err
 
 
-def test_new_makes_a_project_and_says_how_to_begin(capsys):
+def test_new_creates_a_project_and_prints_the_first_command(capsys):
     assert main(["new", "Swing Up", "--no-input", "--env-id", "Acrobot-v1"]) == 0
     project = tomllib.loads(Path("swing_up/pyproject.toml").read_text())["project"]
     assert project["name"] == "swing_up"
@@ -39,7 +39,7 @@ def test_new_makes_a_project_and_says_how_to_begin(capsys):
     ("name", "slug"),
     [("My Agent!", "my_agent"), ("Ünïcode Ägent", "unicode_agent"), ("a.b/c-d", "a_b_c_d"), ("my_agent", "my_agent")],
 )
-def test_the_default_package_name_can_be_used_whatever_the_name_of_the_project(name, slug):
+def test_the_default_package_name_is_valid_for_any_project_name(name, slug):
     assert answers_of({"project_name": name})["slug"] == slug
 
 
@@ -57,7 +57,7 @@ def test_the_closing_lines_name_the_command_and_the_extra_of_stable_baselines3(c
     assert '"trieye[sb3] @ {root:uri}/wheels/' in output
 
 
-def test_a_git_repository_is_made_if_one_is_wanted(capfd, monkeypatch):
+def test_a_git_repository_is_created_on_request(capfd, monkeypatch):
     for name in ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"):
         monkeypatch.setenv(name, "ann@example.org")
     assert main(["new", "my_agent", "--no-input", "--git", "yes"]) == 0
@@ -71,21 +71,21 @@ def test_a_git_repository_is_made_if_one_is_wanted(capfd, monkeypatch):
     assert Path("other/pyproject.toml").exists()
 
 
-def test_new_makes_the_output_folder(capsys):
+def test_new_creates_the_output_folder(capsys):
     assert main(["new", "my_agent", "--no-input", "-o", "a/b"]) == 0
     assert Path("a/b/my_agent/my_agent/dqn.py").exists()
     assert "cd " in capsys.readouterr().out
 
 
-def test_new_leaves_the_home_directory_alone(tmp_path, monkeypatch):
+def test_new_ignores_and_preserves_the_home_directory(tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()
-    (home / ".cookiecutterrc").write_text("default_context: {ci: none, author: somebody else}\n")
+    (home / ".cookiecutterrc").write_text("default_context: {ci: none, author: Jane Doe}\n")
     monkeypatch.setenv("HOME", str(home))
     assert main(["new", "my_agent", "--no-input"]) == 0
     assert [path.name for path in home.iterdir()] == [".cookiecutterrc"]
     assert Path("my_agent/.github/workflows/ci.yml").exists()
-    assert "somebody else" not in Path("my_agent/pyproject.toml").read_text()
+    assert "Jane Doe" not in Path("my_agent/pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -114,27 +114,27 @@ def test_new_leaves_the_home_directory_alone(tmp_path, monkeypatch):
         (["x", "--description", "y" * 301], "has 301 characters; at most 300"),
     ],
 )
-def test_a_bad_answer_is_named_and_nothing_is_written(capsys, arguments, message):
-    assert message in refused(capsys, *arguments)
+def test_an_invalid_answer_is_named_and_nothing_is_written(capsys, arguments, message):
+    assert message in rejection(capsys, *arguments)
 
 
-def test_an_existing_folder_is_left_alone_unless_told(capsys):
+def test_an_existing_folder_is_kept_unless_overwrite_is_passed(capsys):
     Path("my_agent").mkdir()
     Path("my_agent/notes.txt").write_text("mine")
-    assert "folder 'my_agent' already exists" in refused(capsys, "my_agent")
+    assert "folder 'my_agent' already exists" in rejection(capsys, "my_agent")
     assert main(["new", "my_agent", "--no-input", "--overwrite"]) == 0
     assert Path("my_agent/notes.txt").read_text() == "mine"
     assert Path("my_agent/pyproject.toml").exists()
 
 
-def test_a_file_in_the_way_is_named(capsys):
+def test_a_file_at_the_target_path_is_named(capsys):
     Path("my_agent").write_text("mine")
-    assert "file 'my_agent' already exists" in refused(capsys, "my_agent", "--overwrite")
-    assert "is a file; choose another -o DIR" in refused(capsys, "other", "-o", "my_agent/below")
-    assert "cannot write the project to '/proc/nowhere'" in refused(capsys, "other", "-o", "/proc/nowhere")
+    assert "file 'my_agent' already exists" in rejection(capsys, "my_agent", "--overwrite")
+    assert "is a file; choose another -o DIR" in rejection(capsys, "other", "-o", "my_agent/below")
+    assert "cannot write the project to '/proc/nowhere'" in rejection(capsys, "other", "-o", "/proc/nowhere")
 
 
-def in_a_terminal(typed, *arguments):
+def run_in_terminal(typed, *arguments):
     controller, terminal = pty.openpty()
     command = [sys.executable, "-m", "trieye.cli", "new", *arguments]
     child = subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -145,8 +145,8 @@ def in_a_terminal(typed, *arguments):
     return child.returncode, output
 
 
-def test_ctrl_d_at_a_question_ends_it_like_ctrl_c():
-    code, output = in_a_terminal("My Robot\n\x04")
+def test_ctrl_d_at_a_question_aborts_like_ctrl_c():
+    code, output = run_in_terminal("My Robot\n\x04")
     assert code == 130
     assert output.endswith("interrupted; nothing was written\n")
     assert "Traceback" not in output
@@ -156,23 +156,23 @@ def test_ctrl_d_at_a_question_ends_it_like_ctrl_c():
 @pytest.mark.parametrize(
     ("typed", "arguments"), [("My Robot\n\n", []), ("My Robot\n", ["--slug", "my_robot"]), ("\n", ["My Robot"])]
 )
-def test_an_existing_folder_is_refused_before_further_questions(typed, arguments):
+def test_an_existing_folder_is_rejected_before_further_questions(typed, arguments):
     Path("my_robot").mkdir()
-    code, output = in_a_terminal(typed, *arguments)
+    code, output = run_in_terminal(typed, *arguments)
     assert code == 2
     assert "folder 'my_robot' already exists" in output
     assert "What it is for" not in output
 
 
-def test_a_bad_option_is_refused_before_any_question():
-    code, output = in_a_terminal("", "--license", "mit")
+def test_an_invalid_option_is_rejected_before_any_question():
+    code, output = run_in_terminal("", "--license", "mit")
     assert code == 2
     assert output.startswith("error: license: unknown value 'mit'; did you mean 'MIT'?")
 
 
-def test_a_terminal_is_asked_until_the_answer_can_be_used():
+def test_a_question_is_repeated_until_the_answer_is_valid():
     typed = ["My Robot", "class", "robot", "", "dqm", "dqn", "", "3.12", "", "none", ""]
-    code, output = in_a_terminal("".join(line + "\n" for line in typed), "--author", "Ann")
+    code, output = run_in_terminal("".join(line + "\n" for line in typed), "--author", "Ann")
     assert code == 0, output
     assert "slug 'class' is a Python keyword" in output
     assert "Name of the Python package and the project folder [my_robot]" in output
@@ -190,7 +190,7 @@ def test_help_has_an_option_for_each_question(capsys):
         assert all(choice in shown for choice in question.choices)
 
 
-def test_each_question_has_a_text_and_a_default_that_can_be_used():
+def test_each_question_has_a_text_and_a_valid_default():
     answers = answers_of({})
     for question in questions():
         assert question.text

@@ -42,7 +42,7 @@ def delete_event_files(run_dir):
         path.unlink()
 
 
-def test_stores_that_were_deleted_are_filled_again(closed_run, capsys):
+def test_rebuild_refills_deleted_stores(closed_run, capsys):
     before = record_of(closed_run)
     delete_event_files(closed_run)
     shutil.rmtree(closed_run.parents[1] / "mlruns")
@@ -56,7 +56,7 @@ def test_stores_that_were_deleted_are_filled_again(closed_run, capsys):
     assert "mlflow, tensorboard: delivered all 3" in capsys.readouterr().out
 
 
-def test_a_run_in_the_trash_of_mlflow_is_said_at_once_with_what_restores_it(closed_run, capsys):
+def test_a_run_in_the_mlflow_trash_fails_at_once_with_the_restore_command(closed_run, capsys):
     client, (run,) = mlflow_runs(closed_run)
     client.delete_run(run.info.run_id)
     began = time.monotonic()
@@ -68,7 +68,7 @@ def test_a_run_in_the_trash_of_mlflow_is_said_at_once_with_what_restores_it(clos
     assert curves_in_mlflow(closed_run)["loss"] == losses()
 
 
-def test_what_is_there_already_is_there_once(closed_run):
+def test_rebuild_duplicates_no_existing_points(closed_run):
     _, (before,) = mlflow_runs(closed_run)
     for _ in range(2):
         assert main(["rebuild", str(closed_run)]) == 0
@@ -78,7 +78,7 @@ def test_what_is_there_already_is_there_once(closed_run):
     assert (after.info.run_id, after.data.params) == (before.info.run_id, before.data.params)
 
 
-def test_only_the_sinks_that_are_named_are_opened(closed_run):
+def test_only_the_selected_sinks_are_opened(closed_run):
     store = closed_run.parents[1] / "mlruns"
     shutil.rmtree(store)
     delete_event_files(closed_run)
@@ -87,14 +87,14 @@ def test_only_the_sinks_that_are_named_are_opened(closed_run):
     assert not (store / "mlflow.db").exists()
 
 
-def test_a_run_that_was_killed_is_closed_on_the_way(killed_run):
+def test_rebuilding_a_killed_run_closes_it(killed_run):
     run = killed_run()
     assert main(["rebuild", str(run)]) == 0
     assert curves_in_tensorboard(run)["loss"] == losses()
     assert record_of(run).status == "KILLED"
 
 
-def test_what_a_rewind_superseded_stays_away(killed_run):
+def test_rebuild_omits_points_superseded_by_a_rewind(killed_run):
     run_dir = killed_run("saves")
     with trieye.Run(config_of(run_dir)) as run:
         assert run.restore()
@@ -108,7 +108,7 @@ def test_what_a_rewind_superseded_stays_away(killed_run):
 
 
 @pytest.mark.parametrize(("name", "hint"), [("tensorbord", "did you mean 'tensorboard'?"), ("console", "")])
-def test_a_sink_that_the_run_does_not_have_is_refused(closed_run, capsys, name, hint):
+def test_a_sink_that_the_run_lacks_is_rejected(closed_run, capsys, name, hint):
     before = contents(closed_run)
     assert main(["rebuild", str(closed_run), "--sink", name]) == 2
     err = capsys.readouterr().err

@@ -31,9 +31,9 @@ def make_run(make_config):
 def trieye_command(tmp_path, capsys):
     """Return a function that runs a command below the root of the runs, and returns its exit code and output."""
 
-    def command(*words):
+    def command(*arguments):
         try:
-            code = main([*words, "--root", str(tmp_path / "root")])
+            code = main([*arguments, "--root", str(tmp_path / "root")])
         except SystemExit as exit_:  # of argparse
             code = exit_.code
         output = capsys.readouterr()
@@ -42,17 +42,17 @@ def trieye_command(tmp_path, capsys):
     return command
 
 
-def left(tmp_path):
+def remaining_runs(tmp_path):
     return {path.name for path in (tmp_path / "root" / "agents" / "runs").iterdir()}
 
 
-def test_a_run_is_deleted_with_its_mlflow_run_and_its_mirror_and_no_other_run_is(make_run, tmp_path, trieye_command):
+def test_a_run_is_deleted_with_its_mlflow_run_and_mirror_and_no_other(make_run, tmp_path, trieye_command):
     everywhere = {"sinks": {"mlflow": {"enabled": True}}, "persistence": {"mirror": f"file://{tmp_path}/mirror"}}
     first, second = make_run("first", **everywhere), make_run("second", **everywhere)
     before = contents(second)
     code, output = trieye_command("rm", "first", "--yes")
     assert code == 0, output
-    assert left(tmp_path) == {"second"}
+    assert remaining_runs(tmp_path) == {"second"}
     assert not first.exists()
     assert contents(second) == before
     assert [path.name for path in (tmp_path / "mirror" / "agents").iterdir() if any(path.rglob("*.*"))] == ["second"]
@@ -60,18 +60,16 @@ def test_a_run_is_deleted_with_its_mlflow_run_and_its_mirror_and_no_other_run_is
     assert "mlflow runs restore" in output
 
 
-def test_an_mlflow_run_that_is_in_the_trash_already_keeps_nothing_from_being_deleted(
-    make_run, tmp_path, trieye_command
-):
+def test_a_run_whose_mlflow_run_is_in_the_trash_can_be_deleted(make_run, tmp_path, trieye_command):
     run_dir = make_run("first", sinks={"mlflow": {"enabled": True}})
     client, (run,) = mlflow_runs(run_dir)
     client.delete_run(run.info.run_id)
     code, output = trieye_command("rm", "first", "--yes")
     assert code == 0, output
-    assert left(tmp_path) == set()
+    assert remaining_runs(tmp_path) == set()
 
 
-def test_nothing_is_deleted_without_a_yes(make_run, trieye_command, monkeypatch):
+def test_nothing_is_deleted_without_confirmation(make_run, trieye_command, monkeypatch):
     run_dir = make_run("first")
     before = contents(run_dir)
     assert trieye_command("rm", "first", "--dry-run")[0] == 0
@@ -83,7 +81,7 @@ def test_nothing_is_deleted_without_a_yes(make_run, trieye_command, monkeypatch)
     assert contents(run_dir) == before
 
 
-def test_the_names_of_what_is_to_be_deleted_are_never_cut(make_run, trieye_command):
+def test_names_of_runs_to_delete_are_never_truncated(make_run, trieye_command):
     make_run("2026112_first", sinks={"mlflow": {"enabled": True}})
     make_run("2026112_second_that_has_quite_a_long_name")
     code, output = trieye_command("prune", "agents", "--older-than", "0s", "--dry-run")  # 80 columns wide
@@ -93,17 +91,17 @@ def test_the_names_of_what_is_to_be_deleted_are_never_cut(make_run, trieye_comma
     assert "agents/2026112_second_that_has_quite_a_long_name" in beginnings
 
 
-def test_a_run_that_is_alive_is_never_deleted(make_run, trieye_command, tmp_path):
+def test_an_active_run_is_never_deleted(make_run, trieye_command, tmp_path):
     idle, alive = make_run("idle"), make_run("alive", age_s=1e6)
     with RunLock(alive / "run.lock"):
         code, output = trieye_command("rm", "idle", "alive", "--yes")
         assert (code, "alive" in output) == (3, True)
         assert idle.exists()  # all selected runs, or none
         assert trieye_command("prune", "agents", "--older-than", "1d", "--yes")[0] == 0
-    assert left(tmp_path) == {"idle", "alive"}
+    assert remaining_runs(tmp_path) == {"idle", "alive"}
 
 
-def test_a_mirror_that_does_not_answer_keeps_the_run(make_run, tmp_path, trieye_command):
+def test_a_run_is_kept_if_its_mirror_cannot_be_deleted(make_run, tmp_path, trieye_command):
     run_dir = make_run("first", persistence={"mirror": f"file://{tmp_path}/mirror"})
     (tmp_path / "mirror").rename(tmp_path / "away")
     (tmp_path / "mirror" / "agents").mkdir(parents=True)
@@ -115,7 +113,7 @@ def test_a_mirror_that_does_not_answer_keeps_the_run(make_run, tmp_path, trieye_
 
 
 @pytest.mark.parametrize(
-    ("words", "remaining"),
+    ("arguments", "remaining"),
     [
         ((), {"fresh"}),
         (("--keep", "newest:2"), {"fresh", "third"}),
@@ -123,17 +121,17 @@ def test_a_mirror_that_does_not_answer_keeps_the_run(make_run, tmp_path, trieye_
         (("--keep", "best:1", "--metric", "loss", "--mode", "max", "--keep", "newest:2"), {"fresh", "third", "first"}),
     ],
 )
-def test_prune_deletes_what_is_old_but_for_the_best_and_the_newest(
-    words, remaining, make_run, tmp_path, trieye_command
+def test_prune_deletes_old_runs_except_the_best_and_the_newest(
+    arguments, remaining, make_run, tmp_path, trieye_command
 ):
     for days, (name, loss) in enumerate([("fresh", 2.0), ("third", 3.0), ("second", 1.0), ("first", 4.0)]):
         make_run(name, loss, age_s=days * 86_400 + 60)
-    assert trieye_command("prune", "agents", "--older-than", "1d", "--yes", *words)[0] == 0
-    assert left(tmp_path) == remaining
+    assert trieye_command("prune", "agents", "--older-than", "1d", "--yes", *arguments)[0] == 0
+    assert remaining_runs(tmp_path) == remaining
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("arguments", "message"),
     [
         (("prune", "agent", "--older-than", "1d"), "agents"),
         (("prune", "agents", "--older-than", "soon"), "30d"),
@@ -143,35 +141,35 @@ def test_prune_deletes_what_is_old_but_for_the_best_and_the_newest(
         (("rm", "firts"), "first"),
     ],
 )
-def test_what_is_mistyped_is_named_with_what_is_allowed(words, named, make_run, trieye_command):
+def test_an_invalid_argument_lists_the_valid_ones_and_deletes_nothing(arguments, message, make_run, trieye_command):
     run_dir = make_run("first", age_s=1e6)
-    code, output = trieye_command(*words)
+    code, output = trieye_command(*arguments)
     assert code in {1, 2}
-    assert named in output
+    assert message in output
     assert run_dir.exists()
 
 
-def test_deleting_a_copy_leaves_the_mlflow_run_and_the_mirror_of_the_original(make_run, tmp_path, trieye_command):
+def test_deleting_a_copy_spares_the_mlflow_run_and_mirror_of_the_original(make_run, tmp_path, trieye_command):
     everywhere = {"sinks": {"mlflow": {"enabled": True}}, "persistence": {"mirror": f"file://{tmp_path}/mirror"}}
     original = make_run("first", **everywhere)
-    beside = shutil.copytree(original, original.with_name("first_backup"))
+    sibling = shutil.copytree(original, original.with_name("first_backup"))
     same_name = shutil.copytree(original, tmp_path / "other" / "agents" / "runs" / "first")
     shutil.copytree(original.parents[1] / "mlruns", same_name.parents[1] / "mlruns")
     no_layout = shutil.copytree(original, tmp_path / "backup")
     before = contents(original), contents(tmp_path / "mirror")
-    for copy in (beside, same_name, no_layout):
+    for copy in (sibling, same_name, no_layout):
         code, output = trieye_command("rm", str(copy), "--yes")
         assert (code, copy.exists()) == (0, False), output
         assert (contents(original), contents(tmp_path / "mirror")) == before
         assert [run.info.run_name for run in mlflow_runs(original)[1]] == ["first"]
-        if copy == beside:
+        if copy == sibling:
             assert "agents/first_backup" in output
     assert [run.info.run_name for run in mlflow_runs(same_name)[1]] == ["first"]
     code, output = trieye_command("rm", "first", "--yes")
     assert (code, mlflow_runs(original)[1], contents(tmp_path / "mirror")) == (0, [], {}), output
 
 
-def test_a_renamed_run_is_deleted_with_its_mlflow_run_and_its_mirror(make_run, tmp_path, trieye_command):
+def test_a_renamed_run_is_deleted_with_its_mlflow_run_and_mirror(make_run, tmp_path, trieye_command):
     everywhere = {"sinks": {"mlflow": {"enabled": True}}, "persistence": {"mirror": f"file://{tmp_path}/mirror"}}
     original = make_run("first", **everywhere)
     renamed = original.rename(original.with_name("renamed"))
@@ -185,7 +183,7 @@ def test_a_renamed_run_is_deleted_with_its_mlflow_run_and_its_mirror(make_run, t
     assert mlflow_runs(original)[1] == []
 
 
-def test_an_mlflow_run_that_belongs_to_another_directory_is_not_deleted(make_run, trieye_command):
+def test_an_mlflow_run_of_another_directory_is_not_deleted(make_run, trieye_command):
     mlflow = {"sinks": {"mlflow": {"enabled": True}}}
     first, second = make_run("first", **mlflow), make_run("second", **mlflow)
     record = RunRecord.read(first / "run.json")
@@ -197,18 +195,18 @@ def test_an_mlflow_run_that_belongs_to_another_directory_is_not_deleted(make_run
     assert f"MLflow run {record.mlflow_run_id} is not deleted" in output
 
 
-def test_a_symbolic_link_to_a_run_is_not_deleted_in_place_of_the_run(make_run, tmp_path, trieye_command):
+def test_deleting_a_symbolic_link_does_not_delete_its_run(make_run, tmp_path, trieye_command):
     run_dir = make_run("first")
     (run_dir.parent / "link").symlink_to(run_dir)
     (tmp_path / "outside").symlink_to(run_dir)
     for name in ("link", "agents/link", str(tmp_path / "outside")):
         code, output = trieye_command("rm", name, "--yes")
         assert (code, str(run_dir) in output) == (2, True)
-    assert left(tmp_path) == {"first", "link"}
+    assert remaining_runs(tmp_path) == {"first", "link"}
 
 
 @pytest.mark.parametrize("command", ["close", "rebuild"])
-def test_a_copy_is_neither_closed_nor_rebuilt_into_the_mlflow_run_of_the_original(command, make_run, trieye_command):
+def test_a_copy_never_writes_to_the_mlflow_run_of_the_original(command, make_run, trieye_command):
     original = make_run("first", sinks={"tensorboard": {"enabled": True}})
     copy = shutil.copytree(original, original.with_name("copy"))
     before = contents(copy)
@@ -217,7 +215,7 @@ def test_a_copy_is_neither_closed_nor_rebuilt_into_the_mlflow_run_of_the_origina
     assert contents(copy) == before
 
 
-def test_a_run_from_another_machine_is_claimed_before_it_is_closed(make_run, trieye_command):
+def test_a_run_from_another_machine_must_be_claimed_before_it_is_closed(make_run, trieye_command):
     run_dir = make_run("first", sinks={"mlflow": {"enabled": True}})
     record = RunRecord.read(run_dir / "run.json")
     away = {"host": "elsewhere", "path": "/elsewhere/agents/runs/first", "inode": record.owner.inode + 1}
@@ -232,38 +230,38 @@ def test_a_run_from_another_machine_is_claimed_before_it_is_closed(make_run, tri
 
 
 def test_prune_keeps_the_best_run_even_if_it_was_killed(make_run, killed_run, tmp_path, trieye_command):
-    killed_run("", where="root")
+    killed_run("", directory="root")
     for name in ("second", "third"):
         make_run(name, loss=1.0, age_s=1e6)
-    words = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
-    code, output = trieye_command("prune", "agents", *words)
-    assert (code, left(tmp_path)) == (0, {"first"}), output
+    arguments = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
+    code, output = trieye_command("prune", "agents", *arguments)
+    assert (code, remaining_runs(tmp_path)) == (0, {"first"}), output
 
 
-def test_prune_keeps_no_diverged_run_in_place_of_a_good_one(make_run, make_config, tmp_path, trieye_command):
+def test_prune_never_prefers_a_diverged_run_to_a_finite_one(make_run, make_config, tmp_path, trieye_command):
     make_run("good", 1.0, age_s=1e6)
     with trieye.Run(make_config(app_name="agents", run_name="diverged")) as run:
         for step, loss in enumerate([0.1, float("nan"), float("nan")]):
             run.log("loss", loss, step=step)
-    words = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
+    arguments = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
     assert "0.1 (diverged)" in trieye_command("runs", "agents", "--metric", "loss", "--mode", "min")[1]
-    code, output = trieye_command("prune", "agents", *words)
-    assert (code, left(tmp_path)) == (0, {"good"}), output
+    code, output = trieye_command("prune", "agents", *arguments)
+    assert (code, remaining_runs(tmp_path)) == (0, {"good"}), output
 
 
-def test_prune_keeps_runs_whose_objective_is_unknown(make_run, make_config, tmp_path, trieye_command):
+def test_prune_keeps_runs_with_an_unknown_objective(make_run, make_config, tmp_path, trieye_command):
     for name, loss in (("best", 1.0), ("worse", 2.0)):
         make_run(name, loss, age_s=1e6)
     make_run("diverged", float("nan"), age_s=1e6)
     with trieye.Run(make_config(app_name="agents", run_name="unknown")):
         pass
-    words = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
-    code, output = trieye_command("prune", "agents", *words)
-    assert (code, left(tmp_path)) == (0, {"best", "diverged", "unknown"}), output
+    arguments = ("--older-than", "0s", "--keep", "best:1", "--metric", "loss", "--mode", "min", "--yes")
+    code, output = trieye_command("prune", "agents", *arguments)
+    assert (code, remaining_runs(tmp_path)) == (0, {"best", "diverged", "unknown"}), output
     assert "agents/unknown" in output
 
 
-def test_prune_skips_symbolic_links_and_says_so(make_run, tmp_path, trieye_command):
+def test_prune_skips_symbolic_links_and_reports_them(make_run, tmp_path, trieye_command):
     make_run("first", age_s=1e6)
     away = make_run("away", age_s=1e6).rename(tmp_path / "away")
     runs = tmp_path / "root" / "agents" / "runs"
@@ -271,13 +269,13 @@ def test_prune_skips_symbolic_links_and_says_so(make_run, tmp_path, trieye_comma
     (runs.parent / "archive").symlink_to(shutil.copytree(runs, tmp_path / "elsewhere", symlinks=True))
     before = contents(tmp_path / "away"), contents(tmp_path / "elsewhere")
     code, output = trieye_command("prune", "agents", "--older-than", "0s", "--yes")
-    assert (code, left(tmp_path)) == (0, {"link"}), output
+    assert (code, remaining_runs(tmp_path)) == (0, {"link"}), output
     assert (contents(tmp_path / "away"), contents(tmp_path / "elsewhere")) == before
     assert output.count("symbolic link") == 3
     assert str(away) in output
 
 
-def test_a_directory_without_run_json_is_deleted_only_if_it_is_among_the_runs(make_run, tmp_path, trieye_command):
+def test_a_directory_without_run_json_is_deleted_only_inside_a_runs_directory(make_run, tmp_path, trieye_command):
     run_dir = make_run("first")
     for name in ("interrupted", "busy"):
         (run_dir.parent / name / "logs").mkdir(parents=True)
@@ -291,6 +289,6 @@ def test_a_directory_without_run_json_is_deleted_only_if_it_is_among_the_runs(ma
     for name in ("artifacts", "agents/artifacts", str(artifacts), str(outside), str(run_dir.parent / "link"), "agents"):
         assert trieye_command("rm", name, "--yes")[0] == 2, name
     code, output = trieye_command("rm", "agents/interrupted", "--yes")
-    assert (code, left(tmp_path)) == (0, {"first", "busy", "link"}), output
+    assert (code, remaining_runs(tmp_path)) == (0, {"first", "busy", "link"}), output
     assert artifacts.exists()
     assert outside.exists()

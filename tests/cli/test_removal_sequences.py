@@ -36,7 +36,7 @@ class World:
             self.original[record.run_id] = (run.dir, run.dir.stat().st_ino)
             self.mlflow_id[record.run_id] = record.mlflow_run_id
             self.best[record.run_id] = number or None
-            if rng.random() < 0.5:  # as a run that was killed
+            if rng.random() < 0.5:  # as a killed run
                 record.status, record.ended, record.summary = "RUNNING", None, {}
                 record.save(run.dir / "run.json")
 
@@ -52,7 +52,7 @@ class World:
         return first if first in mine else next((path for path in mine if path.stat().st_ino == inode), None)
 
     def change(self):
-        """Copy, link or move something."""
+        """Copy, link or move a random run."""
         source = self.rng.choice(self.directories(links=False))
         target = self.path.joinpath(self.rng.choice(ROOTS), self.rng.choice(APPS), "runs", self.rng.choice(NAMES))
         if os.path.lexists(target):
@@ -68,13 +68,15 @@ class World:
         return kind, source, target
 
     def command(self):
-        """Return the words of a command, and the directories that it names."""
+        """Return a random command line, and the directories that it names."""
         word = self.rng.choice(["rm", "close", "rebuild", "prune"])
         if word == "prune":
             root, app = self.rng.choice(ROOTS), self.rng.choice(APPS)
             keep = ["--keep", "best:1", "--metric", "loss", "--mode", "max"]
-            words = ["prune", app, "--root", str(self.path / root), "--older-than", "0s", *keep, "--yes"]
-            return words, [path for path in self.directories(links=False) if path.parents[1] == self.path / root / app]
+            arguments = ["prune", app, "--root", str(self.path / root), "--older-than", "0s", *keep, "--yes"]
+            return arguments, [
+                path for path in self.directories(links=False) if path.parents[1] == self.path / root / app
+            ]
         path = self.rng.choice(self.directories(links=word == "rm"))
         return [word, str(path), *(["--yes"] if word == "rm" else [])], [] if path.is_symlink() else [path]
 
@@ -111,30 +113,30 @@ class World:
         runs = client.search_runs(experiments, run_view_type=3)
         return {run.info.run_id: (run.info.lifecycle_stage, run.to_dictionary()) for run in runs}
 
-    def check(self, words, named):
+    def check(self, arguments, named):
         """Run a command and compare everything that it must not change."""
         before = self.files(without=named), self.mirror(), self.mlflow()
         owners = {run_id: self.owner(run_id) for run_id in self.original}
         run_of = {path: record_of(path).run_id for path in named}
-        code = main(words)
+        code = main(arguments)
         owned = {run_id for run_id, owner in owners.items() if owner in named}
         gone = {path for path in named if not path.exists()}
         assert self.files(without=named) == before[0]
         objects, names = self.mirror()
         for key in objects.keys() | before[1][0].keys():
             if objects.get(key) != before[1][0].get(key):
-                assert before[1][1].get(key, names.get(key)) in owned, (words, key)
+                assert before[1][1].get(key, names.get(key)) in owned, (arguments, key)
         after = self.mlflow()
         assert after.keys() == before[2].keys()
         changed = {run_id for run_id, mlflow_id in self.mlflow_id.items() if after[mlflow_id] != before[2][mlflow_id]}
-        assert changed <= owned, words
+        assert changed <= owned, arguments
         for path in gone:
             if owners[run_of[path]] == path:
                 assert after[self.mlflow_id[run_of[path]]][0] == "deleted"
                 assert run_of[path] not in names.values()
-        if words[0] == "rm":
+        if arguments[0] == "rm":
             assert (code, gone) == (0, set(named)) if named else code == 2
-        if words[0] == "prune" and code == 0:
+        if arguments[0] == "prune" and code == 0:
             best = {path: self.best[run_of[path]] for path in named if self.best[run_of[path]] is not None}
             assert gone <= best.keys()
             assert max(best.values(), default=0) == max((best[path] for path in best.keys() - gone), default=0)
@@ -144,23 +146,23 @@ def _is_below(path, directories):
     return any(path.is_relative_to(directory) for directory in directories)
 
 
-def _try(tmp_path, make_config, seed, num_commands):
+def run_random_commands(tmp_path, make_config, seed, num_commands):
     print(f"seed {seed}")  # noqa: T201 - to repeat a failure
     world = World(tmp_path, make_config, random.Random(seed))
     for _ in range(num_commands):
         changes = [world.change() for _ in range(world.rng.randrange(4))]
         if not world.directories(links=False):
             return
-        words, named = world.command()
-        print(*changes, words)  # noqa: T201 - what led to a failure
-        world.check(words, named)
+        arguments, named = world.command()
+        print(*changes, arguments)  # noqa: T201 - what led to a failure
+        world.check(arguments, named)
 
 
-def test_commands_change_only_the_named_directory_and_what_it_owns(tmp_path, make_config):
-    _try(tmp_path, make_config, seed=random.randrange(10**6), num_commands=4)
+def test_commands_change_only_the_named_directory_and_its_property(tmp_path, make_config):
+    run_random_commands(tmp_path, make_config, seed=random.randrange(10**6), num_commands=4)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(25))
-def test_commands_change_only_the_named_directory_and_what_it_owns_in_many_trees(seed, tmp_path, make_config):
-    _try(tmp_path, make_config, seed, num_commands=15)
+def test_commands_change_only_the_named_directory_and_its_property_in_many_trees(seed, tmp_path, make_config):
+    run_random_commands(tmp_path, make_config, seed, num_commands=15)

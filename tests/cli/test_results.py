@@ -49,7 +49,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def scored_runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("made")
     for algo, scores in SCORES.items():
         for seed, score in enumerate(scores):
@@ -59,31 +59,31 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def results(made, tmp_path, monkeypatch, capfd):
+def results(scored_runs, tmp_path, monkeypatch, capfd):
     """Return a function that runs an action on the runs, and returns its exit code and output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 
-    def run(action, *words, place=made):
-        code = main(["results", action, str(place), *map(str, words)])
-        said = capfd.readouterr()
-        return code, said.out, said.err
+    def run(action, *arguments, run_source=scored_runs):
+        code = main(["results", action, str(run_source), *map(str, arguments)])
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
 
 @pytest.fixture
 def as_json(results):
-    def run(*words, **options):
-        code, out, err = results(*words, "--json", **options)
+    def run(*arguments, **options):
+        code, out, err = results(*arguments, "--json", **options)
         assert code == 0, err
         return json.loads(out)
 
     return run
 
 
-def near(found, estimate):
-    assert found == {
+def assert_estimate(reported, estimate):
+    assert reported == {
         "value": pytest.approx(estimate.value),
         "low": pytest.approx(estimate.low),
         "high": pytest.approx(estimate.high),
@@ -92,28 +92,28 @@ def near(found, estimate):
     }
 
 
-def test_a_table_has_the_figures_of_each_group_with_intervals_and_the_best_first(results, as_json):
+def test_a_table_lists_groups_with_intervals_best_first(results, as_json):
     code, out, err = results("table", "--by", "algo", "--last", "1")
     assert (code, err) == (0, "")
     rows = [line.split() for line in out.splitlines() if line.strip().startswith(("dqn", "ppo"))]
     assert [row[:3] for row in rows] == [["ppo", "3", "11.67"], ["dqn", "3", "6.667"]]
-    held = as_json("table", "--by", "algo", "--last", "1", "--stat", "mean")
-    assert [group["label"] for group in held["groups"]] == ["ppo", "dqn"]
-    for group in held["groups"]:
-        near(group["mean"], aggregate(SCORES[group["label"]], "mean"))
-    assert held["metric"] == "eval/return"  # the loop.objective of the runs
+    table = as_json("table", "--by", "algo", "--last", "1", "--stat", "mean")
+    assert [group["label"] for group in table["groups"]] == ["ppo", "dqn"]
+    for group in table["groups"]:
+        assert_estimate(group["mean"], aggregate(SCORES[group["label"]], "mean"))
+    assert table["metric"] == "eval/return"  # the loop.objective of the runs
     fewer = as_json("table", "--by", "algo", "--mode", "min", "--confidence", "0.5")
     assert [group["label"] for group in fewer["groups"]] == ["dqn", "ppo"]
 
 
-def test_conditions_choose_runs(as_json):
+def test_conditions_select_runs(as_json):
     chosen = as_json("table", "--where", "algo=ppo", "--where", "seed>=1", "--last", "1", "--stat", "mean")
-    near(chosen["groups"][0]["mean"], aggregate([14.0, 11.0], "mean"))
+    assert_estimate(chosen["groups"][0]["mean"], aggregate([14.0, 11.0], "mean"))
     one = as_json("table", "--where", "algo=ppo,sac", "--where", "seed=1")["groups"][0]["iqm"]
     assert (one["n"], one["low"]) == (1, None)
 
 
-def test_a_curve_is_drawn_in_the_terminal_or_into_a_picture(results, tmp_path):
+def test_a_curve_is_drawn_in_the_terminal_or_as_an_image(results, tmp_path):
     code, out, _ = results("curve", "--by", "algo")
     assert code == 0
     assert "\x1b" not in out
@@ -127,7 +127,7 @@ def test_a_curve_is_drawn_in_the_terminal_or_into_a_picture(results, tmp_path):
     assert (tmp_path / "c.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_marks_are_lines_in_the_picture_with_their_texts_in_the_legend(results, tmp_path):
+def test_marks_are_vertical_lines_with_labels_in_the_legend(results, tmp_path):
     code, _, err = results("curve", "--mark", "2_500:killed at 2,500", "-o", "c.svg")
     assert code == 0, err
     assert "killed at 2,500" in (tmp_path / "c.svg").read_text()
@@ -136,29 +136,29 @@ def test_marks_are_lines_in_the_picture_with_their_texts_in_the_legend(results, 
     assert refused.value.code == 2
 
 
-def test_curves_as_json_have_null_where_there_is_none(as_json, tmp_path):
+def test_curves_in_json_have_null_for_missing_values(as_json, tmp_path):
     make_run(tmp_path / "root", "short", [1.0, 2.0], every=1000, seed=0, agent={"algo": "dqn"})
     make_run(tmp_path / "root", "long", [1.0, 2.0, 3.0], every=1000, seed=1, agent={"algo": "dqn"})
-    held = json.loads(json.dumps(load(tmp_path / "root").curve("eval/return", grid=3).y.tolist()))
-    assert held[0][1] == [1.0, 2.0, 3.0]
+    curves = json.loads(json.dumps(load(tmp_path / "root").curve("eval/return", grid=3).y.tolist()))
+    assert curves[0][1] == [1.0, 2.0, 3.0]
     (curve,) = as_json("curve", "--grid", "3", "--where", "name=ppo0")["curves"]
     assert (curve["band"]["at"], curve["band"]["low"]) == ([0.0, 5000.0, 10000.0], [None] * 3)
 
 
-def test_a_comparison_says_how_surely_and_by_how_much_and_what_differs(results, as_json):
+def test_a_comparison_reports_probability_difference_and_differing_parameters(results, as_json):
     code, out, _ = results("compare", "--by", "algo", "--last", "1", "-o", "profile.png")
     assert code == 0
     assert "differing parameters" in out
     assert "algo" in out
     (pair,) = as_json("compare", "--by", "algo", "--last", "1")["pairs"]
-    near(pair["probability"], probability_of_improvement(SCORES["dqn"], SCORES["ppo"]))
-    near(pair["difference"], difference(SCORES["dqn"], SCORES["ppo"]))
+    assert_estimate(pair["probability"], probability_of_improvement(SCORES["dqn"], SCORES["ppo"]))
+    assert_estimate(pair["difference"], difference(SCORES["dqn"], SCORES["ppo"]))
     (less,) = as_json("compare", "--by", "algo", "--last", "1", "--mode", "min")["pairs"]
     assert less["probability"]["value"] == 1.0
     assert less["difference"]["value"] == pair["difference"]["value"]
 
 
-def test_a_comparison_of_few_runs_that_all_agree_has_a_caveat(results, tmp_path):
+def test_a_comparison_of_few_agreeing_runs_has_a_caveat(results, tmp_path):
     code, out, err = results("compare", "--by", "algo", "--last", "1")
     assert code == 0, err
     (row,) = (line for line in out.splitlines() if line.split()[:2] == ["dqn", "ppo"])
@@ -175,55 +175,55 @@ def test_a_comparison_of_few_runs_that_all_agree_has_a_caveat(results, tmp_path)
     assert (code, "3 + 4" in out, "*" in out) == (0, True, False), err
 
 
-def test_two_places_are_compared_with_one_another(made, tmp_path, capsys):
+def test_two_directories_can_be_compared(scored_runs, tmp_path, capsys):
     for name, algo in (("one", "dqn"), ("other", "ppo")):
         for seed in range(3):
-            shutil.copytree(made / f"app/runs/{algo}{seed}", tmp_path / name / "app/runs" / f"{algo}{seed}")
-    words = ["results", "compare", str(tmp_path / "one"), str(tmp_path / "other"), "--last", "1", "--json"]
-    assert main(words) == 0
+            shutil.copytree(scored_runs / f"app/runs/{algo}{seed}", tmp_path / name / "app/runs" / f"{algo}{seed}")
+    arguments = ["results", "compare", str(tmp_path / "one"), str(tmp_path / "other"), "--last", "1", "--json"]
+    assert main(arguments) == 0
     (pair,) = json.loads(capsys.readouterr().out)["pairs"]
     assert (pair["x"], pair["y"]) == (str(tmp_path / "one"), str(tmp_path / "other"))
-    near(pair["difference"], difference(SCORES["dqn"], SCORES["ppo"]))
+    assert_estimate(pair["difference"], difference(SCORES["dqn"], SCORES["ppo"]))
 
 
-def test_a_parameter_matters_as_much_as_its_values_differ(results, as_json, tmp_path):
+def test_sensitivity_compares_the_values_of_a_parameter(results, as_json, tmp_path):
     code, out, _ = results("sensitivity", "--param", "algo", "--last", "1", "-o", "algo.svg")
     assert code == 0
     assert out.index("dqn") < out.index("ppo")
     assert (tmp_path / "algo.svg").exists()
     (line,) = as_json("sensitivity", "--param", "algo", "--last", "1", "--stat", "mean")["lines"]
     assert [setting["value"] for setting in line["settings"]] == ["dqn", "ppo"]
-    near(line["settings"][1]["best"], aggregate(SCORES["ppo"], "mean"))
+    assert_estimate(line["settings"][1]["best"], aggregate(SCORES["ppo"], "mean"))
 
 
-def test_what_a_parameter_matters_in_each_group_names_the_best_config_of_that_group(results, tmp_path):
+def test_sensitivity_names_the_best_config_of_each_group(results, tmp_path):
     for number, (algo, lr, clip, score) in enumerate(
         (("ppo", 0.1, 0.1, 2.0), ("ppo", 0.1, 0.3, 4.0), ("ppo", 0.2, 0.1, 3.0), ("dqn", 0.1, 0.1, 1.0))
     ):
         make_run(tmp_path / "root", f"r{number}", [score], agent={"algo": algo, "lr": lr}, ppo={"clip": clip})
-    code, out, err = results("sensitivity", "--param", "lr", "--by", "algo", place=tmp_path / "root")
+    code, out, err = results("sensitivity", "--param", "lr", "--by", "algo", run_source=tmp_path / "root")
     assert code == 0, err
     best = {tuple(line.split()[:2]): line.split()[-2:] for line in out.splitlines() if line.strip()[:3] in SCORES}
     assert best[("ppo", "0.1")] == ["lr=0.1", "clip=0.3"]
 
 
-def test_the_importance_of_parameters_is_shown_and_plotted(results, tmp_path):
+def test_the_importance_of_parameters_is_printed_and_plotted(results, tmp_path):
     for number in range(8):
         agent, clip = {"lr": number % 4}, number // 4
         make_run(tmp_path / "root", f"r{number}", [10.0 * agent["lr"] + clip], agent=agent, ppo={"clip": clip})
-    code, out, err = results("importance", "--last", "1", "-o", "parallel.png", place=tmp_path / "root")
+    code, out, err = results("importance", "--last", "1", "-o", "parallel.png", run_source=tmp_path / "root")
     assert code == 0, err
     rows = [line.split() for line in out.splitlines() if line.split()[:1] in (["lr"], ["clip"])]
     assert [row[:2] for row in rows] == [["lr", "8"], ["clip", "8"]]
     with Image.open(tmp_path / "parallel.png") as picture:
         assert picture.width > 500
-    code, _, err = results("importance", "--last", "1", "--where", "ppo.clip=0", place=tmp_path / "root")
+    code, _, err = results("importance", "--last", "1", "--where", "ppo.clip=0", run_source=tmp_path / "root")
     assert (code, "needs two or more varying keys and 8 configs" in err) == (2, True)
 
 
-def test_the_best_is_chosen_with_those_that_cannot_be_told_from_it(results, as_json):
-    held = as_json("select", "--last", "1")["groups"][0]
-    assert (held["best"], held["not_worse"]) == ("ppo", ["ppo"])
+def test_select_reports_the_best_config_and_those_not_clearly_worse(results, as_json):
+    group = as_json("select", "--last", "1")["groups"][0]
+    assert (group["best"], group["not_worse"]) == ("ppo", ["ppo"])
     assert as_json("select", "--last", "1", "--mode", "min")["groups"][0]["best"] == "dqn"
     code, out, _ = results("select")
     assert code == 0
@@ -243,7 +243,7 @@ def test_points_are_exported_as_a_table(results, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["table", "--metric", "eval/retur"], "did you mean 'eval/return'?"),
         (["table", "--by", "alg"], "did you mean 'algo'?"),
@@ -264,32 +264,32 @@ def test_points_are_exported_as_a_table(results, tmp_path):
         (["export", "--metric", "los", "-o", "x.csv"], "--metric los: no run logged it; did you mean 'loss'?"),
     ],
 )
-def test_a_mistake_is_one_message_and_nothing_is_written(words, told, results, tmp_path):
-    code, _, err = results(*words)
+def test_an_invalid_argument_prints_one_message_and_writes_nothing(arguments, message, results, tmp_path):
+    code, _, err = results(*arguments)
     assert code == 2
-    assert told in err
+    assert message in err
     assert not list(tmp_path.iterdir())
 
 
-def test_damaged_foreign_and_empty_directories_are_named_and_the_rest_counts(made, results, tmp_path):
-    root = shutil.copytree(made, tmp_path / "copy")
+def test_damaged_foreign_and_empty_directories_are_named_and_the_rest_is_analyzed(scored_runs, results, tmp_path):
+    root = shutil.copytree(scored_runs, tmp_path / "copy")
     runs = root / "app/runs"
     (runs / "dqn0/run.json").write_text("{")
     (runs / "dqn1/configs.json").unlink()
     (runs / "stray").mkdir()
-    code, out, err = results("table", "--by", "algo", "--json", place=root)
+    code, out, err = results("table", "--by", "algo", "--json", run_source=root)
     assert code == 0, err
-    held = json.loads(out)
-    assert {group["label"]: group["iqm"]["n"] for group in held["groups"]} == {"ppo": 3, "dqn": 1}
-    assert [sum(name in text for text in held["problems"]) for name in ("dqn0", "dqn1", "stray")] == [1, 1, 1]
-    _, _, err = results("table", "--by", "algo", place=root)
+    table = json.loads(out)
+    assert {group["label"]: group["iqm"]["n"] for group in table["groups"]} == {"ppo": 3, "dqn": 1}
+    assert [sum(name in text for text in table["problems"]) for name in ("dqn0", "dqn1", "stray")] == [1, 1, 1]
+    _, _, err = results("table", "--by", "algo", run_source=root)
     assert "stray" in err
 
 
-def test_nothing_heavy_is_loaded_for_figures(made):
+def test_printing_figures_imports_no_slow_packages(scored_runs):
     code = (
         "import sys\nfrom trieye.cli import main\n"
-        f"main(['results', 'table', {str(made)!r}])\n"
+        f"main(['results', 'table', {str(scored_runs)!r}])\n"
         "print([name for name in ('torch', 'ray', 'mlflow', 'hydra', 'matplotlib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -298,12 +298,14 @@ def test_nothing_heavy_is_loaded_for_figures(made):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_programs")
-def test_the_best_config_is_run_again_with_fresh_seeds_and_both_stages_are_shown(tmp_path, monkeypatch, capfd):
+def test_the_best_config_is_rerun_with_fresh_seeds_and_both_stages_are_shown(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     (tmp_path / "train.py").write_text(PROGRAM)
-    own = ["runtime=local", "sinks=[]", "hydra.launcher.isolate=none"]
-    assert main(["sweep", "plan", "train.py", "agent.lr=0.1,0.9", "agent.size=1,2", "seed=0,1", *own, "-o", "s"]) == 0
+    options = ["runtime=local", "sinks=[]", "hydra.launcher.isolate=none"]
+    assert (
+        main(["sweep", "plan", "train.py", "agent.lr=0.1,0.9", "agent.size=1,2", "seed=0,1", *options, "-o", "s"]) == 0
+    )
     assert main(["sweep", "relaunch", "s"]) == 0
     capfd.readouterr()
     select = ["results", "select", "s", "--stat", "mean", "--rerun", "2"]
@@ -326,21 +328,21 @@ def test_the_best_config_is_run_again_with_fresh_seeds_and_both_stages_are_shown
     assert {run.seed for run in load(close)} == {2, 3}
 
 
-def test_without_a_place_it_is_the_only_app_and_its_objective(tmp_path, monkeypatch, capfd):
-    """So it is for programs that log through `trieye.integrations`, whose config is not a parameter."""
+def test_without_a_source_the_only_app_and_its_objective_are_analyzed(tmp_path, monkeypatch, capfd):
+    """Also for programs that log through `trieye.integrations`, whose config is not a parameter."""
     monkeypatch.chdir(tmp_path)
     for app in ("one", "two"):
         with trieye.Run(adopted_config("first", app, {"loop": {"objective": "eval/reward"}})) as run:
             run.log({"eval/reward": 3.0, "other": 1.0}, step=1)
         code = main(["results", "table"])
-        said = capfd.readouterr()
+        captured = capfd.readouterr()
         if app == "one":
-            assert code == 0, said.err
-            assert said.out.startswith("eval/reward")
-            assert "runs of .trieye_data/one" in said.err
+            assert code == 0, captured.err
+            assert captured.out.startswith("eval/reward")
+            assert "runs of .trieye_data/one" in captured.err
         else:
             assert code == 2
-            assert ": .trieye_data/one, .trieye_data/two" in said.err
+            assert ": .trieye_data/one, .trieye_data/two" in captured.err
 
 
 # diverged runs
@@ -364,25 +366,25 @@ def diverged(tmp_path_factory):
     return root
 
 
-def test_a_diverged_run_does_not_win_unless_its_finite_points_are_to_count(diverged, as_json):
-    words = ("--mode", "min", "--last", "1", "--stat", "mean")
-    table = as_json("table", *words, place=diverged)
+def test_a_diverged_run_wins_only_if_its_finite_points_are_included(diverged, as_json):
+    arguments = ("--mode", "min", "--last", "1", "--stat", "mean")
+    table = as_json("table", *arguments, run_source=diverged)
     assert [(group["label"], group.get("diverged")) for group in table["groups"]] == [("lr=0.1", 0), ("lr=0.9", 1)]
     assert (table["groups"][1]["mean"]["value"], table["groups"][1]["mean"]["n"]) == (4.0, 1)
     assert {Path(run).name: step for run, step in table["diverged"].items()} == {"bad0": 30}
-    (chosen,) = as_json("select", *words, place=diverged)["groups"]
+    (chosen,) = as_json("select", *arguments, run_source=diverged)["groups"]
     assert (chosen["best"], chosen["not_worse"]) == ("lr=0.1", ["lr=0.1"])
     assert {config["label"]: config["p_best"] for config in chosen["configs"]} == {"lr=0.1": 1.0, "lr=0.9": 0.0}
-    finite = as_json("table", *words, "--include-diverged", place=diverged)["groups"]
+    finite = as_json("table", *arguments, "--include-diverged", run_source=diverged)["groups"]
     assert [(group["label"], group["mean"]["value"]) for group in finite] == [("lr=0.9", 2.5), ("lr=0.1", 5.25)]
-    assert as_json("select", *words, "--include-diverged", place=diverged)["groups"][0]["best"] == "lr=0.9"
-    (line,) = as_json("sensitivity", "--param", "algo", *words, place=diverged)["lines"]
+    assert as_json("select", *arguments, "--include-diverged", run_source=diverged)["groups"][0]["best"] == "lr=0.9"
+    (line,) = as_json("sensitivity", "--param", "algo", *arguments, run_source=diverged)["lines"]
     assert [setting["best"]["value"] for setting in line["settings"]] == [5.25]
 
 
 @pytest.mark.parametrize("action", ["table", "curve", "select", "compare"])
-def test_a_diverged_run_is_marked_wherever_its_group_is_shown(action, diverged, results):
-    code, out, err = results(action, "--mode", "min", place=diverged)
+def test_a_diverged_run_is_marked_in_each_view_of_its_group(action, diverged, results):
+    code, out, err = results(action, "--mode", "min", run_source=diverged)
     assert code == 0, err
     assert "lr=0.9 (1 of 2 diverged)" in out
     assert "lr=0.1 (" not in out
@@ -390,7 +392,7 @@ def test_a_diverged_run_is_marked_wherever_its_group_is_shown(action, diverged, 
 
 
 def test_a_report_marks_diverged_runs_and_ranks_their_group_last(diverged, results, tmp_path):
-    code, _, err = results("report", "--mode", "min", place=diverged)
+    code, _, err = results("report", "--mode", "min", run_source=diverged)
     assert code == 0, err
     page = (tmp_path / "report.html").read_text()
     assert "lr=0.9 (1 of 2 diverged)" in page
@@ -398,32 +400,32 @@ def test_a_report_marks_diverged_runs_and_ranks_their_group_last(diverged, resul
     assert "eval/return is NaN or infinite from step" in page
 
 
-def test_a_diverged_run_of_another_program_does_not_win_before_or_after_its_import(as_json, tmp_path, capfd):
+def test_a_diverged_foreign_run_wins_neither_before_nor_after_its_import(as_json, tmp_path, capfd):
     for name, values in {"sound_1": [9.0, 7.0, 5.0], "bad_1": [3.0, 1.0, math.nan, math.inf, math.nan]}.items():
         with SummaryWriter(str(tmp_path / "logs" / name)) as writer:
             for step, value in enumerate(values):
                 writer.add_scalar("loss", value, step)
-    words = ("table", "--mode", "min", "--metric", "loss", "--last", "1", "--by", "name")
-    before = as_json(*words, place=tmp_path / "logs")
+    arguments = ("table", "--mode", "min", "--metric", "loss", "--last", "1", "--by", "name")
+    before = as_json(*arguments, run_source=tmp_path / "logs")
     assert main(["import", "tensorboard", str(tmp_path / "logs"), "--root", str(tmp_path / "root")]) == 0
     capfd.readouterr()
-    after = as_json(*words, place=tmp_path / "root")
-    for found in (before, after):
-        shown = [(group["label"], group.get("diverged"), group["iqm"]["value"]) for group in found["groups"]]
-        assert shown == [("sound_1", 0, 5.0), ("bad_1", 1, None)]
+    after = as_json(*arguments, run_source=tmp_path / "root")
+    for table in (before, after):
+        rows = [(group["label"], group.get("diverged"), group["iqm"]["value"]) for group in table["groups"]]
+        assert rows == [("sound_1", 0, 5.0), ("bad_1", 1, None)]
 
 
 # which runs count
 
 
-def test_apps_with_equal_parameters_are_two_rows_and_dropped_runs_are_counted(results, as_json, tmp_path):
+def test_apps_with_equal_parameters_are_separate_rows_and_dropped_runs_are_counted(results, as_json, tmp_path):
     root = tmp_path / "root"
     for app, value in (("strong", 96.6), ("weak", 29.7)):
         make_run(root, "first", [value], app=app)
     make_run(root, "second", [50.0], app="weak")
-    held = as_json("table", place=root)
-    assert [(group["label"], group["iqm"]["value"]) for group in held["groups"]] == [("strong", 96.6), ("weak", 50.0)]
-    _, out, err = results("table", place=root)
+    table = as_json("table", run_source=root)
+    assert [(group["label"], group["iqm"]["value"]) for group in table["groups"]] == [("strong", 96.6), ("weak", 50.0)]
+    _, out, err = results("table", run_source=root)
     assert ("strong" in out, "weak" in out) == (True, True)
     assert "1 of 3 runs are not counted" in err
     assert "weak/runs/first: not counted" in err
@@ -431,89 +433,89 @@ def test_apps_with_equal_parameters_are_two_rows_and_dropped_runs_are_counted(re
     assert set(pq.read_table(tmp_path / "points.parquet")["app"].to_pylist()) == {"strong", "weak"}
 
 
-def test_a_run_and_its_repetition_that_are_both_named_are_two_rows(as_json, tmp_path):
+def test_a_run_and_its_selected_repetition_are_separate_rows(as_json, tmp_path):
     first, second = (make_run(tmp_path / "root", name, [value]) for name, value in (("first", 1.0), ("second", 2.0)))
-    held = as_json("table", second, place=first)
-    assert [(group["label"], group["iqm"]["value"]) for group in held["groups"]] == [("second", 2.0), ("first", 1.0)]
-    (chosen,) = as_json("select", second, place=first)["groups"]
+    table = as_json("table", second, run_source=first)
+    assert [(group["label"], group["iqm"]["value"]) for group in table["groups"]] == [("second", 2.0), ("first", 1.0)]
+    (chosen,) = as_json("select", second, run_source=first)["groups"]
     assert chosen["best"] == "second"
 
 
-def test_the_same_runs_have_the_same_interval_in_every_table(as_json, tmp_path):
+def test_equal_runs_have_equal_intervals_in_each_table(as_json, tmp_path):
     for number, value in enumerate(np.random.default_rng(0).normal(size=14)):
         make_run(tmp_path, f"r{number}", [value], seed=number // 2, agent={"algo": ("dqn", "ppo")[number % 2]})
-    table = {group["label"]: group["iqm"] for group in as_json("table", place=tmp_path)["groups"]}
-    (chosen,) = as_json("select", place=tmp_path)["groups"]
-    (line,) = as_json("sensitivity", "--param", "algo", place=tmp_path)["lines"]
+    table = {group["label"]: group["iqm"] for group in as_json("table", run_source=tmp_path)["groups"]}
+    (chosen,) = as_json("select", run_source=tmp_path)["groups"]
+    (line,) = as_json("sensitivity", "--param", "algo", run_source=tmp_path)["lines"]
     assert {config["label"]: config["estimate"] for config in chosen["configs"]} == table
     assert {setting["value"]: setting["best"] for setting in line["settings"]} == table
 
 
-def test_configs_with_fewer_seeds_miss_as_many_runs_in_a_selection_as_in_a_table(as_json, tmp_path):
+def test_configs_with_fewer_seeds_count_the_same_missing_runs_in_each_table(as_json, tmp_path):
     root = tmp_path / "root"
     for app, num_seeds in (("few", 2), ("many", 4)):
         for seed in range(num_seeds):
             make_run(root, f"run{seed}", [float(seed)], app=app, seed=seed)
-    table = {group["label"]: group["iqm"] for group in as_json("table", place=root)["groups"]}
-    (chosen,) = as_json("select", place=root)["groups"]
+    table = {group["label"]: group["iqm"] for group in as_json("table", run_source=root)["groups"]}
+    (chosen,) = as_json("select", run_source=root)["groups"]
     assert {config["label"]: config["estimate"] for config in chosen["configs"]} == table
 
 
-def test_the_median_of_one_task_is_that_of_its_runs_and_no_two_columns_have_one_name(results, as_json, tmp_path):
-    words = ("--by", "algo", "--last", "1", "--stat", "median")
-    held = {group["label"]: group for group in as_json("table", *words)["groups"]}
-    near(held["ppo"]["run_median"], aggregate(SCORES["ppo"], "run_median"))
-    _, out, _ = results("table", *words)
+def test_the_median_of_one_task_is_its_run_median_with_unique_column_names(results, as_json, tmp_path):
+    arguments = ("--by", "algo", "--last", "1", "--stat", "median")
+    groups = {group["label"]: group for group in as_json("table", *arguments)["groups"]}
+    assert_estimate(groups["ppo"]["run_median"], aggregate(SCORES["ppo"], "run_median"))
+    _, out, _ = results("table", *arguments)
     (heading,) = [line for line in out.splitlines() if "median" in line]
     assert heading.count("median") == 1
     for seed, rate, score in ((0, 0.1, 1.0), (1, 0.1, 9.0), (2, 0.1, 2.0), (0, 0.2, 5.0), (1, 0.2, 7.0), (2, 0.2, 0.0)):
         make_run(tmp_path / "root", f"r{rate}-{seed}", [score], seed=seed, agent={"lr": rate})
-    _, out, _ = results("table", "--task", "lr", "--stat", "run_median", place=tmp_path / "root")
+    _, out, _ = results("table", "--task", "lr", "--stat", "run_median", run_source=tmp_path / "root")
     (heading,) = [line for line in out.splitlines() if "median" in line]
     names = [name.strip() for name in heading.split("  ") if "median" in name]
     assert sorted(names) == ["median", "run median"]
 
 
-def test_ranges_for_some_of_the_tasks_are_refused_with_the_tasks_that_lack_one(results, tmp_path):
+def test_ranges_for_only_some_tasks_are_rejected_naming_the_others(results, tmp_path):
     for number, rate in enumerate((0.1, 0.2, 0.3)):
         make_run(tmp_path / "root", f"r{number}", [1.0 + number], agent={"lr": rate})
-    words = ("table", "--task", "lr", "--range", "0.1=0:10")
-    code, _, err = results(*words, place=tmp_path / "root")
+    arguments = ("table", "--task", "lr", "--range", "0.1=0:10")
+    code, _, err = results(*arguments, run_source=tmp_path / "root")
     assert code == 2
     assert "0.2, 0.3 have no range" in err
-    code, _, err = results(*words, "--range", "0.2=0:10", "--range", "0.3=0:10", place=tmp_path / "root")
+    code, _, err = results(*arguments, "--range", "0.2=0:10", "--range", "0.3=0:10", run_source=tmp_path / "root")
     assert code == 0, err
 
 
-def test_a_killed_run_whose_points_are_only_in_its_journal_is_named_with_the_command_that_closes_it(results, tmp_path):
+def test_a_killed_run_with_points_only_in_its_journal_names_the_close_command(results, tmp_path):
     root = tmp_path / "root"
     with trieye.Run(config(root, "open", seed=1)) as run:
         run.log({"eval/return": 3.0}, step=7)
         run.flush()
         killed = moved(shutil.copytree(run.dir, root / "app/runs/killed", ignore=shutil.ignore_patterns("*lock*")))
     shutil.rmtree(run.dir)
-    code, _, err = results("table", "--metric", "eval/return", place=root)
+    code, _, err = results("table", "--metric", "eval/return", run_source=root)
     assert code == 2
     assert f"trieye close {killed}" in err
     make_run(root, "whole", [1.0], seed=0)
-    code, out, err = results("table", place=root)
+    code, out, err = results("table", run_source=root)
     assert code == 0
     assert "1 missing" in out
     assert f"trieye close {killed}" in err
     assert main(["close", str(killed)]) == 0
-    code, _, err = results("table", "--include-unfinished", place=root)
+    code, _, err = results("table", "--include-unfinished", run_source=root)
     assert "trieye close" not in err
 
 
 @pytest.mark.parametrize("action", ["table", "curve", "select", "export", "report"])
-def test_runs_and_apps_are_named_as_in_other_commands(action, made, results, tmp_path):
-    shutil.copytree(made / "app", tmp_path / ".trieye_data/app")
+def test_runs_and_apps_are_selected_as_in_other_commands(action, scored_runs, results, tmp_path):
+    shutil.copytree(scored_runs / "app", tmp_path / ".trieye_data/app")
     (tmp_path / "app").mkdir()  # a package named like the app
     out = {"export": ["-o", "points.csv"], "report": ["-o", "page.html"]}.get(action, [])
     for names in (["dqn0", "app/dqn1"], ["app"]):
-        code, _, err = results(action, *names[1:], *out, place=names[0])
+        code, _, err = results(action, *names[1:], *out, run_source=names[0])
         assert code == 0, err
-    code, _, err = results(action, *out, place="dqn7")
+    code, _, err = results(action, *out, run_source="dqn7")
     assert code == 2
     assert "did you mean" in err
     assert "dqn" in err
@@ -522,22 +524,22 @@ def test_runs_and_apps_are_named_as_in_other_commands(action, made, results, tmp
 # exported tables
 
 
-def test_a_parameter_with_the_name_of_a_column_replaces_none(tmp_path):
-    taken = ("run", "metric", "step", "value", "wall_time", "param.run")
+def test_a_parameter_named_like_a_column_does_not_replace_it(tmp_path):
+    column_names = ("run", "metric", "step", "value", "wall_time", "param.run")
     for number in range(2):
         with trieye.Run(config(tmp_path / "root", f"r{number}", seed=number)) as run:
-            run.log_params({name: f"{name}-{number}" for name in taken})
+            run.log_params({name: f"{name}-{number}" for name in column_names})
             run.log("loss", 0.5 + number, step=3)
     out = tmp_path / "points.parquet"
     assert main(["results", "export", str(tmp_path / "root"), "--metric", "loss", "-o", str(out)]) == 0
     table = pq.read_table(out).to_pydict()
     assert (table["run"], table["metric"], table["step"]) == (["r0", "r1"], ["loss"] * 2, [3, 3])
     assert table["value"] == [0.5, 1.5]
-    for name in taken:
+    for name in column_names:
         assert [f"{name}-0", f"{name}-1"] in table.values()
 
 
-def test_a_csv_file_has_no_text_that_a_spreadsheet_takes_for_a_formula(tmp_path):
+def test_a_csv_export_contains_no_spreadsheet_formulas(tmp_path):
     texts = ["=cmd()", "+cmd", "-cmd", "@cmd", "-0.5", "+1e3", "plain"]
     for number, text in enumerate(texts):
         with trieye.Run(config(tmp_path / "root", f"r{number}", seed=0)) as run:

@@ -28,13 +28,13 @@ def make_run(make_config, tmp_path):
         settings["persistence"] = {"root_data_dir": str(tmp_path / ".trieye_data"), **settings.get("persistence", {})}
         with trieye.Run(make_config(app_name=app, run_name=name, **settings)) as run:
             run.log({"eval/return": best, "loss": -best}, step=steps)
-        changed(run.dir, created=time.time() - age_s)
+        update_record(run.dir, created=time.time() - age_s)
         return run.dir
 
     return make
 
 
-def changed(run_dir, **values):
+def update_record(run_dir, **values):
     path = run_dir / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
@@ -44,22 +44,22 @@ def runs(tmp_path, monkeypatch, capsys):
     """Return a function that runs `trieye runs` in a project, and returns its output."""
     monkeypatch.chdir(tmp_path)
 
-    def command(*words):
+    def command(*arguments):
         capsys.readouterr()
-        code = main(["runs", *map(str, words)])
+        code = main(["runs", *map(str, arguments)])
         output = capsys.readouterr()
         return code, output.out, output.err
 
     return command
 
 
-def names(runs, *words):
-    code, out, _ = runs(*words, "--json")
+def names(runs, *arguments):
+    code, out, _ = runs(*arguments, "--json")
     assert code == 0
     return [stored["name"] for stored in json.loads(out)["runs"]]
 
 
-def test_all_runs_of_the_project_are_listed_the_newest_first(runs, make_run, tmp_path, monkeypatch):
+def test_all_runs_of_the_project_are_listed_newest_first(runs, make_run, tmp_path, monkeypatch):
     make_run("first", 3.0, age_s=7200)
     make_run("second", app="others", steps=12_000)
     code, out, err = runs()
@@ -74,7 +74,7 @@ def test_all_runs_of_the_project_are_listed_the_newest_first(runs, make_run, tmp
     assert names(runs) == ["second", "first"]
 
 
-def test_a_root_that_a_config_of_the_project_names_is_looked_at(runs, make_run, tmp_path):
+def test_a_root_named_in_a_config_of_the_project_is_searched(runs, make_run, tmp_path):
     make_run("near")
     make_run("far", persistence={"root_data_dir": str(tmp_path / "scratch")}, age_s=60)
     (tmp_path / "conf" / "local").mkdir(parents=True)
@@ -83,12 +83,12 @@ def test_a_root_that_a_config_of_the_project_names_is_looked_at(runs, make_run, 
 
 
 @pytest.mark.parametrize("where", ["agents", ".trieye_data", ".", ".trieye_data/agents", ".trieye_data/agents/runs/a"])
-def test_an_app_a_root_a_project_and_a_run_are_places(where, runs, make_run):
+def test_an_app_a_root_a_project_and_a_run_can_be_listed(where, runs, make_run):
     make_run("a")
     assert names(runs, where) == ["a"]
 
 
-def test_the_runs_of_a_sweep_are_listed_and_a_job_whose_run_is_gone_is_named(runs, make_run, tmp_path):
+def test_runs_of_a_sweep_are_listed_and_jobs_without_a_run_are_named(runs, make_run, tmp_path):
     sweep = tmp_path / "multirun" / "lr"
     for number in (0, 2, 10):
         (sweep / str(number)).mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_the_runs_of_a_sweep_are_listed_and_a_job_whose_run_is_gone_is_named(run
 def test_runs_are_filtered_and_sorted(runs, make_run):
     make_run("old", 2.0, age_s=86_400 * 3, seed=7)
     make_run("best", 9.0, steps=3)
-    changed(make_run("bad", 4.0, steps=30, age_s=60), status="FAILED")
+    update_record(make_run("bad", 4.0, steps=30, age_s=60), status="FAILED")
     assert names(runs, "--status", "failed,killed") == ["bad"]
     assert names(runs, "--newer-than", "2d") == ["best", "bad"]
     assert names(runs, "--where", "seed=7") == ["old"]
@@ -116,13 +116,13 @@ def test_runs_are_filtered_and_sorted(runs, make_run):
     assert runs("--status", "killed")[1] == "none of 3 runs match\n"
 
 
-def test_what_has_no_objective_comes_last_either_way(runs, make_run):
+def test_runs_without_an_objective_sort_last_in_either_order(runs, make_run):
     make_run("good", 2.0)
-    changed(make_run("none", age_s=5), summary={"loss": {"last": 1.0, "min": 1.0, "max": 1.0, "step": 1}})
+    update_record(make_run("none", age_s=5), summary={"loss": {"last": 1.0, "min": 1.0, "max": 1.0, "step": 1}})
     assert names(runs, "--sort", "objective") == names(runs, "--sort", "objective", "-r") == ["good", "none"]
 
 
-def test_an_objective_that_is_to_be_low_has_its_lowest_value(make_run, runs):
+def test_a_minimized_objective_shows_its_lowest_value(make_run, runs):
     run_dir = make_run("a", loop={"objective": "loss", "mode": "min"})
     stored = StoredRun.read(run_dir)
     assert (stored.metric, stored.mode, stored.best) == ("loss", "min", -1.0)
@@ -130,16 +130,16 @@ def test_an_objective_that_is_to_be_low_has_its_lowest_value(make_run, runs):
     assert "-1 loss" in runs()[1]  # with several objectives, each is shown with its name
 
 
-def test_a_run_is_running_as_long_as_a_process_has_it_and_lost_afterwards(make_run, runs):
+def test_a_run_is_running_while_a_process_holds_its_lock_and_lost_afterwards(make_run, runs):
     run_dir = make_run("a")
-    changed(run_dir, status="RUNNING", ended=None)
+    update_record(run_dir, status="RUNNING", ended=None)
     with RunLock(run_dir / "run.lock"):
         assert StoredRun.read(run_dir).status == "RUNNING"
     assert StoredRun.read(run_dir).status == "LOST"
     assert names(runs, "--status", "lost") == ["a"]
 
 
-def test_a_run_that_was_killed_is_shown_as_far_as_it_came(killed_run, runs):
+def test_a_killed_run_is_shown_up_to_its_last_point(killed_run, runs):
     run_dir = killed_run()
     stored = StoredRun.read(run_dir, metric="loss", mode="min")
     assert stored.status == "LOST"
@@ -149,7 +149,7 @@ def test_a_run_that_was_killed_is_shown_as_far_as_it_came(killed_run, runs):
     assert stored.took_s < 60
 
 
-def test_a_living_run_shows_what_it_has_logged(make_config, runs):
+def test_an_active_run_shows_its_logged_values(make_config, runs):
     config = make_config(stats={"processing_interval_seconds": 0.01})
     with trieye.Run(config) as run:
         run.step = 3
@@ -162,7 +162,7 @@ def test_a_living_run_shows_what_it_has_logged(make_config, runs):
 
 
 @pytest.mark.parametrize("record", [b"", b"{", b'{"run_id": 3}', b"\xff\xfe", b"[]", b"[" * 100_000])
-def test_a_truncated_or_foreign_record_is_named_and_left_out(record, runs, make_run):
+def test_a_truncated_or_foreign_run_json_is_named_and_skipped(record, runs, make_run):
     make_run("whole")
     (make_run("broken") / "run.json").write_bytes(record)
     code, out, err = runs()
@@ -171,14 +171,14 @@ def test_a_truncated_or_foreign_record_is_named_and_left_out(record, runs, make_
     assert "broken: its run.json is damaged or incomplete" in err
 
 
-def test_directories_without_a_record_are_named_on_one_line_with_the_command_that_deletes_them(runs, make_run):
-    beside = make_run("whole").parent
+def test_directories_without_a_record_share_one_line_with_the_rm_command(runs, make_run):
+    runs_dir = make_run("whole").parent
     for number in range(8):
-        (beside / f"empty{number}").mkdir()
-    (beside / ".tmp-whole~1").mkdir()
+        (runs_dir / f"empty{number}").mkdir()
+    (runs_dir / ".tmp-whole~1").mkdir()
     code, out, err = runs("--json")
     assert code == 0
-    assert [one["reason"] for one in json.loads(out)["skipped"]] == ["it has no run.json"] * 8
+    assert [skipped["reason"] for skipped in json.loads(out)["skipped"]] == ["it has no run.json"] * 8
     assert err == ""
     err = runs()[2]
     assert len(err.splitlines()) == 1
@@ -186,7 +186,7 @@ def test_directories_without_a_record_are_named_on_one_line_with_the_command_tha
     assert "trieye rm" in err
 
 
-def test_damaged_configs_cost_a_run_its_objective_and_nothing_else(runs, make_run):
+def test_a_damaged_config_costs_a_run_only_its_objective(runs, make_run):
     (make_run("a") / "configs.json").write_text("{")
     stored = json.loads(runs("--json")[1])["runs"][0]
     assert (stored["name"], stored["step"], stored["objective"]["best"]) == ("a", 5, None)
@@ -194,7 +194,7 @@ def test_damaged_configs_cost_a_run_its_objective_and_nothing_else(runs, make_ru
 
 
 @pytest.mark.parametrize(
-    ("words", "parts"),
+    ("arguments", "parts"),
     [
         (["agent"], ("agent: no such run, app", "did you mean 'agents'?", "agents")),
         (["nowhere/else"], ("nowhere/else", "no such run, app, sweep or directory")),
@@ -205,14 +205,14 @@ def test_damaged_configs_cost_a_run_its_objective_and_nothing_else(runs, make_ru
         (["--root", "nowhere"], ("--root nowhere", "no such directory")),
     ],
 )
-def test_what_is_mistyped_is_answered_with_what_there_is(words, parts, runs, make_run):
+def test_an_invalid_argument_lists_the_valid_ones(arguments, parts, runs, make_run):
     make_run("first")
-    code, _, err = runs(*words)
+    code, _, err = runs(*arguments)
     assert code == 2
     assert all(part in err for part in parts), err
 
 
-def test_where_there_are_no_runs_it_says_so(runs, tmp_path):
+def test_an_empty_project_or_directory_is_reported(runs, tmp_path):
     assert runs()[:2] == (
         0,
         "no runs: no .trieye_data in the working directory or above it; pass the directory with --root\n",
@@ -221,7 +221,7 @@ def test_where_there_are_no_runs_it_says_so(runs, tmp_path):
     assert runs("empty")[1] == "no runs in empty\n"
 
 
-def test_a_list_loads_neither_pydantic_nor_numpy_and_a_pipe_cuts_no_name(make_run, tmp_path):
+def test_a_list_imports_no_slow_packages_and_a_pipe_truncates_no_name(make_run, tmp_path):
     name = "a_run_with_a_name_that_is_a_good_deal_longer_than_any_terminal_is_wide_" * 2
     make_run(name)
     done = subprocess.run([sys.executable, "-c", LOADED], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -61,10 +61,10 @@ def sweep(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "train.py").write_text(PROGRAM)
 
-    def run(*words):
-        code = main(["sweep", *map(str, words)])
-        said = capfd.readouterr()
-        return code, said.out, said.err
+    def run(*arguments):
+        code = main(["sweep", *map(str, arguments)])
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
 
     return run
 
@@ -77,7 +77,7 @@ def planned(sweep):
     return sweep
 
 
-def begun(directory):
+def started_jobs(directory):
     path = directory / "begun"
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -94,13 +94,13 @@ def edit(directory, **fields):
 
 def states(sweep, directory="first"):
     code, out, _ = sweep("status", directory, "--json")
-    told = json.loads(out)
-    assert sum(told["counts"].values()) == len(told["jobs"])
-    assert code == (0 if set(told["counts"]) <= {"completed"} else 1)
-    return [job["state"] for job in told["jobs"]]
+    status = json.loads(out)
+    assert sum(status["counts"].values()) == len(status["jobs"])
+    assert code == (0 if set(status["counts"]) <= {"completed"} else 1)
+    return [job["state"] for job in status["jobs"]]
 
 
-def test_a_plan_shows_the_jobs_and_writes_nothing_unless_asked(sweep, tmp_path):
+def test_a_plan_lists_the_jobs_and_writes_nothing_by_default(sweep, tmp_path):
     code, out, _ = sweep("plan", "train.py", "lr=range(1,13)", "agent=dqn", "db.password=hunter2", "--seeds", "3")
     assert code == 0
     assert out.startswith("36 jobs, fingerprint ")
@@ -118,7 +118,7 @@ def test_a_plan_of_one_job_has_no_axes(sweep):
     assert sweep("plan", "lr=1")[1].startswith("1 job, fingerprint ")
 
 
-def test_a_plan_is_never_replaced_by_one_that_numbers_anew(planned, tmp_path):
+def test_a_plan_is_never_replaced_by_one_that_renumbers_its_jobs(planned, tmp_path):
     before = (tmp_path / "first" / SWEEP).read_bytes()
     code, _, err = planned("plan", "train.py", "lr=0.1,0.3,0.5", "agent=dqn", "--seeds", "3", "-o", "first")
     assert code == 2
@@ -128,7 +128,7 @@ def test_a_plan_is_never_replaced_by_one_that_numbers_anew(planned, tmp_path):
     assert planned("show", 17, "-d", "first")[1] == "seed=8 lr=0.5 agent=dqn\n"
 
 
-def test_a_job_is_shown_and_found_by_its_values(planned, tmp_path, monkeypatch):
+def test_show_and_find_translate_between_job_numbers_and_values(planned, tmp_path, monkeypatch):
     assert planned("show", "3", "-d", "first")[:2] == (0, "seed=1 lr=0.5 agent=dqn\n")
     assert planned("find", "lr=5e-1", "-d", "first")[:2] == (0, "1\n3\n5\n")
     assert planned("find", "lr=.1", "seed=2", "-d", "first")[:2] == (0, "4\n")
@@ -136,57 +136,57 @@ def test_a_job_is_shown_and_found_by_its_values(planned, tmp_path, monkeypatch):
     assert planned("show", "0")[:2] == (0, "seed=0 lr=0.1 agent=dqn\n")
 
 
-def test_what_is_zipped_or_left_out_is_planned_so(sweep):
-    words = ["lr=1,2", "agent=a,b", "seed=0,1", "--zip", "lr,agent", "--exclude", "lr=1,seed=1"]
-    assert sweep("plan", *words, "-o", "zipped")[1].startswith("3 jobs, ")
+def test_zipped_axes_and_exclusions_are_planned(sweep):
+    arguments = ["lr=1,2", "agent=a,b", "seed=0,1", "--zip", "lr,agent", "--exclude", "lr=1,seed=1"]
+    assert sweep("plan", *arguments, "-o", "zipped")[1].startswith("3 jobs, ")
     assert sweep("find", "agent=b", "-d", "zipped")[1] == "2\n3\n"
     assert sweep("show", "1", "-d", "zipped")[1] == "lr=1 agent=a seed=1   (excluded)\n"
     code, _, err = sweep("find", "agent=a", "seed=1", "-d", "zipped")
     assert (code, "agent=a seed=1: all jobs with these values are excluded" in err) == (2, True)
 
 
-def test_the_options_of_a_plan_are_overrides_that_hydra_reads_back(sweep, tmp_path):
-    words = ["agent=dqn,ppo", "clip=0.1,0.2", "lr=1,2", "n=3,4"]
+def test_options_of_a_plan_are_overrides_that_hydra_can_parse(sweep, tmp_path):
+    arguments = ["agent=dqn,ppo", "clip=0.1,0.2", "lr=1,2", "n=3,4"]
     options = ["--zip", "lr,n", "--exclude", "agent=dqn,lr=1", "--when", "clip:agent=ppo|a2c", "--seeds", "2"]
-    assert sweep("plan", "train.py", *words, *options, "-o", "s")[1].startswith("10 jobs, ")
+    assert sweep("plan", "train.py", *arguments, *options, "-o", "s")[1].startswith("10 jobs, ")
     record = SweepRecord.of(tmp_path / "s")
     read = OverridesParser.create().parse_overrides(record.own)
     values = {item.key_or_group.removeprefix("hydra.sweeper."): item.value() for item in read[2:]}
-    assert grid_of(words, SweeperConfig.model_validate(values)) == record.the_grid()
-    assert sweep("plan", *words, "--when", "clip")[2].endswith(
+    assert grid_of(arguments, SweeperConfig.model_validate(values)) == record.the_grid()
+    assert sweep("plan", *arguments, "--when", "clip")[2].endswith(
         "expected KEY:KEY=VALUE, such as agent.clip_range:agent=ppo\n"
     )
 
 
-def test_a_description_of_pyexputils_is_planned(sweep, tmp_path):
+def test_a_pyexputils_description_is_planned(sweep, tmp_path):
     path = tmp_path / "experiments" / "car" / "sarsa.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"save_path": "r/{name}/{params}/{run}", "metaParameters": {"lr": [0.1, 0.5], "agent": "dqn"}}')
-    given = ["train.py", path.relative_to(tmp_path), HERE]
-    code, out, _ = sweep("plan", *given, "--seeds", "2", "-o", "car")
+    arguments = ["train.py", path.relative_to(tmp_path), HERE]
+    code, out, _ = sweep("plan", *arguments, "--seeds", "2", "-o", "car")
     assert (code, out.startswith("4 jobs, ")) == (0, True)
     assert "experiment car; Hydra's output directory of job 0 is r/car/agent-dqn_lr-0.1/0\n" in out
     assert len((tmp_path / "car/save_paths.jsonl").read_text().splitlines()) == 4
     assert sweep("show", "3", "-d", "car")[1] == "seed=1 lr=0.5 agent=dqn\n"
     assert sweep("relaunch", "car", "--dry-run")[1].count(" lr=0.1,0.5 agent=dqn ") == 1
     path.write_text('{"save_path": "r/{name}/{params}", "metaParameters": {"lr": [0.1, 0.5]}}')
-    code, _, err = sweep("plan", *given, "--seeds", "2")
+    code, _, err = sweep("plan", *arguments, "--seeds", "2")
     assert (code, "would share a path; it lacks {run}" in err) == (2, True)
 
 
-def test_jobs_run_one_after_another_in_one_process_below_this_one(planned, tmp_path):
+def test_jobs_run_one_after_another_in_one_child_process(planned, tmp_path):
     code, _, err = planned("run", "-d", "first", "-i", "1", "--stride", "2")
     assert code == 0
     assert "3 done" in err
-    assert [line[:2] for line in begun(tmp_path)] == [["0", "0.5"], ["1", "0.5"], ["2", "0.5"]]
-    assert {tuple(line[2:]) for line in begun(tmp_path)} == {(begun(tmp_path)[0][2], str(os.getpid()))}
+    assert [line[:2] for line in started_jobs(tmp_path)] == [["0", "0.5"], ["1", "0.5"], ["2", "0.5"]]
+    assert {tuple(line[2:]) for line in started_jobs(tmp_path)} == {(started_jobs(tmp_path)[0][2], str(os.getpid()))}
     assert states(planned) == ["missing", "completed"] * 3
-    held = json.loads((tmp_path / "first" / SWEEP).read_text())
-    assert (held["program"][1:], held["spec"]) == (["train.py"], ["lr=0.1,0.5", "agent=dqn"])
-    assert held["own"].count(HERE) == 1
+    record = json.loads((tmp_path / "first" / SWEEP).read_text())
+    assert (record["program"][1:], record["spec"]) == (["train.py"], ["lr=0.1,0.5", "agent=dqn"])
+    assert record["own"].count(HERE) == 1
 
 
-def test_tasks_of_a_scheduler_run_side_by_side(planned, tmp_path):
+def test_tasks_of_a_scheduler_run_in_parallel(planned, tmp_path):
     waits = "    while len(open('begun').readlines()) < 2:\n        __import__('time').sleep(0.02)\n    return cfg"
     (tmp_path / "train.py").write_text(PROGRAM.replace("    return cfg", waits))
     command = [sys.executable, "-m", "trieye.cli", "sweep", "run", "-d", "first", "-i"]
@@ -194,12 +194,12 @@ def test_tasks_of_a_scheduler_run_side_by_side(planned, tmp_path):
         subprocess.Popen([*command, str(index)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for index in (0, 5)
     ]
-    said = [task.communicate(timeout=60)[1] for task in tasks]  # each of them waits for the other
-    assert [task.returncode for task in tasks] == [0, 0], said
+    outputs = [task.communicate(timeout=60)[1] for task in tasks]  # each of them waits for the other
+    assert [task.returncode for task in tasks] == [0, 0], outputs
     assert states(planned) == ["completed", *["missing"] * 4, "completed"]
 
 
-def test_a_relaunch_runs_only_what_is_missing(planned, tmp_path):
+def test_a_relaunch_runs_only_missing_jobs(planned, tmp_path):
     (tmp_path / "broken").touch()
     assert planned("run", "-d", "first", "-i", "0", "--stride", "3")[0] == 1
     assert states(planned) == ["completed", "missing", "missing", "failed", "missing", "missing"]
@@ -213,9 +213,9 @@ def test_a_relaunch_runs_only_what_is_missing(planned, tmp_path):
     assert code == 0
     command = shlex.split(out.partition("the command: ")[2])
     assert command[-2:] == [f"hydra.sweep.dir={tmp_path / 'first'}", "hydra.launcher.only=[3]"]
-    assert len(begun(tmp_path)) == 2
+    assert len(started_jobs(tmp_path)) == 2
 
-    kept = {
+    modification_times = {
         path: path.stat().st_mtime_ns for path in (tmp_path / "first" / "0").rglob("*") if path.name != "sweep.lock"
     }
     assert planned("relaunch", "first", "--only", "missing,incomplete")[0] == 1  # those with lr=0.5 fail
@@ -223,9 +223,9 @@ def test_a_relaunch_runs_only_what_is_missing(planned, tmp_path):
     (tmp_path / "broken").unlink()
     assert planned("relaunch", "first")[0] == 0
     assert states(planned) == ["completed"] * 6
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    assert kept
-    assert sorted(tuple(line[:2]) for line in begun(tmp_path)).count(("0", "0.1")) == 1
+    assert {path: path.stat().st_mtime_ns for path in modification_times} == modification_times
+    assert modification_times
+    assert sorted(tuple(line[:2]) for line in started_jobs(tmp_path)).count(("0", "0.1")) == 1
     assert [json.loads((tmp_path / f"first/{index}/{STATUS}").read_text())["attempt"] for index in range(6)] == [
         1, 2, 1, 2, 1, 2,
     ]  # fmt: skip
@@ -233,27 +233,27 @@ def test_a_relaunch_runs_only_what_is_missing(planned, tmp_path):
     assert (code, out) == (0, "no jobs to run: no job of first is failed, incomplete or missing\n")
 
 
-@pytest.mark.parametrize("words", [["relaunch", "first"], ["run", "-d", "first", "-i", "0"]])
-def test_a_stored_command_that_the_user_did_not_sign_runs_only_when_confirmed(words, planned, tmp_path):
+@pytest.mark.parametrize("arguments", [["relaunch", "first"], ["run", "-d", "first", "-i", "0"]])
+def test_an_unsigned_stored_command_runs_only_when_confirmed(arguments, planned, tmp_path):
     record = json.loads((tmp_path / "first" / SWEEP).read_text())
     record["program"] = [sys.executable, "-c", f"open('{tmp_path}/trace', 'w').close()"]
     (tmp_path / "first" / SWEEP).write_text(json.dumps(record))
-    code, _, err = planned(*words)
+    code, _, err = planned(*arguments)
     assert not (tmp_path / "trace").exists()
     assert code == 2
     assert "trace" in err
     assert "--yes" in err
-    assert planned(*words, "--yes")[0] == 0
+    assert planned(*arguments, "--yes")[0] == 0
     assert (tmp_path / "trace").exists()
 
 
-def test_a_sweep_of_trieye_main_is_planned_run_and_shown(typed, tmp_path):
-    sweep = typed
+def test_a_sweep_of_trieye_main_is_planned_run_and_shown(run_typed_sweep, tmp_path):
+    sweep = run_typed_sweep
     assert sweep("plan", "typed", "seed=0,1", "-o", "typed_sweep", HERE)[0] == 0
     code, _, err = sweep("run", "-d", "typed_sweep", "-i", "0", "--stride", "1")
     assert code == 0, err
-    told = json.loads(sweep("status", "typed_sweep", "--json")[1])
-    assert [(job["state"], job["objective"], job["step"]) for job in told["jobs"]] == [
+    status = json.loads(sweep("status", "typed_sweep", "--json")[1])
+    assert [(job["state"], job["objective"], job["step"]) for job in status["jobs"]] == [
         ("completed", 0.0, 7), ("completed", 1.0, 7),
     ]  # fmt: skip
     assert (tmp_path / "typed_sweep" / "1" / "run").is_symlink()
@@ -273,12 +273,12 @@ with RunningJob(Path("first") / sys.argv[1], int(sys.argv[1]), sys.argv[3:]).run
 
 @pytest.fixture
 def start_orphan(planned, tmp_path):
-    """Return a function that starts a process which runs a job until so many others have begun, and then dies."""
+    """Return a function that starts a process which dies after `num_others` other jobs have started."""
     started = []
 
     def start(index, num_others):
-        words = planned("show", index, "-d", "first")[1].split()
-        command = [sys.executable, "-c", ORPHAN, str(index), str(num_others), *words]
+        arguments = planned("show", index, "-d", "first")[1].split()
+        command = [sys.executable, "-c", ORPHAN, str(index), str(num_others), *arguments]
         started.append(subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True))
         assert started[-1].stdout.readline() == "runs\n"
 
@@ -289,13 +289,13 @@ def start_orphan(planned, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_killed_program_gives_its_command_the_exit_code_of_a_shell(planned, tmp_path, number):
+def test_a_signal_that_kills_a_program_sets_the_exit_code_of_a_shell(planned, tmp_path, number):
     default = "" if number == signal.SIGKILL else f"signal.signal({number}, signal.SIG_DFL)"
     (tmp_path / "train.py").write_text(f"import os, signal\n{default}\nos.kill(os.getpid(), {number})\n")
     assert planned("relaunch", "first")[0] == 128 + number
 
 
-def test_exit_code_2_is_kept_for_mistakes_before_a_run_begins(sweep, tmp_path):
+def test_exit_code_2_is_reserved_for_errors_before_a_run_starts(sweep, tmp_path):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "train.yaml").write_text(
         "defaults: [trieye, _self_]\nruntime: {kind: local}\nsinks: {mlflow: {enabled: false}}\n"
@@ -313,15 +313,15 @@ def test_a_relaunch_waits_for_jobs_that_outlive_their_driver(planned, start_orph
     assert states(planned) == ["completed"] * 6
 
 
-def test_a_part_of_a_sweep_goes_round_a_job_that_another_part_runs(planned, start_orphan):
+def test_a_part_of_a_sweep_skips_jobs_that_another_part_runs(planned, start_orphan):
     start_orphan(1, num_others=2)
     code, _, err = planned("run", "-d", "first", "-i", "0-2")
     assert (code, states(planned)[:3]) == (0, ["completed"] * 3), err
 
 
 @pytest.fixture
-def typed(sweep, tmp_path):
-    """Return `sweep`, with a program that makes a run for each job."""
+def run_typed_sweep(sweep, tmp_path):
+    """Return `sweep`, with a program that creates a run for each job."""
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "train.yaml").write_text(
         "defaults: [trieye, _self_]\napp_name: tested\nruntime: {kind: local}\nsinks: {mlflow: {enabled: false}}\n"
@@ -334,75 +334,81 @@ def files_of(directory):
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_a_copied_project_runs_its_own_program_and_leaves_the_original_alone(typed, tmp_path, monkeypatch):
+def test_a_copied_project_runs_its_own_program_and_leaves_the_original_unchanged(
+    run_typed_sweep, tmp_path, monkeypatch
+):
     project, copy = tmp_path / "project", tmp_path / "copy"
     project.mkdir()
     for name in ("typed.py", "conf"):
         (tmp_path / name).rename(project / name)
     monkeypatch.chdir(project)
-    assert typed("plan", "typed.py", "seed=0,1", "-o", "sweeps/first", HERE)[0] == 0
-    assert typed("run", "-d", "sweeps/first", "-i", "0")[0] == 0
+    assert run_typed_sweep("plan", "typed.py", "seed=0,1", "-o", "sweeps/first", HERE)[0] == 0
+    assert run_typed_sweep("run", "-d", "sweeps/first", "-i", "0")[0] == 0
     shutil.copytree(project, copy, symlinks=True)
     (copy / "typed.py").write_text(TYPED.replace("float(config.seed)", "100.0 + config.seed"))
     before = files_of(project)
     monkeypatch.chdir(tmp_path)
-    code, _, err = typed("relaunch", "copy/sweeps/first", "--yes")
+    code, _, err = run_typed_sweep("relaunch", "copy/sweeps/first", "--yes")
     assert code == 0, err
     assert f"running its program in {copy}" in err
     assert files_of(project) == before
-    assert [job["objective"] for job in jobs_of(typed, "copy/sweeps/first")] == [0.0, 101.0]
+    assert [job["objective"] for job in jobs_of(run_typed_sweep, "copy/sweeps/first")] == [0.0, 101.0]
     for index in (0, 1):
         assert (copy / f"sweeps/first/{index}/run").resolve().is_relative_to(copy)
 
 
-def test_a_copied_sweep_directory_is_refused_and_the_original_left_alone(typed, tmp_path):
-    assert typed("plan", "typed.py", "seed=0,1", "-o", "first", HERE)[0] == 0
-    assert typed("run", "-d", "first", "-i", "0")[0] == 0
+def test_a_copied_sweep_directory_is_rejected_and_the_original_is_unchanged(run_typed_sweep, tmp_path):
+    assert run_typed_sweep("plan", "typed.py", "seed=0,1", "-o", "first", HERE)[0] == 0
+    assert run_typed_sweep("run", "-d", "first", "-i", "0")[0] == 0
     shutil.copytree(tmp_path / "first", tmp_path / "copy", symlinks=True)
     before = files_of(tmp_path)
-    for words in (["relaunch", "copy"], ["run", "-d", "copy", "-i", "0"]):
-        code, _, err = typed(*words)
+    for arguments in (["relaunch", "copy"], ["run", "-d", "copy", "-i", "0"]):
+        code, _, err = run_typed_sweep(*arguments)
         assert (code, f"copy is a copy of the sweep in {tmp_path / 'first'}" in err) == (2, True), err
     assert files_of(tmp_path) == before
 
 
-def test_a_copied_sweep_of_a_program_elsewhere_is_refused_and_status_says_so(typed, tmp_path, monkeypatch):
+def test_a_copied_sweep_of_an_external_program_is_rejected_and_status_reports_it(
+    run_typed_sweep, tmp_path, monkeypatch
+):
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
     program = str(tmp_path / "typed.py")
-    assert typed("plan", program, "seed=0,1", "-o", "first", HERE)[0] == 0
+    assert run_typed_sweep("plan", program, "seed=0,1", "-o", "first", HERE)[0] == 0
     shutil.copytree("first", "copies/first", symlinks=True)  # as far below a directory as the original
-    code, out, err = typed("status", "copies/first")
+    code, out, err = run_typed_sweep("status", "copies/first")
     assert "copies/first is a copy of the sweep in" in out, err
-    code, _, err = typed("relaunch", "copies/first", "--yes")
+    code, _, err = run_typed_sweep("relaunch", "copies/first", "--yes")
     assert (code, "copies/first is a copy of the sweep in" in err) == (2, True), err
 
 
-def test_a_moved_sweep_goes_on_with_its_runs(typed, tmp_path):
-    assert typed("plan", "typed.py", "seed=0,1", "-o", "first", HERE)[0] == 0
-    assert typed("run", "-d", "first", "-i", "0")[0] == 0
+def test_a_moved_sweep_resumes_its_runs(run_typed_sweep, tmp_path):
+    assert run_typed_sweep("plan", "typed.py", "seed=0,1", "-o", "first", HERE)[0] == 0
+    assert run_typed_sweep("run", "-d", "first", "-i", "0")[0] == 0
     (run_dir,) = (tmp_path / ".trieye_data/tested/runs").iterdir()
     edit(tmp_path / "first/0", state="interrupted")
     (tmp_path / "first").rename(tmp_path / "second")
-    code, _, err = typed("relaunch", "second")
+    code, _, err = run_typed_sweep("relaunch", "second")
     assert code == 0, err
     assert (tmp_path / "second/0/run").resolve() == run_dir
     assert json.loads((run_dir / "run.json").read_text())["attempt"] == 2
 
 
-def test_sweeps_in_directories_of_the_same_name_have_runs_of_their_own(typed, tmp_path):
-    for place in ("a/first", "b/first", "first"):
-        assert typed("plan", "typed.py", "seed=0,1", "-o", place, HERE)[0] == 0
-        code, _, err = typed("relaunch", place)
+def test_sweeps_in_directories_of_equal_name_have_separate_runs(run_typed_sweep, tmp_path):
+    for directory in ("a/first", "b/first", "first"):
+        assert run_typed_sweep("plan", "typed.py", "seed=0,1", "-o", directory, HERE)[0] == 0
+        code, _, err = run_typed_sweep("relaunch", directory)
         assert code == 0, err
     runs = {
-        (tmp_path / place / str(job) / "run").resolve() for place in ("a/first", "b/first", "first") for job in (0, 1)
+        (tmp_path / directory / str(job) / "run").resolve()
+        for directory in ("a/first", "b/first", "first")
+        for job in (0, 1)
     }
     assert len(runs) == 6
 
 
-def test_a_job_whose_run_was_deleted_is_removed_and_runs_again_when_asked(typed, tmp_path, capfd):
-    sweep = typed
+def test_a_job_whose_run_was_deleted_reruns_only_on_request(run_typed_sweep, tmp_path, capfd):
+    sweep = run_typed_sweep
     assert sweep("plan", "typed", "seed=0,1", "-o", "first", HERE)[0] == 0
     assert sweep("relaunch", "first")[0] == 0
     run_dir = (tmp_path / "first" / "1" / "run").resolve()
@@ -410,9 +416,9 @@ def test_a_job_whose_run_was_deleted_is_removed_and_runs_again_when_asked(typed,
     capfd.readouterr()
     assert states(sweep) == ["completed", "removed"]
     main(["results", "table", "first", "--metric", "loss"])
-    said = capfd.readouterr().err
-    assert "1 (removed)" in said
-    assert "ran on" not in said
+    stderr = capfd.readouterr().err
+    assert "1 (removed)" in stderr
+    assert "ran on" not in stderr
     code, out, _ = sweep("relaunch", "first")
     assert (code, "--only removed" in out, run_dir.exists()) == (0, True, False)
     assert sweep("relaunch", "first", "--only", "removed")[0] == 0
@@ -420,29 +426,31 @@ def test_a_job_whose_run_was_deleted_is_removed_and_runs_again_when_asked(typed,
 
 
 @pytest.mark.slow
-def test_a_relaunch_takes_its_configs_from_where_the_sweep_took_them(sweep, tmp_path):
+def test_a_relaunch_uses_the_config_directories_of_the_sweep(sweep, tmp_path):
     (tmp_path / "typed.py").write_text(TYPED)
-    for place, text in (("conf", "defaults: [trieye]"), ("other/conf", "defaults: [trieye, mine: it, _self_]")):
-        (tmp_path / place).mkdir(parents=True)
+    for directory, text in (("conf", "defaults: [trieye]"), ("other/conf", "defaults: [trieye, mine: it, _self_]")):
+        (tmp_path / directory).mkdir(parents=True)
         local = "runtime: {kind: local}\nsinks: {mlflow: {enabled: false}}\n"
-        (tmp_path / place / "train.yaml").write_text(f"{text}\n{local}")
+        (tmp_path / directory / "train.yaml").write_text(f"{text}\n{local}")
     (tmp_path / "more/mine").mkdir(parents=True)
     (tmp_path / "more/mine/it.yaml").write_text("# @package _global_\napp_name: from_more\n")
-    words = ["-m", "hydra/launcher=trieye", "hydra/sweeper=trieye", HERE, "hydra.sweep.dir=s", "seed=4,5"]
-    places = ["--config-path", "other/conf", "--config-dir", "more"]
-    done = subprocess.run([sys.executable, "typed.py", *words, *places], capture_output=True, text=True, check=False)
+    arguments = ["-m", "hydra/launcher=trieye", "hydra/sweeper=trieye", HERE, "hydra.sweep.dir=s", "seed=4,5"]
+    config_options = ["--config-path", "other/conf", "--config-dir", "more"]
+    done = subprocess.run(
+        [sys.executable, "typed.py", *arguments, *config_options], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     (tmp_path / "s" / "1" / STATUS).unlink()
     code, _, err = sweep("relaunch", "s")
     assert code == 0, err
-    told = json.loads(sweep("status", "s", "--json")[1])
-    assert [(job["state"], job["objective"]) for job in told["jobs"]] == [("completed", 4.0), ("completed", 5.0)]
+    status = json.loads(sweep("status", "s", "--json")[1])
+    assert [(job["state"], job["objective"]) for job in status["jobs"]] == [("completed", 4.0), ("completed", 5.0)]
     assert json.loads((tmp_path / "s/1/run/run.json").read_text())["app_name"] == "from_more"
     summary = json.loads((tmp_path / "s" / SWEEP).read_text())["summary"]
     assert summary == {"completed": 2, "best": 1, "objective": 5.0}  # of all jobs, not only of the jobs of this start
 
 
-def test_a_sweep_that_runs_is_neither_planned_anew_nor_begun_a_second_time(planned, tmp_path):
+def test_a_running_sweep_can_be_neither_replanned_nor_started_twice(planned, tmp_path):
     before = (tmp_path / "first" / SWEEP).read_bytes()
     with lock_in(tmp_path / "first"):
         code, _, err = planned("plan", "train.py", "lr=0.1,0.5", "agent=dqn", "--seeds", "4", "-o", "first")
@@ -452,11 +460,11 @@ def test_a_sweep_that_runs_is_neither_planned_anew_nor_begun_a_second_time(plann
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, "sweep 'first' is being written by" in done.stderr) == (3, True)
     assert (tmp_path / "first" / SWEEP).read_bytes() == before
-    assert begun(tmp_path) == []
+    assert started_jobs(tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["show", "6", "-d", "first"], "job 6 does not exist: the sweep has jobs 0 to 5"),
         (["run", "-i", "6", "-d", "first"], "-i 6: out of range; the sweep has the jobs 0 to 5"),
@@ -477,16 +485,16 @@ def test_a_sweep_that_runs_is_neither_planned_anew_nor_begun_a_second_time(plann
         (["plan", "lr=1,2", "hydra.sweep.dir=x"], "hydra.sweep.dir=x: a plan does not accept this key"),
         (["plan", "missing.json"], "missing.json does not exist"),
     ],
-    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_told_with_what_is_meant(planned, words, said):
-    code, out, err = planned(*words)
+def test_an_invalid_argument_says_what_is_expected(planned, arguments, message):
+    code, out, err = planned(*arguments)
     assert code == 2
-    assert (said in err, out) == (True, ""), err
+    assert (message in err, out) == (True, ""), err
     assert err.startswith("error: ")
 
 
-def test_without_a_directory_the_newest_sweep_is_meant(sweep, tmp_path):
+def test_without_a_directory_the_newest_sweep_is_used(sweep, tmp_path):
     code, _, err = sweep("status")
     assert (code, "no sweep in the working directory or below multirun/" in err) == (2, True)
     for number, name in enumerate(("new", "old")):
@@ -496,20 +504,20 @@ def test_without_a_directory_the_newest_sweep_is_meant(sweep, tmp_path):
     assert (code, out, err) == (0, "1\n", "using the newest sweep, multirun/new\n")
 
 
-def test_a_plan_without_a_program_says_what_is_missing(sweep):
+def test_a_plan_without_a_program_asks_for_one(sweep):
     assert sweep("plan", "lr=1,2", "-o", "x")[1].endswith("written to x; to run it, pass the program first\n")
     code, _, err = sweep("relaunch", "x")
     assert (code, "planned without a program; plan it again with one" in err) == (2, True)
 
 
-def test_a_secret_that_was_not_written_down_is_asked_for(sweep):
+def test_a_secret_that_was_not_recorded_is_requested(sweep):
     assert sweep("plan", "train.py", "db.password=hunter2", "lr=1,2", "-o", "x")[0] == 0
     code, _, err = sweep("relaunch", "x")
     assert (code, "hunter2" in err) == (2, False)
     assert "db.password=***: secrets are not recorded; take the value from the environment" in err
 
 
-def test_a_directory_that_is_gone_is_told(planned, tmp_path):
+def test_a_missing_working_directory_is_named(planned, tmp_path):
     path = tmp_path / "first" / SWEEP
     path.write_text(path.read_text().replace(json.dumps(str(tmp_path)), json.dumps(str(tmp_path / "gone"))))
     assert (
@@ -529,44 +537,44 @@ def test_the_help_of_an_action_names_its_options(action, capsys):
 
 
 @pytest.mark.usefixtures("cold_programs")
-def test_help_and_reading_load_nothing_heavy(planned):
+def test_help_and_read_only_actions_import_no_slow_packages(planned):
     code = "import sys\nfrom trieye.cli import main\n{}\nprint([m for m in {} if m in sys.modules])"
-    for words, heavy in (
+    for arguments, heavy in (
         (["plan", "--help"], ["pydantic", "numpy", "rich", "hydra"]),
         (["show", "1", "-d", "first"], ["hydra", "omegaconf", "ray", "numpy", "torch", "mlflow", "pandas"]),
         (["status", "first", "--json"], ["hydra", "omegaconf", "ray", "numpy", "torch", "mlflow", "pandas", "rich"]),
         (["plan", "lr=1,2"], ["ray", "numpy", "torch", "mlflow", "pandas"]),
     ):
-        called = f"try:\n    main({['sweep', *words]})\nexcept SystemExit:\n    pass"
+        called = f"try:\n    main({['sweep', *arguments]})\nexcept SystemExit:\n    pass"
         done = subprocess.run(
             [sys.executable, "-c", code.format(called, heavy)], capture_output=True, text=True, check=True
         )
-        assert done.stdout.splitlines()[-1] == "[]", words
+        assert done.stdout.splitlines()[-1] == "[]", arguments
 
 
 @pytest.mark.long
-def test_the_jobs_of_another_launcher_are_known_and_completed_ones_are_not_run_again(sweep, tmp_path):
+def test_completed_jobs_of_another_launcher_are_not_rerun(sweep, tmp_path):
     (tmp_path / "broken").touch()
-    words = ["hydra/sweeper=trieye", "hydra/launcher=basic", "hydra.sweep.dir=sweep", "seed=1,2", "lr=0.1,0.5"]
-    command = [sys.executable, "train.py", "-m", *words]
+    arguments = ["hydra/sweeper=trieye", "hydra/launcher=basic", "hydra.sweep.dir=sweep", "seed=1,2", "lr=0.1,0.5"]
+    command = [sys.executable, "train.py", "-m", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "2 of 4 jobs failed; job 1 raised" in done.stderr
-    code, said, _ = sweep("status", "sweep", "--json")
-    assert (code, json.loads(said)["counts"]) == (1, {"completed": 2, "failed": 2})
+    code, stdout, _ = sweep("status", "sweep", "--json")
+    assert (code, json.loads(stdout)["counts"]) == (1, {"completed": 2, "failed": 2})
     (tmp_path / "broken").unlink()
     assert sweep("relaunch", "sweep")[0] == 0
     assert sweep("status", "sweep")[0] == 0
-    begun = [line.split()[:2] for line in (tmp_path / "begun").read_text().splitlines()]
-    assert sorted(begun) == [["1", "0.1"], ["1", "0.5"], ["1", "0.5"], ["2", "0.1"], ["2", "0.5"], ["2", "0.5"]]
+    started_jobs = [line.split()[:2] for line in (tmp_path / "begun").read_text().splitlines()]
+    assert sorted(started_jobs) == [["1", "0.1"], ["1", "0.5"], ["1", "0.5"], ["2", "0.1"], ["2", "0.5"], ["2", "0.5"]]
 
 
-def test_a_relaunch_finds_the_configs_where_the_sweep_found_them(sweep, tmp_path):
+def test_a_relaunch_reads_configs_from_the_config_dir_of_the_sweep(sweep, tmp_path):
     (tmp_path / "more" / "group").mkdir(parents=True)
     (tmp_path / "more" / "group" / "new.yaml").write_text("# @package _global_\nlr: 7.0\n")
-    words = ["--config-dir", "more", "hydra/sweeper=trieye", "hydra/launcher=trieye", HERE, "hydra.sweep.dir=sweep"]
-    command = [sys.executable, "train.py", "-m", *words, "seed=1,2", "+group=new"]
+    arguments = ["--config-dir", "more", "hydra/sweeper=trieye", "hydra/launcher=trieye", HERE, "hydra.sweep.dir=sweep"]
+    command = [sys.executable, "train.py", "-m", *arguments, "seed=1,2", "+group=new"]
     assert subprocess.run(command, check=False).returncode == 0
     (tmp_path / "sweep" / "1" / STATUS).unlink()
     assert sweep("relaunch", "sweep")[0] == 0
-    code, said, _ = sweep("status", "sweep", "--json")
-    assert (code, [job["objective"] for job in json.loads(said)["jobs"]]) == (0, [71.0, 72.0])
+    code, stdout, _ = sweep("status", "sweep", "--json")
+    assert (code, [job["objective"] for job in json.loads(stdout)["jobs"]]) == (0, [71.0, 72.0])

@@ -41,15 +41,15 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def shared(tmp_path, monkeypatch):
-    """Return the directory that all nodes see, with a sweep of two jobs that was planned there."""
+    """Return the directory that all nodes share, with a planned sweep of two jobs."""
     disk = tmp_path / "shared"
     disk.mkdir()
     monkeypatch.chdir(disk)
     Path("train.py").write_text(PROGRAM)
-    own = ["persistence.root_data_dir=${oc.env:DISK}", f"persistence.mirror=file://{disk}/mirror"]
-    own += ["persistence.mirror_interval_s=1", "persistence.checkpoint_save_freq_steps=5"]
-    words = ["runtime=local", "sinks=[]", "app_name=nodes", *own, "seed=0,1", "+tags.slow=yes"]
-    assert main(["sweep", "plan", "train.py", *words, "-o", "sweep"]) == 0
+    options = ["persistence.root_data_dir=${oc.env:DISK}", f"persistence.mirror=file://{disk}/mirror"]
+    options += ["persistence.mirror_interval_s=1", "persistence.checkpoint_save_freq_steps=5"]
+    arguments = ["runtime=local", "sinks=[]", "app_name=nodes", *options, "seed=0,1", "+tags.slow=yes"]
+    assert main(["sweep", "plan", "train.py", *arguments, "-o", "sweep"]) == 0
     return disk
 
 
@@ -60,7 +60,7 @@ def node(disk, job):
 
 
 @pytest.mark.long
-def test_jobs_go_on_at_another_node_and_one_mlflow_store_has_all_runs(shared, tmp_path, capfd):
+def test_jobs_resume_on_another_node_and_one_mlflow_store_has_all_runs(shared, tmp_path, capfd):
     one, two = tmp_path / "one", tmp_path / "two"
     first = node(one, 0)
     saved = shared / "mirror" / "nodes"
@@ -95,7 +95,7 @@ def test_jobs_go_on_at_another_node_and_one_mlflow_store_has_all_runs(shared, tm
     assert "a mirror URL needs a scheme" in capfd.readouterr().err
 
 
-def test_a_link_that_leads_to_no_run_is_told_with_its_job(shared, capfd):
+def test_a_link_to_a_missing_run_is_reported_with_its_job(shared, capfd):
     job = shared / "sweep" / "0"
     job.mkdir()
     JobRecord(index=0, overrides=["seed=0"], state="completed").write(job)

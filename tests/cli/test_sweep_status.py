@@ -39,7 +39,7 @@ def status(tmp_path, monkeypatch):
     return lines
 
 
-def test_errors_are_below_the_table_on_a_narrow_terminal_and_in_it_on_a_wide_one(status):
+def test_errors_are_shown_below_a_narrow_table_and_inside_a_wide_one(status):
     error = " ".join(ERROR.split())
     assert f"job 0: {error}" in status(80)
     assert any(line.startswith("0 ") and line.endswith(error) for line in status(200))
@@ -50,7 +50,7 @@ def test_only_runs_of_trieye_have_a_step(status):
     assert any("step" in line for line in status(200, step=30))
 
 
-def test_a_number_has_its_noun(status, tmp_path):
+def test_counts_agree_with_their_nouns(status, tmp_path):
     assert "2 jobs: 1 completed, 1 failed" in status(200)
     SweepRecord(spec=["lr=1"], size=1, varying=[]).write(tmp_path)
     assert "1 job: 1 failed" in status(200)

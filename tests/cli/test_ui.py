@@ -93,7 +93,7 @@ def runs_linked(directory):
     return sorted(str(path.relative_to(directory)) for path in directory.glob("**/*") if path.is_symlink())
 
 
-class Ui:
+class UiProcess:
     """`trieye ui` in a separate process.
 
     Attributes:
@@ -103,9 +103,9 @@ class Ui:
         directory: Of its servers.
     """
 
-    def __init__(self, *words):
+    def __init__(self, *arguments):
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        command = [sys.executable, "-m", "trieye.cli", "ui", *map(str, words)]
+        command = [sys.executable, "-m", "trieye.cli", "ui", *map(str, arguments)]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, process_group=0
         )
@@ -134,11 +134,11 @@ class Ui:
 
 @pytest.fixture
 def ui():
-    """Return a function that starts `trieye ui`, which a failed test does not leave behind."""
+    """Return a function that starts `trieye ui`, and end the process even if the test fails."""
     with contextlib.ExitStack() as stack:
 
-        def start(*words):
-            started = Ui(*words)
+        def start(*arguments):
+            started = UiProcess(*arguments)
             stack.callback(started.process.stdout.close)
             stack.callback(started.process.wait)
             stack.callback(started.process.kill)
@@ -171,17 +171,17 @@ def test_a_run_is_shown_in_mlflow_and_tensorboard_until_ctrl_c(root, sweep, ui, 
     _, answer = get(shown.links["MLflow"], f"/api/2.0/mlflow/runs/get?run_id={run_id}")
     mlflow_run = json.loads(answer)["run"]
     assert (mlflow_run["info"]["experiment_id"], mlflow_run["info"]["run_name"]) == ("1", "first")
-    assert [(one["key"], one["value"]) for one in mlflow_run["data"]["metrics"]] == [("loss", 0.5)]
+    assert [(item["key"], item["value"]) for item in mlflow_run["data"]["metrics"]] == [("loss", 0.5)]
     _, answer = get(shown.links["MLflow"], f"/api/2.0/mlflow/artifacts/list?run_id={run_id}&path=config")
-    files = [one["path"] for one in json.loads(answer)["files"]]
+    files = [item["path"] for item in json.loads(answer)["files"]]
     assert "config/configs.json" in files
     status, text = get(shown.links["MLflow"], f"/get-artifact?path=config/configs.json&run_uuid={run_id}")
     assert (status, json.loads(text)["run_name"]) == (200, "first")
     # the filter in the link of a sweep finds its runs, and the run above them
     shown_pages, _ = pages("grid", root, tmp_path, only="mlflow")
-    wanted = unquote(shown_pages["MLflow"].fragment.partition("searchFilter=")[2])
-    _, answer = get(shown.links["MLflow"], "/api/2.0/mlflow/runs/search", experiment_ids=["1"], filter=wanted)
-    assert {one["info"]["run_name"] for one in json.loads(answer)["runs"]} == {"second", "a sweep/2026-01-01"}
+    expected = unquote(shown_pages["MLflow"].fragment.partition("searchFilter=")[2])
+    _, answer = get(shown.links["MLflow"], "/api/2.0/mlflow/runs/search", experiment_ids=["1"], filter=expected)
+    assert {item["info"]["run_name"] for item in json.loads(answer)["runs"]} == {"second", "a sweep/2026-01-01"}
     assert experiments_of(f"http://127.0.0.1:{port}", [run_id]) == ["1"]
     # artifacts logged through this server go to the directory of the runs' artifacts
     _, answer = get(shown.links["MLflow"], "/api/2.0/mlflow/experiments/create", name="another")
@@ -193,19 +193,19 @@ def test_a_run_is_shown_in_mlflow_and_tensorboard_until_ctrl_c(root, sweep, ui, 
     assert (status, b"<title>TensorBoard" in page) == (200, True)
     wait_until(lambda: json.loads(get(shown.links["TensorBoard"], "/data/runs")[1]) == ["first"], pause_s=0.5)
 
-    commands = [" ".join(one.cmdline()).replace(str(tmp_path), "") for one in shown.family]
+    commands = [" ".join(item.cmdline()).replace(str(tmp_path), "") for item in shown.family]
     assert sum("mlflow" in command for command in commands) == 2  # MLflow's command, and one worker
     assert shown.end(signal.SIGINT)[0] == 0
     assert shown.is_gone()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         ".trieye_data",
         "multirun",
-    ]  # none has written where one stands
+    ]  # no server wrote to the working directory
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
-def test_whatever_ends_it_ends_the_servers(root, ui, number):
+def test_any_end_of_the_command_ends_its_servers(root, ui, number):
     shown = ui("events", "--root", root)
     assert list(shown.links) == ["TensorBoard", "report"]
     assert any(line.startswith("note: no MLflow") for line in shown.lines)
@@ -216,7 +216,7 @@ def test_whatever_ends_it_ends_the_servers(root, ui, number):
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_is_an_error_with_the_end_of_its_log(root, ui):
+def test_a_dead_server_is_an_error_with_the_end_of_its_log(root, ui):
     shown = ui("events", "--root", root)
     next(one for one in shown.family if "tensorboard.main" in one.cmdline()).kill()
     rest = shown.process.stdout.read()
@@ -226,7 +226,7 @@ def test_a_server_that_dies_is_an_error_with_the_end_of_its_log(root, ui):
     assert shown.is_gone()
 
 
-def test_ctrl_c_while_the_servers_start_ends_them(root):
+def test_ctrl_c_during_the_start_ends_the_servers(root):
     command = [sys.executable, "-m", "trieye.cli", "ui", "agents", "--root", str(root), "--only", "mlflow"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0) as process:
         assert process.stderr.readline() == "trieye: starting MLflow\n"
@@ -238,7 +238,7 @@ def test_ctrl_c_while_the_servers_start_ends_them(root):
     assert not any(one.is_running() for one in family)
 
 
-def test_an_app_is_shown_as_its_experiment(root, tmp_path):
+def test_an_app_is_shown_as_its_mlflow_experiment(root, tmp_path):
     shown_pages, notes = pages("agents", root, tmp_path)
     assert (list(shown_pages), notes) == (["MLflow", "TensorBoard", "report"], [])
     assert shown_pages["MLflow"].fragment.startswith("/#/experiments/1/runs?")
@@ -246,16 +246,16 @@ def test_an_app_is_shown_as_its_experiment(root, tmp_path):
     assert runs_linked(tmp_path / "tensorboard") == ["first", "second"]
 
 
-def test_a_sweep_is_shown_by_itself(root, sweep, tmp_path):
+def test_a_sweep_shows_only_its_runs(root, sweep, tmp_path):
     shown_pages, _ = pages(str(sweep), root, tmp_path)
     # `tags.`trieye.sweep` = '/of/a sweep/2026-01-01'`
-    wanted = "searchFilter=tags.%60trieye.sweep%60%20%3D%20%27%2Fof%2Fa%20sweep%2F2026-01-01%27"
+    expected = "searchFilter=tags.%60trieye.sweep%60%20%3D%20%27%2Fof%2Fa%20sweep%2F2026-01-01%27"
     assert shown_pages["MLflow"].fragment.startswith("/#/experiments/1/runs?")
-    assert shown_pages["MLflow"].fragment.endswith(wanted)
+    assert shown_pages["MLflow"].fragment.endswith(expected)
     assert runs_linked(tmp_path / "tensorboard") == ["second"]
 
 
-def test_a_run_that_begins_later_comes_to_tensorboard_and_a_deleted_one_goes(root, sweep, tmp_path):
+def test_tensorboard_shows_new_runs_and_drops_deleted_ones(root, sweep, tmp_path):
     logdir = tmp_path / "tensorboard"
     shown_pages, _ = pages("grid", root, tmp_path, only="tensorboard")
     assert list(shown_pages) == ["TensorBoard"]
@@ -269,7 +269,7 @@ def test_a_run_that_begins_later_comes_to_tensorboard_and_a_deleted_one_goes(roo
     assert (logdir / "first").samefile(root / "agents" / "runs" / "first")
 
 
-def test_without_a_name_all_apps_are_shown_and_each_store_has_a_server(root, tmp_path):
+def test_without_a_name_all_apps_are_shown_with_one_server_per_store(root, tmp_path):
     shutil.copytree(root / "agents", root / "moved")  # its store goes with it
     shown_pages, notes = pages(None, root, tmp_path)
     assert (list(shown_pages), notes) == (["MLflow (agents)", "MLflow (moved)", "TensorBoard"], [NO_REPORT])
@@ -279,14 +279,14 @@ def test_without_a_name_all_apps_are_shown_and_each_store_has_a_server(root, tmp
     assert runs_linked(tmp_path / "tensorboard") == apps
 
 
-def test_too_many_stores_are_refused(root, capsys):
+def test_too_many_mlflow_stores_are_rejected(root, capsys):
     for number in range(MAX_STORES):
         shutil.copytree(root / "agents", root / f"copy{number}")
     assert main(["ui", "--root", str(root)]) == 2
     assert f"its runs are in {MAX_STORES + 1} MLflow stores" in capsys.readouterr().err
 
 
-def test_a_run_without_sinks_has_the_report_only(root, tmp_path, capsys):
+def test_a_run_without_sinks_has_only_the_report(root, tmp_path, capsys):
     shown_pages, notes = pages("bare", root, tmp_path)
     assert list(shown_pages) == ["report"]
     assert [note.partition(":")[0] for note in notes] == ["no MLflow page", "no TensorBoard page"]
@@ -296,7 +296,7 @@ def test_a_run_without_sinks_has_the_report_only(root, tmp_path, capsys):
     assert f"nothing to show in the browser: {NO_REPORT}" in capsys.readouterr().err
 
 
-def test_the_report_is_made_anew_whenever_it_is_loaded_and_for_nobody_else(root, ui, tmp_path):
+def test_the_report_is_regenerated_on_each_load_and_served_only_locally(root, ui, tmp_path):
     shown = ui("first", "--root", root, "--only", "report")
     link = shown.links["report"]
     assert link == f"{link.rpartition(':')[0]}:{urlsplit(link).port}/"
@@ -309,10 +309,10 @@ def test_the_report_is_made_anew_whenever_it_is_loaded_and_for_nobody_else(root,
     assert (status, b"<h1>loss of first</h1>" in page) == (200, True)
     assert b"<code>.trieye_data/agents/runs/first</code>" in page  # relative to the working directory
     assert b'<a href="/' not in page  # a browser opens no files from here
-    for path, host, wanted in (("/etc/passwd", None, 404), ("/", "evil.example:80", 403)):
+    for path, host, expected in (("/etc/passwd", None, 404), ("/", "evil.example:80", 403)):
         with pytest.raises(urllib.error.HTTPError) as refused:
             get(link, path, host=host)
-        assert refused.value.code == wanted
+        assert refused.value.code == expected
         refused.value.close()
     assert shown.end(signal.SIGINT)[0] == 0
     assert shown.is_gone()
@@ -343,7 +343,7 @@ def test_the_report_server_answers_its_own_names_with_and_without_a_port(tmp_pat
     assert (answered, refused) == ([200] * 4, [403] * 4)
 
 
-def test_a_run_with_a_damaged_config_is_named_and_left_out(root, tmp_path, capsys):
+def test_a_run_with_a_damaged_config_is_named_and_skipped(root, tmp_path, capsys):
     runs = root / "agents" / "runs"
     (runs / "first" / "configs.json").write_text('{"persistence": {}}')
     shown_pages, notes = pages("agents", root, tmp_path)
@@ -354,7 +354,7 @@ def test_a_run_with_a_damaged_config_is_named_and_left_out(root, tmp_path, capsy
     assert f"no runs in {runs / 'first'}; {runs / 'first'} is skipped: " in capsys.readouterr().err
 
 
-def test_a_server_is_linked_without_its_password_and_none_is_started(root, capsys):
+def test_an_existing_server_is_linked_without_its_password(root, capsys):
     for run_dir in (root / "agents" / "runs").iterdir():
         change(run_dir / "configs.json", mlflow_tracking_uri="http://me:hunter2@127.0.0.1:9/track/")
     assert main(["ui", "first", "--root", str(root), "--only", "mlflow", "--no-browser"]) == 0
@@ -363,10 +363,10 @@ def test_a_server_is_linked_without_its_password_and_none_is_started(root, capsy
 
 
 @pytest.mark.parametrize(
-    ("display", "words", "opens"),
+    ("display", "arguments", "opens"),
     [(":7", [], True), pytest.param(":7", ["--no-browser"], False, marks=pytest.mark.long), ("", [], False)],
 )
-def test_a_browser_opens_where_there_is_a_display(root, tmp_path, warm_programs, display, words, opens):
+def test_a_browser_opens_only_with_a_display(root, tmp_path, warm_programs, display, arguments, opens):
     run_dir = root / "agents" / "runs" / "first"
     change(run_dir / "configs.json", mlflow_tracking_uri="http://127.0.0.1:9")
     record = json.loads((run_dir / "run.json").read_text())
@@ -374,7 +374,7 @@ def test_a_browser_opens_where_there_is_a_display(root, tmp_path, warm_programs,
     browser = tmp_path / "browser"
     browser.write_text(f"#!/bin/sh\necho $1 >> {tmp_path}/opened\n")
     browser.chmod(0o755)
-    command = [sys.executable, "-m", "trieye.cli", "ui", str(run_dir), "--only", "mlflow", *words]
+    command = [sys.executable, "-m", "trieye.cli", "ui", str(run_dir), "--only", "mlflow", *arguments]
     environment = {**os.environ, "BROWSER": f"{browser} %s", "DISPLAY": display, "WAYLAND_DISPLAY": ""}
     ours, theirs = pty.openpty()
     done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, env=environment, check=False)
@@ -386,13 +386,13 @@ def test_a_browser_opens_where_there_is_a_display(root, tmp_path, warm_programs,
     assert (opened.read_text() if opened.exists() else "") == ("http://127.0.0.1:9/#/experiments\n" if opens else "")
 
 
-def test_a_store_for_which_no_server_is_started_is_named_without_its_password(root, capsys):
+def test_a_store_without_a_server_is_named_without_its_password(root, capsys):
     change(root / "agents" / "runs" / "first" / "configs.json", mlflow_tracking_uri="postgresql://me:hunter2@db/x")
     assert main(["ui", "first", "--root", str(root), "--only", "mlflow"]) == 2
     assert "mlflow server --backend-store-uri postgresql://me:***@db/x" in capsys.readouterr().err
 
 
-def test_a_database_that_is_gone_leaves_the_event_files(root, tmp_path):
+def test_event_files_are_shown_even_if_the_mlflow_database_is_missing(root, tmp_path):
     (root / "agents" / "mlruns" / "mlflow.db").unlink()
     shown_pages, (note,) = pages("agents", root, tmp_path)
     assert list(shown_pages) == ["TensorBoard", "report"]
@@ -400,9 +400,9 @@ def test_a_database_that_is_gone_leaves_the_event_files(root, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("version", "says"), [("older", "mlflow db upgrade sqlite:///"), ("newer", "--upgrade mlflow")]
+    ("version", "advice"), [("older", "mlflow db upgrade sqlite:///"), ("newer", "--upgrade mlflow")]
 )
-def test_a_database_of_another_mlflow_is_left_alone(root, capsys, version, says):
+def test_a_database_of_another_mlflow_version_is_unchanged(root, capsys, version, advice):
     database = root / "agents" / "mlruns" / "mlflow.db"
     revision = {"older": "451aebb31d03", "newer": "ffffffffffff"}[version]  # MLflow's first revision; an unknown one
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
@@ -411,12 +411,12 @@ def test_a_database_of_another_mlflow_is_left_alone(root, capsys, version, says)
     assert main(["ui", "agents", "--root", str(root), "--only", "mlflow"]) == 2
     text = capsys.readouterr().err
     assert f"has {'an older' if version == 'older' else 'a newer'} schema than the installed MLflow" in text
-    assert says in text
+    assert advice in text
     with contextlib.closing(sqlite3.connect(database)) as connection:
         assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [(revision,)]
 
 
-def test_a_port_that_is_taken_is_said_with_who_has_it(root, capsys, tmp_path, monkeypatch):
+def test_a_port_in_use_is_reported_with_its_process(root, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -427,7 +427,7 @@ def test_a_port_that_is_taken_is_said_with_who_has_it(root, capsys, tmp_path, mo
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "http"])
-def test_what_is_no_port_is_refused(port, capsys):
+def test_an_invalid_port_is_rejected(port, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["ui", "--port", port])
     assert ended.value.code == 2
@@ -438,14 +438,14 @@ def test_what_is_no_port_is_refused(port, capsys):
     ("name", "meant"),
     [("frist", "first"), ("agents/secnd", "agents/second"), ("agnets", "agents"), ("multirun/gird", None)],
 )
-def test_a_wrong_name_is_an_error_with_the_nearest_one(root, sweep, capsys, name, meant):
+def test_an_unknown_name_suggests_the_closest_one(root, sweep, capsys, name, meant):
     assert main(["ui", name, "--root", str(root)]) == 2
     text = capsys.readouterr().err
     assert f"{name}: no such run, app, sweep or directory" in text
     assert meant is None or f"did you mean {meant!r}?" in text
 
 
-def test_a_name_is_that_of_an_app_then_of_a_run_then_of_what_lies_here(root, sweep, tmp_path):
+def test_a_name_resolves_to_an_app_then_a_run_then_a_local_directory(root, sweep, tmp_path):
     (tmp_path / "first").mkdir()
     (tmp_path / "agents").mkdir()
     runs = root / "agents" / "runs"

@@ -41,7 +41,7 @@ def flip_often(path):
 
 @pytest.fixture
 def damaged_run(killed_run):
-    """A run with everything that can be damaged: closed, with history, journal and checkpoint."""
+    """A closed run with a history, a journal and a checkpoint."""
     run = killed_run("saves")
     assert main(["close", str(run)]) == 0
     with contextlib.closing(Journal(run / "journal.db")) as journal:
@@ -49,7 +49,7 @@ def damaged_run(killed_run):
     return run
 
 
-def test_a_killed_run_is_whole_and_its_sinks_are_behind(killed_run, capsys):
+def test_a_killed_run_is_intact_and_its_sinks_are_behind(killed_run, capsys):
     run = killed_run("mlflow", "saves")
     before = contents(run)
     assert main(["verify", str(run)]) == 0
@@ -63,7 +63,7 @@ def test_a_killed_run_is_whole_and_its_sinks_are_behind(killed_run, capsys):
     assert shown.count("`trieye close`") == 2
 
 
-def test_a_run_that_is_being_written_is_whole_whenever_one_looks(tmp_path):
+def test_an_active_run_is_intact_at_any_moment(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", ALIVE, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -79,7 +79,7 @@ def test_a_run_that_is_being_written_is_whole_whenever_one_looks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "harm", "damage", "advice"),
+    ("pattern", "damage_file", "damage", "advice"),
     [
         ("run.json", cut, "cannot be read", "restore it from a backup"),
         ("configs.json", cut, "cannot be read", "restore it from a backup"),
@@ -92,9 +92,11 @@ def test_a_run_that_is_being_written_is_whole_whenever_one_looks(tmp_path):
         ("checkpoints/checkpoint_step_200/MANIFEST.json", cut, "MANIFEST.json is damaged", "choose another run_name"),
     ],
 )
-def test_damage_is_found_and_explained_and_nothing_is_changed(damaged_run, capsys, pattern, harm, damage, advice):
+def test_damage_is_detected_and_explained_without_changing_the_run(
+    damaged_run, capsys, pattern, damage_file, damage, advice
+):
     (path, *_) = sorted(damaged_run.glob(pattern))
-    harm(path)
+    damage_file(path)
     before = contents(damaged_run)
     assert main(["verify", str(damaged_run)]) == 1
     assert contents(damaged_run) == before
@@ -105,7 +107,7 @@ def test_damage_is_found_and_explained_and_nothing_is_changed(damaged_run, capsy
     assert "everything is intact" not in shown
 
 
-def test_of_several_checkpoints_the_one_that_is_used_instead_is_named(damaged_run):
+def test_the_checkpoint_used_instead_of_a_damaged_one_is_named(damaged_run):
     directory = damaged_run / "checkpoints"
     (directory / "checkpoint_step_300").mkdir()
     (damage,) = verify(damaged_run).damage
@@ -113,7 +115,7 @@ def test_of_several_checkpoints_the_one_that_is_used_instead_is_named(damaged_ru
     assert "of step 200, is used instead" in damage.advice
 
 
-def test_a_hole_in_the_history_of_the_journal_is_found(tmp_path):
+def test_a_gap_in_the_history_of_the_journal_is_detected(tmp_path):
     (tmp_path / "run.json").write_text('{"app_name": "agents", "run_name": "first"}')
     journal = Journal(tmp_path / "journal.db")
     journal.commit(Snapshot(0, 10, 0.0, b""), chunks=[(4, 10, b"")], keep_after=0)
@@ -123,7 +125,7 @@ def test_a_hole_in_the_history_of_the_journal_is_found(tmp_path):
     assert "4 items are lost (0 to 3)" in damage.what
 
 
-def test_what_was_set_aside_is_mentioned_and_is_no_damage(damaged_run, capsys):
+def test_quarantined_files_are_mentioned_and_are_not_damage(damaged_run, capsys):
     (damaged_run / "journal.db.damaged-1").write_bytes(b"old")
     before = contents(damaged_run)
     assert main(["verify", str(damaged_run)]) == 0
@@ -133,7 +135,7 @@ def test_what_was_set_aside_is_mentioned_and_is_no_damage(damaged_run, capsys):
     assert "note: journal.db.damaged-1 was found damaged and set aside" in shown
 
 
-def test_scripts_get_json(damaged_run, capsys):
+def test_verify_prints_json_for_scripts(damaged_run, capsys):
     flip(next(damaged_run.glob("history/*.parquet")))
     assert main(["verify", str(damaged_run), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
@@ -144,13 +146,13 @@ def test_scripts_get_json(damaged_run, capsys):
     assert [(sink["name"], sink["behind"]) for sink in document["sinks"]] == [("tensorboard", 0)]
 
 
-def test_a_run_that_has_only_just_begun_is_whole(tmp_path, capsys):
+def test_a_run_that_has_just_started_is_intact(tmp_path, capsys):
     (tmp_path / "run.json").write_text('{"app_name": "agents", "run_name": "first"}')
     assert main(["verify", str(tmp_path)]) == 0
     assert "not made yet" in capsys.readouterr().out
 
 
-def test_a_run_all_of_whose_checkpoints_were_set_aside_is_damaged(damaged_run):
+def test_a_run_with_only_quarantined_checkpoints_is_damaged(damaged_run):
     checkpoint = damaged_run / "checkpoints" / "checkpoint_step_200"
     checkpoint.rename(checkpoint.with_name("checkpoint_step_200.damaged"))
     (damage,) = verify(damaged_run).damage

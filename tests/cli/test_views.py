@@ -45,7 +45,7 @@ def test_the_view_fits_the_terminal(run):
     assert "mirror" not in shown(view)
 
 
-def test_rates_are_those_of_the_last_seconds(run):
+def test_rates_cover_the_last_seconds(run):
     log(run, 5)
     first = read_view(run.dir, None)
     assert "/s)" not in shown(first)
@@ -55,7 +55,7 @@ def test_rates_are_those_of_the_last_seconds(run):
     assert f"events 55 ({rate:,.0f}/s)" in shown(second)
 
 
-def test_the_last_checkpoint_what_was_dropped_and_what_came_late_are_shown(run):
+def test_the_last_checkpoint_and_dropped_and_late_points_are_shown(run):
     log(run, 9)
     run.step = 7
     run.save(weights=[1.0])
@@ -66,7 +66,7 @@ def test_the_last_checkpoint_what_was_dropped_and_what_came_late_are_shown(run):
         wait_until(lambda text=text: text in shown_now(run))
 
 
-def test_a_sink_that_does_not_work_is_shown_with_the_beginning_of_the_reason(make_config):
+def test_a_failing_sink_is_shown_with_the_start_of_its_error(make_config):
     config = make_config(
         sinks={"mlflow": {"enabled": True}},
         persistence={"mlflow_tracking_uri": "http://127.0.0.1:9"},
@@ -79,14 +79,14 @@ def test_a_sink_that_does_not_work_is_shown_with_the_beginning_of_the_reason(mak
     assert " ..." in text
 
 
-def test_a_run_whose_hub_is_only_starting_says_so(tmp_path):
+def test_a_run_whose_hub_is_starting_says_so(tmp_path):
     RunRecord(app_name="agents", run_name="first").save(tmp_path / "run.json")
     text = shown(read_view(tmp_path, None))
     assert "not published a status yet" in text
     assert "no metrics yet" in text
 
 
-def test_a_journal_that_cannot_be_read_for_a_moment_leaves_the_last_values(run):
+def test_a_temporarily_unreadable_journal_leaves_the_last_values(run):
     log(run, 9)
     wait_until(lambda: "loss/00" in shown(read_view(run.dir, None)))
     before = read_view(run.dir, None)
@@ -97,7 +97,7 @@ def test_a_journal_that_cannot_be_read_for_a_moment_leaves_the_last_values(run):
     assert "loss/00" in text
 
 
-def test_a_run_that_is_deleted_meanwhile_ends_the_view(run):
+def test_deleting_a_run_ends_its_view(run):
     view = read_view(run.dir, None)
     run.close()
     shutil.rmtree(run.dir)
@@ -105,7 +105,7 @@ def test_a_run_that_is_deleted_meanwhile_ends_the_view(run):
         read_view(run.dir, view)
 
 
-def test_what_is_not_finite_is_said_to_be(run):
+def test_values_that_are_not_finite_are_marked(run):
     log(run, 1)
     view = read_view(run.dir, None)
     status = {**view.status, "metrics": {"a": {"last": None, "min": 1.0, "max": None, "step": 3}}}
@@ -117,12 +117,12 @@ def test_what_is_not_finite_is_said_to_be(run):
     ("seconds", "text"),
     [(-1, "0 s"), (59.4, "59 s"), (61, "1 min 01 s"), (3660, "1 h 01 min"), (90_000, "1 d 1 h")],
 )
-def test_times_are_told_in_two_units(seconds, text):
+def test_durations_are_shown_in_two_units(seconds, text):
     assert duration(seconds) == text
 
 
-def put_a_file_there(mirror):
-    if mirror.exists():  # the run may make it again at any moment
+def replace_by_a_file(mirror):
+    if mirror.exists():  # the run may create it again at any moment
         mirror.rename(mirror.with_name(secrets.token_hex(8)))
     try:
         mirror.open("xb").close()
@@ -131,7 +131,7 @@ def put_a_file_there(mirror):
     return True
 
 
-def test_the_mirror_of_a_run_is_shown_with_its_lag_and_with_what_is_wrong(make_config, tmp_path):
+def test_the_mirror_of_a_run_is_shown_with_its_lag_and_its_errors(make_config, tmp_path):
     mirror = tmp_path / "mirror"
     persistence = {"mirror": f"file://{mirror}", "mirror_interval_s": 1}
     with trieye.Run(make_config(persistence=persistence, stats={"processing_interval_seconds": 0.01})) as run:
@@ -141,7 +141,7 @@ def test_the_mirror_of_a_run_is_shown_with_its_lag_and_with_what_is_wrong(make_c
         run.save(weights=[1.0])
         wait_until(lambda: read_status(run.dir)["mirror"]["committed"])
         assert f"mirror file://{mirror}: checkpoint_step_5 · " in shown_now(run)
-        wait_until(lambda: put_a_file_there(mirror))
+        wait_until(lambda: replace_by_a_file(mirror))
         wait_until(lambda: read_status(run.dir)["mirror"]["error"])
         assert "NotADirectoryError" in shown_now(run)
         mirror.unlink()

@@ -20,7 +20,7 @@ def log(run, count):
     wait_until(lambda: read_status(run.dir).get("accepted", 0) == count)
 
 
-def test_one_look_at_a_run_that_is_alive_shows_how_it_is(run, capsys):
+def test_watch_once_shows_the_current_state_of_an_active_run(run, capsys):
     log(run, 9)
     wait_until(lambda: read_status(run.dir)["metrics"].get("loss", {}).get("step") == 7)
     assert main(["watch", str(run.dir), "--once"]) == 0
@@ -31,33 +31,33 @@ def test_one_look_at_a_run_that_is_alive_shows_how_it_is(run, capsys):
     assert ["loss", "1.75", "0", "1.75", "7"] in [line.split() for line in text.splitlines()]
 
 
-def test_explorers_have_lines_of_their_own(run, capsys):
-    seen = {
+def test_explorers_have_separate_lines(run, capsys):
+    metrics = {
         "explorer/alive": 3,
         "explorer/restarts": 2,
         "explorer/lost_fragments": 0,
         "sync/version": 41,
         "sync/publish_ms": 1.5,
     }
-    seen |= {
+    metrics |= {
         "explorer/10/staleness": 2,
         "explorer/0/staleness": 1,
         "replay/staleness_mean": 0.25,
         "replay/staleness_max": 2,
     }
     for step in range(3):
-        run.log(seen | {"loss": 1.0}, step=step)
+        run.log(metrics | {"loss": 1.0}, step=step)
     run.flush()
     wait_until(lambda: "loss" in read_status(run.dir).get("metrics", {}))
     assert main(["watch", str(run.dir), "--once"]) == 0
     lines = " ".join(capsys.readouterr().out.split())
-    shown = "explorers alive 3 · version 41 · ms to publish 1.5 · staleness mean 0.25 · max 2"
-    assert f"{shown} · restarts 2 · fragments lost 0 lag 0: 1, 10: 2" in lines
+    expected = "explorers alive 3 · version 41 · ms to publish 1.5 · staleness mean 0.25 · max 2"
+    assert f"{expected} · restarts 2 · fragments lost 0 lag 0: 1, 10: 2" in lines
     assert not re.search(r"explorer/|sync/", lines)
     assert "loss" in lines
 
 
-def test_a_pipe_gets_one_look(run):
+def test_watch_prints_once_into_a_pipe(run):
     done = subprocess.run(
         [sys.executable, "-m", "trieye.cli", "watch", str(run.dir)], capture_output=True, text=True, check=False
     )
@@ -65,7 +65,7 @@ def test_a_pipe_gets_one_look(run):
     assert "app/run  RUNNING" in done.stdout
 
 
-def test_a_run_that_was_killed_says_so_and_what_to_do(killed_run, capsys):
+def test_a_killed_run_is_shown_with_the_command_that_closes_it(killed_run, capsys):
     assert main(["watch", str(killed_run())]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "agents/first RUNNING attempt 1" in text
@@ -73,7 +73,7 @@ def test_a_run_that_was_killed_says_so_and_what_to_do(killed_run, capsys):
     assert "process 1" not in text
 
 
-def test_a_closed_run_shows_how_it_ended(run, make_config, capsys):
+def test_a_closed_run_shows_its_final_status(run, make_config, capsys):
     log(run, 3)
     run.close()
     assert main(["watch", str(run.dir)]) == 0
@@ -92,16 +92,16 @@ def test_ctrl_c_ends_the_live_view_with_success(run):
         env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
     )
     os.close(follower)
-    seen = b""
+    output = b""
     deadline = time.monotonic() + 30
-    while seen.count(b"loss") < 3:  # it keeps refreshing
-        assert time.monotonic() < deadline, seen
+    while output.count(b"loss") < 3:  # it keeps refreshing
+        assert time.monotonic() < deadline, output
         if select.select([leader], [], [], 1.0)[0]:
-            seen += os.read(leader, 65536)
+            output += os.read(leader, 65536)
     process.send_signal(signal.SIGINT)
     with contextlib.suppress(OSError):  # the end of a terminal
         while rest := os.read(leader, 65536):
-            seen += rest
+            output += rest
     os.close(leader)
     assert process.wait(30) == 0
-    assert b"Traceback" not in seen
+    assert b"Traceback" not in output

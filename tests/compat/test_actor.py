@@ -31,7 +31,7 @@ pytestmark = [
 @pytest.fixture
 def start(tmp_path):
     """Return a function that starts an actor as clients of 0.1.5 do."""
-    started = []
+    actors = []
 
     def start_actor(config=None, **settings):
         config = config or trieye.TrieyeConfig(
@@ -41,15 +41,15 @@ def start(tmp_path):
         )
         name = f"trieye_actor_{config.run_name}"
         actor = trieye.TrieyeActor.options(name=name, lifetime="detached").remote(config=config)
-        started.append(actor)
+        actors.append(actor)
         return actor, config
 
     yield start_actor
-    for actor in started:
+    for actor in actors:
         ray.kill(actor)
 
 
-def test_the_program_of_the_compatibility_page_runs(tmp_path, monkeypatch):
+def test_the_program_in_the_compatibility_page_runs(tmp_path, monkeypatch):
     page = Path(__file__).parents[2] / "docs/compatibility.md"
     (program,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
@@ -105,7 +105,7 @@ def test_a_program_of_0_1_5_logs_every_due_point_and_resumes(start, tmp_path):
     assert ray.get(second.wait_mlflow_run_id.remote(60.0)) not in {None, run_id}
 
 
-def test_the_actor_answers_while_a_checkpoint_is_saved(start):
+def test_the_actor_responds_while_a_checkpoint_is_saved(start):
     actor, _ = start(sinks={})
     ray.get(actor.get_actor_name.remote())
     saving = save(actor, 1, nn_state_dict={"w": np.zeros(20_000_000)})
@@ -119,7 +119,7 @@ def test_the_actor_answers_while_a_checkpoint_is_saved(start):
     assert sorted(waits)[len(waits) // 2] < 0.25
 
 
-def test_shutdown_waits_for_saves_and_events_that_were_sent_before(start):
+def test_shutdown_waits_for_earlier_saves_and_events(start):
     stats = trieye.StatsConfig(metrics=[trieye.MetricConfig(name="m", aggregation="count")])
     actor, config = start(stats=stats, sinks={})
     for _ in range(200):
@@ -133,7 +133,7 @@ def test_shutdown_waits_for_saves_and_events_that_were_sent_before(start):
         ray.get(actor.log_event.remote(event()))
 
 
-def test_terminate_gives_the_name_back(start):
+def test_terminate_releases_the_name_of_the_actor(start):
     actor, config = start(sinks={})
     name = ray.get(actor.get_actor_name.remote())
     with pytest.raises(ray.exceptions.RayActorError):
@@ -150,7 +150,7 @@ def test_terminate_gives_the_name_back(start):
     assert RunRecord.read(config.persistence.get_run_base_dir() / "run.json").status == "FINISHED"
 
 
-def test_getters_answer_as_in_0_1_5(start, tmp_path):
+def test_getters_return_what_0_1_5_returned(start, tmp_path):
     actor, config = start()
     assert ray.get(actor.get_actor_name.remote()) == f"trieye_actor_{config.run_name}"
     assert ray.get(actor.get_run_base_dir_str.remote()) == str(tmp_path / "my_app" / "runs" / config.run_name)
@@ -163,7 +163,7 @@ def test_getters_answer_as_in_0_1_5(start, tmp_path):
     ray.get(actor.close_tb_writer.remote())
 
 
-def test_a_relative_root_means_the_place_where_the_config_was_made(start, tmp_path, monkeypatch):
+def test_a_relative_root_is_resolved_where_the_config_was_created(start, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     persistence = trieye.PersistenceConfig(ROOT_DATA_DIR="data")
     config = trieye.TrieyeConfig(app_name="here", persistence=persistence, sinks={})
@@ -201,7 +201,7 @@ sys.stdin.read()
 """
 
 
-def test_the_console_metrics_are_seen_on_the_driver(tmp_path):
+def test_console_metrics_reach_the_driver(tmp_path):
     address = ray.get_runtime_context().gcs_address
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen([sys.executable, "-c", DRIVER, address, str(tmp_path)], **streams) as driver:
@@ -210,7 +210,7 @@ def test_the_console_metrics_are_seen_on_the_driver(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_actor_comes_back_as_the_same_run_and_calls_that_it_left_unanswered_count_once(start):
+def test_a_killed_actor_resumes_the_same_run_and_unanswered_calls_count_once(start):
     metrics = [trieye.MetricConfig(name=name, aggregation="count") for name in ("one", "many")]
     actor, config = start(stats=trieye.StatsConfig(metrics=metrics), sinks={})
     calls = []
@@ -225,8 +225,8 @@ def test_a_killed_actor_comes_back_as_the_same_run_and_calls_that_it_left_unansw
             os.kill(pid, signal.SIGKILL)
     ray.get(calls, timeout=120)
     ray.get(actor.force_process_and_log.remote(1))
-    seen = ray.get(actor.summary.remote())
-    assert {name: seen[name]["last"] for name in ("one", "many")} == {"one": 150.0, "many": 450.0}
+    summary = ray.get(actor.summary.remote())
+    assert {name: summary[name]["last"] for name in ("one", "many")} == {"one": 150.0, "many": 450.0}
     health = ray.get(actor.health.remote())
     assert health["dropped"] == {"elsewhere": 300}
     assert health["pid"] != pid
@@ -234,7 +234,7 @@ def test_a_killed_actor_comes_back_as_the_same_run_and_calls_that_it_left_unansw
     assert (record.run_id, record.attempt) == (run_id, 1)
 
 
-def test_get_or_create_finds_the_same_actor_again(tmp_path):
+def test_get_or_create_returns_the_same_actor_again(tmp_path):
     config = trieye.TrieyeConfig(run_name="shared", persistence={"root_data_dir": str(tmp_path)}, sinks={})
     first, second = get_or_create(config), get_or_create(config)
     assert first == second

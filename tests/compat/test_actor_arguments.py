@@ -1,4 +1,4 @@
-"""The arguments of `save_training_state` on their way to the actor, and the work that this saves the actor."""
+"""How arguments of `save_training_state` reach the actor without being unpickled there."""
 
 import pickle
 from collections import defaultdict
@@ -28,8 +28,8 @@ def actor(ray_cluster, tmp_path_factory):
     ray.kill(actor)
 
 
-def saved(actor, step, *states, **more):
-    """Save by position or by name, and return what is in the checkpoint; the actor itself loads nothing."""
+def save_and_load(actor, step, *states, **more):
+    """Save by position or by name, and return the content of the checkpoint; the actor itself loads nothing."""
     ray.get(actor.save_training_state.remote(*states, global_step=step, episodes_played=0, **more), timeout=120)
     run_dir = Path(ray.get(actor.get_run_base_dir_str.remote()))
     return decode(load_state(run_dir / "checkpoints" / f"checkpoint_step_{step}", allow_pickle=True))
@@ -41,33 +41,33 @@ def trained(size):
 
 
 @pytest.mark.slow
-def test_tensors_and_references_to_them_arrive_and_the_actor_never_unpickles_one(actor):
+def test_tensors_and_references_arrive_without_being_unpickled_by_the_actor(actor):
     weights = torch.arange(float(LARGE))
     model, optimizer = torch.nn.BatchNorm1d(3), {"state": {0: {"exp_avg": weights, "step": torch.tensor(3.0)}}}
-    by_position = saved(actor, 1, {"w": weights, "tied": weights}, optimizer, [], total_simulations_run=0)
+    by_position = save_and_load(actor, 1, {"w": weights, "tied": weights}, optimizer, [], total_simulations_run=0)
     assert torch.equal(by_position["model_state_dict"]["w"], weights)
     assert by_position["model_state_dict"]["tied"].data_ptr() == by_position["model_state_dict"]["w"].data_ptr()
     assert by_position["optimizer_state_dict"]["state"][0]["step"].item() == 3.0
     references = {"nn_state_dict": ray.put({"w": weights}), "optimizer_state_dict": {"now": trained.remote(LARGE)}}
-    by_name = saved(actor, 2, **references, buffer_content=[], total_simulations_run=0)
+    by_name = save_and_load(actor, 2, **references, buffer_content=[], total_simulations_run=0)
     assert torch.equal(by_name["model_state_dict"]["w"], weights)
     assert torch.equal(by_name["optimizer_state_dict"]["now"]["weights"], weights)
-    stored = saved(actor, 3, model, {}, [], total_simulations_run=0, user_data={"model": model.state_dict()})
+    stored = save_and_load(actor, 3, model, {}, [], total_simulations_run=0, user_data={"model": model.state_dict()})
     assert torch.equal(stored["model_state_dict"]["running_var"], torch.ones(3))
     assert stored["user_data"]["model"]._metadata == model.state_dict()._metadata
     pid = ray.get(actor.health.remote())["pid"]
     assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_tensors_in_objects_that_are_pickled_stay_what_they_are(actor):
+def test_tensors_inside_pickled_objects_are_preserved(actor):
     counts = defaultdict(int, a=torch.ones(2))
-    stored = saved(actor, 4, {}, {}, [], total_simulations_run=0, user_data={"counts": counts})
+    stored = save_and_load(actor, 4, {}, {}, [], total_simulations_run=0, user_data={"counts": counts})
     assert type(stored["user_data"]["counts"]) is defaultdict
     assert torch.equal(stored["user_data"]["counts"]["a"], torch.ones(2))
 
 
 @pytest.mark.parametrize("blob", ["x" * 1_000_000, b"x" * 1_000_000, np.zeros(1_000_000), {"deep": ["x" * 1_000_000]}])
-def test_a_context_that_is_too_large_stays_where_it_is_and_its_value_travels(blob):
+def test_a_context_above_the_limit_is_dropped_and_its_value_is_sent(blob):
     large = trieye.RawMetricEvent(name="reward", value=1.0, global_step=1, context={"score": 2.0, "frames": blob})
     small = trieye.RawMetricEvent(name="reward", value=3.0, global_step=1, context={"score": 4.0, "text": "x" * 1000})
     sent = SentEvents.of([large, small])

@@ -18,12 +18,12 @@ from trieye.journal.journal import Journal
 from trieye.stats.batch import EventBatch, EventRow
 
 
-def saved(step, **changes):
+def state_arguments(step, **changes):
     state = {"nn_state_dict": {"w": np.arange(3.0)}, "user_data": {"note": ("a", 1)}, "save_buffer": True}
     return training_state(step, **{**state, **changes})
 
 
-def test_the_timer_closes_windows_without_being_asked(open_logic):
+def test_the_timer_closes_windows_automatically(open_logic):
     logic = open_logic(stats={"processing_interval_seconds": 0.01, "metrics": [{"name": "m", "aggregation": "sum"}]})
     logic.log_batch_events([event(step=1), event(step=2)])
     wait_until(lambda: "m" in logic.summary())
@@ -50,7 +50,7 @@ def test_process_and_log_waits_for_the_interval_and_force_does_not(make_config, 
     logic.shutdown()
 
 
-def test_what_is_no_event_is_counted_and_costs_nothing_else(open_logic, caplog):
+def test_invalid_events_are_counted_and_affect_no_others(open_logic, caplog):
     logic = open_logic(stats={"metrics": [{"name": "m", "aggregation": "count"}]})
     logic.log_batch_events([event(), "nonsense", event(), None])
     logic.force_process_and_log(10)
@@ -59,7 +59,7 @@ def test_what_is_no_event_is_counted_and_costs_nothing_else(open_logic, caplog):
     assert any("str" in message for message in caplog.messages)
 
 
-def test_the_drop_in_api_logs_everything_without_metrics_and_warns_once_there_are_some(open_logic):
+def test_without_metrics_all_events_are_logged_and_with_metrics_undeclared_ones_are_counted(open_logic):
     everything = open_logic(run_name="a")
     everything.log_event(event("anything"))
     everything.force_process_and_log(1)
@@ -70,7 +70,7 @@ def test_the_drop_in_api_logs_everything_without_metrics_and_warns_once_there_ar
     assert some.health()["dropped"] == {"undeclared": 1}
 
 
-def test_a_million_early_events_do_not_pile_up(open_logic):
+def test_a_million_early_events_do_not_accumulate(open_logic):
     logic = open_logic(
         stats={"processing_interval_seconds": 3600, "metrics": [{"name": "m", "log_frequency_steps": 0}]}
     )
@@ -80,13 +80,13 @@ def test_a_million_early_events_do_not_pile_up(open_logic):
         assert len(logic._state) <= 60_000
 
 
-def test_a_closed_hub_accepts_and_saves_nothing_more(open_logic):
+def test_a_closed_hub_accepts_and_saves_nothing(open_logic):
     logic = open_logic()
     logic.shutdown()
     logic.shutdown()
     for call in (
         lambda: logic.log_event(event()),
-        lambda: logic.save_training_state(**saved(5)),
+        lambda: logic.save_training_state(**state_arguments(5)),
         logic.load_initial_state,
         lambda: logic.save_run_config({}),
         lambda: logic.tracking.set_tags({}),
@@ -96,7 +96,7 @@ def test_a_closed_hub_accepts_and_saves_nothing_more(open_logic):
     assert not list(logic.files.paths.checkpoint_dir.iterdir())
 
 
-def test_run_json_tells_attempts_and_how_each_ended(open_logic):
+def test_run_json_records_attempts_and_their_status(open_logic):
     first = open_logic()
     first.shutdown("FAILED")
     path = first.files.paths.run_record_path
@@ -109,9 +109,9 @@ def test_run_json_tells_attempts_and_how_each_ended(open_logic):
     assert before.run_id == after.run_id
 
 
-def test_state_and_buffer_come_back_in_another_attempt(open_logic):
+def test_another_attempt_restores_state_and_buffer(open_logic):
     first = open_logic()
-    first.save_training_state(**saved(5))
+    first.save_training_state(**state_arguments(5))
     first.shutdown()
     loaded = open_logic().load_initial_state()
     data = loaded.checkpoint_data
@@ -122,12 +122,12 @@ def test_state_and_buffer_come_back_in_another_attempt(open_logic):
     assert loaded.buffer_step == 5
 
 
-def test_an_own_checkpoint_that_was_named_by_a_link_is_an_own_one(open_logic, tmp_path):
+def test_a_checkpoint_of_the_run_is_recognized_through_a_link(open_logic, tmp_path):
     (tmp_path / "far away").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "far away")
     root = {"root_data_dir": str(tmp_path / "link")}
     first = open_logic(persistence=root)
-    first.save_training_state(**saved(4))
+    first.save_training_state(**state_arguments(4))
     first.shutdown()
     path = str(first.files.paths.get_checkpoint_path(4))
     _, restored = open_logic(persistence={**root, "load_checkpoint_path": path})._training.find()
@@ -135,11 +135,11 @@ def test_an_own_checkpoint_that_was_named_by_a_link_is_an_own_one(open_logic, tm
     assert restored.hub_state
 
 
-def test_a_new_run_starts_from_the_newest_earlier_one_and_has_its_own_curves(open_logic):
+def test_a_new_run_starts_from_the_newest_earlier_run_with_separate_curves(open_logic):
     metrics = {"metrics": [{"name": "m", "aggregation": "count", "log_frequency_steps": 10}]}
     first = open_logic(run_name="alpha", stats=metrics)
     first.log_event(event(step=3))
-    first.save_training_state(**saved(3))
+    first.save_training_state(**state_arguments(3))
     first.shutdown()
     second = open_logic(run_name="beta", stats=metrics, persistence={"auto_resume_latest": True})
     assert second.load_initial_state().resumed_from == "alpha"
@@ -147,11 +147,11 @@ def test_a_new_run_starts_from_the_newest_earlier_one_and_has_its_own_curves(ope
     assert second.summary() == {}
 
 
-def test_open_windows_of_the_same_run_go_on_after_a_preemption(open_logic):
+def test_open_windows_of_a_run_continue_after_a_preemption(open_logic):
     metrics = {"metrics": [{"name": "m", "aggregation": "count", "log_frequency_steps": 10}]}
     first = open_logic(stats=metrics)
     first.log_batch_events([event(step=step) for step in range(1, 8)])
-    first.save_training_state(**saved(7))
+    first.save_training_state(**state_arguments(7))
     first.shutdown("KILLED")
     assert RunRecord.read(first.files.paths.run_record_path).summary == {}
     second = open_logic(stats=metrics)
@@ -163,7 +163,7 @@ def test_open_windows_of_the_same_run_go_on_after_a_preemption(open_logic):
 
 def test_events_logged_before_loading_are_not_lost(open_logic):
     first = open_logic()
-    first.save_training_state(**saved(1))
+    first.save_training_state(**state_arguments(1))
     first.shutdown()
     second = open_logic()
     second.log_event(event("early", step=2))
@@ -181,25 +181,25 @@ def test_restoring_from_a_host_with_another_uptime_changes_nothing(open_logic):
     assert logic.summary()["m"]["step"] == 6
 
 
-def test_configs_json_keeps_the_config_and_what_is_added_which_never_replaces_it(open_logic):
+def test_configs_json_keeps_the_config_when_sections_are_added(open_logic):
     logic = open_logic()
     logic.save_run_config({"model": {"layers": 2}})
     logic.save_run_config({"stats": {"mine": 1}, "env": "CartPole-v1"})
-    held = json.loads(logic.files.paths.config_path.read_text())
-    assert held["app_name"] == "app"
-    assert (held["model"], held["env"]) == ({"layers": 2}, "CartPole-v1")
-    assert "processing_interval_seconds" in held["stats"]
-    assert held["run_config"] == {"stats": {"mine": 1}}
+    stored = json.loads(logic.files.paths.config_path.read_text())
+    assert stored["app_name"] == "app"
+    assert (stored["model"], stored["env"]) == ({"layers": 2}, "CartPole-v1")
+    assert "processing_interval_seconds" in stored["stats"]
+    assert stored["run_config"] == {"stats": {"mine": 1}}
 
 
-def test_the_log_file_holds_records_of_the_whole_library(open_logic):
+def test_the_log_file_contains_records_of_the_whole_library(open_logic):
     logic = open_logic()
     logging.getLogger("trieye.checkpoints.choose").warning("something to remember")
     logic.shutdown()
     assert "something to remember" in logic.files.paths.get_log_file_path().read_text()
 
 
-def test_a_given_path_manager_makes_no_files(make_config, tmp_path):
+def test_a_passed_path_manager_creates_no_files(make_config, tmp_path):
     config = make_config()
     logic = ActorLogic(config, path_manager=trieye.PathManager(config.persistence)).open()
     logic.log_event(event())
@@ -210,23 +210,23 @@ def test_a_given_path_manager_makes_no_files(make_config, tmp_path):
 COUNT = {"metrics": [{"name": "m", "aggregation": "count", "log_frequency_steps": 10}]}
 
 
-def test_a_finished_run_that_is_trained_further_counts_no_event_twice(open_logic):
+def test_a_finished_run_that_continues_counts_no_event_twice(open_logic):
     total = 0
     for begin, end in ((1, 15), (16, 16), (17, 40)):
         logic = open_logic(stats=COUNT, sinks={"tensorboard": {"enabled": True}})
         logic.load_initial_state()
         logic.log_batch_events([event(step=step) for step in range(begin, end + 1)])
-        logic.save_training_state(**saved(end))
+        logic.save_training_state(**state_arguments(end))
         logic.shutdown()
         total = end
     points = curves_in_tensorboard(logic.files.paths.run_base_dir)
     assert sum(value for _, value in points["m"]) == total
 
 
-def test_a_save_that_is_due_at_a_complete_step_logs_its_window_once(open_logic):
+def test_a_save_at_a_complete_step_logs_its_window_once(open_logic):
     first = open_logic(stats=COUNT)
     first.log_batch_events([event(step=step) for step in range(1, 11)])
-    first.save_training_state(**saved(10))
+    first.save_training_state(**state_arguments(10))
     assert first.summary()["m"]["step"] == 10
     first.shutdown("KILLED")
     second = open_logic(stats=COUNT)
@@ -235,7 +235,7 @@ def test_a_save_that_is_due_at_a_complete_step_logs_its_window_once(open_logic):
     assert second.get_state()["stats"]["windows"]["m"]["open"] == []
 
 
-def test_a_timestamp_that_is_no_date_is_the_time_of_arrival(open_logic):
+def test_an_invalid_timestamp_becomes_the_time_of_arrival(open_logic):
     logic = open_logic(sinks={"tensorboard": {"enabled": True}})
     for step, timestamp in enumerate((float("nan"), float("inf"), -1.0, 1e300), start=1):
         logic.log_event(event(step=step, timestamp=timestamp))
@@ -243,7 +243,7 @@ def test_a_timestamp_that_is_no_date_is_the_time_of_arrival(open_logic):
     assert len(curves_in_tensorboard(logic.files.paths.run_base_dir)["m"]) == 4
 
 
-def test_a_damaged_configs_json_is_written_anew(open_logic):
+def test_a_damaged_configs_json_is_rewritten(open_logic):
     first = open_logic()
     first.shutdown()
     path = first.files.paths.config_path
@@ -252,7 +252,7 @@ def test_a_damaged_configs_json_is_written_anew(open_logic):
     assert json.loads(path.read_text())["app_name"] == "app"
 
 
-def test_the_events_of_a_given_state_are_logged_once_by_all_hubs_of_an_attempt(make_config):
+def test_events_of_a_passed_state_are_logged_once_per_attempt(make_config):
     for is_restart in (False, True):
         state = trieye.ActorState()
         state.add_event(event(value=1.0))
@@ -268,7 +268,7 @@ def test_the_events_of_a_given_state_are_logged_once_by_all_hubs_of_an_attempt(m
     logic.shutdown()
 
 
-def test_impossible_events_of_a_batch_never_cost_their_neighbors(open_logic):
+def test_impossible_events_of_a_batch_affect_no_others(open_logic):
     logic = open_logic()
     steps = ((1.0, 1), (10**400, 1), (2.0, 1 << 80), (3.0, 2))
     logic.log_batch_events([event(value=value, step=step) for value, step in steps])
@@ -276,7 +276,7 @@ def test_impossible_events_of_a_batch_never_cost_their_neighbors(open_logic):
     assert (health["accepted"], health["dropped"]) == (2, {"non_finite": 1, "step_out_of_range": 1})
 
 
-def test_the_state_of_the_process_that_sends_events_can_be_pickled():
+def test_the_state_of_a_sending_process_can_be_pickled():
     import pickle
 
     state = trieye.ActorState()
@@ -284,7 +284,7 @@ def test_the_state_of_the_process_that_sends_events_can_be_pickled():
     assert len(pickle.loads(pickle.dumps(state))) == 1
 
 
-def test_what_a_repair_lost_is_counted_once_however_often_a_hub_dies_before_its_report_is_gone(open_logic, monkeypatch):
+def test_journal_damage_is_counted_once_even_if_hubs_die_before_reporting_it(open_logic, monkeypatch):
     logic = open_logic()
     logic.log_batch_events([event(step=step) for step in range(10)])
     logic.force_process_and_log(10)

@@ -2,17 +2,17 @@ import trieye
 from tests.hub.conftest import event
 
 
-def test_events_are_taken_in_the_order_in_which_they_came():
+def test_events_are_taken_in_order_of_arrival():
     state = trieye.ActorState()
     events = [event(value=1.0), event(value=3.0)]
-    for each in events:
-        state.add_event(each)
+    for item in events:
+        state.add_event(item)
     assert len(state) == 2
     assert state.take() == events
     assert state.take() == []
 
 
-def test_events_up_to_a_step_can_be_seen_and_cleared():
+def test_events_up_to_a_step_can_be_read_and_cleared():
     state = trieye.ActorState()
     for step in (1, 2, 2, 5):
         state.add_event(event(step=step, context={"k": step}))
@@ -40,7 +40,7 @@ def test_the_state_survives_a_round_trip_and_missing_keys_have_defaults():
     assert state.get_last_processed_step() == -1
 
 
-def test_the_log_context_holds_the_latest_values():
+def test_the_log_context_contains_the_latest_values():
     state = trieye.ActorState()
     state.add_event(event(value=1.5, step=3))
     state.update_last_processed_time(4.0)

@@ -23,7 +23,7 @@ def save(paths, *steps, buffers=()):
         CheckpointStore(paths.buffer_dir, prefix=BUFFER_PREFIX).save(step, encode([step]))
 
 
-def test_the_layout_is_that_of_0_1_5(tmp_path):
+def test_the_layout_equals_that_of_0_1_5(tmp_path):
     paths = make(tmp_path)
     run = tmp_path / "a" / "runs" / "r"
     assert (paths.root_data_dir, paths.app_root_dir, paths.runs_root_dir) == (tmp_path, tmp_path / "a", run.parent)
@@ -47,12 +47,12 @@ def test_the_layout_is_that_of_0_1_5(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_directories_are_made_that_of_buffers_only_if_they_are_saved(tmp_path):
+def test_directories_are_created_and_buffers_only_if_saved(tmp_path):
     paths = make(tmp_path)
     paths.create_run_directories()
     paths.create_run_directories()
-    made = {path.name for path in paths.run_base_dir.iterdir()}
-    assert made == {"checkpoints", "buffers", "logs", "tensorboard", "profile_data"}
+    directories = {path.name for path in paths.run_base_dir.iterdir()}
+    assert directories == {"checkpoints", "buffers", "logs", "tensorboard", "profile_data"}
     assert paths.mlflow_dir.is_dir()
     other = make(tmp_path, "s", save_buffer=False)
     other.create_run_directories()
@@ -63,11 +63,11 @@ def test_the_directories_are_made_that_of_buffers_only_if_they_are_saved(tmp_pat
     ("root", "message"),
     [
         ("{tmp}/file", r"root_data_dir='.*file'.*Not a directory"),
-        ("/proc/trieye", r"root_data_dir='/proc/trieye': /proc/trieye"),  # nobody, root neither, may write there
+        ("/proc/trieye", r"root_data_dir='/proc/trieye': /proc/trieye"),  # not even root can write to it
         ("{tmp}/root", "checkpoints cannot be written: File exists"),
     ],
 )
-def test_a_place_where_nothing_can_be_written_is_named(tmp_path, root, message):
+def test_an_unwritable_directory_is_named(tmp_path, root, message):
     (tmp_path / "file").write_text("")
     make(tmp_path / "root").run_base_dir.mkdir(parents=True)
     make(tmp_path / "root").checkpoint_dir.write_text("")
@@ -98,7 +98,7 @@ def test_links_point_at_the_checkpoint_and_move_with_the_tree(tmp_path):
     assert moved.default_buffer_path.resolve() == moved.get_buffer_path(2)
 
 
-def test_a_link_to_nothing_is_not_made(tmp_path, caplog):
+def test_a_link_to_a_missing_checkpoint_is_not_created(tmp_path, caplog):
     paths = make(tmp_path)
     with caplog.at_level(logging.WARNING):
         paths.update_checkpoint_links(paths.get_checkpoint_path(1), is_best=True)
@@ -106,14 +106,14 @@ def test_a_link_to_nothing_is_not_made(tmp_path, caplog):
     assert not paths.checkpoint_dir.exists()
 
 
-def test_a_link_that_lies_about_the_newest_is_not_trusted(tmp_path):
+def test_a_wrong_link_to_the_newest_checkpoint_is_not_trusted(tmp_path):
     paths = make(tmp_path)
     save(paths, 1, 2)
     paths.update_checkpoint_links(paths.get_checkpoint_path(1), is_best=False)
     assert paths.determine_checkpoint_to_load(None, auto_resume=True) == paths.get_checkpoint_path(2)
 
 
-def test_the_drop_in_order_is_explicit_own_earlier(tmp_path, caplog):
+def test_checkpoints_are_chosen_in_the_order_explicit_own_earlier(tmp_path, caplog):
     paths, earlier = make(tmp_path), make(tmp_path, "earlier")
     assert paths.determine_checkpoint_to_load(None, auto_resume=True) is None
     assert paths.find_latest_run_dir("r") is None
@@ -130,7 +130,7 @@ def test_the_drop_in_order_is_explicit_own_earlier(tmp_path, caplog):
     assert paths.determine_checkpoint_to_load("/nowhere", auto_resume=True) == paths.get_checkpoint_path(3)
 
 
-def test_the_drop_in_buffer_fits_the_checkpoint(tmp_path):
+def test_the_chosen_buffer_fits_the_checkpoint(tmp_path):
     paths, earlier = make(tmp_path), make(tmp_path, "earlier")
     save(earlier, 5, buffers=(4, 9))
 
@@ -148,7 +148,7 @@ def test_the_drop_in_buffer_fits_the_checkpoint(tmp_path):
         choose(None, "../../elsewhere")
 
 
-def test_a_private_run_is_closed_to_others_also_if_it_was_open(tmp_path):
+def test_a_private_run_is_closed_to_other_users_even_if_it_was_open(tmp_path):
     run_dir = tmp_path / "a" / "runs" / "r"
     make(tmp_path, private=True).create_run_directories()
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
@@ -159,22 +159,22 @@ def test_a_private_run_is_closed_to_others_also_if_it_was_open(tmp_path):
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
 
 
-IN_THE_WAY = ["", "checkpoints", "logs", "tensorboard", "history", "journal.db", "run.json"]
-IN_THE_WAY += ["journal.db-wal", "run.lock.holder", "logs/run.log", "tensorboard/events.out.tfevents.1.trieye"]
+LINKED_PARTS = ["", "checkpoints", "logs", "tensorboard", "history", "journal.db", "run.json"]
+LINKED_PARTS += ["journal.db-wal", "run.lock.holder", "logs/run.log", "tensorboard/events.out.tfevents.1.trieye"]
 
 
-@pytest.mark.parametrize("part", IN_THE_WAY)
+@pytest.mark.parametrize("part", LINKED_PARTS)
 def test_nothing_is_written_through_a_link_that_leaves_the_root(tmp_path, part):
     (tmp_path / "elsewhere").mkdir()
     config = PersistenceConfig(root_data_dir=str(tmp_path / "root"), app_name="a", run_name="r")
-    place = tmp_path / "root" / "a" / "runs" / "r" / part
-    place.parent.mkdir(parents=True)
-    place.symlink_to(tmp_path / "elsewhere")
+    link = tmp_path / "root" / "a" / "runs" / "r" / part
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigurationError, match=r"is a link to .*elsewhere, which is outside root_data_dir"):
         PathManager(config).create_run_directories()
 
 
-def test_links_of_the_user_may_lead_anywhere(tmp_path):
+def test_links_of_the_user_can_lead_anywhere(tmp_path):
     config = PersistenceConfig(root_data_dir=str(tmp_path / "root"), app_name="a", run_name="r")
     PathManager(config).create_run_directories()
     run_dir = tmp_path / "root" / "a" / "runs" / "r"
@@ -183,7 +183,7 @@ def test_links_of_the_user_may_lead_anywhere(tmp_path):
     PathManager(config).create_run_directories()
 
 
-def test_the_root_itself_may_be_a_link(tmp_path):
+def test_the_root_itself_can_be_a_link(tmp_path):
     (tmp_path / "big_disk").mkdir()
     (tmp_path / "root").symlink_to(tmp_path / "big_disk")
     PathManager(

@@ -38,7 +38,7 @@ def checkpoint(model, optimizer, **changes):
     return CheckpointData(**{**fields, **changes})
 
 
-def test_a_checkpoint_comes_back_as_it_was(tmp_path, trained):
+def test_a_checkpoint_survives_a_round_trip(tmp_path, trained):
     path = tmp_path / "new" / "checkpoint_step_9.pkl"
     Serializer().save_checkpoint(checkpoint(*trained), path)
     loaded = Serializer().load_checkpoint(path)
@@ -52,7 +52,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path, trained):
     assert not (path / "objects.bin").exists()
 
 
-def test_a_buffer_comes_back_as_it_was(tmp_path):
+def test_a_buffer_survives_a_round_trip(tmp_path):
     items = [(np.arange(3.0), 1, 0.5, None), {"obs": torch.ones(2)}, "x"]
     Serializer().save_buffer(BufferData(buffer_list=items), tmp_path / "b")
     loaded = Serializer().load_buffer(tmp_path / "b").buffer_list
@@ -62,7 +62,7 @@ def test_a_buffer_comes_back_as_it_was(tmp_path):
     assert loaded[2] == "x"
 
 
-def test_files_that_trieye_0_1_5_wrote_are_read_when_pickles_are_allowed(monkeypatch):
+def test_files_of_0_1_5_are_read_when_pickles_are_allowed(monkeypatch):
     with pytest.raises(UntrustedPickleError, match="TRIEYE_ALLOW_PICKLE=1"):
         Serializer().load_checkpoint(DATA / "checkpoint_0_1_5.pkl")
     loaded = Serializer(allow_pickle=True).load_checkpoint(DATA / "checkpoint_0_1_5.pkl")
@@ -77,7 +77,7 @@ def test_files_that_trieye_0_1_5_wrote_are_read_when_pickles_are_allowed(monkeyp
     assert [item[1:] for item in buffer] == [(1, 0.5), (0, -0.5)]
 
 
-def test_what_is_missing_or_something_else_is_none_with_a_message(tmp_path, caplog):
+def test_a_missing_file_or_another_type_returns_none_with_a_message(tmp_path, caplog):
     assert Serializer().load_checkpoint(tmp_path / "missing") is None
     Serializer().save_buffer(BufferData(buffer_list=[]), tmp_path / "b")
     assert Serializer().load_checkpoint(tmp_path / "b") is None
@@ -86,7 +86,7 @@ def test_what_is_missing_or_something_else_is_none_with_a_message(tmp_path, capl
     assert "b holds no CheckpointData" in caplog.text
 
 
-def test_what_is_damaged_raises(tmp_path, trained):
+def test_a_damaged_file_raises(tmp_path, trained):
     Serializer().save_checkpoint(checkpoint(*trained), tmp_path / "c")
     file = tmp_path / "c" / "state.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
@@ -97,7 +97,7 @@ def test_what_is_damaged_raises(tmp_path, trained):
         Serializer(allow_pickle=True).load_buffer(tmp_path / "old.pkl")
 
 
-def test_saving_where_nothing_can_be_written_raises(tmp_path):
+def test_saving_to_an_unwritable_path_raises(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SerializationError, match="file"):
         Serializer().save_buffer(BufferData(buffer_list=[1]), tmp_path / "file" / "b")
@@ -110,7 +110,7 @@ class Pair(NamedTuple):
     right: int
 
 
-def test_an_optimizer_may_be_given_itself_or_by_its_state(trained):
+def test_an_optimizer_or_its_state_can_be_passed(trained):
     optimizer = trained[1]
     by_object = Serializer().prepare_optimizer_state(optimizer)
     by_state = Serializer().prepare_optimizer_state(optimizer.state_dict())
@@ -120,7 +120,7 @@ def test_an_optimizer_may_be_given_itself_or_by_its_state(trained):
         Serializer().prepare_optimizer_state([1])
 
 
-def test_tensors_inside_tuples_and_named_tuples_leave_their_graph_and_device():
+def test_tensors_inside_tuples_and_named_tuples_are_detached_and_moved_to_the_cpu():
     tensor = torch.ones(2, requires_grad=True) * 2
     state = Serializer().prepare_optimizer_state({"a": (tensor, [tensor]), "b": Pair(tensor, 1), 3: "x"})
     stored = [state["a"][0], state["a"][1][0], state["b"].left]
@@ -139,13 +139,13 @@ def test_any_iterable_of_items_is_a_buffer(content):
 
 
 @pytest.mark.parametrize("content", [None, 3, "text", b"bytes", {"a": 1}], ids=repr)
-def test_anything_else_is_no_buffer_and_said_so(content, caplog):
+def test_other_values_are_rejected_as_buffers_with_a_message(content, caplog):
     with caplog.at_level(logging.ERROR):
         assert Serializer().prepare_buffer_data(content) is None
     assert type(content).__name__ in caplog.text
 
 
-def test_a_config_is_written_for_people(tmp_path):
+def test_a_config_is_written_as_readable_json(tmp_path):
     class Own:
         def __init__(self):
             self.x = 1

@@ -23,7 +23,7 @@ def stats(*metrics):
     return trieye.StatsConfig(metrics=[trieye.MetricConfig(**metric) for metric in metrics])
 
 
-def test_the_drop_in_pass_logs_all_data_to_the_writer_it_was_given(caplog):
+def test_the_compatibility_processor_logs_all_data_to_the_injected_writer(caplog):
     writer = Writer()
     config = stats({"name": "m", "aggregation": "mean", "log_to": ["tensorboard", "console"]})
     processor = trieye.StatsProcessor(config, "run", writer, None)

@@ -1,4 +1,4 @@
-"""What `save_training_state` takes, how it fails, and with whose key the hub signs."""
+"""`save_training_state`: accepted arguments, failures, and the key that signs."""
 
 import threading
 import uuid
@@ -37,7 +37,7 @@ def saved_names(logic):
 
 
 @pytest.mark.parametrize("step", [4, np.int64(4), np.int32(4)])
-def test_numbers_of_numpy_are_numbers(logic, step):
+def test_numpy_numbers_are_accepted_as_numbers(logic, step):
     logic.save_training_state(**arguments(step, episodes_played=np.int64(7)))
     loaded = logic.load_initial_state()
     assert (loaded.checkpoint_data.global_step, loaded.checkpoint_data.episodes_played) == (4, 7)
@@ -48,12 +48,12 @@ def test_numbers_of_numpy_are_numbers(logic, step):
     "content",
     [deque([1, 2], maxlen=5), (1, 2), {1: "a", 2: "b"}.keys(), np.array([1, 2]), BufferData(buffer_list=[1, 2])],
 )
-def test_any_iterable_is_a_buffer(logic, content):
+def test_any_iterable_is_accepted_as_a_buffer(logic, content):
     logic.save_training_state(**arguments(buffer_content=content))
     assert list(logic.load_initial_state().buffer_data.buffer_list) == [1, 2]
 
 
-def test_a_replay_buffer_comes_back_by_its_own_state(logic):
+def test_a_replay_buffer_is_restored_from_its_state(logic):
     buffer = trieye.ReplayBuffer(10, seed=1)
     for number in range(14):
         buffer.add(obs=np.full(2, number, np.float32), reward=float(number))
@@ -78,7 +78,7 @@ def test_a_replay_buffer_comes_back_by_its_own_state(logic):
         ({"buffer_content": [threading.Lock()]}, "lock"),
     ],
 )
-def test_of_a_state_that_cannot_be_saved_nothing_is_written(logic, changes, message):
+def test_an_unsavable_state_writes_nothing(logic, changes, message):
     logic.save_training_state(**arguments(2))
     before = saved_names(logic)
     with pytest.raises(CheckpointError, match=message):
@@ -87,7 +87,7 @@ def test_of_a_state_that_cannot_be_saved_nothing_is_written(logic, changes, mess
     assert logic.health()["save_failures"] == 1
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_no_buffer_behind(logic):
+def test_a_failed_checkpoint_leaves_no_buffer_behind(logic):
     paths = logic.files.paths
     paths.checkpoint_dir.rename(paths.checkpoint_dir.with_name("away"))
     paths.checkpoint_dir.write_text("a file in the way")
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_no_buffer_behind(logic):
     assert logic.load_initial_state().buffer_step == 3
 
 
-def test_buffers_are_kept_as_long_as_a_checkpoint_is_loaded_with_them(make_config):
+def test_buffers_are_retained_while_a_checkpoint_loads_with_them(make_config):
     logic = ActorLogic(make_config(persistence={"keep_last": 2, "keep_best": 0})).open()
     for step, with_buffer in ((1, True), (2, True), (3, False), (4, True), (5, False), (6, False)):
         logic.save_training_state(**arguments(step, save_buffer=with_buffer))
@@ -110,7 +110,7 @@ def test_buffers_are_kept_as_long_as_a_checkpoint_is_loaded_with_them(make_confi
     logic.shutdown("KILLED")
 
 
-def test_the_hub_signs_and_trusts_with_the_key_that_it_was_given(make_config, monkeypatch):
+def test_the_hub_signs_and_verifies_with_the_passed_key(make_config, monkeypatch):
     serializer = Serializer(key=b"the key of the driver")
     logic = ActorLogic(make_config(), serializer=serializer).open()
     monkeypatch.setenv("TRIEYE_KEY", "the key of the node of the hub")
@@ -124,7 +124,7 @@ def test_the_hub_signs_and_trusts_with_the_key_that_it_was_given(make_config, mo
     assert load_state(path, key=b"the key of the driver").objects
 
 
-def test_a_stand_in_for_the_serializer_is_taken(make_config):
+def test_a_substitute_serializer_is_accepted(make_config):
     from unittest.mock import create_autospec
 
     logic = ActorLogic(make_config(), serializer=create_autospec(Serializer, instance=True)).open()
@@ -132,7 +132,7 @@ def test_a_stand_in_for_the_serializer_is_taken(make_config):
     logic.shutdown("KILLED")
 
 
-def test_the_trust_of_this_process_has_its_key_and_its_permission(monkeypatch):
+def test_the_trust_of_a_process_has_its_key_and_its_permission(monkeypatch):
     monkeypatch.setenv("TRIEYE_KEY", "0123456789abcdef")
     mine = Trust.of_this_process()
     assert mine == (b"0123456789abcdef", None)
@@ -164,7 +164,7 @@ def load(actor):
 
 
 @pytest.mark.slow
-def test_references_are_resolved_wherever_they_are(actor):
+def test_nested_references_are_resolved(actor):
     weights = ray.put(np.arange(4.0))
     nested = ray.put({"deep": ray.put([ray.put(7)])})
     save(
@@ -202,7 +202,7 @@ def test_objects_with_a_state_dict_are_saved_by_it(actor):
     assert fresh.sample(4)["reward"].tolist() == buffer.sample(4)["reward"].tolist()
 
 
-def test_what_cannot_be_saved_raises_in_ray_get_and_leaves_nothing(actor):
+def test_a_failed_save_raises_in_ray_get_and_leaves_nothing(actor):
     @ray.remote
     def failing():
         raise ValueError("no weights today")
@@ -223,7 +223,7 @@ def test_what_cannot_be_saved_raises_in_ray_get_and_leaves_nothing(actor):
     assert sorted(path for path in run_dir.glob("*/*_step_*")) == before
 
 
-def test_the_key_of_the_driver_signs_and_is_written_nowhere(actor):
+def test_the_key_of_the_driver_signs_and_is_stored_nowhere(actor):
     save(actor, 40, user_data={"range": range(3)})
     assert load(actor).checkpoint_data.user_data == {"range": range(3)}
     run_dir = Path(ray.get(actor.get_run_base_dir_str.remote()))
@@ -237,7 +237,7 @@ def test_the_key_of_the_driver_signs_and_is_written_nowhere(actor):
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_the_hub_of_a_run_signs_and_trusts_as_the_driver_does(make_config, monkeypatch):
+def test_the_hub_of_a_run_signs_and_verifies_like_the_driver(make_config, monkeypatch):
     config = make_config(runtime={"kind": "ray"})
     monkeypatch.setenv("TRIEYE_KEY", "first-key-0123456789")
     with trieye.Run(config) as run:

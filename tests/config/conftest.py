@@ -47,7 +47,7 @@ def train(config: TrieyeConfig) -> float:
         interrupt.add_note("3 points were not sent")
         raise interrupt
     if error and hasattr(trieye.exceptions, error):
-        raise getattr(trieye.exceptions, error)(f"a {error} says so")
+        raise getattr(trieye.exceptions, error)(f"a {error} was raised")
     if error == "ctrl_c":
         raise KeyboardInterrupt
     if error == "bug":
@@ -60,7 +60,7 @@ if __name__ == "__main__":
 
 
 @dataclass
-class Ended:
+class Completed:
     """Exit code and output of a command line."""
 
     code: int
@@ -83,19 +83,21 @@ class Project:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
-    def run(self, *arguments: str, program: str = "train.py") -> Ended:
+    def run(self, *arguments: str, program: str = "train.py") -> Completed:
         """Run the program in a fork of a process that has already imported Hydra."""
         done = warm.run([program, *arguments], self.directory, modules=warm.LIGHT)
-        return Ended(done.returncode, done.stdout, done.stderr)
+        return Completed(done.returncode, done.stdout, done.stderr)
 
-    def ran(self, *arguments: str, program: str = "train.py") -> Ended:
-        """Run the program; it must succeed and print nothing to stderr but the hint at sweeps in parallel."""
-        ended = self.run(*arguments, program=program)
-        lines = [line for line in ended.err.splitlines() if not line.startswith("trieye: jobs run one after another")]
-        assert (ended.code, lines) == (0, [])
-        return ended
+    def ran(self, *arguments: str, program: str = "train.py") -> Completed:
+        """Run the program; it must succeed and print nothing to stderr except the hint at parallel sweeps."""
+        completed = self.run(*arguments, program=program)
+        lines = [
+            line for line in completed.err.splitlines() if not line.startswith("trieye: jobs run one after another")
+        ]
+        assert (completed.code, lines) == (0, [])
+        return completed
 
-    def left_behind(self) -> list[str]:
+    def created_files(self) -> list[str]:
         """Return the names of files and directories that a command created in the project."""
         return sorted(
             path.name for path in self.directory.iterdir() if path.name not in {"conf", "train.py", "__pycache__"}
@@ -104,32 +106,32 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    made = Project(tmp_path)
+    new_project = Project(tmp_path)
     monkeypatch.chdir(tmp_path)
-    return made
+    return new_project
 
 
 @pytest.fixture
 def mistaken(project, monkeypatch, capsys):
     """Return a function that runs an invalid command line, checks exit code and output, and returns the message."""
 
-    def type_it(*arguments: str, config_type: type[TrieyeConfig] = TrieyeConfig) -> str:
-        ran = []
+    def run_invalid(*arguments: str, config_type: type[TrieyeConfig] = TrieyeConfig) -> str:
+        calls = []
 
         def train(config: TrieyeConfig) -> None:
-            ran.append(config)
+            calls.append(config)
 
         train.__annotations__["config"] = config_type
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
-        with pytest.raises(SystemExit) as leaving:
+        with pytest.raises(SystemExit) as exit_info:
             trieye.main(config_path=str(project.conf))(train)()
         printed = capsys.readouterr()
-        assert leaving.value.code == 2
+        assert exit_info.value.code == 2
         assert printed.out == ""
         assert printed.err.startswith("error: ")
         assert "Traceback" not in printed.err
-        assert not ran
-        assert project.left_behind() == []
+        assert not calls
+        assert project.created_files() == []
         return printed.err.removeprefix("error: ").replace("\n       ", "\n").strip()
 
-    return type_it
+    return run_invalid

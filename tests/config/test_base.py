@@ -13,7 +13,7 @@ from trieye.training.config import TrainingConfig
 @pytest.mark.parametrize(
     "model", [MetricConfig, StatsConfig, PersistenceConfig, TrieyeConfig, TrainingConfig, LoopConfig]
 )
-def test_every_model_refuses_unknown_keys_with_the_closest_match(model):
+def test_each_model_rejects_unknown_keys_with_the_closest_match(model):
     required = {"name": "x"} if model is MetricConfig else {}
     for name in model.model_fields.keys() - required:
         with pytest.raises(ValidationError, match=rf"unknown key '{name}x'; did you mean '{name}'\?") as raised:
@@ -25,7 +25,7 @@ def test_every_model_refuses_unknown_keys_with_the_closest_match(model):
         TrieyeConfig(stats={"metrics": [{"name": "x", "agregation": "mean"}]})
 
 
-def test_all_unknown_keys_are_named_at_once():
+def test_all_unknown_keys_are_reported_at_once():
     with pytest.raises(ValidationError) as raised:
         TrieyeConfig(sed=3, lop={}, seed=-1)
     assert [error["loc"] for error in raised.value.errors()] == [("sed",), ("lop",)]
@@ -42,7 +42,7 @@ def test_a_config_is_frozen():
     assert (config.seed, config.run_name[:4]) == (0, "run_")
 
 
-def test_a_strict_model_is_frozen_and_refuses_unknown_keys_with_the_nearest():
+def test_a_strict_model_is_frozen_and_rejects_unknown_keys():
     message = r"unknown key 'stps'; did you mean 'steps'\? \(keys: axis, .*, time_s\)"
     with pytest.raises(ValidationError, match=message):
         LoopConfig(stps=3)
@@ -63,11 +63,11 @@ def test_a_number_must_be_finite(value):
 @pytest.mark.parametrize(
     ("word", "expected"), [("lokal", "local"), ("RAY", "ray"), ("clus", "cluster"), ("xyz", None), ("", None)]
 )
-def test_the_nearest_word_is_close_or_begins_alike(word, expected):
+def test_the_closest_word_has_few_typos_or_the_same_prefix(word, expected):
     assert nearest(word, ["local", "ray", "cluster"]) == expected
 
 
-def test_a_field_of_a_project_does_not_take_the_place_of_another_one():
+def test_a_field_of_a_project_cannot_replace_a_key_of_trieye():
     with pytest.raises(ConfigurationError, match=r"Mine.loop: trieye already has a key of this name"):
 
         class Mine(TrieyeConfig):
@@ -83,7 +83,7 @@ def test_a_field_of_a_project_does_not_take_the_place_of_another_one():
     assert (Fits().loop.more, Fits().seed) == (1, 7)
 
 
-def test_a_kind_of_action_that_is_none_is_named():
+def test_an_unknown_kind_of_action_is_named():
     with pytest.raises(
         ConfigurationError, match=r"TypoConfig.actions: unknown kind 'continous'; did you mean 'continuous'\?"
     ):

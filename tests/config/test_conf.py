@@ -16,8 +16,8 @@ from trieye.replay import ReplayBuffer
 CONF = Path(trieye.__file__).parent / "conf"
 FILES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml"))
 OPTIONS = [path for path in FILES if len(path.parts) > 1]
-MANY = {"metrics", "sinks"}
-OF_TRAININGS = {"explorer", "sync"}
+LIST_GROUPS = {"metrics", "sinks"}
+TRAINING_GROUPS = {"explorer", "sync"}
 """Groups of a `TrainingConfig`."""
 
 
@@ -35,53 +35,53 @@ def _override(option: Path) -> list[str]:
     if group == "metric":
         slug = f"stats.metrics.{name}"
         return [f"+metric@{slug}={name}", f"{slug}.name={name}", f"{slug}.rate_numerator_event=y"]
-    return [f"{group}=[{name}]" if group in MANY else f"{group}={name}"]
+    return [f"{group}=[{name}]" if group in LIST_GROUPS else f"{group}={name}"]
 
 
-def _together() -> list[list[Path]]:
+def _option_combinations() -> list[list[Path]]:
     """Return all options, combined to the fewest configs: each has an option of every group, the first all metrics."""
-    names = sorted({path.parts[0] for path in OPTIONS} - OF_TRAININGS)
+    names = sorted({path.parts[0] for path in OPTIONS} - TRAINING_GROUPS)
     groups = [[path for path in OPTIONS if path.parts[0] == group] for group in names]
     rows = itertools.zip_longest(*(group for group in groups if group[0].parts[0] != "metric"))
     chosen = [[path for path in row if path is not None] for row in rows]
     return [[*chosen[0], *(path for path in OPTIONS if path.parts[0] == "metric")], *chosen[1:]]
 
 
-@pytest.mark.parametrize("options", _together(), ids=lambda options: " ".join(map(str, options[:3])))
-def test_every_option_builds_the_config(options):
+@pytest.mark.parametrize("options", _option_combinations(), ids=lambda options: " ".join(map(str, options[:3])))
+def test_each_option_builds_the_config(options):
     config = compose([word for option in options for word in _override(option)])
     assert isinstance(config, TrieyeConfig)
 
 
 @pytest.mark.parametrize("option", sorted((CONF / "sync").glob("*.yaml")), ids=lambda path: path.stem)
-def test_each_option_of_explorers_builds_the_config_of_a_training(option):
+def test_each_option_of_explorers_builds_a_training_config(option):
     config = compose([f"+sync={option.stem}", "+explorer=four"], config_type=TrainConfig)
     assert (config.sync.style, config.explorer.num) == (option.stem, 4)
     assert compose(["+sync=fixed", "+explorer=none"], config_type=TrainConfig).explorer.num == 0
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
-def test_every_file_begins_with_the_line_that_help_shows(file):
+def test_each_file_starts_with_the_line_that_help_shows(file):
     lines = (CONF / f"{file}.yaml").read_text().splitlines()
     first = next(line for line in lines if not line.startswith("# @package"))
     assert first.startswith("# ")
     assert len(first) > 10
 
 
-def test_the_composed_config_has_the_chosen_sinks_only():
+def test_only_the_chosen_sinks_are_enabled():
     assert compose(["sinks=[console]"]).sinks.enabled == ["console"]
     assert compose(["sinks=[]"]).sinks.enabled == []
     assert compose().sinks.enabled == ["mlflow", "tensorboard"]
 
 
 @pytest.mark.parametrize("chosen", ["tensorboard", "[mlflow,wandb]", "console", "[]"])
-def test_sinks_may_be_called_loggers(chosen):
+def test_sinks_have_the_alias_logger(chosen):
     sinks = compose([f"sinks={chosen}" if chosen != "[]" else "logger=[]"]).sinks
     assert compose([f"logger={chosen}"]).sinks == sinks
     assert compose([f"logger={chosen}", "experiment=example"]).sinks == sinks
 
 
-def test_metric_sets_merge_and_can_be_left_out():
+def test_metric_sets_merge_and_can_be_omitted():
     names = lambda *overrides: [metric.name for metric in compose(overrides).stats.metrics]  # noqa: E731 - short
     core, replay = names("metrics=core"), names("metrics=replay")
     assert {"episode/return", "rate/env_steps_per_sec"} < set(core)
@@ -92,7 +92,7 @@ def test_metric_sets_merge_and_can_be_left_out():
     assert names("~stats.metrics.step_ms") == core[:-1]
 
 
-def test_every_number_of_a_replay_buffer_is_declared():
+def test_each_metric_of_a_replay_buffer_is_declared():
     buffer = ReplayBuffer(100)
     buffer.metrics()
     buffer.extend({"obs": np.zeros(50), "version": np.zeros(50)})
@@ -109,14 +109,14 @@ def test_a_metric_is_added_with_a_template():
     assert (added.name, added.aggregation, added.log_frequency_steps) == ("Ep/R", "max", 7)
 
 
-def test_a_key_that_no_file_states_can_be_set():
+def test_a_key_that_no_file_sets_can_be_overridden():
     config = compose(["stats.metrics.step_ms.x_axis=wall_time", "loop.objective=loss/td", "+tags.fold=3"])
     assert next(metric for metric in config.stats.metrics if metric.name == "time/step_ms").x_axis == "wall_time"
     assert config.loop.objective == "loss/td"
     assert config.tags == {"fold": "3"}
 
 
-def test_nothing_is_resumed_from_other_runs_in_any_persistence():
+def test_no_persistence_option_resumes_from_other_runs():
     for name in ("default", "fast", "none"):
         assert compose([f"persistence={name}"]).persistence.auto_resume_latest is False
 

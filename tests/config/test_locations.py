@@ -28,7 +28,7 @@ def test_an_unknown_environment_variable_is_named(monkeypatch):
     "uri",
     ["sqlite:///a.db", "http://h:1", "file:/a", "mysql+pymysql://u@h/d", "postgresql://h/d", "databricks"],
 )
-def test_an_address_that_mlflow_takes_is_taken(uri):
+def test_uris_that_mlflow_accepts_are_valid(uri):
     assert check_tracking_uri(uri) == uri
     config = PersistenceConfig(mlflow_tracking_uri=uri)
     assert uri == config.MLFLOW_TRACKING_URI
@@ -45,7 +45,7 @@ def test_an_address_that_mlflow_takes_is_taken(uri):
         ("r:step:0", ("r", 0)),
     ],
 )
-def test_a_checkpoint_may_be_called_by_what_it_is(typed, meant):
+def test_a_checkpoint_can_be_referenced_by_name(typed, meant):
     assert checkpoint_reference(typed) == meant
     assert is_reference("load_checkpoint_path", typed)
     assert not is_reference("load_buffer_path", typed)
@@ -55,11 +55,11 @@ def test_a_checkpoint_may_be_called_by_what_it_is(typed, meant):
 
 
 @pytest.mark.parametrize("typed", ["./best", "runs/best", "Best", "step:", "step:-1", "step:x", "a:b:best", "1200", ""])
-def test_anything_else_is_a_path(typed):
+def test_any_other_checkpoint_reference_is_a_path(typed):
     assert checkpoint_reference(typed) is None
 
 
-def test_directories_to_resume_from_must_exist_and_belong_to_where_the_config_was_made(tmp_path, monkeypatch):
+def test_resume_dirs_must_exist_and_are_relative_to_the_directory_of_creation(tmp_path, monkeypatch):
     (tmp_path / "old_data").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCRATCH", str(tmp_path))

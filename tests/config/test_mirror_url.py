@@ -4,7 +4,7 @@ from trieye.config import PersistenceConfig
 
 
 @pytest.mark.parametrize(
-    ("url", "found"),
+    ("url", "expected"),
     [
         ("s3://bucket/prefix/", "s3://bucket/prefix"),
         ("gs://bucket", "gs://bucket"),
@@ -14,8 +14,8 @@ from trieye.config import PersistenceConfig
         (None, None),
     ],
 )
-def test_an_address_is_taken_without_its_last_slash(url, found):
-    assert PersistenceConfig(mirror=url).mirror == found
+def test_a_mirror_url_loses_its_trailing_slash(url, expected):
+    assert PersistenceConfig(mirror=url).mirror == expected
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,6 @@ def test_an_address_is_taken_without_its_last_slash(url, found):
         ("s3://bucket/a::file:///b", "invalid path"),
     ],
 )
-def test_what_cannot_be_a_mirror_is_refused_by_the_config(url, complaint):
+def test_an_invalid_mirror_url_is_rejected(url, complaint):
     with pytest.raises(ValueError, match=complaint):
         PersistenceConfig(mirror=url)

@@ -34,14 +34,14 @@ EXPECTED = [
 ]  # fmt: skip
 
 
-def test_the_22_default_metrics_are_those_of_the_old_version():
-    found = [
+def test_the_22_default_metrics_equal_those_of_0_1_5():
+    fields = [
         (m.name, m.source, m.aggregation, m.event_key, m.context_key, m.log_frequency_steps, m.log_frequency_seconds,
          m.rate_numerator_event)
         for m in DEFAULT_METRICS
     ]  # fmt: skip
-    assert len(found) == 22
-    assert found == EXPECTED
+    assert len(fields) == 22
+    assert fields == EXPECTED
     for metric in DEFAULT_METRICS:
         assert metric.log_to == (ALL_SINKS if metric.aggregation == "rate" else ALL_SINKS[:2])
         assert metric.x_axis == "global_step"
@@ -60,7 +60,7 @@ def test_stats_are_empty_by_default():
             StatsConfig(processing_interval_seconds=wrong)
 
 
-def test_a_metric_has_the_defaults_of_the_old_version():
+def test_a_metric_has_the_defaults_of_0_1_5():
     assert MetricConfig(name="x").model_dump() == {
         "name": "x", "source": "custom", "raw_event_name": None, "aggregation": "latest", "log_frequency_steps": 1,
         "log_frequency_seconds": 0.0, "log_to": ["mlflow", "tensorboard"], "x_axis": "global_step",
@@ -68,7 +68,7 @@ def test_a_metric_has_the_defaults_of_the_old_version():
     }  # fmt: skip
 
 
-def test_the_errors_of_the_old_version_keep_their_words():
+def test_error_messages_of_0_1_5_are_unchanged():
     with pytest.raises(
         ValidationError, match=r"Metric 'R' has aggregation 'rate' but 'rate_numerator_event' is not set\."
     ):
@@ -77,7 +77,7 @@ def test_the_errors_of_the_old_version_keep_their_words():
         StatsConfig(metrics=[MetricConfig(name="a"), MetricConfig(name="a")])
 
 
-def test_the_names_of_the_whole_config_win_and_the_given_persistence_is_not_touched():
+def test_names_of_the_whole_config_win_without_changing_the_passed_persistence():
     shared = PersistenceConfig(app_name="mine", run_name="mine")
     first = TrieyeConfig(app_name="a", run_name="one", persistence=shared)
     second = TrieyeConfig(app_name="a", run_name="two", persistence=shared)
@@ -98,7 +98,7 @@ def test_a_dumped_config_validates_to_the_same_config(uri, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:upper-case config keys:DeprecationWarning")
-def test_a_stored_config_is_read_without_what_its_program_added(tmp_path):
+def test_a_stored_config_loads_without_keys_that_its_program_added(tmp_path):
     class Config(TrieyeConfig):
         width: int = 1
 
@@ -112,7 +112,7 @@ def test_a_stored_config_is_read_without_what_its_program_added(tmp_path):
     assert not Config.of_run(tmp_path).persistence.save_buffer
 
 
-def test_a_dump_that_gets_another_directory_moves_its_own_store(tmp_path, monkeypatch):
+def test_a_dump_with_another_directory_moves_its_mlflow_store(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     dump = PersistenceConfig(app_name="a").model_dump()
     moved = PersistenceConfig.model_validate({**dump, "root_data_dir": str(tmp_path), "app_name": "b"})
@@ -120,7 +120,7 @@ def test_a_dump_that_gets_another_directory_moves_its_own_store(tmp_path, monkey
     assert f"sqlite:///{tmp_path}/b/mlruns/mlflow.db" == moved.MLFLOW_TRACKING_URI
 
 
-def test_the_tracking_uri_of_the_environment_is_that_of_the_process_that_made_the_config(
+def test_the_tracking_uri_of_the_environment_is_read_when_the_config_is_created(
     monkeypatch,
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://driver:1")
@@ -135,14 +135,14 @@ def test_the_tracking_uri_of_the_environment_is_that_of_the_process_that_made_th
     assert made_without.MLFLOW_TRACKING_URI == "http://actor:1"
 
 
-def test_a_number_is_not_made_of_a_truth_value():
+def test_a_boolean_is_rejected_as_a_number():
     for wrong in ({"seed": True}, {"loop": {"steps": True}}, {"stats": {"processing_interval_seconds": True}}):
         with pytest.raises(ValidationError, match="'true'"):
             TrieyeConfig.model_validate(wrong)
     assert TrieyeConfig(print_config=True, persistence=PersistenceConfig(save_buffer=False)).print_config
 
 
-def test_a_relative_root_stays_where_the_config_was_made(tmp_path, monkeypatch):
+def test_a_relative_root_is_resolved_when_the_config_is_created(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = PersistenceConfig(app_name="a")
     monkeypatch.chdir("/")
@@ -154,7 +154,7 @@ def test_a_relative_root_stays_where_the_config_was_made(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["../x", "a/b", "/a", "a\0b", "a\nb", "", "x" * 300, ".hidden", "a..b", "a ", "\ud800"]
 )
-def test_an_unsafe_name_is_refused(name):
+def test_an_unsafe_name_is_rejected(name):
     for field in ("run_name", "app_name"):
         with pytest.raises(ValidationError, match=field):
             TrieyeConfig(**{field: name})
@@ -164,7 +164,7 @@ def test_an_unsafe_name_is_refused(name):
 
 
 @pytest.mark.parametrize("name", ["run_20260101_000000", "été", "東京-1", "a b", "lr=0.1,seed=3", "x" * 200, "3"])
-def test_a_safe_name_is_taken(name):
+def test_a_safe_name_is_accepted(name):
     assert TrieyeConfig(run_name=name).run_name == name
 
 
@@ -178,7 +178,7 @@ def test_a_safe_name_is_taken(name):
         ({}, []),
     ],
 )
-def test_a_sink_stays_on_in_python_unless_it_is_switched_off(sinks, enabled):
+def test_a_sink_stays_enabled_in_python_unless_disabled(sinks, enabled):
     config = TrieyeConfig(sinks=sinks)
     assert config.sinks.enabled == enabled
     assert TrieyeConfig.model_validate(config.model_dump()).sinks == config.sinks

@@ -43,12 +43,12 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("name", NAMES.split())
-def test_a_name_that_ends_with_the_word_is_one_of_a_secret(name):
+def test_a_name_that_ends_with_a_secret_word_is_secret(name):
     assert looks_secret(name)
 
 
 @pytest.mark.parametrize("name", OTHERS.split())
-def test_a_name_that_only_holds_the_word_is_none(name):
+def test_a_name_that_merely_contains_a_secret_word_is_not_secret(name):
     assert not looks_secret(name)
 
 
@@ -71,12 +71,12 @@ def test_a_name_that_only_holds_the_word_is_none(name):
         ("http://ann:${oc.env:PW}@host?token=${oc.env:T}", "http://ann:${oc.env:PW}@host?token=${oc.env:T}"),
     ],
 )
-def test_a_text_is_shown_without_its_secrets(text, shown):
+def test_secrets_in_a_text_are_redacted(text, shown):
     assert redacted_text(text) == shown
     assert redacted_text(shown) == shown
 
 
-def test_the_value_of_a_variable_that_looks_secret_is_found_under_any_key(monkeypatch, tmp_path):
+def test_the_value_of_a_secret_variable_is_redacted_under_any_key(monkeypatch, tmp_path):
     monkeypatch.setenv("GAME_TOKEN", "s3cret")
     monkeypatch.setenv("OTHER_TOKEN", "ab1c")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path))
@@ -86,7 +86,7 @@ def test_the_value_of_a_variable_that_looks_secret_is_found_under_any_key(monkey
     assert redacted_text("it said: s3cret!") == "it said: ***!"
 
 
-def test_values_that_are_no_secrets_stay_as_they_are():
+def test_values_that_are_not_secret_are_unchanged():
     values = {"token": 50256, "is_secret": True, "password": None, "api_key": "", "tokens": "a b", "lr": 0.1}
     assert redacted(values) == values
     assert redacted({"passwords": ["a", "b"], "token": ["a"]}) == {"passwords": ["***", "***"], "token": ["***"]}
@@ -96,35 +96,40 @@ def test_values_that_are_no_secrets_stay_as_they_are():
     }
 
 
-def test_what_was_recorded_gets_its_secrets_from_the_environment_again(monkeypatch):
+def test_recorded_configs_restore_their_secrets_from_the_environment(monkeypatch):
     monkeypatch.setenv("GAME_TOKEN", "s3cret")
     monkeypatch.setenv("GAME_URL", "http://ann:pw1234@host")
     values = {
         "env": {"login": "s3cret", "header": "Bearer s3cret", "url": "http://ann:pw1234@host", "password": "pw99"}
     }
-    held = recorded(values)
-    assert held["env"] == {"login": "***", "header": "Bearer ***", "url": "http://ann:***@host", "password": "***"}
-    assert recorded(held) == held
+    redacted_values = recorded(values)
+    assert redacted_values["env"] == {
+        "login": "***",
+        "header": "Bearer ***",
+        "url": "http://ann:***@host",
+        "password": "***",
+    }
+    assert recorded(redacted_values) == redacted_values
     with pytest.raises(ConfigurationError, match=r"env\.password is a secret.*variable TRIEYE_SECRET_ENV_PASSWORD"):
-        with_secrets(held)
+        with_secrets(redacted_values)
     monkeypatch.setenv("TRIEYE_SECRET_ENV_PASSWORD", "pw99")
-    assert with_secrets(json.loads(json.dumps(held))) == values
+    assert with_secrets(json.loads(json.dumps(redacted_values))) == values
     monkeypatch.delenv("GAME_TOKEN")
     with pytest.raises(ConfigurationError, match=r"env\.login is a secret.*variable GAME_TOKEN"):
-        with_secrets(held)
+        with_secrets(redacted_values)
 
 
-def test_a_tracking_uri_without_its_password_takes_that_of_the_environment_for_the_same_server_only(monkeypatch):
+def test_a_redacted_tracking_uri_takes_the_password_of_the_same_server_only(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ann:s3cret@host:1")
     dump = redacted(PersistenceConfig().model_dump(mode="json"))
     assert dump["MLFLOW_TRACKING_URI"] == "http://ann:***@host:1"
-    for held in (dump, {"mlflow_tracking_uri": "http://ann:***@host:1"}):
-        assert PersistenceConfig(**held).MLFLOW_TRACKING_URI == "http://ann:s3cret@host:1"
+    for dumped in (dump, {"mlflow_tracking_uri": "http://ann:***@host:1"}):
+        assert PersistenceConfig(**dumped).MLFLOW_TRACKING_URI == "http://ann:s3cret@host:1"
     other = PersistenceConfig(mlflow_tracking_uri="http://ann:***@elsewhere")
     assert other.MLFLOW_TRACKING_URI == "http://ann:***@elsewhere"
 
 
-def test_changes_name_keys_that_were_added_or_removed(tmp_path):
+def test_changes_name_added_and_removed_keys(tmp_path):
     def changes(before, now):
         configs = [WorldConfig(env=World(**env)) for env in (before, now)]
         (earlier := tmp_path / "configs.json").write_text(json.dumps(recorded(configs[0].model_dump(mode="json"))))
@@ -139,19 +144,19 @@ def test_changes_name_keys_that_were_added_or_removed(tmp_path):
     assert changes({"num": 1}, {"num": 2}) == ["env.num: 1 -> 2"]
 
 
-def test_a_stored_config_that_lacks_a_default_is_no_change(tmp_path):
+def test_a_default_missing_in_a_stored_config_is_not_a_change(tmp_path):
     config = WorldConfig()
-    held = config.model_dump(mode="json")
-    del held["tune"], held["env"]["wrappers"], held["replay"]["n_step"], held["loop"]
-    (earlier := tmp_path / "configs.json").write_text(json.dumps(held))
+    stored = config.model_dump(mode="json")
+    del stored["tune"], stored["env"]["wrappers"], stored["replay"]["n_step"], stored["loop"]
+    (earlier := tmp_path / "configs.json").write_text(json.dumps(stored))
     assert changed_values(earlier, config) == []
 
 
-def test_secrets_count_neither_in_the_hash_nor_among_the_changes_that_are_told(tmp_path):
+def test_secrets_affect_neither_the_config_hash_nor_the_reported_changes(tmp_path):
     configs = [GameConfig(env=Game(password=password), tags={"token": "t"}) for password in ("one", "two", "***")]
     assert len({config_hash(config) for config in configs}) == 1
     assert config_hash(GameConfig(env=Game(login="ann"))) != config_hash(configs[0])
     earlier = tmp_path / "configs.json"
-    for held in (configs[0].model_dump(mode="json"), recorded(configs[0].model_dump(mode="json"))):
-        earlier.write_text(json.dumps(held))
+    for stored in (configs[0].model_dump(mode="json"), recorded(configs[0].model_dump(mode="json"))):
+        earlier.write_text(json.dumps(stored))
         assert changed_values(earlier, configs[1]) == []

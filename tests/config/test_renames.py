@@ -1,4 +1,4 @@
-"""Old names are translated where they are stored, and refused with their new name where they are typed or passed.
+"""Old names are translated in stored files, and rejected with their new name when typed or passed.
 
 `python tests/config/test_renames.py` writes docs/renames.md.
 """
@@ -26,10 +26,10 @@ option or an attribute with an old name is an error that states the new one; for
 its own ImportError. The names of trieye 0.1.5 are not affected.
 `python tests/config/test_renames.py` writes this page from `trieye/renames.py`.
 """
-OF_CONFIG = [rename for rename in KEYS.values() if not rename.old.startswith("hydra.")]
+CONFIG_RENAMES = [rename for rename in KEYS.values() if not rename.old.startswith("hydra.")]
 
 
-def page():
+def page_text():
     parts = [INTRODUCTION]
     for heading, table in TABLES.items():
         lines = [f"| `{item.old}` | `{item.new}` |" for item in table.values()]
@@ -44,8 +44,8 @@ def page():
 
 def field_of(key):
     options = {"hydra.launcher": LauncherConfig, "hydra.sweeper": SweeperConfig}
-    place, _, name = key.rpartition(".")
-    root, path = (options[place], [name]) if place in options else (TrainingConfig, key.split("."))
+    section, _, name = key.rpartition(".")
+    root, path = (options[section], [name]) if section in options else (TrainingConfig, key.split("."))
     return field_at(root, path)
 
 
@@ -54,8 +54,8 @@ def nested(key, value):
     return {section: {name: value}}
 
 
-def test_the_page_is_that_of_the_tables():
-    assert PAGE.read_text() == page(), "write it with `python tests/config/test_renames.py`"
+def test_the_documentation_page_matches_the_tables():
+    assert PAGE.read_text() == page_text(), "write it with `python tests/config/test_renames.py`"
 
 
 @pytest.mark.parametrize("rename", KEYS.values(), ids=lambda rename: rename.old)
@@ -65,17 +65,17 @@ def test_the_new_key_exists_and_the_old_one_does_not(rename):
     assert rename.new not in KEYS
 
 
-@pytest.mark.parametrize("rename", OF_CONFIG, ids=lambda rename: rename.old)
-def test_an_old_key_that_is_typed_is_an_error_with_its_value_and_the_new_key(rename):
+@pytest.mark.parametrize("rename", CONFIG_RENAMES, ids=lambda rename: rename.old)
+def test_a_typed_old_key_is_an_error_with_the_new_key(rename):
     with pytest.raises(trieye.ConfigurationError) as caught:
         trieye.compose([f"{rename.old}=3"], config_type=TrainingConfig)
     assert str(caught.value) == f"{rename.old}=3: {rename.old} was renamed to {rename.new}"
 
 
 def test_an_old_key_of_a_launcher_is_an_error_with_the_new_key(project):
-    ended = project.run("-m", "hydra/launcher=trieye", "hydra.launcher.env={}", "seed=1,2")
-    assert ended.code == 2
-    assert "hydra.launcher.env={}: env was renamed to runtime_env" in ended.err
+    completed = project.run("-m", "hydra/launcher=trieye", "hydra.launcher.env={}", "seed=1,2")
+    assert completed.code == 2
+    assert "hydra.launcher.env={}: env was renamed to runtime_env" in completed.err
 
 
 def test_the_old_name_of_the_launcher_is_an_error_with_the_new_one(mistaken):
@@ -84,23 +84,25 @@ def test_the_old_name_of_the_launcher_is_an_error_with_the_new_one(mistaken):
 
 
 def test_a_program_ends_with_exit_code_2_and_the_new_key(project):
-    ended = project.run("+tune.grace=3")
-    assert ended.code == 2
-    assert ended.err == "error: +tune.grace=3: tune.grace was renamed to tune.grace_period\n"
+    completed = project.run("+tune.grace=3")
+    assert completed.code == 2
+    assert completed.err == "error: +tune.grace=3: tune.grace was renamed to tune.grace_period\n"
 
 
 def test_an_old_key_in_braces_is_an_error_with_the_new_key(mistaken):
     assert "tune.grace was renamed to tune.grace_period" in mistaken("tune={grace:3}")
 
 
-def test_an_old_key_in_a_config_file_is_an_error_with_the_file_and_the_new_key(project):
+def test_an_old_key_in_a_config_file_names_the_file_and_the_new_key(project):
     project.write("experiment/old", "# @package _global_\nloop: {evaluate_beside: true}\n")
-    ended = project.run("experiment=old")
-    assert ended.code == 2
-    assert ended.err == "error: experiment/old.yaml: loop.evaluate_beside was renamed to loop.background_evaluation\n"
+    completed = project.run("experiment=old")
+    assert completed.code == 2
+    assert (
+        completed.err == "error: experiment/old.yaml: loop.evaluate_beside was renamed to loop.background_evaluation\n"
+    )
 
 
-def test_an_old_key_in_python_is_an_error_with_its_value_and_the_new_key():
+def test_an_old_key_in_python_is_an_error_with_the_new_key():
     with pytest.raises(ValidationError, match=r"'grace' was renamed to 'grace_period' \(value 3\)"):
         TrieyeConfig(tune={"grace": 3})
     with pytest.raises(AttributeError, match=r"TuneConfig\.grace was renamed to grace_period$"):
@@ -109,19 +111,22 @@ def test_an_old_key_in_python_is_an_error_with_its_value_and_the_new_key():
         TrieyeConfig().tune.nonsense  # noqa: B018
 
 
-def test_a_stored_config_gets_its_new_keys_in_the_same_places():
+def test_a_stored_config_gets_its_new_keys_in_the_same_order():
     old = {"explorer": {}, "explore": {}, "bench": {}, "tune": {"num_trials": 4, "grace": 2, "target": None}}
     assert list(current_config(old)["tune"].items()) == [("num_trials", 4), ("grace_period", 2), ("target", None)]
-    for rename in OF_CONFIG:
+    for rename in CONFIG_RENAMES:
         section, name = rename.new.split(".")
         assert current_config({**old, **nested(rename.old, "x")})[section] == {name: "x"}, rename
     assert old["tune"]["grace"] == 2, "the argument is not changed"
 
 
-def test_sections_of_a_project_that_have_names_of_a_training_are_left_alone():
-    own = {"explorer": {"steps": 3}, "sinks": {"without": []}}
-    assert current_config(own) == {"explorer": {"steps": 3}, "sinks": {"exclude_plugins": []}}
-    assert current_overrides(["explorer.steps=3", "sinks.without=[]"], own) == ["explorer.steps=3", "sinks.without=[]"]
+def test_sections_of_a_project_with_the_name_of_a_trieye_section_are_unchanged():
+    project_values = {"explorer": {"steps": 3}, "sinks": {"without": []}}
+    assert current_config(project_values) == {"explorer": {"steps": 3}, "sinks": {"exclude_plugins": []}}
+    assert current_overrides(["explorer.steps=3", "sinks.without=[]"], project_values) == [
+        "explorer.steps=3",
+        "sinks.without=[]",
+    ]
     assert current_overrides(["explorer.steps=3", "sinks.without=[]"], None) == [
         "explorer.steps=3",
         "sinks.exclude_plugins=[]",
@@ -152,15 +157,15 @@ def test_a_stored_override_gets_its_new_key(stored, current):
 @pytest.mark.parametrize("rename", NAMES.values(), ids=lambda rename: rename.old)
 def test_an_old_class_or_function_is_an_attribute_error_with_the_new_name(rename):
     module, _, name = rename.old.rpartition(".")
-    home = importlib.import_module(module)
+    package = importlib.import_module(module)
     with pytest.raises(AttributeError, match=f"^{re.escape(rename.old)} was renamed to {re.escape(rename.new)}$"):
-        getattr(home, name)
+        getattr(package, name)
     new = rename.new.rpartition(".")[2]
-    assert getattr(home, new).__doc__
-    assert new in home.__all__
+    assert getattr(package, new).__doc__
+    assert new in package.__all__
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
-        home.nonsense  # noqa: B018
+        package.nonsense  # noqa: B018
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    PAGE.write_text(page_text())

@@ -17,17 +17,17 @@ from trieye.replay.fragments import FragmentRules
         ({"gamma": 2}, "less than or equal to 1"),
     ],
 )
-def test_settings_that_have_no_effect_or_no_sense_are_refused(settings, message):
+def test_settings_without_effect_or_meaning_are_rejected(settings, message):
     with pytest.raises(ValidationError) as caught:
         ReplayConfig(**settings)
     assert message in str(caught.value)
 
 
-def test_defaults_of_other_kinds_may_be_stated():
+def test_defaults_of_other_kinds_can_be_stated():
     assert ReplayConfig(prioritized={"alpha": 0.6}).kind == "uniform"
 
 
-def test_settings_of_fragments_are_rules_of_their_buffer():
+def test_fragment_settings_become_the_rules_of_the_buffer():
     config = ReplayConfig(
         kind="fragment", capacity=7, max_reuse=2, fragment={"fragments_per_chunk": 3, "max_bytes": 99}
     )

@@ -1,4 +1,4 @@
-"""RuntimeConfig: the place of the hub, and the working directory and environment of workers."""
+"""RuntimeConfig: where the hub runs, and the working directory and environment of workers."""
 
 import pytest
 from pydantic import ValidationError
@@ -7,8 +7,8 @@ from trieye.config.launcher import LauncherConfig
 from trieye.config.runtime import RuntimeConfig
 
 
-def test_the_working_directory_of_a_runtime_environment_has_a_key_of_its_own():
-    for config, given in ((RuntimeConfig, {"kind": "cluster"}), (LauncherConfig, {"address": "auto"})):
+def test_working_dir_inside_runtime_env_is_rejected():
+    for config_class, settings in ((RuntimeConfig, {"kind": "cluster"}), (LauncherConfig, {"address": "auto"})):
         with pytest.raises(ValidationError, match="working_dir is a separate key"):
-            config(**given, runtime_env={"working_dir": "."})
-        assert config(**given, runtime_env={"pip": ["gymnasium"]}).runtime_env == {"pip": ["gymnasium"]}
+            config_class(**settings, runtime_env={"working_dir": "."})
+        assert config_class(**settings, runtime_env={"pip": ["gymnasium"]}).runtime_env == {"pip": ["gymnasium"]}

@@ -49,7 +49,7 @@ def test_each_upper_case_name_is_an_argument_and_an_attribute(name):
     assert getattr(config, name.lower()) == DEFAULTS[name]
 
 
-def test_the_table_is_closed():
+def test_no_other_field_has_an_upper_case_spelling():
     table = {*DEFAULTS, "RUN_NAME", "MLFLOW_TRACKING_URI"}
     assert PersistenceConfig().RUN_NAME.startswith("run_2")
     for model in (PersistenceConfig, TrieyeConfig, StatsConfig, MetricConfig, TrainingConfig):
@@ -60,7 +60,7 @@ def test_the_table_is_closed():
                 model(**{name: 1})
 
 
-def test_a_project_does_not_inherit_the_spellings_for_fields_of_its_own():
+def test_fields_of_a_project_have_no_upper_case_spelling():
     class Persistence(PersistenceConfig):
         extra: int = Field(default=1)
 
@@ -77,7 +77,7 @@ def test_a_project_does_not_inherit_the_spellings_for_fields_of_its_own():
             setattr(config, name, "y")
 
 
-def test_the_fields_of_the_old_version_can_be_assigned_to_and_are_checked():
+def test_fields_of_0_1_5_are_assignable_and_validated():
     config = TrieyeConfig(app_name="a")
     config.run_name = "later"
     config.persistence.RUN_NAME = "later"
@@ -103,7 +103,7 @@ def test_the_fields_of_the_old_version_can_be_assigned_to_and_are_checked():
             setattr(part, name, "1")
 
 
-def test_a_process_warns_once():
+def test_the_deprecation_warning_appears_once_per_process():
     program = """if True:
         import sys
         from trieye import PersistenceConfig, TrieyeConfig
@@ -114,8 +114,10 @@ def test_a_process_warns_once():
         config.run_name = config.persistence.RUN_NAME
         config.persistence.RUN_NAME = "z"
     """
-    ran = subprocess.run([sys.executable, "-W", "always", "-c", program], capture_output=True, text=True, check=True)
-    before, after = ran.stderr.split("before\n")
+    completed = subprocess.run(
+        [sys.executable, "-W", "always", "-c", program], capture_output=True, text=True, check=True
+    )
+    before, after = completed.stderr.split("before\n")
     assert (before.count("DeprecationWarning"), after.count("DeprecationWarning")) == (0, 1)
 
 
@@ -127,7 +129,7 @@ def test_a_process_warns_once():
         lambda: setattr(TrieyeConfig(), "run_name", "x"),
     ],
 )
-def test_the_warning_points_at_the_line_of_the_program(use, monkeypatch):
+def test_the_deprecation_warning_points_at_the_line_of_the_program(use, monkeypatch):
     monkeypatch.setattr(spellings, "_uses", count())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

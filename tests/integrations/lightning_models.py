@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from trieye.integrations.lightning import ResumeRun, RunLogger
 
-__all__ = ["CSVLogger", "FallsOver", "Line", "Logger", "ModelCheckpoint", "ResumeRun", "RunLogger", "data", "trainer"]
+__all__ = ["CSVLogger", "FailsAtStep", "Line", "Logger", "ModelCheckpoint", "ResumeRun", "RunLogger", "data", "trainer"]
 
 
 class Line(LightningModule):
@@ -32,8 +32,8 @@ class Line(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=self.hparams.rate)
 
 
-class FallsOver(Callback):
-    """Ends a training after so many batches."""
+class FailsAtStep(Callback):
+    """Raises after a number of batches."""
 
     def __init__(self, at):
         self.at = at

@@ -17,7 +17,7 @@ def points(run, name):
     return [(step, value) for metric, step, value in rows if metric == name]
 
 
-def test_episodes_are_those_that_gymnasium_counts(make_config):
+def test_logged_episodes_equal_those_that_gymnasium_counts(make_config):
     with trieye.Run(make_config()) as run:
         env = LogEpisodes(gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make("CartPole-v1")), run)
         env.reset(seed=0)
@@ -34,7 +34,7 @@ def test_episodes_are_those_that_gymnasium_counts(make_config):
 
 
 @pytest.mark.parametrize("mode", list(gymnasium.vector.AutoresetMode)[:2])
-def test_episodes_of_a_vector_are_those_that_gymnasium_counts(make_config, mode):
+def test_logged_vector_episodes_equal_those_that_gymnasium_counts(make_config, mode):
     make = [lambda: gymnasium.make("CartPole-v1") for _ in range(3)]
     envs = gymnasium.vector.SyncVectorEnv(make, autoreset_mode=mode)
     with trieye.Run(make_config()) as run:
@@ -79,7 +79,7 @@ class Square(gymnasium.Env):
         return picture
 
 
-def test_videos_are_of_the_episodes_that_were_chosen(make_config):
+def test_videos_show_the_selected_episodes(make_config):
     with trieye.Run(make_config()) as run:
         env = LogEpisodes(Square(), run, video=lambda number: number == 1)
         for _ in range(3):
@@ -95,12 +95,12 @@ def test_videos_are_of_the_episodes_that_were_chosen(make_config):
     assert (video.step, video.num_frames, video.fps) == (20, 11, 10.0)
 
 
-def test_an_environment_that_renders_nothing_has_no_videos(make_config):
+def test_videos_need_an_environment_that_renders(make_config):
     with trieye.Run(make_config()) as run, pytest.raises(ConfigurationError, match="render_mode='rgb_array'"):
         LogEpisodes(gymnasium.make("CartPole-v1"), run, video=some_episodes)
 
 
-def test_the_episodes_that_are_recorded_get_rarer():
+def test_recorded_episodes_become_rarer():
     assert [number for number in range(4000) if some_episodes(number)][:6] == [0, 1, 8, 27, 64, 125]
     assert [number for number in range(900, 4000) if some_episodes(number)] == [1000, 2000, 3000]
     assert np.all([some_episodes(number**3) for number in range(10)])

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 
 
 @pytest.fixture(autouse=True)
-def _own_place(tmp_path, monkeypatch):
+def _in_project(tmp_path, monkeypatch):
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
     monkeypatch.setenv(opening.APP, "app")
@@ -51,11 +51,11 @@ def in_mlflow(table):
         return dict(store.execute(f"SELECT key, value FROM {table}"))  # noqa: S608 - a name of a table
 
 
-def told(name="run"):
+def values_by_point(name="run"):
     return {(metric, step): value for metric, step, value in points(name)}
 
 
-def test_a_fit_and_a_test_are_one_run_with_what_lightning_s_own_logger_writes(tmp_path):
+def test_fit_and_test_are_one_run_with_the_values_of_lightnings_own_logger(tmp_path):
     own = models.CSVLogger(tmp_path / "csv")
     model = models.Line()
     fitted = models.trainer([models.RunLogger("run"), own])
@@ -70,7 +70,7 @@ def test_a_fit_and_a_test_are_one_run_with_what_lightning_s_own_logger_writes(tm
         step = int(row.pop("step"))
         expected |= {(name, step): float(value) for name, value in row.items() if value}
     assert len(expected) > 60
-    assert told() == pytest.approx(expected)
+    assert values_by_point() == pytest.approx(expected)
     record = RunRecord.read(opening.run_dir_of("run") / "run.json")
     assert record is not None
     assert (record.attempt, record.status) == (1, "FINISHED")
@@ -94,7 +94,7 @@ def test_the_hyperparameters_of_a_module_are_recorded():
     assert (params["rate"], params["hidden"]) == ("0.25", "4")
 
 
-def test_names_and_directories():
+def test_names_and_directories_follow_the_logger_interface():
     logger = models.RunLogger("run")
     assert (logger.name, logger.version) == ("run", "lightning")
     assert Path(logger.log_dir) == Path(logger.save_dir) / logger.name / str(logger.version)
@@ -106,20 +106,20 @@ def test_names_and_directories():
 
 
 @pytest.mark.parametrize("name", ["../out", "a/b", ""])
-def test_a_name_that_is_none_is_refused_at_once(name):
+def test_an_invalid_name_is_rejected_at_once(name):
     with pytest.raises(ConfigurationError):
         models.RunLogger(name)
 
 
-def test_a_prefix_comes_before_names():
+def test_a_prefix_precedes_metric_names():
     logger = models.RunLogger("run", prefix="mine")
     logger.log_metrics({"loss": torch.tensor(0.5)}, step=3)
     logger.log_metrics({"loss": np.float32(0.25)})
     end_program()
-    assert told() == {("mine/loss", 3): 0.25} or points() == [("mine/loss", 3, 0.5), ("mine/loss", 3, 0.25)]
+    assert values_by_point() == {("mine/loss", 3): 0.25} or points() == [("mine/loss", 3, 0.5), ("mine/loss", 3, 0.25)]
 
 
-def test_a_logger_is_pickled_before_and_after_it_logged():
+def test_a_logger_can_be_pickled_before_and_after_logging():
     for logged in (False, True):
         logger = models.RunLogger(f"run{logged}")
         if logged:
@@ -128,11 +128,11 @@ def test_a_logger_is_pickled_before_and_after_it_logged():
         again.logger.log_metrics({"a": 2.0}, 1)
         logger.log_metrics({"a": 3.0}, 2)
         end_program()
-        assert (("a", 1), 2.0) in told(f"run{logged}").items()
-        assert (("a", 2), 3.0) in told(f"run{logged}").items()
+        assert (("a", 1), 2.0) in values_by_point(f"run{logged}").items()
+        assert (("a", 2), 3.0) in values_by_point(f"run{logged}").items()
 
 
-def test_another_rank_than_the_first_one_opens_nothing(monkeypatch):
+def test_ranks_other_than_zero_open_no_run(monkeypatch):
     from lightning.pytorch.utilities import rank_zero_only
 
     monkeypatch.setattr(rank_zero_only, "rank", 1)
@@ -145,7 +145,7 @@ def test_another_rank_than_the_first_one_opens_nothing(monkeypatch):
     assert not opening.run_dir_of("run").exists()
 
 
-def test_pictures(tmp_path):
+def test_images_are_logged_with_captions(tmp_path):
     logger = models.RunLogger("run")
     logger.log_image("one", [torch.rand(3, 8, 8)], step=2)
     logger.log_image("two", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.uint8)], caption=["left", "right"])
@@ -164,7 +164,7 @@ def test_pictures(tmp_path):
     ]
 
 
-def test_the_best_checkpoint_is_noted():
+def test_the_best_checkpoint_is_a_tag():
     logger, best = models.RunLogger("run", tags={"mine": "1"}), models.ModelCheckpoint(monitor="val/loss")
     models.trainer(logger, best, epochs=2).fit(models.Line(), models.data(), models.data())
     end_program()
@@ -175,17 +175,19 @@ def test_the_best_checkpoint_is_noted():
 
 
 @pytest.mark.parametrize("every", [{"every_n_train_steps": 7}, {"every_n_epochs": 1}], ids=str)
-def test_a_fit_from_a_checkpoint_goes_on_in_the_run(every):
+def test_a_fit_from_a_checkpoint_resumes_the_run(every):
     def program(*others, epochs=4):
         checkpoints = models.ModelCheckpoint(save_last=True, **every)
-        made = models.trainer(models.RunLogger("run"), models.ResumeRun(), checkpoints, *others, epochs=epochs)
+        lightning_trainer = models.trainer(
+            models.RunLogger("run"), models.ResumeRun(), checkpoints, *others, epochs=epochs
+        )
         torch.manual_seed(0)
-        made.fit(models.Line(), models.data(), models.data(), ckpt_path="last")
+        lightning_trainer.fit(models.Line(), models.data(), models.data(), ckpt_path="last")
         end_program()
 
     for at in (5, 18, 33):
         with pytest.raises(ZeroDivisionError):
-            program(models.FallsOver(at))
+            program(models.FailsAtStep(at))
         end_program()
     program()
     counts = Counter((name, step) for name, step, _ in points() if name != "epoch")
@@ -198,16 +200,16 @@ def test_a_fit_from_a_checkpoint_goes_on_in_the_run(every):
     assert record.attempt == 4
 
 
-def test_a_program_without_the_callback_shows_each_step_once():
+def test_a_restarted_program_without_the_callback_shows_each_step_once():
     for at in (15, 21):
         with pytest.raises(ZeroDivisionError):
-            models.trainer(models.RunLogger("run"), models.FallsOver(at)).fit(models.Line(), models.data())
+            models.trainer(models.RunLogger("run"), models.FailsAtStep(at)).fit(models.Line(), models.data())
         end_program()
-    assert {step for name, step in told() if name == "loss_step"} == set(range(20))
+    assert {step for name, step in values_by_point() if name == "loss_step"} == set(range(20))
     assert max(Counter((name, step) for name, step, _ in points() if name != "epoch").values()) == 1
 
 
-def test_a_callback_without_its_logger_is_refused(tmp_path):
+def test_a_callback_without_its_logger_is_rejected(tmp_path):
     with pytest.raises(ConfigurationError, match="CSVLogger"):
         models.trainer(models.CSVLogger(tmp_path), models.ResumeRun()).fit(models.Line(), models.data())
 
@@ -234,7 +236,7 @@ def test_two_processes_log_each_value_once(tmp_path, request):
 
 
 @pytest.mark.parametrize("number", [2, 4, 10], ids=lambda number: SCENARIOS[number].name)
-def test_points_of_several_attempts_are_superseded_as_the_model_says(tmp_path, number):
+def test_superseded_points_of_several_attempts_follow_the_model(tmp_path, number):
     attempts, expected = SCENARIOS[number].attempts, SCENARIOS[number].expected
     sinks = {"sinks": {"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}}}
     story = Story("Lightning", "first", tmp_path / "data", attempts, killed=frozenset({0}), given=sinks)

@@ -1,4 +1,4 @@
-"""Values that the originals reject or convert, given to torch's `SummaryWriter`, to wandb, and to ours."""
+"""Unusual values in torch's `SummaryWriter`, in wandb, and in our replacements."""
 
 import math
 from pathlib import Path
@@ -28,7 +28,7 @@ def store_dir(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def ours(store_dir, monkeypatch, request):
-    """Return the name of a run of the test's own; all share a store, which is made once."""
+    """Return the name of a separate run per test; all runs share one store, which is created once."""
     monkeypatch.chdir(store_dir)
     monkeypatch.setenv(opening.APP, "p")
     for name in (opening.ROOT, "WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT"):
@@ -40,7 +40,7 @@ def ours(store_dir, monkeypatch, request):
 
 
 def tensors(device):
-    made = {
+    values = {
         "plain": torch.tensor(2.0),
         "of a graph": torch.tensor(3.0, requires_grad=True) * 2,
         "one element": torch.tensor([[2.5]]),
@@ -48,7 +48,7 @@ def tensors(device):
         "whole": torch.tensor(7),
         "view": torch.arange(6.0).reshape(2, 3).T[1, 1],
     }
-    return {name: value.to(device) for name, value in made.items()}
+    return {name: value.to(device) for name, value in values.items()}
 
 
 SCALARS = {
@@ -71,7 +71,7 @@ def points(name):
 
 
 def in_artifacts(end):
-    """Return the text of the one artifact in MLflow whose path ends so."""
+    """Return the text of the only MLflow artifact whose path ends with `end`."""
     (path,) = Path(".trieye_data/p/mlruns").glob(f"**/{end}")
     return path.read_text()
 
@@ -79,7 +79,7 @@ def in_artifacts(end):
 # SummaryWriter
 
 
-def shown(directory):
+def scalars_shown(directory):
     events = EventAccumulator(directory, size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
@@ -91,40 +91,40 @@ def scalars_of_both(ours, values):
         with writer:
             for name, value in values.items():
                 writer.add_scalar(name, value, 1)
-    return shown(f"theirs/{ours}"), shown(f"runs/{ours}")
+    return scalars_shown(f"theirs/{ours}"), scalars_shown(f"runs/{ours}")
 
 
 @pytest.mark.parametrize("device", ["cpu", on_gpu])
-def test_the_writer_takes_tensors(ours, device):
+def test_the_writer_accepts_tensors(ours, device):
     theirs, ours_scalars = scalars_of_both(ours, tensors(device))
     assert ours_scalars == theirs
     assert len(ours_scalars) == 6
 
 
-def test_the_writer_takes_scalars_of_numpy(ours):
+def test_the_writer_accepts_numpy_scalars(ours):
     theirs, ours_scalars = scalars_of_both(ours, SCALARS)
     assert ours_scalars == theirs
     assert len(ours_scalars) == 7
 
 
-def test_the_writer_counts_what_is_not_finite_and_shows_the_rest(ours):
+def test_the_writer_counts_nonfinite_values_and_shows_the_others(ours):
     theirs, ours_scalars = scalars_of_both(ours, {**NOT_FINITE, "whole": 1.0})
     assert theirs["whole"] == ours_scalars["whole"] == [(1, 1.0)]
     assert len(theirs) == 6
     assert ours_scalars["trieye/dropped/non_finite"][-1][1] == 5.0
 
 
-def test_the_writer_takes_steps_of_any_order_and_kind(ours):
+def test_the_writer_accepts_steps_of_any_order_and_type(ours):
     steps = [5, np.int64(1), torch.tensor(3), 3.0, -2, None, 5]
     for writer in (TorchWriter(f"theirs/{ours}"), SummaryWriter(f"runs/{ours}")):
         with writer:
             for number, step in enumerate(steps):
                 writer.add_scalar("a", number, step)
-    assert sorted(shown(f"runs/{ours}")["a"]) == sorted(shown(f"theirs/{ours}")["a"])
-    assert sorted(points(ours)) == sorted(("a", *point) for point in shown(f"theirs/{ours}")["a"])
+    assert sorted(scalars_shown(f"runs/{ours}")["a"]) == sorted(scalars_shown(f"theirs/{ours}")["a"])
+    assert sorted(points(ours)) == sorted(("a", *point) for point in scalars_shown(f"theirs/{ours}")["a"])
 
 
-def test_the_writer_refuses_nested_dicts_of_numbers_and_flattens_those_of_parameters(ours):
+def test_the_writer_rejects_nested_scalars_and_flattens_nested_parameters(ours):
     with TorchWriter(f"theirs/{ours}") as writer, pytest.raises(NotImplementedError):
         writer.add_scalars("a", {"b": {"c": 1.0}}, 1)
     with TorchWriter(f"theirs/{ours}") as writer, pytest.raises(ValueError, match="value should be one of"):
@@ -136,7 +136,7 @@ def test_the_writer_refuses_nested_dicts_of_numbers_and_flattens_those_of_parame
     assert points(ours) == [("a", 0, 1.0)]
 
 
-def test_the_writer_takes_unicode(ours):
+def test_the_writer_accepts_unicode(ours):
     theirs, ours_points = scalars_of_both(ours, UNICODE)
     assert ours_points == theirs
     assert len(ours_points) == 4
@@ -145,7 +145,7 @@ def test_the_writer_takes_unicode(ours):
         writer.flush()
 
 
-def test_the_writer_takes_texts_of_more_than_a_megabyte(ours):
+def test_the_writer_accepts_texts_above_one_megabyte(ours):
     with SummaryWriter(f"runs/{ours}") as writer:
         writer.add_text("t", LONG, 3)
         writer.add_text("exact", "x" * 2**20, 3)
@@ -160,7 +160,7 @@ def test_the_writer_takes_texts_of_more_than_a_megabyte(ours):
     assert len(exact.tensor_proto.string_val[0]) == 2**20
 
 
-def test_the_writer_takes_histograms_that_the_original_refuses(ours):
+def test_the_writer_accepts_histograms_that_the_original_rejects(ours):
     with TorchWriter(f"theirs/{ours}") as writer, pytest.raises(ValueError, match="empty"):
         writer.add_histogram("a", torch.tensor([1e30, -1e30]), 1)
     with SummaryWriter(f"runs/{ours}") as writer:
@@ -207,15 +207,15 @@ def logged(ours, row):
 
 
 @pytest.mark.parametrize("device", ["cpu", on_gpu])
-def test_wandb_takes_tensors(ours, rows_of_theirs, device):
+def test_wandb_accepts_tensors(ours, rows_of_theirs, device):
     assert logged(ours, tensors(device)) == pytest.approx(rows_of_theirs["tensors"])
 
 
-def test_wandb_takes_scalars_of_numpy(ours, rows_of_theirs):
+def test_wandb_accepts_numpy_scalars(ours, rows_of_theirs):
     assert logged(ours, SCALARS) == pytest.approx({**rows_of_theirs["scalars"], "bool": 1.0})
 
 
-def test_wandb_counts_what_is_not_finite_and_shows_the_rest(ours, rows_of_theirs):
+def test_wandb_counts_nonfinite_values_and_shows_the_others(ours, rows_of_theirs):
     assert len(rows_of_theirs["not finite"]) == 5
     with wandb.init(project="p", id=ours) as run:
         run.define_metric("least", summary="min")
@@ -234,17 +234,17 @@ def test_wandb_flattens_nested_dicts(ours, rows_of_theirs):
     assert logged(ours, NESTED) == {"a.b.c": 1.0, "a.b.d": 2.0, "a.e": 3.0, "of.1": 4.0, "of.None": 5.0}
 
 
-def test_wandb_takes_unicode(ours, rows_of_theirs):
+def test_wandb_accepts_unicode(ours, rows_of_theirs):
     assert logged(ours, {**UNICODE, "text": "half of a pair: \ud83d"}) == rows_of_theirs["unicode"]
 
 
-def test_wandb_takes_texts_of_more_than_a_megabyte(ours, rows_of_theirs):
+def test_wandb_accepts_texts_above_one_megabyte(ours, rows_of_theirs):
     assert rows_of_theirs["long"]["t"] == LONG
     assert logged(ours, {"t": LONG, "a": 1.0}) == {"a": 1.0}
     assert in_artifacts("media/text/t/0.txt") == LONG
 
 
-def test_wandb_takes_what_is_neither_a_number_nor_a_medium_as_a_text(ours, rows_of_theirs):
+def test_wandb_logs_other_values_as_text(ours, rows_of_theirs):
     assert rows_of_theirs["other"].keys() == OTHER.keys()
     assert logged(ours, {**OTHER, "object": object(), "a": 1.0}) == {"a": 1.0}
     texts = {path.parent.name for path in Path(".trieye_data/p/mlruns").rglob("*.md")}
@@ -252,7 +252,7 @@ def test_wandb_takes_what_is_neither_a_number_nor_a_medium_as_a_text(ours, rows_
 
 
 @pytest.mark.parametrize("step", [1.5, "7"])
-def test_wandb_refuses_steps_that_are_no_integers(ours, step):
+def test_wandb_rejects_noninteger_steps(ours, step):
     real = pytest.importorskip("wandb")
     with real.init(mode="disabled"), wandb.init(project="p", id=ours) as run:
         for whole in (np.int64(4), torch.tensor(5), 3):
@@ -263,7 +263,7 @@ def test_wandb_refuses_steps_that_are_no_integers(ours, step):
     assert [row[:2] for row in points(ours)] == [("a", 4), ("a", 5)]
 
 
-def test_wandb_takes_values_as_they_are_when_they_are_logged(ours):
+def test_wandb_copies_values_when_they_are_logged(ours):
     from matplotlib import pyplot as plt
 
     total, counts, frame = torch.zeros(()), np.zeros(1), np.zeros((4, 4, 3), np.uint8)
@@ -287,7 +287,7 @@ def test_wandb_takes_values_as_they_are_when_they_are_logged(ours):
     assert in_artifacts("media/images/file/passing") == "held"
 
 
-def test_a_row_that_is_refused_changes_nothing(ours):
+def test_a_rejected_row_changes_nothing(ours):
     with wandb.init(project="p", id=ours):
         wandb.log({"a": 1.0}, step=3)
         for row in ({"a": 2.0, "b": 10**400}, {"a": 2.0, 1: 2.0}, {"a": 2.0, "": 1.0}):

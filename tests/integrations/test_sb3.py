@@ -58,8 +58,8 @@ def ppo():
     return PPO("MlpPolicy", env, n_steps=64, batch_size=64, n_epochs=2, **small())
 
 
-class FallsOver(BaseCallback):
-    """Ends a training in the midst of a rollout."""
+class FailsAtStep(BaseCallback):
+    """Raises in the middle of a rollout."""
 
     def __init__(self, step):
         super().__init__()
@@ -99,7 +99,7 @@ def same(one, other):
     return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-class Remembers(BaseCallback):
+class RemembersCheckpoint(BaseCallback):
     """Stores the state of a model at the time of a checkpoint."""
 
     def __init__(self, run):
@@ -130,10 +130,10 @@ class Remembers(BaseCallback):
 @pytest.mark.parametrize(
     "make", [pytest.param(dqn, marks=pytest.mark.long), pytest.param(sac, marks=pytest.mark.long), ppo]
 )
-def test_a_training_goes_on_with_all_that_it_had(config, make):
+def test_a_training_resumes_with_its_complete_state(config, make):
     with pytest.raises(ZeroDivisionError), trieye.Run(config()) as run:
-        remembered = Remembers(run)
-        make().learn(2000, callback=[RunCallback(run), remembered, FallsOver(950)])
+        remembered = RemembersCheckpoint(run)
+        make().learn(2000, callback=[RunCallback(run), remembered, FailsAtStep(950)])
     with trieye.Run(config()) as run:
         model = restore_or_new(make, run)
         assert run.step == model.num_timesteps == remembered.counters[0] >= 640
@@ -158,14 +158,14 @@ def test_a_training_goes_on_with_all_that_it_had(config, make):
     assert max(step for _, step in counts) > 1500
 
 
-def test_a_model_of_stable_baselines_has_the_attributes_that_a_resume_sets():
+def test_a_model_has_the_attributes_that_a_resume_sets():
     model = ppo()
     model.learn(1)
     names = ("_last_obs", "_last_original_obs", "_num_timesteps_at_start", "_stats_window_size", "_total_timesteps")
     assert set(names) <= set(vars(model))
 
 
-def test_what_is_logged_is_what_the_logger_of_sb3_writes(config, tmp_path):
+def test_logged_values_equal_those_of_the_sb3_logger(config, tmp_path):
     with trieye.Run(config()) as run:
         model = ppo()
         model.set_logger(configure(str(tmp_path / "own"), ["json"]))
@@ -185,7 +185,7 @@ def evaluation(**options):
     return EvalCallback(env, eval_freq=150, n_eval_episodes=3, verbose=0, warn=False, **options)
 
 
-def test_the_best_model_of_the_evaluations_is_that_of_the_run(config):
+def test_the_best_evaluated_model_is_the_best_of_the_run(config):
     objective = {"objective": "eval/mean_reward"}
     with trieye.Run(config(loop=objective)) as run:
         evaluated = evaluation()
@@ -204,7 +204,7 @@ def test_the_best_model_of_the_evaluations_is_that_of_the_run(config):
         assert again.best_mean_reward == evaluated.best_mean_reward
 
 
-def test_a_training_that_is_done_is_neither_evaluated_nor_logged_again(config):
+def test_a_finished_training_is_neither_evaluated_nor_logged_again(config):
     for total in (300, 299):
         with trieye.Run(config()) as run:
             dqn().learn(total, callback=RunCallback(run, evaluation=evaluation()))
@@ -213,8 +213,8 @@ def test_a_training_that_is_done_is_neither_evaluated_nor_logged_again(config):
     assert max(evaluated) == 300
 
 
-class Drawn(gymnasium.Env):
-    """An environment that draws where it is, for videos without a library that draws."""
+class DrawnEnv(gymnasium.Env):
+    """An environment that renders its position without a rendering library."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
     observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
@@ -235,10 +235,10 @@ class Drawn(gymnasium.Env):
         return np.full((16, 16, 3), self.at, np.uint8)
 
 
-def test_a_video_of_the_best_model(config):
+def test_a_video_of_the_best_model_is_logged(config):
     with trieye.Run(config()) as run:
-        callback = EvalCallback(DummyVecEnv([Drawn]), eval_freq=50, n_eval_episodes=1, verbose=0, warn=False)
-        model = DQN("MlpPolicy", DummyVecEnv([Drawn]), learning_starts=10, buffer_size=100, **small())
+        callback = EvalCallback(DummyVecEnv([DrawnEnv]), eval_freq=50, n_eval_episodes=1, verbose=0, warn=False)
+        model = DQN("MlpPolicy", DummyVecEnv([DrawnEnv]), learning_starts=10, buffer_size=100, **small())
         model.learn(100, callback=RunCallback(run, evaluation=callback, video=True))
         run.flush()
         items, _ = run._attempt.hub._logic.files.history.read(0, 1000)
@@ -246,7 +246,7 @@ def test_a_video_of_the_best_model(config):
     assert (video.name, video.step, video.num_frames, video.fps) == ("eval/video", 52, 12, 10.0)
 
 
-def test_a_video_of_nothing_is_refused(config):
+def test_a_video_without_an_evaluation_is_rejected(config):
     with trieye.Run(config()) as run, pytest.raises(ConfigurationError, match="there is no evaluation"):
         RunCallback(run, video=True)
 
@@ -270,7 +270,7 @@ def test_a_training_in_chunks_never_overwrites_an_earlier_model_with_later_weigh
         return {str(path): path.read_bytes() for path in files if not path.name.startswith("run.lock")}
 
     with pytest.raises(ZeroDivisionError), trieye.Run(config()) as run:
-        chunked(run, FallsOver(450))
+        chunked(run, FailsAtStep(450))
     models = {path: path.read_bytes() for path in tmp_path.glob("m_*.zip")}
     assert len(models) == 3
     files = digests(run.dir)
@@ -284,7 +284,7 @@ def test_a_training_in_chunks_never_overwrites_an_earlier_model_with_later_weigh
     assert [DQN.load(tmp_path / f"m_{number}").num_timesteps for number in range(5)] == [120, 240, 360, 480, 600]
 
 
-def test_a_training_from_zero_in_a_run_that_is_further_is_refused(config):
+def test_a_training_from_zero_in_an_advanced_run_is_rejected(config):
     with trieye.Run(config()) as run:
         model, callback = dqn(), RunCallback(run)
         model.learn(120, callback=callback)
@@ -292,16 +292,16 @@ def test_a_training_from_zero_in_a_run_that_is_further_is_refused(config):
             model.learn(120, callback=callback)
 
 
-def test_a_model_that_does_not_fit_is_refused_and_left_as_it_is(config):
+def test_an_incompatible_model_is_rejected_and_unchanged(config):
     with trieye.Run(config()) as run:
         dqn().learn(250, callback=RunCallback(run))
     for options in ({"buffer_size": 300}, {"policy_kwargs": {"net_arch": [8]}}):
         with trieye.Run(config()) as run:
-            made = dqn(**options)
-            before = {name: tensor.clone() for name, tensor in made.policy.state_dict().items()}
+            model = dqn(**options)
+            before = {name: tensor.clone() for name, tensor in model.policy.state_dict().items()}
             with pytest.raises(CheckpointError, match="buffer_size" if "buffer_size" in options else "shape"):
-                restore_or_new(lambda made=made: made, run)
-            assert same(before, made.policy.state_dict())
+                restore_or_new(lambda model=model: model, run)
+            assert same(before, model.policy.state_dict())
 
 
 PROGRAM = """
@@ -314,11 +314,11 @@ model.learn(10_000_000, callback=RunCallback("told", save_freq=1_000_000))
 
 @pytest.mark.long
 @pytest.mark.usefixtures("warm_programs")
-def test_a_signal_lets_the_rollout_end_and_be_saved(tmp_path):
+def test_a_signal_ends_and_saves_the_rollout_before_the_exit(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     environment = {**os.environ, "TRIEYE_APP": "app"}
-    words = [sys.executable, "program.py"]
-    with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    command = [sys.executable, "program.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as process:
         run_dir = tmp_path / ".trieye_data/app/runs/told"
         try:
             wait_until((run_dir / "journal.db").exists, pause_s=0.1)
@@ -336,8 +336,8 @@ def test_a_signal_lets_the_rollout_end_and_be_saved(tmp_path):
 # environments
 
 
-class Pays(Drawn):
-    """Shows pictures, and pays a reward of 5 for each step."""
+class PayingEnv(DrawnEnv):
+    """Observes images, and pays a reward of 5 per step."""
 
     observation_space = spaces.Box(0, 255, (40, 36, 3), np.uint8)
 
@@ -352,12 +352,12 @@ class Pays(Drawn):
 
 @pytest.fixture
 def pays():
-    gymnasium.register("Pays-v0", Pays)
+    gymnasium.register("Pays-v0", PayingEnv)
     yield "Pays-v0"
     del gymnasium.registry["Pays-v0"]
 
 
-def test_environments_of_a_config_pay_what_they_pay_in_evaluations_alone(pays):
+def test_rewards_are_clipped_in_training_environments_only(pays):
     env = EnvConfig(id=pays, num=2, clip_rewards=True)
     for evaluates, paid in ((False, 1.0), (True, 5.0)):
         envs = make_envs(env, evaluates=evaluates)
@@ -370,7 +370,7 @@ def test_environments_of_a_config_pay_what_they_pay_in_evaluations_alone(pays):
         assert infos[0]["episode"]["r"] == 60.0
 
 
-def test_moments_of_environments_are_those_of_the_training():
+def test_evaluation_environments_use_the_observation_moments_of_the_training():
     env = EnvConfig(id="CartPole-v1", normalize_observations=True, normalize_rewards=True)
     learns, evaluates = make_envs(env, gamma=0.9), make_envs(env, evaluates=True)
     assert [
@@ -384,13 +384,13 @@ def test_moments_of_environments_are_those_of_the_training():
     assert not only_rewards.norm_obs
 
 
-def test_environments_that_reset_themselves_are_refused():
+def test_environments_with_custom_vector_forms_are_rejected():
     with pytest.raises(ConfigurationError, match=r"use env\.vector=sync or async"):
         make_envs(EnvConfig(id="CartPole-v1", vector="own"))
 
 
 @pytest.mark.long
-def test_environments_in_processes():
+def test_async_environments_run_in_subprocesses():
     envs = make_envs(EnvConfig(id="CartPole-v1", num=2, vector="async"))
     assert isinstance(envs, SubprocVecEnv)
     assert envs.reset().shape == (2, 4)
@@ -427,19 +427,19 @@ def arrays(buffer):
 
 
 @pytest.mark.parametrize("make", [plain, sparing, nstep])
-def test_only_new_rows_are_saved_and_all_of_them_come_back(make):
-    rng, buffer, known = np.random.default_rng(0), make(), {}
+def test_only_new_rows_are_saved_and_all_of_them_are_restored(make):
+    rng, buffer, known_parts = np.random.default_rng(0), make(), {}
     rows = ReplayRows(buffer)
     for count in (3, 0, 9, 1, 40, 2, 60, 5):
         fill(buffer, count, rng)
         rows.total += count
-        saved = encode({"rows": rows}, known=known)
+        saved = encode({"rows": rows}, known=known_parts)
         new = {name: part for name, part in saved.parts.items() if part is not None}
         assert sum(len(part["rewards"]) for part in new.values()) == min(count, buffer.buffer_size)
-        known = {name: known.get(name) or part for name, part in saved.parts.items()}
+        known_parts = {name: known_parts.get(name) or part for name, part in saved.parts.items()}
         other = make()
-        back = type(saved)(saved.tree, saved.arrays, saved.objects, saved.formats, known)
-        ReplayRows(other).load_state_dict(decode(back)["rows"])
+        with_all_parts = type(saved)(saved.tree, saved.arrays, saved.objects, saved.formats, known_parts)
+        ReplayRows(other).load_state_dict(decode(with_all_parts)["rows"])
         assert (other.pos, other.full) == (buffer.pos, buffer.full)
         last = (buffer.pos - 1) % buffer.buffer_size
         for name, array in arrays(buffer).items():
@@ -450,20 +450,20 @@ def test_only_new_rows_are_saved_and_all_of_them_come_back(make):
             assert (restored == expected).all(), name
 
 
-def test_many_small_parts_become_few():
-    rng, buffer, known, written = np.random.default_rng(0), plain(), {}, 0
+def test_many_small_parts_are_merged():
+    rng, buffer, known_parts, written = np.random.default_rng(0), plain(), {}, 0
     buffer = ReplayBuffer(4000, OBS, ACTIONS, n_envs=2)
     rows = ReplayRows(buffer)
     for _ in range(150):
         fill(buffer, 10, rng)
         rows.total += 10
-        saved = encode({"rows": rows}, known=known)
+        saved = encode({"rows": rows}, known=known_parts)
         written += sum(len(part["rewards"]) for part in saved.parts.values() if part is not None)
-        known = {name: known.get(name) or part for name, part in saved.parts.items()}
-        assert len(known) <= MAX_SMALL_PARTS + 1
+        known_parts = {name: known_parts.get(name) or part for name, part in saved.parts.items()}
+        assert len(known_parts) <= MAX_SMALL_PARTS + 1
 
 
-def test_a_buffer_that_somebody_else_filled_is_saved_whole():
+def test_a_buffer_filled_elsewhere_is_saved_completely():
     rng, buffer = np.random.default_rng(0), plain()
     rows = ReplayRows(buffer)
     fill(buffer, 7, rng)
@@ -471,35 +471,35 @@ def test_a_buffer_that_somebody_else_filled_is_saved_whole():
     assert [len(part["rewards"]) for part in saved.parts.values()] == [7]
 
 
-def test_hindsight_replay_goes_on():
+def test_a_hindsight_replay_is_restored():
     space = BitFlippingEnv(4).observation_space
     kinds = {"rows": DictReplayBuffer, "her": HerReplayBuffer}
     envs = DummyVecEnv([lambda: BitFlippingEnv(4, continuous=False, max_steps=4)])
-    made = []
+    buffers = []
     for _ in range(2):
         buffer = kinds["her"](100, space, envs.action_space, envs)
-        made.append(buffer)
-    rng, rows = np.random.default_rng(0), ReplayRows(made[0])
+        buffers.append(buffer)
+    rng, rows = np.random.default_rng(0), ReplayRows(buffers[0])
     obs, done = envs.reset(), [False]
     while rows.total < 130 or done[0]:  # it ends in the middle of an episode
         action = rng.integers(4, size=1)
         new, reward, done, infos = envs.step(action)
-        made[0].add({key: value.copy() for key, value in obs.items()}, new, action, reward, done, infos)
+        buffers[0].add({key: value.copy() for key, value in obs.items()}, new, action, reward, done, infos)
         obs, rows.total = new, rows.total + 1
-    other = ReplayRows(made[1])
+    other = ReplayRows(buffers[1])
     saved = decode(encode({"rows": rows}))["rows"]
     with pytest.warns(UserWarning, match="last trajectory"):
         other.load_state_dict(saved)
     with pytest.warns(UserWarning, match="last trajectory"):
-        made[0].truncate_last_trajectory()
-    for name, value in arrays(made[0]).items():
+        buffers[0].truncate_last_trajectory()
+    for name, value in arrays(buffers[0]).items():
         if value.dtype != object:
-            assert (arrays(made[1])[name] == value).all(), name
-    assert all((made[1].observations[key] == value).all() for key, value in made[0].observations.items())
-    assert len(made[1].sample(32).rewards) == 32
+            assert (arrays(buffers[1])[name] == value).all(), name
+    assert all((buffers[1].observations[key] == value).all() for key, value in buffers[0].observations.items())
+    assert len(buffers[1].sample(32).rewards) == 32
 
 
-class Pixels(Drawn):
+class Pixels(DrawnEnv):
     observation_space = spaces.Box(0, 255, (36, 36, 3), np.uint8)
 
     def reset(self, **options):
@@ -522,17 +522,17 @@ def pixels():
 
 
 @pytest.mark.parametrize(("make", "steps"), [(stacked, 64), (pixels, 16)])
-def test_wrappers_above_the_moments_do_not_hinder_a_resume(config, make, steps):
+def test_wrappers_above_the_moments_do_not_prevent_a_resume(config, make, steps):
     with trieye.Run(config()) as run:
         make().learn(steps, callback=RunCallback(run))
     saved = trieye.load_checkpoint(run.dir, "latest").objects["model"]["normalizer"]
     with trieye.Run(config()) as run:
         model = restore_or_new(make, run)
-        model.learn(steps, callback=[RunCallback(run), Started(saved)], reset_num_timesteps=False)
+        model.learn(steps, callback=[RunCallback(run), ChecksMoments(saved)], reset_num_timesteps=False)
         assert model.num_timesteps == 2 * steps
 
 
-class Started(BaseCallback):
+class ChecksMoments(BaseCallback):
     """Compares the moments at the start of a training with the saved ones."""
 
     def __init__(self, saved):

@@ -20,7 +20,7 @@ CLEANRL = "|param|value|\n|-|-|\n|learning_rate|0.00025|\n|seed|1|"
 
 
 @pytest.fixture(autouse=True)
-def _own_place(tmp_path, monkeypatch):
+def _in_project(tmp_path, monkeypatch):
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
     for name in (opening.ROOT, opening.APP):
@@ -60,15 +60,15 @@ def points(name="first"):
     return list(zip(table["metric"].to_pylist(), table["step"].to_pylist(), table["value"].to_pylist(), strict=True))
 
 
-def both(calls):
-    """Make the same calls of both writers, and return what TensorBoard reads of each."""
+def call_both(calls):
+    """Make the same calls of both writers, and return the events that TensorBoard reads from each."""
     for writer in (TorchWriter("theirs"), SummaryWriter("runs/first")):
         with writer:
             calls(writer)
     return read("theirs"), read("runs/first")
 
 
-def test_scalars_are_those_of_torch(tmp_path):
+def test_scalars_equal_those_of_torch(tmp_path):
     def calls(writer):
         for step in range(20):
             writer.add_scalar("losses/policy", torch.tensor(step / 3.0, requires_grad=True), step)
@@ -79,41 +79,41 @@ def test_scalars_are_those_of_torch(tmp_path):
         writer.add_scalar("no step", np.True_)
         writer.add_scalar("half", torch.tensor([[0.5]], dtype=torch.bfloat16), 3.0)
 
-    both(calls)
+    call_both(calls)
     assert scalars("runs/first") == scalars("theirs")
     expected = sorted((tag, step, value) for tag, values in scalars("theirs").items() for step, value in values)
     for actual in (in_mlflow(), sorted(points())):
         assert [(tag, step, float(np.float32(value))) for tag, step, value in actual] == expected
 
 
-def test_wall_times_are_kept():
+def test_wall_times_are_preserved():
     with SummaryWriter("runs/first") as writer:
         writer.add_scalar("a", 1.0, 1, walltime=1_700_000_000.5)
     assert read("runs/first").Scalars("a")[0].wall_time == 1_700_000_000.5
     assert read_history(run_dir())["wall_time"].to_pylist() == [1_700_000_000.5]
 
 
-def test_many_scalars_get_a_name_each():
+def test_add_scalars_logs_one_metric_per_name():
     with SummaryWriter("runs/first") as writer:
         writer.add_scalars("returns", {"train": 1.0, "eval": torch.tensor(2.0)}, 5)
     assert scalars("runs/first") == {"returns/eval": [(5, 2.0)], "returns/train": [(5, 1.0)]}
 
 
 @pytest.mark.parametrize("bins", ["tensorflow", "auto", 10])
-def test_histograms_hold_what_torch_s_hold(bins):
+def test_histograms_contain_the_counts_of_torch(bins):
     values = torch.randn(5000)
-    theirs, ours = both(lambda writer: writer.add_histogram("weights", values, 3, bins=bins))
-    (wanted,) = theirs.Histograms("weights")
+    theirs, ours = call_both(lambda writer: writer.add_histogram("weights", values, 3, bins=bins))
+    (expected,) = theirs.Histograms("weights")
     (actual,) = ours.Tensors("weights")
     rows = torch.tensor(
         actual.tensor_proto.float_val or np.frombuffer(actual.tensor_proto.tensor_content, "<f8").tolist()
     )
     rows = rows.reshape(-1, 3)
-    assert actual.step == wanted.step == 3
-    assert float(rows[:, 2].sum()) == wanted.histogram_value.num == 5000
+    assert actual.step == expected.step == 3
+    assert float(rows[:, 2].sum()) == expected.histogram_value.num == 5000
     theirs_at_zero = sum(
         c
-        for limit, c in zip(wanted.histogram_value.bucket_limit, wanted.histogram_value.bucket, strict=True)
+        for limit, c in zip(expected.histogram_value.bucket_limit, expected.histogram_value.bucket, strict=True)
         if limit <= 0
     )
     ours_at_zero = float(rows[rows[:, 1] <= 1e-9][:, 2].sum())
@@ -138,17 +138,17 @@ def pixels(shown, tag):
         ((1, 8, 12), "CHW", "float"),
     ],
 )
-def test_pictures_are_those_of_torch(shape, form, kind):
+def test_images_equal_those_of_torch(shape, form, kind):
     picture = torch.rand(shape) * 1.2 if kind == "float" else torch.randint(0, 255, shape, dtype=torch.uint8)
-    theirs, ours = both(lambda writer: writer.add_image("picture", picture, 4, dataformats=form))
-    (step, wanted), (at, actual) = pixels(theirs, "picture"), pixels(ours, "picture")
-    assert step == at == 4
-    assert np.abs(wanted - actual).max() <= 1
+    theirs, ours = call_both(lambda writer: writer.add_image("picture", picture, 4, dataformats=form))
+    (step, expected), (our_step, actual) = pixels(theirs, "picture"), pixels(ours, "picture")
+    assert step == our_step == 4
+    assert np.abs(expected - actual).max() <= 1
 
 
-def test_a_batch_of_pictures_is_one_picture_as_torch_s():
+def test_a_batch_of_images_is_tiled_as_by_torch():
     pictures = torch.rand(11, 3, 6, 5)
-    theirs, ours = both(lambda writer: writer.add_images("pictures", pictures, 4))
+    theirs, ours = call_both(lambda writer: writer.add_images("pictures", pictures, 4))
     assert np.abs(pixels(theirs, "pictures")[1] - pixels(ours, "pictures")[1]).max() <= 1
 
 
@@ -162,45 +162,45 @@ def test_figures_are_drawn_and_closed():
         writer.add_figure("figures", [plt.figure(figsize=(1, 1)), plt.figure(figsize=(1, 1))], 2)
         assert plt.get_fignums() == []
 
-    theirs, ours = both(calls)
+    theirs, ours = call_both(calls)
     assert np.abs(pixels(theirs, "figure")[1] - pixels(ours, "figure")[1]).max() <= 1
     assert pixels(theirs, "figures")[1].shape == pixels(ours, "figures")[1].shape
 
 
-def test_a_video_is_kept():
+def test_a_video_is_logged():
     with SummaryWriter("runs/first") as writer:
         writer.add_video("play", torch.randint(0, 255, (2, 5, 3, 8, 8), dtype=torch.uint8), 6, fps=10)
     assert len(read("runs/first").Images("play")) == 1
 
 
-def test_texts_are_those_of_torch_and_a_table_of_parameters_is_one():
+def test_texts_equal_those_of_torch_and_a_parameter_table_becomes_parameters():
     def calls(writer):
         writer.add_text("hyperparameters", CLEANRL)
         writer.add_text("note", "grüße " + "x" * 1_000_000, 5)
 
-    theirs, ours = both(calls)
+    theirs, ours = call_both(calls)
     for tag in ("hyperparameters/text_summary", "note/text_summary"):
-        (wanted,), (actual,) = theirs.Tensors(tag), ours.Tensors(tag)
-        assert (wanted.step, wanted.tensor_proto.string_val) == (actual.step, actual.tensor_proto.string_val)
+        (expected,), (actual,) = theirs.Tensors(tag), ours.Tensors(tag)
+        assert (expected.step, expected.tensor_proto.string_val) == (actual.step, actual.tensor_proto.string_val)
     with sqlite3.connect(".trieye_data/project/mlruns/mlflow.db") as store:
         params = dict(store.execute("SELECT key, value FROM params"))
     assert params == {"learning_rate": "0.00025", "seed": "1"}
 
 
-def test_hyperparameters_become_those_of_the_run():
+def test_hyperparameters_become_parameters_of_the_run():
     with SummaryWriter("runs/first") as writer:
         writer.add_hparams({"lr": 0.1, "on": True}, {"hparam/accuracy": 0.9})
     assert scalars("runs/first") == {"hparam/accuracy": [(0, pytest.approx(0.9))]}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_only_tensorboard_shows_is_shown_and_said(capsys):
+def test_calls_that_only_tensorboard_shows_print_a_note(capsys):
     def calls(writer):
         writer.add_graph(torch.nn.Linear(3, 2), torch.zeros(1, 3))
         writer.add_pr_curve("pr", torch.tensor([0, 1, 1]), torch.tensor([0.1, 0.7, 0.8]), 0)
         writer.add_embedding(torch.randn(3, 4), global_step=0)
 
-    theirs, ours = both(calls)
+    theirs, ours = call_both(calls)
     assert theirs.Tags()["graph"]
     assert ours.Tags()["graph"]
     assert "pr" in ours.Tags()["tensors"]
@@ -209,13 +209,13 @@ def test_what_only_tensorboard_shows_is_shown_and_said(capsys):
         assert output.count(f"{name} is shown by TensorBoard only") == 1
 
 
-def test_an_unknown_method_is_named_with_the_nearest_one():
+def test_an_unknown_method_suggests_the_closest_one():
     with SummaryWriter("runs/first") as writer, pytest.raises(AttributeError, match="did you mean 'add_scalar'"):
         writer.add_scaler("a", 1.0, 1)
 
 
 @pytest.mark.parametrize("value", ["text", None, torch.zeros(3), {"a": 1}])
-def test_what_is_no_number_is_refused(value):
+def test_a_value_that_is_not_a_number_is_rejected(value):
     with SummaryWriter("runs/first") as writer:
         with pytest.raises((TypeError, ValueError)):
             writer.add_scalar("a", value, 1)
@@ -226,7 +226,7 @@ def test_what_is_no_number_is_refused(value):
             theirs.add_scalar("a", value, 1)
 
 
-def test_what_is_not_finite_is_counted_and_costs_nothing_else():
+def test_nonfinite_values_are_counted_and_affect_no_others():
     with SummaryWriter("runs/first") as writer:
         for step, value in enumerate([1.0, math.nan, math.inf, 2.0]):
             writer.add_scalar("a", value, step)
@@ -235,7 +235,7 @@ def test_what_is_not_finite_is_counted_and_costs_nothing_else():
     assert ("trieye/dropped/non_finite", 2.0) in {(name, value) for name, _, value in points()}
 
 
-def test_the_directory_of_the_run_is_where_the_original_writes():
+def test_the_log_directory_is_a_link_to_the_run():
     with SummaryWriter("runs/first") as writer:
         assert writer.log_dir == writer.get_logdir() == "runs/first"
         writer.add_scalar("a", 1.0, 1)
@@ -244,7 +244,7 @@ def test_the_directory_of_the_run_is_where_the_original_writes():
     assert (run_dir() / "model.pt").exists()
 
 
-def test_a_directory_that_is_there_stays(capsys):
+def test_an_existing_log_directory_is_not_replaced(capsys):
     Path("runs/first").mkdir(parents=True)
     with SummaryWriter("runs/first") as writer:
         writer.add_scalar("a", 1.0, 1)
@@ -252,20 +252,20 @@ def test_a_directory_that_is_there_stays(capsys):
     assert "runs/first already exists and is not replaced by a link" in capsys.readouterr().err
 
 
-def test_names_never_leave_the_root():
+def test_run_names_never_leave_the_root():
     for log_dir, name in (("../../etc/x y", "etc-x_y"), ("logs/a/b", "logs-a-b"), ("runs/a:b*c", "a_b_c")):
         with SummaryWriter(log_dir) as writer:
             assert writer.run.name == name
             assert writer.run.dir.parent == run_dir().parent.resolve()
 
 
-def started_again():
+def restart_program():
     """Simulate that the next lines run in another process."""
 
 
-def test_a_program_that_starts_again_shows_each_step_once():
+def test_a_restarted_program_shows_each_step_once():
     for number in range(3):
-        started_again()
+        restart_program()
         with SummaryWriter("runs/first") as writer:
             writer.add_text("hyperparameters", CLEANRL)
             for step in range(number, 100):  # another seed's first episode ends at another step
@@ -280,11 +280,11 @@ def test_a_program_that_starts_again_shows_each_step_once():
 
 
 @pytest.mark.parametrize("purge_step", [None, 60])
-def test_a_program_that_goes_on_keeps_what_was_before(purge_step):
+def test_a_resumed_program_keeps_its_earlier_points(purge_step):
     with SummaryWriter("runs/first") as writer:
         for step in range(100):
             writer.add_scalar("a", 1.0, step)
-    started_again()
+    restart_program()
     with SummaryWriter("runs/first", purge_step=purge_step) as writer:
         for step in range(60, 120):
             writer.add_scalar("a", 2.0, step)
@@ -292,7 +292,7 @@ def test_a_program_that_goes_on_keeps_what_was_before(purge_step):
     assert [step for _, step, _ in points()] == list(range(120))
 
 
-def test_a_writer_that_is_opened_again_by_the_same_program_shows_each_step_once():
+def test_a_writer_reopened_in_one_program_shows_each_step_once():
     for value in (1.0, 2.0):
         with SummaryWriter("runs/first") as writer:
             writer.add_scalar("a", value, 5)
@@ -301,7 +301,7 @@ def test_a_writer_that_is_opened_again_by_the_same_program_shows_each_step_once(
     assert [(step, value) for _, step, value in points()] == [(5, 2.0), (6, 3.0)]
 
 
-def test_the_sinks_of_a_resumed_script_show_what_its_history_shows():
+def test_sinks_of_a_resumed_script_show_the_same_points_as_its_history():
     for first, value in ((0, 1.0), (6, 2.0)):
         with SummaryWriter("runs/first") as writer:
             for epoch in range(first, 8):
@@ -328,14 +328,14 @@ def test_two_writers_share_a_run():
     assert RunRecord.read(run_dir() / "run.json").attempt == 1
 
 
-def test_an_error_in_its_block_is_the_end_of_the_run():
+def test_an_error_in_a_with_block_ends_the_run_as_failed():
     with pytest.raises(ValueError, match="of the user"), SummaryWriter("runs/first") as writer:
         writer.add_scalar("a", 1.0, 1)
         raise ValueError("of the user")
     assert RunRecord.read(run_dir() / "run.json").status == "FAILED"
 
 
-def test_purge_step_finds_points_and_texts_beyond_the_last_logged_step():
+def test_purge_step_supersedes_points_and_texts_beyond_the_last_logged_step():
     with SummaryWriter("runs/first") as writer:
         for step in (60, 78, 65):
             writer.add_scalar("lr", 1.0, step)
@@ -349,7 +349,7 @@ def test_purge_step_finds_points_and_texts_beyond_the_last_logged_step():
     assert [step for name, step, _ in points() if name == "lr"] == [60, 65]
 
 
-def test_the_environment_names_root_and_app(tmp_path, monkeypatch):
+def test_environment_variables_select_root_and_app(tmp_path, monkeypatch):
     monkeypatch.setenv(opening.ROOT, str(tmp_path / "elsewhere"))
     monkeypatch.setenv(opening.APP, "cartpole")
     with SummaryWriter("runs/first") as writer:
@@ -357,7 +357,7 @@ def test_the_environment_names_root_and_app(tmp_path, monkeypatch):
     assert (tmp_path / "elsewhere/cartpole/runs/first/run.json").exists()
 
 
-def test_superseded_points_stay_out_in_later_attempts(make_config):
+def test_superseded_points_stay_hidden_in_later_attempts(make_config):
     with trieye.Run(make_config()) as run:
         for step in range(10):
             run.log("a", 1.0, step=step)
@@ -366,8 +366,8 @@ def test_superseded_points_stay_out_in_later_attempts(make_config):
     run.log("a", 2.0, step=4)
     run.flush()
     run.close("KILLED")
-    with trieye.Run(make_config()) as again:
-        assert max(seen["step"] for seen in again.summary().values()) == 4
+    with trieye.Run(make_config()) as resumed:
+        assert max(metric_summary["step"] for metric_summary in resumed.summary().values()) == 4
     table = read_history(run.dir)
     assert [v for m, v in zip(table["metric"].to_pylist(), table["value"].to_pylist(), strict=True) if m == "a"] == [
         1.0

@@ -26,7 +26,7 @@ def root(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _own_place(tmp_path, root, monkeypatch):
+def _in_tmp_path(tmp_path, root, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(opening.APP, "app")
     monkeypatch.setenv(opening.ROOT, str(root))  # of all tests, so that the store is made once
@@ -50,62 +50,62 @@ def in_mlflow(name, table):
         return dict(store.execute(f"SELECT key, value FROM {table} JOIN runs USING (run_uuid) WHERE name = ?", [name]))  # noqa: S608 - a table
 
 
-def test_a_training_that_falls_over_goes_on_from_its_checkpoint_with_one_curve():
+def test_a_failed_training_resumes_from_its_checkpoint_with_one_curve():
     for at in (7, 17, None):
-        made = models.trainer("goes-on", models.FallsOver(at))
+        hf_trainer = models.trainer("goes-on", models.FailsAtStep(at))
         try:
-            made.train(resume_from_checkpoint=models.get_last_checkpoint("out"))
+            hf_trainer.train(resume_from_checkpoint=models.get_last_checkpoint("out"))
         except ZeroDivisionError:
             end_program()
-    made.evaluate()
+    hf_trainer.evaluate()
     end_program()
     counts = Counter((name, step) for name, step, _ in points("goes-on") if step < 30)
     assert max(counts.values()) == 1
     logged = {(name, step): value for name, step, value in points("goes-on")}
-    wanted = {}
-    for row in made.state.log_history:  # which Trainer saves with its checkpoints
+    expected = {}
+    for row in hf_trainer.state.log_history:  # which Trainer saves with its checkpoints
         for name in ("loss", "grad_norm", "learning_rate", "epoch"):
-            wanted |= {(f"train/{name}", row["step"]): row[name]} if name in row else {}
-        wanted |= {("eval/loss", row["step"]): row["eval_loss"]} if "eval_loss" in row else {}
-    assert {key: logged[key] for key in wanted} == pytest.approx(wanted)
+            expected |= {(f"train/{name}", row["step"]): row[name]} if name in row else {}
+        expected |= {("eval/loss", row["step"]): row["eval_loss"]} if "eval_loss" in row else {}
+    assert {key: logged[key] for key in expected} == pytest.approx(expected)
     assert sorted(step for name, step, _ in points("goes-on") if name == "train/loss") == list(range(1, 31))
     assert sorted(step for name, step, _ in points("goes-on") if name == "eval/loss") == [5, 10, 15, 20, 25, 30]
     assert "train/train_runtime" in {name for name, *_ in points("goes-on")}
-    assert in_mlflow("goes-on", "tags")["transformers/best_checkpoint"] == made.state.best_model_checkpoint
+    assert in_mlflow("goes-on", "tags")["transformers/best_checkpoint"] == hf_trainer.state.best_model_checkpoint
     params = in_mlflow("goes-on", "params")
     assert (params["max_steps"], params["per_device_train_batch_size"]) == ("30", "4")
     record = RunRecord.read(opening.run_dir_of("goes-on") / "run.json")
     assert (record.attempt, record.status) == (3, "FINISHED")
 
 
-def test_a_training_that_begins_anew_replaces_what_was_there_but_not_what_it_logged_before():
+def test_a_training_from_scratch_replaces_its_earlier_points_but_not_its_first_evaluation():
     for _ in range(2):
-        made = models.trainer("anew", max_steps=4)
-        made.evaluate()
-        made.train()
+        hf_trainer = models.trainer("anew", max_steps=4)
+        hf_trainer.evaluate()
+        hf_trainer.train()
         end_program()
     losses = [step for name, step, _ in points("anew") if name == "train/loss"]
     assert losses == [1, 2, 3, 4]
     assert 0 in {step for name, step, _ in points("anew") if name == "eval/loss"}
 
 
-def test_another_process_than_the_first_one_opens_nothing():
-    made = models.trainer("silent", max_steps=2)
-    made.is_world_process_zero = lambda: False
-    made.train()
+def test_processes_other_than_the_first_open_no_run():
+    hf_trainer = models.trainer("silent", max_steps=2)
+    hf_trainer.is_world_process_zero = lambda: False
+    hf_trainer.train()
     assert not opening.run_dir_of("silent").exists()
 
 
-def test_a_trial_of_a_search_is_a_run_of_its_own():
-    made = models.trainer("search", max_steps=2)
+def test_each_trial_of_a_search_is_a_separate_run():
+    hf_trainer = models.trainer("search", max_steps=2)
     state, (callback,) = (
-        made.state,
-        [callback for callback in made.callback_handler.callbacks if type(callback) is models.RunCallback],
+        hf_trainer.state,
+        [callback for callback in hf_trainer.callback_handler.callbacks if type(callback) is models.RunCallback],
     )
     for number in range(2):
         state.trial_name = f"trial {number}"
-        callback.on_train_begin(made.args, state, made.control)
-        callback.on_log(made.args, state, made.control, {"loss": 1.0 + number})
+        callback.on_train_begin(hf_trainer.args, state, hf_trainer.control)
+        callback.on_log(hf_trainer.args, state, hf_trainer.control, {"loss": 1.0 + number})
     end_program()
     assert [points(f"search-trial_{number}") for number in range(2)] == [
         [("train/loss", 0, 1.0)],
@@ -113,15 +113,15 @@ def test_a_trial_of_a_search_is_a_run_of_its_own():
     ]
 
 
-def test_what_metrics_return_beside_numbers_is_a_text(root):
-    made = models.trainer("texts", max_steps=2)
-    made.log({"eval_loss": 0.5, "eval_matrix": [[1, 0], [0, 1]], "eval_note": "good"})
+def test_metric_values_that_are_not_numbers_become_text(root):
+    hf_trainer = models.trainer("texts", max_steps=2)
+    hf_trainer.log({"eval_loss": 0.5, "eval_matrix": [[1, 0], [0, 1]], "eval_note": "good"})
     end_program()
     assert ("eval/loss", 0, 0.5) in points("texts")
     texts = {path.parent.name for path in root.glob("app/mlruns/**/*.md")}
     assert texts == {"matrix", "note"}
 
 
-def test_a_name_that_is_none_is_refused_at_once():
+def test_an_invalid_name_is_rejected_at_once():
     with pytest.raises(ConfigurationError):
         models.RunCallback("../out")

@@ -37,7 +37,7 @@ def status_of(name, project="p"):
     return RunRecord.read(Path(".trieye_data") / project / "runs" / name / "run.json").status
 
 
-def kept_files():
+def stored_files():
     roots = Path(".trieye_data").glob("*/mlruns/*/*/artifacts")
     return {path.relative_to(root).as_posix() for root in roots for path in root.rglob("*") if path.is_file()}
 
@@ -57,16 +57,16 @@ def missing(theirs, ours, names):
         elif inspect.isfunction(call := getattr(theirs, name)) and not callable(getattr(ours, name)):
             yield f"{name}()"
         elif inspect.isfunction(call):
-            takes = inspect.signature(getattr(ours, name)).parameters
-            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
-                wanted = set(inspect.signature(call).parameters) - {"self", "data"} - set(takes)
-                yield from (f"{name}({parameter})" for parameter in sorted(wanted))
+            parameters = inspect.signature(getattr(ours, name)).parameters
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+                missing_parameters = set(inspect.signature(call).parameters) - {"self", "data"} - set(parameters)
+                yield from (f"{name}({parameter})" for parameter in sorted(missing_parameters))
 
 
 INTERNAL = {"bind_to_run", "from_json", "get_media_subdir", "index_ref", "to_json", "has_been_logged", "__version__"}
 
 
-def test_every_documented_call_is_available_or_announced_by_init(capsys):
+def test_each_documented_call_is_available_or_announced_by_init(capsys):
     real = pytest.importorskip("wandb")
     with wandb.init(project="p", id="one") as run:
         announced = capsys.readouterr().err
@@ -80,12 +80,14 @@ def test_every_documented_call_is_available_or_announced_by_init(capsys):
     assert [name for name in lacking if name.isupper() is False and f"{name}," not in announced] == []
     kinds = ("Artifact", "Audio", "Histogram", "Html", "Image", "Table", "Video", "init")
     for kind in kinds:
-        takes = inspect.signature(getattr(wandb, kind)).parameters
-        wanted = set(inspect.signature(getattr(real, kind)).parameters) - set(takes)
-        assert any(one.kind is one.VAR_KEYWORD for one in takes.values()) or not wanted, (kind, wanted)
+        parameters = inspect.signature(getattr(wandb, kind)).parameters
+        missing_parameters = set(inspect.signature(getattr(real, kind)).parameters) - set(parameters)
+        assert (
+            any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()) or not missing_parameters
+        ), (kind, missing_parameters)
 
 
-def test_artifacts_keep_all_their_content_by_version():
+def test_artifacts_keep_their_complete_content_by_version():
     Path("src").mkdir()
     Path("src/train.py").write_text("1")
     Path("src/.env").write_text("SECRET=1")
@@ -112,13 +114,13 @@ def test_artifacts_keep_all_their_content_by_version():
         "artifacts/model.pt/v0/model.pt",
         "artifacts/model.pt/v1/model.pt",
         "artifacts/source/v0/train.py",
-    } <= kept_files()
-    assert not [name for name in kept_files() if ".env" in name]
+    } <= stored_files()
+    assert not [name for name in stored_files() if ".env" in name]
     with pytest.raises(ConfigurationError, match="not relative"), artifact.new_file("../a"):
         pass
 
 
-def test_calls_without_an_effect_here_do_no_harm(capsys):
+def test_calls_without_effect_succeed_and_print_a_note(capsys):
     assert wandb.login(key="x", relogin=True) is True
     run = wandb.init(project="p", settings=wandb.Settings(run_id="one", console="off"), entity="me", monitor_gym=True)
     run.alert("low", "accuracy", level=wandb.AlertLevel.WARN)
@@ -139,7 +141,7 @@ def test_calls_without_an_effect_here_do_no_harm(capsys):
     assert logged["curve"].rows() == (["y_true", "preds", "class_names"], [[0, 1, "a"], [1, 1, "b"]])
     assert len(logged["series"].rows()[1]) == 4
     wandb.finish()
-    assert "media/audio/sound/1.wav" in kept_files()
+    assert "media/audio/sound/1.wav" in stored_files()
     assert ("acc", 3, 0.5) in points("one")
     output = capsys.readouterr().err
     assert output.count("low: accuracy") == 1
@@ -147,7 +149,7 @@ def test_calls_without_an_effect_here_do_no_harm(capsys):
     assert "summary='mean') is not available" in output
 
 
-def test_masks_boxes_and_images_in_tables_are_kept():
+def test_masks_boxes_and_images_in_tables_are_stored():
     box = {"position": {"minX": 0.1, "maxX": 0.2, "minY": 0.3, "maxY": 0.4}, "class_id": 1}
     image = wandb.Image(
         np.zeros((4, 4, 3), np.uint8),
@@ -202,7 +204,7 @@ def test_cleanrl_with_track_is_one_run():
         assert run.config["learning_rate"] == 2.5e-4
 
 
-def test_an_id_never_resumes_a_run_of_another_id():
+def test_an_id_never_resumes_a_run_with_another_id():
     for chosen, value in (("exp-1", 1.0), ("1", 2.0)):
         with wandb.init(project="p", id=chosen, resume="allow") as run:
             assert not run.resumed
@@ -210,13 +212,13 @@ def test_an_id_never_resumes_a_run_of_another_id():
     assert (points("exp-1"), points("1")) == ([("a", 0, 1.0)], [("a", 0, 2.0)])
 
 
-def test_a_config_file_and_selected_keys_are_read():
+def test_a_config_file_and_excluded_keys_are_supported():
     Path("config.yaml").write_text("lr: {value: 0.1}\nbatch: 8\nsecret_path: x\n")
     with wandb.init(project="p", id="one", config="config.yaml", config_exclude_keys=["secret_path"]) as run:
         assert dict(run.config) == {"lr": 0.1, "batch": 8}
 
 
-def in_a_fork(call):
+def error_in_fork(call):
     """Return the message of the error that a call raises in a forked child."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -234,10 +236,10 @@ def in_a_fork(call):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_of_the_process_is_told_where_to_log():
+def test_logging_from_a_forked_process_raises_an_error_that_names_the_owner():
     run = wandb.init(project="p", id="one")
     writer = SummaryWriter("runs/other")
     calls = (lambda: run.log({"a": 1.0}, step=5), lambda: writer.add_scalar("a", 1.0, 1), writer.flush)
-    outcomes = [in_a_fork(call) for call in calls]
+    outcomes = [error_in_fork(call) for call in calls]
     assert all("fork" in text and str(os.getpid()) in text for text in outcomes), outcomes
     writer.close()

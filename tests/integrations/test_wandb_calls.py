@@ -23,7 +23,7 @@ NAMES = ("WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_ID", "WANDB_RES
 
 
 @pytest.fixture(autouse=True)
-def _own_place(tmp_path, monkeypatch):
+def _in_tmp_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in (*NAMES, "WANDB_DISABLED", opening.ROOT, opening.APP):
         monkeypatch.delenv(name, raising=False)
@@ -50,20 +50,20 @@ def params():
 
 def media():
     """Return the media of the run, which is open."""
-    own = wandb.run._adopted.run
-    own.flush()
-    items, _ = own._attempt.hub._logic.files.history.read(0, 1000)
+    run = wandb.run._adopted.run
+    run.flush()
+    items, _ = run._attempt.hub._logic.files.history.read(0, 1000)
     return [item for item in items if isinstance(item, Medium)]
 
 
-def killed():
-    """Leave the run as a process does that is killed."""
+def kill_run():
+    """Leave the run as a killed process does."""
     wandb.run._adopted.run.close("KILLED")
     wandb._current = None
     opening.AdoptedRun._open.clear()
 
 
-def test_rows_have_steps_as_in_wandb():
+def test_rows_have_the_steps_of_wandb():
     with wandb.init(project="p", id="one") as run:
         wandb.log({"a": 1.0})
         wandb.log({"a": 2}, commit=False)
@@ -99,7 +99,7 @@ def test_a_program_that_ends_without_finish_keeps_its_last_row():
 
 
 @pytest.mark.long
-def test_a_program_that_exits_with_an_error_code_has_failed_and_keeps_its_last_row():
+def test_an_error_exit_marks_the_run_as_failed_and_keeps_its_last_row():
     lines = ["wandb.init(project='p', id='one')", "for n in range(10): wandb.log({'a': n}, step=n)", "sys.exit(3)"]
     assert program(*lines) == 3
     assert points() == [("a", step, float(step)) for step in range(10)]
@@ -108,13 +108,13 @@ def test_a_program_that_exits_with_an_error_code_has_failed_and_keeps_its_last_r
 
 
 @pytest.mark.parametrize(("error", "status"), [(SystemExit(0), "FINISHED"), (SystemExit(2), "FAILED")])
-def test_a_block_that_is_left_by_an_exit_has_its_status(error, status):
+def test_the_exit_code_in_a_with_block_sets_the_status(error, status):
     with pytest.raises(SystemExit), wandb.init(project="p", id="one"):
         raise error
     assert RunRecord.read(run_dir("one") / "run.json").status == status
 
 
-def test_a_resume_continues_at_the_next_row_where_metrics_have_a_step_metric():
+def test_a_resume_continues_at_the_next_row_with_step_metrics():
     for _ in range(2):
         run = wandb.init(project="p", id="one", resume="allow")
         run.define_metric("env_step")
@@ -123,12 +123,12 @@ def test_a_resume_continues_at_the_next_row_where_metrics_have_a_step_metric():
             wandb.log({"env_step": 1000 * row + 1}, step=row)
             wandb.log({"loss": float(row)}, step=row)
         run.run.flush()
-        killed()
+        kill_run()
     assert [row for row in points() if row[0] == "loss"] == [("loss", 1000 * n + 1, float(n)) for n in range(18)]
     assert [row for row in points() if row[0] == "env_step"] == [("env_step", n, 1000.0 * n + 1) for n in range(18)]
 
 
-def test_fractional_values_of_a_step_metric_keep_every_point(capsys):
+def test_fractional_step_metrics_keep_each_point(capsys):
     for attempt in range(2):
         with wandb.init(project="p", id="one", resume="allow") as run:
             run.define_metric("epoch")
@@ -151,7 +151,7 @@ def test_config_and_summary_survive_a_kill():
     wandb.log({"a": 2.0, "best": 7.0})
     wandb.log({"a": 3.0, "best": 5.0})
     run.run.flush()
-    killed()
+    kill_run()
     run = wandb.init(project="p", id="one", resume="must")
     run.define_metric("best", summary="max")
     assert dict(run.config) == {"lr": 0.1, "net": {"size": [3, 4]}, "batch": 8}
@@ -160,7 +160,7 @@ def test_config_and_summary_survive_a_kill():
     assert wandb.config.lr == 0.2
 
 
-def test_a_secret_of_the_config_is_not_written_and_not_restored():
+def test_a_secret_in_the_config_is_neither_stored_nor_restored():
     secret = secrets.token_hex(8)
     for config in ({"api_key": secret, "lr": 1}, None):
         with wandb.init(project="p", id="one", resume="allow", config=config) as run:
@@ -168,7 +168,7 @@ def test_a_secret_of_the_config_is_not_written_and_not_restored():
     assert all(secret.encode() not in path.read_bytes() for path in run_dir("one").rglob("*") if path.is_file())
 
 
-def test_a_notebook_begins_another_run_with_each_init(monkeypatch):
+def test_each_init_in_a_notebook_starts_another_run(monkeypatch):
     interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
     monkeypatch.setattr(interactiveshell.InteractiveShell, "_instance", None)
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)  # IPython warns if another environment is active
@@ -186,7 +186,7 @@ def test_a_notebook_begins_another_run_with_each_init(monkeypatch):
     assert RunRecord.read(run_dir("n1") / "run.json").status == "FINISHED"
 
 
-def test_a_step_that_is_over_is_refused(capsys):
+def test_a_step_below_the_current_one_is_rejected(capsys):
     wandb.init(project="p", id="one")
     wandb.log({"a": 1.0}, step=5)
     wandb.log({"a": 2.0}, step=3)
@@ -199,14 +199,14 @@ def test_a_step_that_is_over_is_refused(capsys):
     ("value", "expected"),
     [(None, []), (math.nan, []), (math.inf, []), ([], []), ([7.0], [7.0]), (np.array(8), [8.0]), (False, [0.0])],
 )
-def test_odd_values(value, expected):
+def test_unusual_values_are_converted_or_dropped(value, expected):
     with wandb.init(project="p", id="one"):
         wandb.log({"ünï/code x": value, "b": 1})
     assert [value for name, _, value in points() if name == "ünï/code x"] == expected
     assert ("b", 0, 1.0) in points()
 
 
-def test_media_are_kept():
+def test_media_are_logged_by_type():
     matplotlib = pytest.importorskip("matplotlib.figure")
     frame = {"columns": ["x", "y"], "data": [[1, "a"], [2, "b"]]}
     table = wandb.Table(**frame)
@@ -247,7 +247,7 @@ def test_media_are_kept():
     assert rows == (["x", "y"], [[1, "a"], [2, "b"], [3, 0.5]])
 
 
-def test_config_is_recorded_and_stays():
+def test_the_config_is_recorded_and_cannot_be_changed():
     run = wandb.init(project="p", id="one", config={"lr": 0.1, "net": {"size": 3}})
     run.config.batch = 32
     run.config["seed"] = 1
@@ -260,7 +260,7 @@ def test_config_is_recorded_and_stays():
     assert params() == {"lr": "0.1", "net.size": "3", "batch": "32", "seed": "1"}
 
 
-def test_metrics_have_axes_and_summaries_of_their_own():
+def test_metrics_can_have_separate_axes_and_summaries():
     with wandb.init(project="p", id="one") as run:
         run.define_metric("env_step")
         run.define_metric("train/*", step_metric="env_step", summary="max")
@@ -278,7 +278,7 @@ def test_metrics_have_axes_and_summaries_of_their_own():
     assert summary == {"env_step": 200.0, "train/return": 3.0, "loss": 0.0, "note": "done", "best": 7}
 
 
-def test_gradients_are_watched():
+def test_watched_gradients_are_logged():
     model = torch.nn.Linear(3, 2)
     with wandb.init(project="p", id="one"):
         wandb.watch(model, log="all", log_freq=2)
@@ -294,7 +294,7 @@ def test_gradients_are_watched():
     )
 
 
-def test_files_are_kept():
+def test_files_are_stored_as_artifacts():
     Path("code").mkdir()
     Path("code/a.py").write_text("1")
     Path("model.pt").write_text("2")
@@ -316,11 +316,11 @@ def log_some(first=0, count=5):
 
 
 @pytest.mark.parametrize("resume", ["allow", "must"])
-def test_a_run_that_was_killed_goes_on(resume):
+def test_a_killed_run_resumes(resume):
     wandb.init(project="p", id="one", resume="allow")
     log_some()
     wandb.run._adopted.run.flush()
-    killed()
+    kill_run()
     with wandb.init(project="p", id="one", resume=resume) as run:
         assert (run.resumed, run.step) == (True, 5)
         log_some(5)
@@ -328,8 +328,8 @@ def test_a_run_that_was_killed_goes_on(resume):
     assert RunRecord.read(run_dir("one") / "run.json").attempt == 2
 
 
-def test_a_summary_is_that_of_all_attempts():
-    messages = []
+def test_a_summary_covers_all_attempts():
+    summaries = []
     for number, values in enumerate([[3.0, 9.0], [5.0, 1.0], [4.0]]):
         with wandb.init(project="p", id="one", resume="allow") as run:
             run.define_metric("a", summary="max")
@@ -339,10 +339,10 @@ def test_a_summary_is_that_of_all_attempts():
                 run.summary.note = "of the first one"
             wandb.run.run.flush()
             if number == 1:  # it leaves no summary
-                killed()
+                kill_run()
                 run._adopted = None
-        messages.append(json.loads((run_dir("one") / "wandb-summary.json").read_text()))
-    assert messages[-1] == {
+        summaries.append(json.loads((run_dir("one") / "wandb-summary.json").read_text()))
+    assert summaries[-1] == {
         "a": 9.0,
         "text": "x",
         "nan": "nan",
@@ -351,13 +351,13 @@ def test_a_summary_is_that_of_all_attempts():
     }
 
 
-def test_a_run_says_where_it_is(capsys):
+def test_a_run_prints_its_directory(capsys):
     with wandb.init(project="p", id="one"):
         pass
     assert f"run 'one' of project 'p' begins in {run_dir('one').absolute()}" in capsys.readouterr().err
 
 
-def test_a_run_that_begins_anew_replaces_what_was_there():
+def test_a_restart_without_resume_replaces_earlier_points():
     for _ in range(2):
         wandb.init(project="p", id="one")
         log_some()
@@ -365,7 +365,7 @@ def test_a_run_that_begins_anew_replaces_what_was_there():
     assert points() == [("a", step, float(step)) for step in range(5)]
 
 
-def test_a_run_that_must_be_there_or_must_not():
+def test_resume_must_needs_a_run_and_resume_never_rejects_one():
     with pytest.raises(ConfigurationError, match="resume='must'"):
         wandb.init(project="p", id="one", resume="must")
     wandb.init(project="p", id="one", resume="never")
@@ -375,11 +375,11 @@ def test_a_run_that_must_be_there_or_must_not():
 
 
 @pytest.mark.parametrize("resume", ["auto", True])
-def test_a_run_without_an_id_goes_on_after_a_crash_and_not_after_its_end(resume):
+def test_a_run_without_an_id_resumes_only_after_a_crash(resume):
     first = wandb.init(project="p", resume=resume)
     log_some()
     wandb.run._adopted.run.flush()
-    killed()
+    kill_run()
     second = wandb.init(project="p", resume=resume)
     assert (second.id, second.resumed, second.step) == (first.id, True, 5)
     second.finish()
@@ -387,7 +387,7 @@ def test_a_run_without_an_id_goes_on_after_a_crash_and_not_after_its_end(resume)
     assert (third.id != first.id, third.resumed) == (True, False)
 
 
-def test_the_environment_says_what_arguments_do_not(monkeypatch):
+def test_environment_variables_replace_missing_arguments(monkeypatch):
     for name, value in zip(NAMES, ("offline", "q", "called", "one", "allow", "there", "g"), strict=True):
         monkeypatch.setenv(name, value)
     with wandb.init() as run:
@@ -398,7 +398,7 @@ def test_the_environment_says_what_arguments_do_not(monkeypatch):
 
 
 @pytest.mark.parametrize("by", ["argument", "environment"])
-def test_a_disabled_run_keeps_nothing(monkeypatch, by):
+def test_a_disabled_run_stores_nothing(monkeypatch, by):
     if by == "environment":
         monkeypatch.setenv("WANDB_MODE", "disabled")
     with wandb.init(project="p", config={"lr": 1}, mode="disabled" if by == "argument" else None) as run:
@@ -409,7 +409,7 @@ def test_a_disabled_run_keeps_nothing(monkeypatch, by):
     assert not Path(".trieye_data").exists()
 
 
-def test_a_second_init_gives_the_same_run_unless_it_is_to_begin_anew():
+def test_a_second_init_returns_the_open_run_unless_reinit_is_set():
     one = wandb.init(project="p", id="one")
     assert wandb.init(project="p", id="two") is one
     two = wandb.init(project="p", id="two", reinit=True)
@@ -417,14 +417,14 @@ def test_a_second_init_gives_the_same_run_unless_it_is_to_begin_anew():
     assert RunRecord.read(run_dir("one") / "run.json").status == "FINISHED"
 
 
-def test_an_error_is_the_end_of_the_run():
+def test_an_error_in_a_with_block_ends_the_run_as_failed():
     with pytest.raises(ValueError, match="of the user"), wandb.init(project="p", id="one"):
         raise ValueError("of the user")
     assert RunRecord.read(run_dir("one") / "run.json").status == "FAILED"
 
 
 @pytest.mark.parametrize(
-    ("do", "message"),
+    ("call", "message"),
     [
         (lambda: wandb.log({"a": 1}), r"wandb.log: call wandb.init\(\) first"),
         (lambda: wandb.config, r"call wandb.init\(\) first"),
@@ -433,12 +433,12 @@ def test_an_error_is_the_end_of_the_run():
         (lambda: wandb.init(resume="yes"), "choose from allow, must, never, auto"),
     ],
 )
-def test_mistakes_are_named(do, message):
+def test_invalid_calls_are_named(call, message):
     with pytest.raises(ConfigurationError, match=message):
-        do()
+        call()
 
 
-def test_an_unsupported_name_says_what_to_use():
+def test_an_unsupported_name_suggests_an_alternative():
     with pytest.raises(AttributeError, match=r"wandb.sweep .*trieye results"):
         wandb.sweep  # noqa: B018
     with pytest.raises(AttributeError, match=r"has no 'Tabl'; did you mean 'Table'.*it has AlertLevel, Artifact"):
@@ -446,7 +446,7 @@ def test_an_unsupported_name_says_what_to_use():
     assert wandb.run is None
 
 
-def test_the_same_rows_as_wandb_s_own_offline_run(monkeypatch):
+def test_rows_equal_those_of_wandbs_own_offline_run(monkeypatch):
     """The same calls through wandb itself, read back from its offline file, give equal rows."""
     real = pytest.importorskip("wandb")
 

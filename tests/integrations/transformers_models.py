@@ -6,7 +6,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from trieye.integrations.transformers import RunCallback
 
-__all__ = ["FallsOver", "Line", "RunCallback", "get_last_checkpoint", "trainer"]
+__all__ = ["FailsAtStep", "Line", "RunCallback", "get_last_checkpoint", "trainer"]
 
 
 class Line(torch.nn.Module):
@@ -19,8 +19,8 @@ class Line(torch.nn.Module):
         return {"loss": (predicted - labels).square().mean(), "logits": predicted}
 
 
-class FallsOver(transformers.TrainerCallback):
-    """Ends a training after a step."""
+class FailsAtStep(transformers.TrainerCallback):
+    """Raises after a step."""
 
     def __init__(self, at):
         self.at = at
@@ -43,8 +43,8 @@ def trainer(name, *callbacks, **options):
         disable_tqdm=True,
         report_to="none",
     )
-    made = transformers.Trainer(
+    hf_trainer = transformers.Trainer(
         Line(), args, train_dataset=data, eval_dataset=data[:8], callbacks=[RunCallback(name), *callbacks]
     )
-    made.remove_callback(transformers.PrinterCallback)
-    return made
+    hf_trainer.remove_callback(transformers.PrinterCallback)
+    return hf_trainer

@@ -23,52 +23,52 @@ def make_runs(root, *names):
 
 
 @pytest.mark.parametrize("reference", ["second", "agents/second"])
-def test_a_name_means_a_run_below_the_root(root, reference):
+def test_a_name_selects_a_run_below_the_root(root, reference):
     assert run_directory(reference, root=root) == root / "agents/runs/second"
 
 
-def test_the_app_tells_runs_of_the_same_name_apart(root):
+def test_the_app_distinguishes_runs_of_the_same_name(root):
     assert run_directory("others/first", root=root) == root / "others/runs/first"
     with pytest.raises(ConfigurationError, match=r"'first': .*agents/first, others/first"):
         run_directory("first", root=root)
 
 
-def test_two_runs_of_one_name_in_one_app_are_told_apart_by_their_directories(root):
+def test_directories_distinguish_runs_of_the_same_name_and_app(root):
     make_runs(root, "agents/old/second")
     with pytest.raises(ConfigurationError, match=r"agents/old/second, .*agents/runs/second"):
         run_directory("agents/second", root=root)
 
 
 @pytest.mark.parametrize("reference", ["../root/agents/runs/first", "../link", "{root}/agents/runs/first/"])
-def test_a_path_means_the_run_in_that_directory_wherever_it_is(root, reference, tmp_path):
+def test_a_path_selects_the_run_in_any_directory(root, reference, tmp_path):
     (tmp_path / "link").symlink_to(root / "agents/runs/first")
     assert run_directory(reference.format(root=root), root=Path("nowhere")) == root / "agents/runs/first"
 
 
-def test_the_working_directory_may_be_the_run(root, monkeypatch):
+def test_the_working_directory_can_be_the_run(root, monkeypatch):
     monkeypatch.chdir(root / "agents/runs/first")
     assert run_directory(".", root=root) == root / "agents/runs/first"
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_one_and_where_it_looked(root):
+def test_an_unknown_name_suggests_the_closest_one_and_names_the_root(root):
     with pytest.raises(ConfigurationError) as caught:
         run_directory("secnd", root=Path("../root"))
     for part in ("'secnd'", str(root), "did you mean 'second'?", "agents/first, agents/second, others/first", "--root"):
         assert part in str(caught.value)
 
 
-def test_of_many_runs_only_some_are_listed(root):
+def test_a_long_list_of_runs_is_truncated(root):
     make_runs(root, *(f"agents/runs/n{number}" for number in range(20)))
     with pytest.raises(ConfigurationError, match=r"agents/n\d+ and 13 more\)"):
         run_directory("zzz", root=root)
 
 
 @pytest.mark.parametrize(("root", "message"), [("", "runs: none"), ("nowhere", "nowhere.*--root")])
-def test_where_there_are_no_runs_it_says_so(tmp_path, root, message):
+def test_a_root_without_runs_is_reported(tmp_path, root, message):
     with pytest.raises(ConfigurationError, match=f"'first': .*{tmp_path}.*{message}"):
         run_directory("first", root=tmp_path / root)
 
 
-def test_a_directory_that_is_no_run_is_said_to_be_none(root):
+def test_a_directory_that_is_not_a_run_is_named(root):
     with pytest.raises(ConfigurationError, match=r"not a run; it has no run\.json"):
         run_directory(str(root), root=root)

@@ -15,14 +15,14 @@ def moved(tmp_path):
         config = TrieyeConfig(app_name="before", run_name="before", persistence=persistence)
         run_dir = tmp_path / "root" / "agents" / "runs" / "first"
         run_dir.mkdir(parents=True)
-        held = {**config.model_dump(mode="json"), "group_of_a_project": {"lr": 0.1}}
-        (run_dir / "configs.json").write_text(json.dumps(held))
+        stored = {**config.model_dump(mode="json"), "group_of_a_project": {"lr": 0.1}}
+        (run_dir / "configs.json").write_text(json.dumps(stored))
         return run_dir
 
     return make
 
 
-def test_a_run_is_where_it_is_now_and_has_the_sinks_that_get_the_history(moved):
+def test_a_moved_run_uses_its_current_directory_and_only_sinks_with_history(moved):
     run_dir = moved()
     config = config_of(run_dir)
     assert config.persistence.get_run_base_dir() == run_dir
@@ -32,16 +32,16 @@ def test_a_run_is_where_it_is_now_and_has_the_sinks_that_get_the_history(moved):
 
 
 @pytest.mark.parametrize(
-    ("then", "chosen", "now"),
+    ("recorded", "configured", "expected"),
     [
         (None, None, "sqlite:///{app}/mlruns/mlflow.db"),  # a store in the app moves with the run
         (None, "http://server", "http://server"),
         ("http://server", None, "http://server"),  # the recorded environment counts, not the current one
     ],
 )
-def test_a_run_keeps_its_mlflow_store(moved, monkeypatch, then, chosen, now):
-    if then is not None:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", then)
-    run_dir = moved(mlflow_tracking_uri=chosen)
+def test_a_moved_run_keeps_its_mlflow_store(moved, monkeypatch, recorded, configured, expected):
+    if recorded is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", recorded)
+    run_dir = moved(mlflow_tracking_uri=configured)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
-    assert now.format(app=run_dir.parents[1]) == config_of(run_dir).persistence.MLFLOW_TRACKING_URI
+    assert expected.format(app=run_dir.parents[1]) == config_of(run_dir).persistence.MLFLOW_TRACKING_URI

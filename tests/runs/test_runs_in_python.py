@@ -1,4 +1,4 @@
-"""`trieye.runs`: stored runs are found, verified, compared, closed and removed by Python calls."""
+"""`trieye.runs`: Python calls list, verify, compare, close and remove stored runs."""
 
 import os
 import shutil
@@ -71,7 +71,7 @@ def killed(root):
     return root / "agents" / "runs" / "killed"
 
 
-def test_a_run_is_got_by_its_name_from_anywhere_in_the_project(make_run, root, monkeypatch):
+def test_get_resolves_a_run_name_anywhere_in_the_project(make_run, root, monkeypatch):
     run_dir = make_run("first", 3.0)
     (root.parent / "src").mkdir()
     monkeypatch.chdir(root.parent / "src")
@@ -88,7 +88,7 @@ def test_a_run_is_got_by_its_name_from_anywhere_in_the_project(make_run, root, m
         runs.get("frist")
 
 
-def test_runs_are_found_selected_and_ordered(make_run):
+def test_runs_can_be_listed_selected_and_ordered(make_run):
     make_run("old", 2.0, age_s=86_400 * 3, seed=7)
     make_run("best", 9.0, age_s=60)
     make_run("other", 4.0, app="others")
@@ -107,7 +107,7 @@ def test_runs_are_found_selected_and_ordered(make_run):
         runs.select(listing.runs, where={"sed": "0"})
 
 
-def test_a_directory_without_a_record_is_reported_beside_the_runs(make_run):
+def test_a_directory_without_a_record_is_reported_as_skipped(make_run):
     (make_run("first").parent / "interrupted").mkdir()
     (skipped,) = runs.find("agents").skipped
     assert (skipped.directory.name, skipped.reason) == ("interrupted", "it has no run.json")
@@ -143,7 +143,7 @@ def test_a_killed_run_is_lost_until_it_is_closed(killed):
         runs.close("killed")
 
 
-def test_a_killed_run_that_was_closed_before_is_shown_as_far_as_it_got(make_config, root):
+def test_a_killed_attempt_of_a_closed_run_is_shown_up_to_its_last_point(make_config, root):
     config = make_config(app_name="agents", run_name="killed", persistence={"root_data_dir": str(root)})
     with trieye.Run(config) as run:
         run.log({"loss": 1.0}, step=3)
@@ -181,7 +181,7 @@ def test_superseded_points_of_an_attempt_are_restored(make_config, root):
         runs.restore_attempt("first", 1)
 
 
-def test_a_run_is_removed_and_a_living_one_or_a_link_is_refused(make_run, tmp_path, root):
+def test_a_run_can_be_removed_but_not_while_active_or_through_a_link(make_run, tmp_path, root):
     run_dir = make_run("first")
     with RunLock(run_dir / "run.lock"), pytest.raises(RunLockedError, match="is still running; nothing was deleted"):
         runs.remove("first")
@@ -195,7 +195,7 @@ def test_a_run_is_removed_and_a_living_one_or_a_link_is_refused(make_run, tmp_pa
     assert not run_dir.exists()
 
 
-def test_old_runs_are_pruned_but_for_the_best_and_the_newest(make_run):
+def test_prune_removes_old_runs_except_the_best_and_the_newest(make_run):
     for number, best in enumerate((5.0, 1.0, 2.0, 3.0)):
         make_run(f"run{number}", best, age_s=3600.0 * (10 - number))
     unrated = make_run("unrated", float("nan"), age_s=3600.0 * 20)
@@ -205,10 +205,10 @@ def test_old_runs_are_pruned_but_for_the_best_and_the_newest(make_run):
     pruned = runs.prune("agents", older_than_s=60.0, keep_best=1, keep_newest=1)
     assert [removal.run_dir.name for removal in pruned.removals] == ["run1", "run2"]
     assert sorted(run.name for run in runs.find().runs) == ["run0", "run3", "unrated"]
-    assert runs.prune("agents", older_than_s=60.0, keep_newest=9).removals == []  # more than there are
+    assert runs.prune("agents", older_than_s=60.0, keep_newest=9).removals == []  # more than exist
 
 
-def test_a_moved_run_is_claimed_and_a_copy_is_not(make_run, root):
+def test_a_moved_run_can_be_claimed_but_a_copy_cannot(make_run, root):
     run_dir = make_run("first")
     shutil.copytree(run_dir, run_dir.with_name("copy"))
     with pytest.raises(ConfigurationError, match="is a copy"):

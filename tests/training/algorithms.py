@@ -109,9 +109,9 @@ class PPO(trieye.TrainEngine[TrainConfig], policy=ActorCritic):
 
     def step(self):
         rows = self.collect()
-        found = trieye.gae(rows, self.policy.v(rows.after)[:, 0].detach(), gamma=0.98, lam=0.8)
+        estimates = trieye.gae(rows, self.policy.v(rows.after)[:, 0].detach(), gamma=0.98, lam=0.8)
         trieye.set_lr(self.optimizer, self.agent.lr(self.env_steps))
-        batches = self.minibatches(rows, epochs=10, **found._asdict())
+        batches = self.minibatches(rows, epochs=10, **estimates._asdict())
         return trieye.mean(self.train_step(batch) for batch in batches)
 
     def train_step(self, batch):
@@ -138,13 +138,13 @@ def resumed(engine, config):
     return other
 
 
-def interrupted(kind: type[Any], at: int) -> type[Any]:
+def interrupted(engine_class: type[Any], at_env_steps: int) -> type[Any]:
     """Return an engine class that sends itself a stop signal after a number of environment steps."""
 
-    class Interrupted(kind):
+    class Interrupted(engine_class):
         def step(self) -> Any:
             values = super().step()
-            if self.env_steps >= at:
+            if self.env_steps >= at_env_steps:
                 signal.raise_signal(signal.SIGTERM)
             return values
 

@@ -9,10 +9,10 @@ from tests.training.algorithms import TrainConfig
 def train_config(tmp_path):
     """Return a function that creates a config: DQN on CartPole, in this process, without external sinks.
 
-    Parts that are given win key by key; another `agent.kind` begins with nothing.
+    Overrides are merged key by key; another `agent.kind` drops the default agent.
     """
 
-    def make(**given):
+    def make(**overrides):
         parts = {
             "agent": {"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
             "env": {"id": "CartPole-v1", "eval_episodes": 2},
@@ -22,10 +22,10 @@ def train_config(tmp_path):
             "persistence": {"root_data_dir": str(tmp_path)},
             "loop": {"axis": "env_steps"},
         }
-        if "kind" in given.get("agent", {}):
+        if "kind" in overrides.get("agent", {}):
             parts["agent"] = {}
         merged = {
-            key: parts[key] | value if isinstance(parts.get(key), dict) else value for key, value in given.items()
+            key: parts[key] | value if isinstance(parts.get(key), dict) else value for key, value in overrides.items()
         }
         return TrainConfig.model_validate(parts | merged)
 

@@ -43,10 +43,10 @@ class Elsewhere(torch.Tensor):
         stays = options.get("device") is None or torch.device(options["device"]).type != "cpu"
         if options.get("device") is not None:
             options["device"] = torch.device("cpu")
-        found = func(*tree_map(inner, args), **tree_map(inner, options))
+        output = func(*tree_map(inner, args), **tree_map(inner, options))
         if not stays:
-            return found
-        return tree_map(lambda value: cls(value) if isinstance(value, torch.Tensor) else value, found)
+            return output
+        return tree_map(lambda value: cls(value) if isinstance(value, torch.Tensor) else value, output)
 
 
 class AsTensor(TorchFunctionMode):

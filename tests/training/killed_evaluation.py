@@ -31,8 +31,8 @@ class Killing(DQN, policy=Killed):
 
 class Flagged:
     def __init__(self, config, policy, flag):
-        self.made, self.flag = (config, policy), flag
+        self.arguments, self.flag = (config, policy), flag
 
     def __call__(self):
         os.environ["FIRST_EVALUATION"] = str(self.flag)
-        return CheckpointEvaluator(*self.made)
+        return CheckpointEvaluator(*self.arguments)

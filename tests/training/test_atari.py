@@ -30,19 +30,19 @@ class Lives(gym.Env):
     def get_action_meanings(self):
         return ["NOOP", "FIRE", "RIGHT", "LEFT"]
 
-    def seen(self):
+    def observation_and_info(self):
         obs = np.array([self.games, self.steps], np.float32)
         return obs, {"lives": LIVES - self.steps // STEPS}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.games, self.steps, self.actions = self.games + 1, 0, []
-        return self.seen()
+        return self.observation_and_info()
 
     def step(self, action):
         self.steps += 1
         self.actions.append(int(action))
-        obs, info = self.seen()
+        obs, info = self.observation_and_info()
         return obs, float(action), self.steps == LIVES * STEPS, False, info
 
 
@@ -63,15 +63,15 @@ def play(env):
             yield obs.tolist(), 0.0, False
 
 
-def test_a_lost_life_ends_the_episode_and_only_the_end_of_the_game_resets_it():
+def test_a_lost_life_ends_the_episode_but_only_game_over_resets_the_game():
     steps = play(EpisodicLife(Lives()))
-    seen = [next(steps) for _ in range(14)]
-    assert [obs for obs, _, terminated in seen if terminated] == [[1, 4], [1, 8], [1, 12]]
-    assert [before for before, after in itertools.pairwise(seen) if after[0] == [1, 5]] == [([1, 4], 3.0, True)]
-    assert seen[-2][0] == [2, 0]  # after the third life
+    transitions = [next(steps) for _ in range(14)]
+    assert [obs for obs, _, terminated in transitions if terminated] == [[1, 4], [1, 8], [1, 12]]
+    assert [before for before, after in itertools.pairwise(transitions) if after[0] == [1, 5]] == [([1, 4], 3.0, True)]
+    assert transitions[-2][0] == [2, 0]  # after the third life
 
 
-def test_a_seed_resets_a_game_that_has_lives_left():
+def test_a_reset_with_a_seed_restarts_a_game_that_has_lives_left():
     env = EpisodicLife(Lives())
     env.reset(seed=0)
     assert any(env.step(0)[2] for _ in range(STEPS))
@@ -110,7 +110,7 @@ class Left:
         return Act((obs[:, 0] * 0 + 3).long())
 
 
-def test_evaluations_play_whole_games_and_training_episodes_are_lives():
+def test_evaluations_play_whole_games_and_training_episodes_are_single_lives():
     config = EnvConfig(id="Lives-v0", wrappers=WRAPPERS, clip_rewards=True)
     envs = make_envs(config)
     envs.reset(seed=0)
@@ -124,7 +124,7 @@ def test_evaluations_play_whole_games_and_training_episodes_are_lives():
     evaluation.close()
 
 
-def test_a_saved_game_continues_exactly_in_another_environment():
+def test_a_saved_game_resumes_exactly_in_another_environment():
     pytest.importorskip("ale_py", reason="env.atari needs trieye[atari]")
     pytest.importorskip("cv2", reason="env.atari needs trieye[atari]")
     kwargs = {"repeat_action_probability": 0.0}

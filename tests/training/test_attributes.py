@@ -44,7 +44,7 @@ class Holder:
         self._scratch += 1
 
 
-def through(attributes):
+def encoded_state(attributes):
     return decode(encode(attributes.state_dict()))
 
 
@@ -54,16 +54,16 @@ def learned():
     attributes = Attributes(holder, {"policy"})
     for _ in range(3):
         holder.learn()
-    return holder, through(attributes)
+    return holder, encoded_state(attributes)
 
 
-def test_what_changed_since_the_set_up_is_state_and_what_the_config_made_is_not(learned):
+def test_attributes_changed_since_setup_are_state_and_configured_ones_are_not(learned):
     _, state = learned
     changed = {"target", "log_alpha", "optimizer", "rng", "count", "best", "recent", "mean"}
     assert state.keys() == changed
 
 
-def test_it_goes_on_bit_for_bit_with_the_hyperparameters_of_now(learned):
+def test_a_resume_is_bit_exact_with_the_current_hyperparameters(learned):
     holder, state = learned
     other = Holder(lr=0.05)
     Attributes(other, {"policy"}).load_state_dict(state)
@@ -78,19 +78,19 @@ def test_it_goes_on_bit_for_bit_with_the_hyperparameters_of_now(learned):
     assert torch.equal(holder.mean, other.mean)
 
 
-def test_a_learning_rate_that_a_scheduler_changes_comes_back_as_it_was():
+def test_a_learning_rate_changed_by_a_scheduler_is_restored():
     holder = Holder(schedule=True)
     attributes = Attributes(holder, {"policy"})
     holder.learn()
     other = Holder(schedule=True)
-    Attributes(other, {"policy"}).load_state_dict(through(attributes))
+    Attributes(other, {"policy"}).load_state_dict(encoded_state(attributes))
     assert other.optimizer.param_groups[0]["lr"] == holder.optimizer.param_groups[0]["lr"] == 0.05
     holder.learn()
     other.learn()
     assert torch.equal(holder.target.weight, other.target.weight)
 
 
-def test_a_list_of_weights_that_are_saved_elsewhere_may_be_kept_and_one_of_others_is_refused():
+def test_a_list_of_weights_is_accepted_only_if_they_are_saved_elsewhere():
     holder = Holder()
     holder.weights = [*holder.target.parameters(), *holder.policy.parameters(), holder.log_alpha]
     assert "weights" not in Attributes(holder, {"policy"}).state_dict()
@@ -100,15 +100,15 @@ def test_a_list_of_weights_that_are_saved_elsewhere_may_be_kept_and_one_of_other
 
 
 @pytest.mark.parametrize("make", [list, tuple, lambda pair: dict(enumerate(pair))])
-def test_a_container_of_objects_with_a_state_is_refused_and_not_forgotten(make):
+def test_a_container_of_stateful_objects_is_rejected(make):
     holder = Holder()
     holder.nets = make([nn.Linear(1, 1), nn.Linear(1, 1)])
     with pytest.raises(ConfigurationError, match=r"Holder.nets is a \w+ of stateful objects, .*ModuleDict"):
         Attributes(holder, {"policy"})
 
 
-class Placed:
-    """An engine on a device that keeps tensors: made by its set-up or later, alone or in containers, or on the CPU."""
+class DeviceHolder:
+    """Stores tensors on its device or on the CPU, created by `setup` or later, alone or in containers."""
 
     def __init__(self, device):
         self.device = torch.device(device)
@@ -129,19 +129,19 @@ class Placed:
         return {name: tensor.device.type for name, tensor in (named | self.parts).items()}
 
 
-def test_tensors_return_to_the_device_of_the_engine_which_may_be_another_one_than_before():
-    holder = Placed("cpu")
+def test_tensors_are_restored_to_the_device_of_the_resuming_engine():
+    holder = DeviceHolder("cpu")
     attributes = Attributes(holder, ())
     holder.learn()
-    other = Placed("meta")  # a device without storage
-    Attributes(other, ()).load_state_dict(through(attributes))
+    other = DeviceHolder("meta")  # a device without storage
+    Attributes(other, ()).load_state_dict(encoded_state(attributes))
     on_device = dict.fromkeys(("mean", "hidden", "recent", "later"), "meta")
     assert other.devices() == on_device | {"on_cpu": "cpu", "made": "cpu"}
     assert (other.recent.maxlen, other.recent[0][1]) == (2, 7)
 
 
-def test_a_tensor_that_was_kept_on_the_cpu_by_an_engine_on_a_device_returns_to_the_cpu():
-    holder, other = Placed("cpu"), Placed("cpu")
+def test_a_tensor_stored_on_the_cpu_returns_to_the_cpu():
+    holder, other = DeviceHolder("cpu"), DeviceHolder("cpu")
     holder.device = other.device = torch.device("meta")
     attributes = Attributes(holder, ())
     holder.learn()
@@ -151,8 +151,8 @@ def test_a_tensor_that_was_kept_on_the_cpu_by_an_engine_on_a_device_returns_to_t
     assert (other.hidden.device.type, other.parts["later"].device.type) == ("cpu", "meta")
 
 
-def test_a_tensor_that_has_moved_to_another_device_since_the_set_up_is_saved():
-    holder = Placed("cpu")
+def test_a_tensor_that_moved_to_another_device_since_setup_is_saved():
+    holder = DeviceHolder("cpu")
     attributes = Attributes(holder, ())
     holder.on_cpu = torch.zeros(2, device="meta")
     assert "on_cpu" in attributes.state_dict()

@@ -14,12 +14,12 @@ ID = "trieye.training.catch:Catch-v0"
 
 @pytest.fixture
 def env():
-    made = make_env(EnvConfig(id=ID), render_mode="rgb_array")
-    yield made
-    made.close()
+    catch = make_env(EnvConfig(id=ID), render_mode="rgb_array")
+    yield catch
+    catch.close()
 
 
-def test_the_id_makes_it_and_it_is_as_gymnasium_wants_an_environment(env):
+def test_the_id_creates_an_environment_that_passes_gymnasiums_checker(env):
     checker_of_gymnasium(env.unwrapped)
     check_env(EnvConfig(id=ID), ("discrete",))
     assert env.observation_space == gym.spaces.Box(0.0, 1.0, (1, 10, 10), np.float32)
@@ -53,7 +53,7 @@ def test_the_paddle_stays_on_the_board(env):
         assert obs[0, 9, edge] == 1.0
 
 
-def test_an_episode_goes_on_in_another_process_where_it_was_saved(env):
+def test_a_saved_episode_resumes_exactly_in_another_environment(env):
     state = trieye.EnvState(env)
     env.reset(seed=3)
     for _ in range(4):

@@ -32,23 +32,23 @@ class Slow:
     def __init__(self, actions, seed, **env):
         config, num = EnvConfig(**env), actions.shape[1]
         envs = [make_env(config) for _ in range(num)]
-        obs = [one.reset(seed=seed + n)[0] for n, one in enumerate(envs)]
+        obs = [env_.reset(seed=seed + n)[0] for n, env_ in enumerate(envs)]
         self.rows = {name: [] for name in ("obs", "reward", "terminated", "truncated", "valid", "next_obs")}
         self.episodes, done, totals = [], [False] * num, [[] for _ in range(num)]
         for t in range(len(actions)):
-            found = []
-            for n, one in enumerate(envs):
+            transitions = []
+            for n, env_ in enumerate(envs):
                 before, is_valid = obs[n], not done[n]
                 if is_valid:
-                    obs[n], reward, terminated, truncated, _ = one.step(actions[t, n])
+                    obs[n], reward, terminated, truncated, _ = env_.step(actions[t, n])
                     totals[n].append(reward)
                 else:
-                    obs[n], reward, terminated, truncated = one.reset()[0], 0.0, False, False
-                found.append((before, reward, terminated, truncated, is_valid, obs[n]))
+                    obs[n], reward, terminated, truncated = env_.reset()[0], 0.0, False, False
+                transitions.append((before, reward, terminated, truncated, is_valid, obs[n]))
                 done[n] = terminated or truncated
             self.episodes.append([(sum(total), len(total)) for n, total in enumerate(totals) if done[n]])
             totals = [[] if done[n] else total for n, total in enumerate(totals)]
-            for name, values in zip(self.rows, zip(*found, strict=True), strict=True):
+            for name, values in zip(self.rows, zip(*transitions, strict=True), strict=True):
                 self.rows[name].append(np.stack(values))
         self.rows = {name: np.stack(values) for name, values in self.rows.items()}
 
@@ -63,14 +63,14 @@ def valid_of(fragments):
 
 @pytest.fixture
 def closing():
-    made = []
-    yield lambda collector: made.append(collector) or collector
-    for collector in made:
+    collectors = []
+    yield lambda collector: collectors.append(collector) or collector
+    for collector in collectors:
         collector._envs.close()
 
 
 @pytest.mark.parametrize("env", [{}, {"num": 4}, {"num": 3, "vector": "async"}], ids=["one", "four", "async"])
-def test_rows_are_those_of_single_environments_across_the_borders_of_fragments(env, closing):
+def test_rows_equal_those_of_single_environments_across_fragments(env, closing):
     num = env.get("num", 1)
     actions = np.random.default_rng(1).integers(2, size=(sum(FRAGMENTS), num))
     slow = Slow(actions, seed=5, **CARTPOLE)
@@ -95,13 +95,13 @@ def test_rows_are_those_of_single_environments_across_the_borders_of_fragments(e
         assert np.array_equal(joined(fragments, name), slow.rows[name]), name
     assert np.array_equal(np.concatenate([rows["row"] for rows in fragments]), np.indices(valid.shape)[0])
     assert collector.env_steps == np.count_nonzero(valid) == len(replay)
-    held, _ = next(replay.iter_rows(1000))
+    stored, _ = next(replay.iter_rows(1000))
     for name in ("obs", "next_obs", "reward", "terminated", "truncated"):
-        assert np.array_equal(held[name], slow.rows[name][valid].astype(held[name].dtype)), name
-    assert np.array_equal(held["action"], actions[valid])
+        assert np.array_equal(stored[name], slow.rows[name][valid].astype(stored[name].dtype)), name
+    assert np.array_equal(stored["action"], actions[valid])
 
 
-def test_a_return_over_n_steps_ends_where_its_episode_does_and_a_truncated_one_goes_on_in_its_last_observation():
+def test_n_step_returns_end_with_the_episode_and_bootstrap_after_truncation():
     actions = np.random.default_rng(2).integers(2, size=(60, 2))
     actions[:, 0] = 1  # the pole falls
     slow = Slow(actions, seed=0, **CARTPOLE)
@@ -110,7 +110,7 @@ def test_a_return_over_n_steps_ends_where_its_episode_does_and_a_truncated_one_g
     replay = Experience.from_config(ReplayConfig(n_step=3, gamma=0.9, capacity=1000), seed=0)
     for _ in range(12):
         replay.extend(collector.collect(5))
-    wanted = {}
+    expected = {}
     for n in range(2):
         rows = {name: values[:, n] for name, values in slow.rows.items()}
         for t in np.flatnonzero(rows["valid"]):
@@ -122,18 +122,18 @@ def test_a_return_over_n_steps_ends_where_its_episode_does_and_a_truncated_one_g
                 if rows["terminated"][last] or rows["truncated"][last]:
                     break
             discount = 0.0 if rows["terminated"][last] else 0.9 ** (last - t + 1)
-            wanted[rows["obs"][t].tobytes()] = (total, discount, rows["next_obs"][last].tobytes())
+            expected[rows["obs"][t].tobytes()] = (total, discount, rows["next_obs"][last].tobytes())
     batch = replay.minibatch(2000, torch.device("cpu"))
     seen = zip(batch["obs"].numpy(), batch["reward"], batch["discount"], batch["next_obs"].numpy(), strict=True)
     for obs, reward, discount, after in seen:
-        total, factor, following = wanted[obs.tobytes()]
+        total, factor, following = expected[obs.tobytes()]
         assert (float(reward), float(discount)) == pytest.approx((total, factor))
         assert after.tobytes() == following
     assert 0.0 in batch["discount"]
     assert slow.rows["truncated"].any()
 
 
-def test_the_own_vector_form_of_an_environment_makes_the_steps_of_a_single_one(closing):
+def test_a_custom_vector_environment_makes_the_steps_of_a_single_one(closing):
     collector = closing(collector_of(Coin, num=3, vector="own", **CARTPOLE))
     fragments = [collected(collector, steps, seed=steps) for steps in FRAGMENTS]
     valid, obs = valid_of(fragments), joined(fragments, "obs")
@@ -143,8 +143,8 @@ def test_the_own_vector_form_of_an_environment_makes_the_steps_of_a_single_one(c
     single.reset()
     for t, n in np.argwhere(valid):
         single.state, single.steps_beyond_terminated = tuple(obs[t, n].astype(np.float64)), None
-        found, _, terminated, _, _ = single.step(joined(fragments, "action")[t, n])
-        assert after[t, n] == pytest.approx(found, abs=1e-4)
+        expected, _, terminated, _, _ = single.step(joined(fragments, "action")[t, n])
+        assert after[t, n] == pytest.approx(expected, abs=1e-4)
         assert terminated == joined(fragments, "terminated")[t, n]
     assert np.array_equal(valid[1:], ~done[:-1])
     assert (np.abs(after[~valid]) <= 0.05).all()
@@ -155,7 +155,7 @@ def test_the_own_vector_form_of_an_environment_makes_the_steps_of_a_single_one(c
 
 
 @pytest.mark.parametrize("env", [{}, {"num": 3}, {"num": 2, "vector": "async"}], ids=["one", "three", "async"])
-def test_a_recurrent_policy_begins_anew_with_each_episode_and_names_metrics_of_its_last_step(env, closing):
+def test_a_recurrent_policy_resets_with_each_episode_and_its_last_metrics_are_reported(env, closing):
     collector = closing(collector_of(Remembers, **env))
     fragments = [collector.collect(steps) for steps in FRAGMENTS]
     valid, rewards = valid_of(fragments), joined(fragments, "reward")
@@ -163,15 +163,15 @@ def test_a_recurrent_policy_begins_anew_with_each_episode_and_names_metrics_of_i
     assert (rewards[~valid] == 0.0).all()
     assert (~valid).sum() > 3
     done = joined(fragments, "terminated") | joined(fragments, "truncated")
-    found = collector.metrics()
-    assert found["episode/success"] == joined(fragments, "terminated").sum() / done.sum()
-    assert 0 < found["episode/last"] == found["episode/length"] == found["episode/return"]
+    metrics = collector.metrics()
+    assert metrics["episode/success"] == joined(fragments, "terminated").sum() / done.sum()
+    assert 0 < metrics["episode/last"] == metrics["episode/length"] == metrics["episode/return"]
     assert collector.metrics() == {}
     for rows in fragments:
         assert torch.equal(rows.state["age"][:, 0][rows.valid[0]], rows["age"][0][rows.valid[0]])
 
 
-def test_a_recurrent_policy_learns_from_the_state_before_the_first_row():
+def test_rows_carry_the_recurrent_state_before_the_first_row():
     collector = collector_of(Remembers, num=2)
     collector.collect(1)
     rows = collector.collect(4)
@@ -180,7 +180,7 @@ def test_a_recurrent_policy_learns_from_the_state_before_the_first_row():
     assert policy.weight.grad == rows.state["age"].sum() > 0
 
 
-def test_dict_observations_come_by_key_with_the_mask_of_actions():
+def test_dict_observations_are_columns_by_key_including_the_action_mask():
     collector = collector_of(Masked, num=2, kwargs={"form": "mask"})
     rows = collector.collect(25)
     assert (rows.arrays["reward"][rows.valid] == 1.0).all()
@@ -196,40 +196,40 @@ def test_dict_observations_come_by_key_with_the_mask_of_actions():
 
 
 @pytest.mark.parametrize(("form", "dtype"), [("picture", np.uint8), ("memory", np.float32), ("hidden", np.float32)])
-def test_pictures_stay_bytes_and_other_numbers_become_float32(form, dtype):
+def test_images_stay_bytes_and_other_numbers_become_float32(form, dtype):
     rows = collector_of(Coin, num=2, kwargs={"form": form}).collect(3)
     assert rows.arrays["obs"].dtype == dtype
     flat, _ = rows.transitions()
     assert flat["next_obs"].dtype == dtype
 
 
-def test_clipped_rewards_are_learned_from_and_whole_ones_are_shown():
+def test_clipped_rewards_are_learned_from_and_unclipped_ones_are_reported():
     collector = collector_of(Remembers, num=2, kwargs={"worth": 2.5}, clip_rewards=True)
     rows = collector.collect(20)
     assert set(np.unique(rows.arrays["reward"])) == {0.0, 1.0}
-    found = collector.metrics()
-    assert found["episode/return"] == pytest.approx(2.5 * found["episode/length"])
+    metrics = collector.metrics()
+    assert metrics["episode/return"] == pytest.approx(2.5 * metrics["episode/length"])
 
 
 @pytest.mark.parametrize("num", [1, 3])
-def test_normalized_rewards_are_over_the_deviation_of_all_returns_so_far(num):
+def test_rewards_are_divided_by_the_deviation_of_all_returns_so_far(num):
     collector = collector_of(Remembers, num=num, gamma=0.9, kwargs={"worth": 3.0}, normalize_rewards=True)
     plain = collector_of(Remembers, num=num, kwargs={"worth": 3.0})
-    returns, seen = np.zeros(num), []
+    returns, discounted = np.zeros(num), []
     for steps in FRAGMENTS:
         rows, raw = collector.collect(steps), plain.collect(steps)
         for t in range(steps):
             for n in np.flatnonzero(raw.valid[t]):
                 returns[n] = returns[n] * 0.9 + raw.arrays["reward"][t, n]
-                seen.append(returns[n])
+                discounted.append(returns[n])
                 if raw.arrays["terminated"][t, n] or raw.arrays["truncated"][t, n]:
                     returns[n] = 0.0
-        wanted = np.clip(raw.arrays["reward"] / np.sqrt(np.var(seen) + 1e-8), -10, 10)
-        assert rows.arrays["reward"] == pytest.approx(wanted, rel=2e-3)
+        expected = np.clip(raw.arrays["reward"] / np.sqrt(np.var(discounted) + 1e-8), -10, 10)
+        assert rows.arrays["reward"] == pytest.approx(expected, rel=2e-3)
         assert collector.metrics() == plain.metrics()
 
 
-def test_a_fragment_that_is_a_reset_alone_teaches_no_scale():
+def test_a_fragment_of_resets_alone_does_not_change_the_reward_scale():
     scale = RewardScale(1, 0.9)
     scale.scaled(np.array([[1.0], [3.0]]), np.ones((2, 1), bool), np.array([[False], [True]]))
     before = scale.state_dict()
@@ -237,34 +237,36 @@ def test_a_fragment_that_is_a_reset_alone_teaches_no_scale():
     assert scale.state_dict() == before
 
 
-def test_the_scale_of_rewards_takes_its_discount_from_the_config_of_now():
+def test_the_reward_scale_uses_the_discount_of_the_current_config():
     scale = RewardScale(1, 0.5)
     scale.load_state_dict(RewardScale(1, 0.9).state_dict())
     rewards, valid, done = np.array([[1.0], [1.0], [1.0]]), np.ones((3, 1), bool), np.zeros((3, 1), bool)
     assert np.array_equal(scale.scaled(rewards, valid, done), RewardScale(1, 0.5).scaled(rewards, valid, done))
 
 
-def test_observations_are_normalized_by_all_that_were_collected_and_the_moments_travel_with_the_policy():
+def test_observations_are_normalized_by_moments_that_are_part_of_the_policy():
     collector = collector_of(Coin, num=3, normalize_observations=True, **CARTPOLE)
-    seen = []
+    batches = []
     for steps in FRAGMENTS:
         before = collector._policy.normalizer.mean.clone()
         rows = collector.collect(steps)
         assert torch.equal(collector._policy.normalizer.mean, before)  # learning uses the same moments as acting
         collector.learned()
-        seen.append(rows.arrays["obs"][rows.valid])
-    held, data = collector._policy.normalizer, np.concatenate(seen)
-    assert held.mean.numpy() == pytest.approx(data.mean(0), abs=1e-4)
-    assert held.variance.numpy() == pytest.approx(data.var(0), rel=1e-3)
-    assert copy.deepcopy(collector._policy).normalizer is held  # a target network shares the moments
+        batches.append(rows.arrays["obs"][rows.valid])
+    normalizer, data = collector._policy.normalizer, np.concatenate(batches)
+    assert normalizer.mean.numpy() == pytest.approx(data.mean(0), abs=1e-4)
+    assert normalizer.variance.numpy() == pytest.approx(data.var(0), rel=1e-3)
+    assert copy.deepcopy(collector._policy).normalizer is normalizer  # a target network shares the moments
     other = Normalizer((4,))
-    other.load_state_dict(decode(encode(held.state_dict())))
+    other.load_state_dict(decode(encode(normalizer.state_dict())))
     obs = torch.from_numpy(data[:50])
-    assert torch.equal(other(obs), held(obs))
-    assert held(obs).numpy() == pytest.approx(np.clip((data[:50] - data.mean(0)) / data.std(0), -10, 10), abs=1e-2)
+    assert torch.equal(other(obs), normalizer(obs))
+    assert normalizer(obs).numpy() == pytest.approx(
+        np.clip((data[:50] - data.mean(0)) / data.std(0), -10, 10), abs=1e-2
+    )
 
 
-def test_the_moments_of_observations_are_kept_in_numbers_that_every_device_has():
+def test_observation_moments_use_only_dtypes_that_every_device_supports():
     normalizer = Normalizer((3,))
     assert all(buffer.dtype != torch.float64 for buffer in normalizer.buffers())  # mps has no float64
     data = np.random.default_rng(0).normal(100.0, 3.0, (20_000, 3)).astype(np.float32)
@@ -292,7 +294,7 @@ class Moody(trieye.Policy):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`")
 @pytest.mark.parametrize("num", [1, 3])
-def test_a_policy_acts_in_evaluation_mode_and_goes_back_to_the_mode_of_each_module(num):
+def test_a_policy_acts_in_evaluation_mode_and_each_module_regains_its_mode(num):
     collector = collector_of(Moody, num=num, **CARTPOLE)
     policy = collector._policy.train()
     policy.frozen.eval()
@@ -320,25 +322,25 @@ class OfNumPy(Bare):
 
 
 @pytest.mark.parametrize(
-    ("policy", "said"), [(Bare, "Bare.act.. returned a torch.Tensor"), (OfNumPy, "returned an Act .* numpy.ndarray")]
+    ("policy", "message"), [(Bare, "Bare.act.. returned a torch.Tensor"), (OfNumPy, "returned an Act .* numpy.ndarray")]
 )
-def test_an_act_without_its_tensor_is_refused_with_the_name_of_the_policy(policy, said):
+def test_an_act_without_a_tensor_is_rejected_and_names_the_policy(policy, message):
     collector = collector_of(policy, **CARTPOLE)
     for act in (lambda: collector.collect(1), lambda: Evaluation(EnvConfig(**CARTPOLE)).play(collector._policy, 1)):
-        with pytest.raises(trieye.ConfigurationError, match=f"{said}; return trieye.Act"):
+        with pytest.raises(trieye.ConfigurationError, match=f"{message}; return trieye.Act"):
             act()
 
 
-def test_exploring_draws_from_the_generator_of_the_context_alone():
-    def of_processes():
+def test_exploration_draws_from_the_generator_of_the_context_alone():
+    def global_states():
         return random.getstate(), np.random.mtrand._rand.get_state()[1].tolist(), torch.get_rng_state().tolist()
 
-    before = of_processes()
+    before = global_states()
     one, other = (collector_of(Coin, num=2, **CARTPOLE) for _ in range(2))
     first, second = collected(one, 20, seed=3), collected(other, 20, seed=3)
     assert np.array_equal(first.arrays["obs"], second.arrays["obs"])
     assert not np.array_equal(first.arrays["action"], collected(one, 20, seed=4).arrays["action"])
-    assert of_processes() == before
+    assert global_states() == before
 
 
 def resumed(policy, saved, closing, **env):
@@ -359,7 +361,7 @@ def resumed(policy, saved, closing, **env):
     ids=["one", "four", "own", "dict", "all_end_at_once"],
 )
 @pytest.mark.parametrize("steps", [8, 11])
-def test_a_collector_that_was_saved_goes_on_with_the_same_rows(env, steps, closing):
+def test_a_saved_collector_resumes_with_the_same_rows(env, steps, closing):
     policy = {"CartPole-v1": Coin, "Pendulum-v1": Still}.get(env.get("id"), Masked)
     whole = closing(collector_of(policy, **env))
     whole.collect(steps)
@@ -379,7 +381,7 @@ class Still(Coin):
         return Act(torch.zeros(len(obs), 1))
 
 
-def test_a_single_environment_that_cannot_be_saved_waits_for_the_end_of_an_episode_and_goes_on_exactly(closing):
+def test_an_unsavable_environment_is_saved_between_episodes_and_resumes_exactly(closing):
     env = {**CARTPOLE, **PICKLED}
     whole = closing(collector_of(Coin, **env))
     rows = whole.collect(1)
@@ -395,7 +397,7 @@ def test_a_single_environment_that_cannot_be_saved_waits_for_the_end_of_an_episo
     assert other.interrupted == 0
 
 
-def test_several_environments_that_cannot_be_saved_are_cut_counted_and_said(closing, capsys):
+def test_episodes_of_several_unsavable_environments_are_cut_counted_and_reported(closing, capsys):
     env = {"num": 3, "kwargs": {"longest": 12}, "normalize_rewards": True, **PICKLED}
     whole = closing(collector_of(Remembers, **env))
     rows = whole.collect(6)
@@ -409,9 +411,9 @@ def test_several_environments_that_cannot_be_saved_are_cut_counted_and_said(clos
     assert after.valid[0].all()
     assert (after["age"][0] == 0).all()
     assert (after.arrays["reward"][after.valid] > 0).all()
-    told = other.metrics()
-    assert told["episode/length"] <= 12
-    assert told["episode/interrupted"] == under_way > 0
+    metrics = other.metrics()
+    assert metrics["episode/length"] <= 12
+    assert metrics["episode/interrupted"] == under_way > 0
     other.collect(14)
     assert "episode/interrupted" not in other.metrics()
     again, _ = resumed(Remembers, other, closing, **env)
@@ -419,7 +421,7 @@ def test_several_environments_that_cannot_be_saved_are_cut_counted_and_said(clos
     assert again.interrupted > under_way
 
 
-def test_members_in_processes_are_cut_and_begin_anew_where_all_of_them_had_just_ended(closing, capsys):
+def test_async_members_are_cut_unless_all_of_them_have_just_ended(closing, capsys):
     env = {"id": "Pendulum-v1", "num": 2, "max_episode_steps": 5, "vector": "async"}
     whole = closing(collector_of(Still, **env))
     whole.collect(3)
@@ -435,7 +437,7 @@ def test_members_in_processes_are_cut_and_begin_anew_where_all_of_them_had_just_
     assert other.metrics()["episode/length"] == 5
 
 
-def test_another_number_of_environments_begins_new_episodes(closing, capsys):
+def test_another_number_of_environments_starts_new_episodes(closing, capsys):
     whole = closing(collector_of(Coin, num=2, normalize_rewards=True, **CARTPOLE))
     whole.collect(4)
     other, is_whole = resumed(Coin, whole, closing, num=3, normalize_rewards=True, **CARTPOLE)
@@ -444,7 +446,7 @@ def test_another_number_of_environments_begins_new_episodes(closing, capsys):
     assert other.collect(5).valid.shape == (5, 3)
 
 
-def test_a_killed_process_of_an_environment_is_named_with_the_signal():
+def test_a_killed_environment_process_is_named_with_its_signal():
     collector = collector_of(Coin, id="CartPole-v1", num=2, vector="async")
     collector.collect(2)
     collector._envs.processes[1].kill()

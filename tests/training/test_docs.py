@@ -10,7 +10,7 @@ import trieye
 PAGE = Path(__file__).parents[2] / "docs/training.md"
 
 
-def test_the_algorithm_of_the_page_trains_is_loaded_and_keeps_the_contracts(tmp_path, monkeypatch):
+def test_the_documented_algorithm_trains_loads_and_meets_the_contracts(tmp_path, monkeypatch):
     code = "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
     module = types.ModuleType("my_agent.a2c")
     monkeypatch.setitem(sys.modules, "my_agent", types.ModuleType("my_agent"))
@@ -32,7 +32,7 @@ def test_the_algorithm_of_the_page_trains_is_loaded_and_keeps_the_contracts(tmp_
     module.TestA2C().test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path)
 
 
-def test_the_keys_and_names_of_the_page_are_there():
+def test_the_documented_keys_and_names_exist():
     page = re.sub(r"```python\n.*?```", "", PAGE.read_text(), flags=re.DOTALL)
     for group, key in re.findall(
         r"(?<![.\w])(agent|bench|env|explore|explorer|loop|replay|sample|sync)\.([a-z_]+)\b", page

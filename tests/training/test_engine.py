@@ -36,12 +36,12 @@ def config(train_config):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # through which Gymnasium shows the traceback of the other process
-def test_an_error_of_an_environment_in_another_process_reaches_the_caller_and_leaves_the_last_checkpoint_alone(config):
+def test_an_error_in_an_environment_process_spares_the_last_checkpoint(config):
     hole = {"id": "tests.training.worlds:Count-v0", "kwargs": {"fails_at": 8}, "max_episode_steps": None}
-    made = config(steps=2000, **hole, num=2, vector="async")
+    train_config = config(steps=2000, **hole, num=2, vector="async")
     with pytest.raises(ZeroDivisionError, match="has a hole"):
-        run_experiment(DQN, made)
-    files = RunFiles(made.persistence)
+        run_experiment(DQN, train_config)
+    files = RunFiles(train_config.persistence)
     assert json.loads((files.run_base_dir / "run.json").read_text())["status"] == "FAILED"
     latest = trieye.load_checkpoint(files.run_base_dir, "latest")
     assert latest.objects["experiment"]["state"]["collector"]["env_steps"] == latest.step > 0
@@ -49,13 +49,13 @@ def test_an_error_of_an_environment_in_another_process_reaches_the_caller_and_le
 
 @pytest.mark.parametrize("ratio", [0.1, 0.3, 1.0, 2.5])
 @pytest.mark.parametrize("num", [1, 3])
-def test_the_ratio_of_updates_to_environment_steps_is_exact_over_time_and_after_a_resume(config, ratio, num):
-    made = config(agent={"updates_per_env_step": ratio}, num=num)
-    engine = DQN(made)
+def test_the_update_ratio_is_exact_over_time_and_after_a_resume(config, ratio, num):
+    train_config = config(agent={"updates_per_env_step": ratio}, num=num)
+    engine = DQN(train_config)
     for number in range(60):
         if number == 30:
             state = engine.save_checkpoint(None)
-            other = DQN(made)
+            other = DQN(train_config)
             other.load_checkpoint(decode(encode(state)))
             assert (other.updates, other.env_steps) == (engine.updates, engine.env_steps)
             engine.cleanup()
@@ -68,7 +68,7 @@ def test_the_ratio_of_updates_to_environment_steps_is_exact_over_time_and_after_
     engine.cleanup()
 
 
-def test_ppo_makes_the_same_number_of_updates_of_every_rollout_and_learns_from_all_of_its_rows(train_config):
+def test_ppo_updates_equally_often_per_rollout_and_uses_each_row(train_config):
     """CleanRL's settings for CartPole, with episode ends in every rollout."""
 
     class Counting(PPO):
@@ -90,7 +90,7 @@ def test_ppo_makes_the_same_number_of_updates_of_every_rollout_and_learns_from_a
 
 
 @pytest.mark.parametrize("vector", ["sync", pytest.param("async", marks=pytest.mark.long)])
-def test_environments_that_draw_from_their_spaces_are_the_same_in_two_runs_of_one_seed(train_config, vector):
+def test_environments_that_sample_their_spaces_are_reproducible_by_seed(train_config, vector):
     rewards, evaluations, agent = [], [], {"kind": "dqn", "epsilon": 0.0}
     for seed in (3, 3, 4):
         env = {"id": "tests.training.worlds:Sampling-v0", "num": 3, "vector": vector}
@@ -101,7 +101,7 @@ def test_environments_that_draw_from_their_spaces_are_the_same_in_two_runs_of_on
     assert rewards[0] == rewards[1] != rewards[2]
     members = list(zip(*rewards[0], strict=True))
     assert members[0] != members[1] != members[2]
-    assert all(found == evaluations[0] for found in evaluations)
+    assert all(evaluation == evaluations[0] for evaluation in evaluations)
 
 
 class Seeds(gym.Wrapper):
@@ -136,14 +136,14 @@ def seeds_of(train_config, seed, *, resumed_at=None):
 @pytest.mark.parametrize(
     ("seed", "resumed_at"), [(0, None), (0, 1_000_000), (7, 999_995), (1_000_000, None), (2_000_000, None)]
 )
-def test_no_training_starts_an_episode_from_the_seed_of_an_evaluation(train_config, seed, resumed_at):
+def test_no_training_episode_starts_from_an_evaluation_seed(train_config, seed, resumed_at):
     training, evaluation = seeds_of(train_config, seed, resumed_at=resumed_at)
     assert len(training) == 2
     assert len(evaluation) == 5
     assert training.isdisjoint(evaluation | set(range(FRESH_SEED, FRESH_SEED + 100)))
 
 
-def test_each_cut_resume_starts_other_episodes(train_config):
+def test_each_resume_that_cuts_episodes_starts_different_ones(train_config):
     starts = [seeds_of(train_config, seed, resumed_at=steps)[0] for seed, steps in ((0, 6), (0, 7), (1, 6))]
     assert len(set.union(*starts)) == 6
 
@@ -174,7 +174,7 @@ def test_the_learning_rate_of_each_optimizer_is_a_metric(train_config):
     engine.cleanup()
 
 
-def test_an_engine_that_names_no_policy_is_told_how_to(config):
+def test_an_engine_without_a_policy_class_says_how_to_name_one(config):
     class Nameless(trieye.TrainEngine[TrainConfig]):
         pass
 
@@ -182,12 +182,12 @@ def test_an_engine_that_names_no_policy_is_told_how_to(config):
         Nameless(config())
 
 
-def test_an_engine_refuses_the_config_of_another_agent(train_config):
+def test_an_engine_rejects_the_config_of_another_agent(train_config):
     with pytest.raises(trieye.ConfigurationError, match=r"agent.engine: DQN trains a DQNConfig, not a PPOConfig"):
         DQN(train_config(agent={"kind": "ppo", "engine": "tests.training.algorithms:DQN"}))
 
 
-def test_a_subclass_keeps_the_classes_of_its_parent():
+def test_a_subclass_inherits_policy_config_and_agent_classes():
     class Policy(DQN.policy_class):
         pass
 
@@ -205,7 +205,7 @@ class Declared(trieye.Minibatch):
     advantages: torch.Tensor
 
 
-def test_the_columns_of_a_batch_are_attributes_and_an_unknown_one_is_named():
+def test_batch_columns_are_attributes_and_an_unknown_one_is_named():
     obs, advantages = torch.zeros(3, 2), torch.arange(3.0)
     batch = Declared({"obs/a": obs, "action": torch.zeros(3), "advantages": advantages})
     assert batch.advantages is batch["advantages"] is advantages
@@ -217,7 +217,7 @@ def test_the_columns_of_a_batch_are_attributes_and_an_unknown_one_is_named():
         batch.ids  # noqa: B018
 
 
-def test_updates_count_the_batch_in_hand(config):
+def test_the_update_counter_includes_the_current_batch(config):
     class Counts(DQN):
         counts = ()
 
@@ -232,19 +232,19 @@ def test_updates_count_the_batch_in_hand(config):
     engine.cleanup()
 
 
-def test_a_mean_is_a_number_for_each_metric_over_the_updates_that_have_it_and_that_of_none_is_none():
+def test_a_mean_averages_each_metric_over_the_updates_that_report_it():
     rows = [{"loss": torch.tensor([2.0], requires_grad=True), "n": 1}, {"loss": torch.tensor(4.0), "n": 2.0, "late": 5}]
     assert trieye.mean(rows) == {"loss": 3.0, "n": 1.5, "late": 5.0}
     assert trieye.mean([]) == {}
 
 
-def test_metrics_of_one_update_may_be_on_the_device_and_on_the_cpu():
+def test_metrics_of_one_update_may_live_on_different_devices():
     rows = [{"loss": Elsewhere(torch.tensor(2.0)), "n": 1}, {"loss": 4.0, "n": torch.tensor(2.0)}]
     with AsTensor():
         assert trieye.mean(rows) == {"loss": 3.0, "n": 1.5}
 
 
-def test_an_evaluation_is_a_function_of_the_policy_alone_also_where_episodes_end_at_different_times():
+def test_an_evaluation_depends_on_the_policy_alone_even_if_episodes_differ_in_length():
     env = EnvConfig(id="tests.training.worlds:Count-v0", num=3, clip_rewards=True, kwargs={"worth": 2.0})
     policy = Remembers(SimpleNamespace(env=env, agent=None), spaces_of(make_env(env))).train()
     evaluation = Evaluation(env)
@@ -262,14 +262,14 @@ def test_an_evaluation_is_a_function_of_the_policy_alone_also_where_episodes_end
     assert [episode.total for episode in played] == [2.0 * length for length in lengths]
     again = evaluation.play(policy, 40, first_seed=7)
     assert [(one.total, one.metrics) for one in again] == [(one.total, one.metrics) for one in played]
-    found = summary(played)
+    metrics = summary(played)
     even = sum(length % 2 == 0 for length in lengths) / 40
-    assert (found["eval/success"], found["eval/last"]) == pytest.approx((even, found["eval/length"]))
+    assert (metrics["eval/success"], metrics["eval/last"]) == pytest.approx((even, metrics["eval/length"]))
     evaluation.close()
 
 
 @pytest.mark.parametrize("value", ["much", [1.0, 2.0], torch.ones(3)])
-def test_a_metric_that_is_no_number_is_named_wherever_it_comes_from(config, value):
+def test_a_metric_that_is_not_one_number_is_named_at_every_source(config, value):
     with pytest.raises(TypeError, match=r"metric 'loss/odd' .*one number"):
         trieye.mean([{"loss/td": 1.0, "loss/odd": value}])
 
@@ -290,30 +290,30 @@ def test_a_metric_that_is_no_number_is_named_wherever_it_comes_from(config, valu
 
 
 @pytest.mark.parametrize("limit", [{"steps": 40}, {"env_steps": 40}, {"axis": "updates", "steps": 7}])
-def test_a_budget_ends_the_last_rollout(train_config, limit):
+def test_a_step_budget_shortens_the_last_rollout(train_config, limit):
     agent = {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 32, "batch_size": 8}
     result = run_experiment(PPO, train_config(agent=agent, env={"eval_episodes": 1, "num": 2}, loop=limit))
     assert result.step == max(limit.get("steps", 0), limit.get("env_steps", 0))
     assert result.stop_reason.endswith(" done")
 
 
-def test_a_budget_of_updates_ends_the_updates_that_are_due(train_config):
+def test_an_update_budget_stops_updates_that_are_still_due(train_config):
     agent = {"rollout_steps": 32, "learning_starts": 32}
     result = run_experiment(DQN, train_config(agent=agent, loop={"axis": "updates", "steps": 7}))
     assert (result.step, result.stop_reason) == (7, "loop.steps=7 done")
 
 
-def test_a_run_that_made_more_steps_than_its_budget_says_so(train_config, capsys):
+def test_a_run_reports_steps_beyond_its_budget(train_config, capsys):
     agent = {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 32}
     result = run_experiment(PPO, train_config(agent=agent, env={"eval_episodes": 1, "num": 3}, loop={"steps": 40}))
     assert result.step == 42
     assert result.stop_reason == "loop.steps=40 done, 2 beyond the limit"
-    told = capsys.readouterr().err
-    assert result.stop_reason in told
-    assert "42/40 (100 %)" in told
+    stderr = capsys.readouterr().err
+    assert result.stop_reason in stderr
+    assert "42/40 (100 %)" in stderr
 
 
-def test_a_missing_device_is_refused_before_the_run_begins(train_config):
+def test_a_missing_device_is_rejected_before_the_run_starts(train_config):
     config = train_config(agent={"device": "mps"}, loop={"env_steps": 8})
     if torch.backends.mps.is_available():
         pytest.skip("this machine has it")

@@ -1,4 +1,4 @@
-"""`env.vector=envpool`: what needs EnvPool itself is skipped where it is not installed."""
+"""`env.vector=envpool`; tests that need EnvPool are skipped if it is not installed."""
 
 import sys
 
@@ -39,14 +39,14 @@ def envpool():
         ),
     ],
 )
-def test_what_envpool_lacks_is_refused_by_name(changes, message):
+def test_settings_that_envpool_lacks_are_rejected_by_name(changes, message):
     with pytest.raises(ConfigurationError, match=message):
         EnvPoolVector(EnvConfig(**{"id": "CartPole-v1", "num": 2, "vector": "envpool", **changes}))
 
 
 @pytest.mark.usefixtures("envpool")
-def test_episodes_restart_in_the_step_after_their_end_and_follow_from_the_seed():
-    def played(seed):
+def test_episodes_restart_one_step_after_their_end_and_are_seeded():
+    def play(seed):
         envs = make_envs(CARTPOLE)
         steps = [envs.reset(seed=seed)[0]]
         ended = np.zeros(3, bool)
@@ -60,9 +60,9 @@ def test_episodes_restart_in_the_step_after_their_end_and_follow_from_the_seed()
         envs.close()
         return np.array(steps)
 
-    first = played(7)
-    assert (first == played(7)).all()
-    assert (first != played(8)).any()
+    first = play(7)
+    assert (first == play(7)).all()
+    assert (first != play(8)).any()
     assert (first[:, 0] != first[:, 1]).any(), "members differ"
 
 

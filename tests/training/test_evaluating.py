@@ -33,27 +33,27 @@ def evaluations(run_dir):
 
 @pytest.fixture
 def trained(train_config):
-    def make(engine=DQN, **given):
-        loop = EVERY | given.pop("loop", {})
-        config = train_config(**{"persistence": {"keep_last": 0}, "loop": loop} | given)
+    def make(engine=DQN, **overrides):
+        loop = EVERY | overrides.pop("loop", {})
+        config = train_config(**{"persistence": {"keep_last": 0}, "loop": loop} | overrides)
         result = trieye.run_experiment(engine, config)
         return result, config.persistence.get_run_base_dir()
 
     return make
 
 
-class Slowly(QPolicy):
+class SlowPolicy(QPolicy):
     """Holds a background evaluation back until training has made some steps."""
 
     trains = threading.Event()
 
     def act(self, obs, state, ctx):
         if threading.current_thread() is not threading.main_thread():
-            assert Slowly.trains.wait(30)
+            assert SlowPolicy.trains.wait(30)
         return super().act(obs, state, ctx)
 
 
-class Waited(DQN, policy=Slowly):
+class WaitingDQN(DQN, policy=SlowPolicy):
     """An evaluation of step 100 ends after step 150, and each one before the next is due, however busy the machine."""
 
     outcome = None
@@ -64,43 +64,45 @@ class Waited(DQN, policy=Slowly):
 
     def step(self):
         if self.env_steps >= 150:
-            Slowly.trains.set()
+            SlowPolicy.trains.set()
         if self.outcome is not None and self.env_steps % 100 > 80:
             self.outcome.result(30)
         return super().step()
 
 
-def test_what_is_found_beside_is_what_would_have_been_found(trained):
-    _, waiting = trained(run_name="waiting")
-    Slowly.trains.clear()
-    result, beside = trained(Waited, run_name="beside", loop={"background_evaluation": True})
-    assert evaluations(beside) == evaluations(waiting)
-    assert len(evaluations(beside)) >= 3
-    assert rated(beside) == evaluations(beside)
-    assert result.objective == max(evaluations(beside).values())
-    best = max(evaluations(beside), key=lambda step: (evaluations(beside)[step], step))
+def test_background_and_foreground_evaluations_agree(trained):
+    _, foreground = trained(run_name="foreground")
+    SlowPolicy.trains.clear()
+    result, background = trained(WaitingDQN, run_name="background", loop={"background_evaluation": True})
+    assert evaluations(background) == evaluations(foreground)
+    assert len(evaluations(background)) >= 3
+    assert rated(background) == evaluations(background)
+    assert result.objective == max(evaluations(background).values())
+    best = max(evaluations(background), key=lambda step: (evaluations(background)[step], step))
     assert result.best_checkpoint.name == f"checkpoint_step_{best}"
-    assert (beside / "checkpoints" / "best.pkl").resolve() == result.best_checkpoint
-    states = [trieye.load_checkpoint(run_dir, "latest").objects["experiment"]["state"] for run_dir in (waiting, beside)]
+    assert (background / "checkpoints" / "best.pkl").resolve() == result.best_checkpoint
+    states = [
+        trieye.load_checkpoint(run_dir, "latest").objects["experiment"]["state"] for run_dir in (foreground, background)
+    ]
     assert all(torch.equal(item, states[1]["policy"][name]) for name, item in states[0]["policy"].items())
 
 
-def test_an_evaluation_beside_draws_nothing_from_the_generators_of_the_training(trained):
+def test_a_background_evaluation_leaves_the_generators_of_the_training_untouched(trained):
     states = []
-    for name, beside in (("waiting", False), ("beside", True)):
-        _, run_dir = trained(Noisy, run_name=name, loop={"background_evaluation": beside})
+    for name, in_background in (("foreground", False), ("background", True)):
+        _, run_dir = trained(Noisy, run_name=name, loop={"background_evaluation": in_background})
         states.append(trieye.load_checkpoint(run_dir, "latest").objects["experiment"]["state"]["policy"])
     assert all(torch.equal(item, states[1][name]) for name, item in states[0].items())
 
 
-def test_an_evaluation_that_takes_long_leaves_out_the_next_ones_and_keeps_its_checkpoint(trained, capfd):
-    class Late(DQN, policy=Slowly):
+def test_a_long_evaluation_skips_the_next_ones_and_retains_its_checkpoint(trained, capfd):
+    class Late(DQN, policy=SlowPolicy):
         def step(self):
             if self.env_steps >= 280:
-                Slowly.trains.set()
+                SlowPolicy.trains.set()
             return super().step()
 
-    Slowly.trains.clear()
+    SlowPolicy.trains.clear()
     saves = {"keep_last": 1, "checkpoint_save_freq_steps": 20}
     _, run_dir = trained(Late, loop={"background_evaluation": True, "evaluate_every_steps": 50}, persistence=saves)
     first, *others = evaluations(run_dir)
@@ -111,28 +113,28 @@ def test_an_evaluation_that_takes_long_leaves_out_the_next_ones_and_keeps_its_ch
     assert newest.objective is not None
 
 
-class Looked(Waited):
+class WatchingDQN(WaitingDQN):
     """Records whether the evaluated checkpoint exists, although only the newest is retained."""
 
     seen: set = set()
 
     def step(self):
         if 130 <= self.env_steps < 150:
-            Looked.seen |= {path.name for path in (self.run.dir / "checkpoints").glob("checkpoint_step_*")}
+            WatchingDQN.seen |= {path.name for path in (self.run.dir / "checkpoints").glob("checkpoint_step_*")}
         return super().step()
 
 
-def test_retention_leaves_a_checkpoint_alone_that_is_being_evaluated(trained):
-    Slowly.trains.clear()
+def test_retention_spares_the_checkpoint_that_is_being_evaluated(trained):
+    SlowPolicy.trains.clear()
     saves = {"keep_last": 1, "checkpoint_save_freq_steps": 5, "keep_best": 0}
-    _, run_dir = trained(Looked, loop={"background_evaluation": True}, persistence=saves)
-    begun = min(evaluations(run_dir))
-    assert f"checkpoint_step_{begun}" in Looked.seen
+    _, run_dir = trained(WatchingDQN, loop={"background_evaluation": True}, persistence=saves)
+    evaluated_step = min(evaluations(run_dir))
+    assert f"checkpoint_step_{evaluated_step}" in WatchingDQN.seen
     assert list(rated(run_dir)) == [max(evaluations(run_dir))]
 
 
 @pytest.mark.long
-def test_an_evaluation_whose_process_is_killed_is_done_again(trained, ray_cluster, capfd):
+def test_an_evaluation_whose_process_is_killed_is_repeated(trained, ray_cluster, capfd):
     loop = {"background_evaluation": True, "steps": 250}
 
     _, run_dir = trained(Killing, loop=loop, runtime={"kind": "ray"})
@@ -153,12 +155,12 @@ class Breaking(DQN, policy=Broken):
     pass
 
 
-def test_what_an_evaluation_raises_ends_the_training(trained):
+def test_an_error_in_an_evaluation_ends_the_training(trained):
     with pytest.raises(ZeroDivisionError, match="in an evaluation"):
         trained(Breaking, loop={"background_evaluation": True})
 
 
-class Interrupted(Waited):
+class Interrupted(WaitingDQN):
     """Gets a stop signal during an evaluation."""
 
     def step(self):
@@ -167,41 +169,41 @@ class Interrupted(Waited):
         return DQN.step(self)
 
 
-def test_a_run_that_is_stopped_during_an_evaluation_does_it_again(trained):
-    Slowly.trains.clear()
+def test_a_run_stopped_during_an_evaluation_repeats_it(trained):
+    SlowPolicy.trains.clear()
     loop = {"background_evaluation": True}
     with pytest.raises(trieye.RunInterrupted):
         trained(Interrupted, loop=loop)
-    Slowly.trains.set()
+    SlowPolicy.trains.set()
     _, run_dir = trained(Interrupted, loop=loop)
     _, whole = trained(run_name="whole")
     assert evaluations(run_dir) == evaluations(whole)
     assert rated(run_dir).items() >= evaluations(run_dir).items()
 
 
-def test_an_evaluator_that_is_closed_leaves_what_it_does(train_config, trained):
-    Slowly.trains.clear()
+def test_closing_an_evaluator_cancels_its_evaluation(train_config, trained):
+    SlowPolicy.trains.clear()
     _, run_dir = trained(loop={"evaluate_every_steps": 0})
-    evaluator = Evaluator(train_config(), Slowly)
+    evaluator = Evaluator(train_config(), SlowPolicy)
     outcome = evaluator.begin(trieye.load_checkpoint(run_dir, "latest").path)
     evaluator.close()
-    Slowly.trains.set()
+    SlowPolicy.trains.set()
     with pytest.raises(BaseException, match=r"cancelled|^$"):
         outcome.result(30)
 
 
-class Own(DQN):
+class CustomEvaluation(DQN):
     def evaluate(self):
         return {"eval/return": 1.0}
 
 
-def test_an_engine_with_an_evaluation_of_its_own_says_how_to_evaluate_checkpoints(trained):
+def test_an_engine_with_a_custom_evaluation_is_pointed_to_evaluate_saved(trained):
     with pytest.raises(
-        ConfigurationError, match=r"loop.background_evaluation: Own overrides evaluate\(\).*evaluate_saved"
+        ConfigurationError, match=r"loop.background_evaluation: CustomEvaluation overrides evaluate\(\).*evaluate_saved"
     ):
-        trained(Own, loop={"background_evaluation": True})
+        trained(CustomEvaluation, loop={"background_evaluation": True})
 
 
-def test_a_video_of_an_evaluation_beside_is_refused(train_config):
+def test_a_video_of_a_background_evaluation_is_rejected(train_config):
     with pytest.raises(ValueError, match=r"env.eval_video is not supported by background evaluations"):
         train_config(env={"eval_video": True}, loop={"background_evaluation": True})

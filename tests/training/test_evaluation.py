@@ -52,32 +52,32 @@ class Shown(gym.Env):
 def play():
     gym.register("Shown-v0", entry_point=Shown)
 
-    def played(picture):
+    def play_episode(picture):
         config = EnvConfig(id="Shown-v0", kwargs={"picture": picture})
         policy = QPolicy(TrainConfig(agent={"kind": "dqn"}, env=config), spaces_of(make_env(config)))
         return Evaluation(config).play(policy, 1, with_frames=True)
 
-    yield played
+    yield play_episode
     gym.registry.pop("Shown-v0")
 
 
-def test_the_first_episode_has_a_picture_of_each_step(play):
+def test_the_first_episode_has_a_frame_of_each_step(play):
     assert [frame.shape for frame in play("black")[0].frames] == [(4, 4, 3)] * 3
 
 
-@pytest.mark.parametrize(("picture", "said"), [("missing", "pygame is not installed"), (None, "returned None")])
-def test_an_environment_without_pictures_is_named(play, picture, said):
-    with pytest.raises(trieye.ConfigurationError, match=f"Shown-v0.*cannot render a video: .*{said}"):
+@pytest.mark.parametrize(("picture", "message"), [("missing", "pygame is not installed"), (None, "returned None")])
+def test_an_environment_that_cannot_render_is_named(play, picture, message):
+    with pytest.raises(trieye.ConfigurationError, match=f"Shown-v0.*cannot render a video: .*{message}"):
         play(picture)
 
 
-def test_a_drawing_of_mujoco_without_a_display_names_the_variable_that_chooses_another_backend(play, monkeypatch):
+def test_a_mujoco_error_without_a_display_names_the_variable_for_the_backend(play, monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     with pytest.raises(trieye.ConfigurationError, match=r"an OpenGL platform.*MUJOCO_GL=egl.*osmesa.*\(now not set\)"):
         play("headless")
 
 
-def test_a_gif_is_as_fast_as_its_environment_says(play, train_config, tmp_path):
+def test_a_gif_plays_at_the_frame_rate_of_the_environment(play, train_config, tmp_path):
     config = train_config(env={"id": "Shown-v0", "kwargs": {"picture": "black"}}, loop={"env_steps": 20})
     run_dir = trieye.run_experiment(DQN, config).run_dir
     trieye.evaluate(run_dir, episodes=1, video=tmp_path / "episode.gif")

@@ -5,11 +5,11 @@ import pytest
 import trieye
 from trieye.exceptions import ConfigurationError
 
-HOME = "tests.testing.test_training_contracts"
+MODULE = "tests.testing.test_training_contracts"
 
 
-def test_classes_of_a_project_are_named_in_the_config_and_train(train_config):
-    chosen = {"sync": {"transport": f"{HOME}:PlainFiles"}, "sample": {"kind": f"{HOME}:Newest"}}
+def test_custom_classes_named_in_the_config_train(train_config):
+    chosen = {"sync": {"transport": f"{MODULE}:PlainFiles"}, "sample": {"kind": f"{MODULE}:Newest"}}
     config = train_config(**chosen, explorer={"num": 1}, loop={"steps": 60})
     trieye.train(config)
     run_dir = config.persistence.get_run_base_dir()
@@ -18,33 +18,33 @@ def test_classes_of_a_project_are_named_in_the_config_and_train(train_config):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("overrides", "message"),
     [
         ({"sync": {"transport": "colective"}, "explorer": {"num": 1}}, "collective"),
         ({"sample": {"kind": "warmpu"}}, "warmup"),
         ({"sample": {"kind": "a.b:C"}, "agent": {"kind": "ppo"}}, "needs an agent with a replay"),
     ],
 )
-def test_a_name_that_is_neither_known_nor_a_class_is_refused(train_config, given, told):
-    with pytest.raises(ValueError, match=told):
-        train_config(**given)
+def test_a_name_that_is_neither_builtin_nor_a_class_is_rejected(train_config, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        train_config(**overrides)
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("overrides", "message"),
     [
         (
-            {"sync": {"transport": f"{HOME}:PlainFile"}, "explorer": {"num": 1}},
+            {"sync": {"transport": f"{MODULE}:PlainFile"}, "explorer": {"num": 1}},
             r"sync.transport='tests\S+:PlainFile': .*did you mean 'PlainFiles'",
         ),
         ({"sample": {"kind": "tests.nowhere:Newest"}}, r"sample.kind='tests.nowhere:Newest': no module named"),
         (
-            {"sample": {"kind": f"{HOME}:PlainFiles"}},
+            {"sample": {"kind": f"{MODULE}:PlainFiles"}},
             r"sample.kind='tests\S+:PlainFiles' has no minibatch\(\); required methods: minibatch, state_dict",
         ),
     ],
 )
-def test_a_class_that_is_not_there_is_refused_with_its_key_before_anything_starts(train_config, tmp_path, given, told):
-    with pytest.raises(ConfigurationError, match=told):
-        trieye.train(train_config(**given, loop={"steps": 5}))
+def test_a_missing_class_is_rejected_with_its_key_before_the_start(train_config, tmp_path, overrides, message):
+    with pytest.raises(ConfigurationError, match=message):
+        trieye.train(train_config(**overrides, loop={"steps": 5}))
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""NaN and infinity are detected at their source, named, and kept out of checkpoints."""
+"""NaN and infinity are detected at their source, named, and never saved in checkpoints."""
 
 import json
 import math
@@ -24,14 +24,14 @@ VALUES = (math.nan, math.inf, -math.inf)
 
 @pytest.fixture
 def spoiled(train_config):
-    def make(agent=DQN_OF_FEW_STEPS, *, loop=None, env=None, num=2, steps=120, **given):
-        kwargs = {"what": "reward", "at": 10**9} | (env or {})
+    def make(agent=DQN_OF_FEW_STEPS, *, loop=None, env=None, num=2, steps=120, **overrides):
+        kwargs = {"target": "reward", "at": 10**9} | (env or {})
         return train_config(
             agent=agent,
             env={"id": "tests.training.worlds:Spoiled-v0", "kwargs": kwargs, "num": num, "eval_episodes": 1},
             loop={"steps": steps} | (loop or {}),
             persistence={"checkpoint_save_freq_steps": 20},
-            **given,
+            **overrides,
         )
 
     return make
@@ -91,72 +91,74 @@ def status_of(config):
 
 
 @pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("what", ["reward", "observation", "reset"])
+@pytest.mark.parametrize("target", ["reward", "observation", "reset"])
 @pytest.mark.parametrize("engine", [DQN, PPO])
-def test_a_run_stops_at_what_an_environment_gives_that_is_not_finite_and_names_it(spoiled, engine, what, value):
+def test_a_run_stops_at_a_nonfinite_value_of_an_environment_and_names_it(spoiled, engine, target, value):
     agent = DQN_OF_FEW_STEPS if engine is DQN else PPO_OF_FEW_STEPS
-    made = spoiled(agent, env={"what": what, "value": value, "at": 12 if what == "reset" else 20}, steps=300)
-    told = f"the {'reward' if what == 'reward' else 'observation'}.*{value:g}.*environment [01] at environment step"
-    with pytest.raises(trieye.TrieyeError, match=told):
-        run_alone(engine, made)
-    assert status_of(made) == "FAILED"
-    assert numbers_on_disk(made) > 0
+    config = spoiled(agent, env={"target": target, "value": value, "at": 12 if target == "reset" else 20}, steps=300)
+    message = (
+        f"the {'reward' if target == 'reward' else 'observation'}.*{value:g}.*environment [01] at environment step"
+    )
+    with pytest.raises(trieye.TrieyeError, match=message):
+        run_alone(engine, config)
+    assert status_of(config) == "FAILED"
+    assert numbers_on_disk(config) > 0
 
 
 @pytest.mark.parametrize("spoil", ["loss", "gradient"])
 @pytest.mark.parametrize("engine", [SpoiledDQN, SpoiledPPO])
-def test_a_run_stops_before_an_update_that_is_not_finite_and_names_its_gradient(spoiled, engine, spoil):
+def test_a_run_stops_before_a_nonfinite_update_and_names_its_gradient(spoiled, engine, spoil):
     agent = DQN_OF_FEW_STEPS if engine is SpoiledDQN else PPO_OF_FEW_STEPS
-    made = spoiled(agent)
+    config = spoiled(agent)
     with pytest.raises(
         trieye.TrieyeError, match=r"gradient of policy\.\w+\.\d\.\w+ is nan .*in update 50 at environment"
     ):
-        run_alone(of_kind(engine, spoil=spoil), made)
-    assert status_of(made) == "FAILED"
-    assert numbers_on_disk(made) > 0
+        run_alone(of_kind(engine, spoil=spoil), config)
+    assert status_of(config) == "FAILED"
+    assert numbers_on_disk(config) > 0
 
 
-def test_what_is_spoiled_is_left_out_and_counted_where_the_config_says_so(spoiled, capsys):
-    made = spoiled(loop={"on_nonfinite": "skip"}, env={"what": "observation", "every": 15, "at": 20})
+def test_skip_mode_omits_and_counts_nonfinite_rows_and_updates(spoiled, capsys):
+    config = spoiled(loop={"on_nonfinite": "skip"}, env={"target": "observation", "every": 15, "at": 20})
     engine = of_kind(SpoiledDQN, at=frozenset({7, 8, 30}))
-    result = run_alone(engine, made)
-    assert (result.step >= 120, status_of(made)) == (True, "FINISHED")
-    points = newest_points(made)
+    result = run_alone(engine, config)
+    assert (result.step >= 120, status_of(config)) == (True, "FINISHED")
+    points = newest_points(config)
     assert points["nonfinite/updates"] == 3
     assert points["nonfinite/rows"] == points["episode/interrupted"] > 4
-    told = capsys.readouterr().err
-    assert told.count("the row is omitted, its episode cut, and the environment reset") == 1
-    assert told.count("the update was not made") == 1
-    assert numbers_on_disk(made) > 0
+    stderr = capsys.readouterr().err
+    assert stderr.count("the row is omitted, its episode cut, and the environment reset") == 1
+    assert stderr.count("the update was not made") == 1
+    assert numbers_on_disk(config) > 0
 
 
-def test_training_goes_on_as_if_a_refused_update_had_never_been(spoiled):
+def test_a_refused_update_leaves_no_trace_in_the_training(spoiled):
     class Once(DQN, policy=DQN.policy_class):
         is_spoiled = False
 
         def train_step(self, batch):
             if not self.is_spoiled and self.updates == 4:
                 self.is_spoiled = True
-                held = {name: tensor.clone() for name, tensor in batch.data.items()}
+                original = {name: tensor.clone() for name, tensor in batch.data.items()}
                 batch.data["reward"] = batch.data["reward"] * math.nan
                 super().train_step(batch)
-                batch.data = held
+                batch.data = original
             return super().train_step(batch)
 
-    found = []
+    states = []
     for engine_class in (DQN, Once):
         torch.manual_seed(0)
         engine = engine_class(spoiled(loop={"on_nonfinite": "skip"}))
         for _ in range(12):
             engine.advance()
-        found.append(
+        states.append(
             [*engine.policy.state_dict().values(), *engine.optimizer.state[next(engine.policy.parameters())].values()]
         )
         engine.cleanup()
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(*states, strict=True))
 
 
-def test_torchs_fused_optimizers_read_the_flag_themselves():
+def test_fused_torch_optimizers_read_the_nonfinite_flag_themselves():
     weight = torch.nn.Parameter(torch.ones(2))
     assert _Plan(torch.optim.Adam([weight], fused=True), in_flags=True).is_deferred
     assert not _Plan(torch.optim.Adam([weight], fused=False), in_flags=True).is_deferred
@@ -169,18 +171,18 @@ def test_torchs_fused_optimizers_read_the_flag_themselves():
     torch.optim.RMSprop,
 ], ids=["fused", "adam", "sgd", "rmsprop"])  # fmt: skip
 @pytest.mark.parametrize("in_flags", [False, True])
-def test_no_optimizer_of_a_step_applies_a_gradient_that_is_not_finite_whoever_holds_it(spoiled, make, in_flags):
+def test_no_optimizer_applies_a_nonfinite_gradient_even_if_hidden_in_a_list(spoiled, make, in_flags):
     class Hidden(DQN, policy=DQN.policy_class):
         def setup(self, config):
             super().setup(config)
-            self._held = [make(list(self.policy.parameters()))]
+            self._hidden_optimizers = [make(list(self.policy.parameters()))]
             self.gradient = 1.0
 
         def step(self):
             for gradient in (self.gradient, self.gradient):  # two updates in a step, as PPO makes many
                 for parameter in self.policy.parameters():
                     parameter.grad = torch.full_like(parameter, gradient)
-                self._held[0].step()
+                self._hidden_optimizers[0].step()
             return {}
 
     engine = Hidden(spoiled(loop={"on_nonfinite": "skip"}))
@@ -198,16 +200,16 @@ def test_no_optimizer_of_a_step_applies_a_gradient_that_is_not_finite_whoever_ho
     engine.cleanup()
 
 
-def test_a_training_that_learns_nothing_any_more_ends_though_updates_are_skipped(spoiled):
-    made = spoiled(loop={"on_nonfinite": "skip"}, steps=100_000)
+def test_a_training_ends_when_every_update_or_row_is_skipped(spoiled):
+    config = spoiled(loop={"on_nonfinite": "skip"}, steps=100_000)
     with pytest.raises(trieye.TrieyeError, match="the last of 100 consecutive refused updates"):
-        run_alone(of_kind(SpoiledDQN, at=range(10, 10_000)), made)
+        run_alone(of_kind(SpoiledDQN, at=range(10, 10_000)), config)
     always = spoiled(loop={"on_nonfinite": "skip"}, env={"at": 40, "every": 1}, run_name="always")
     with pytest.raises(trieye.TrieyeError, match=r"the reward nan of environment 0 .*100 times in a row"):
         run_alone(DQN, always)
 
 
-def test_the_overflow_by_which_a_gradient_scaler_finds_its_scale_is_no_failure(spoiled):
+def test_the_overflow_of_a_gradient_scaler_is_not_a_failure(spoiled):
     class Scaled(DQN, policy=DQN.policy_class):
         def setup(self, config):
             super().setup(config)
@@ -229,7 +231,7 @@ def test_the_overflow_by_which_a_gradient_scaler_finds_its_scale_is_no_failure(s
     engine.cleanup()
 
 
-def test_weights_that_something_else_spoiled_are_never_saved(spoiled):
+def test_nonfinite_weights_of_any_origin_are_never_saved(spoiled):
     class Careless(DQN, policy=DQN.policy_class):
         def step(self):
             values = super().step()
@@ -238,28 +240,28 @@ def test_weights_that_something_else_spoiled_are_never_saved(spoiled):
                     next(self.target.parameters())[0, 0] = math.inf
             return values
 
-    made = spoiled(loop={"on_nonfinite": "skip"})
+    config = spoiled(loop={"on_nonfinite": "skip"})
     with pytest.raises(trieye.TrieyeError, match=r"target\.q\.0\.weight is inf at environment step"):
-        run_alone(Careless, made)
-    assert numbers_on_disk(made) > 0
+        run_alone(Careless, config)
+    assert numbers_on_disk(config) > 0
 
 
-def test_a_weight_is_named_that_makes_priorities_infinite(spoiled):
+def test_the_weight_behind_infinite_priorities_is_named(spoiled):
     class Careless(DQN, policy=DQN.policy_class):
         def train_step(self, batch):
-            found = super().train_step(batch)
+            metrics = super().train_step(batch)
             with torch.no_grad():
                 self.target.get_parameter("q.2.bias").fill_(math.inf)
             errors = batch["reward"] - self.target.q(batch["next_obs"]).amax(1)
             self.replay.update_priorities(batch.ids, errors.abs().detach().numpy())
-            return found
+            return metrics
 
     with pytest.raises(trieye.TrieyeError, match=r"target\.q\.2\.bias is inf at environment step"):
         run_alone(Careless, spoiled(replay={"kind": "prioritized"}))
 
 
 @pytest.mark.parametrize("explorers", [0, 1])
-def test_a_weight_is_named_that_makes_a_policy_return_nan(spoiled, explorers):
+def test_the_weight_behind_a_nan_of_the_policy_is_named(spoiled, explorers):
     class Careless(PPO, policy=PPO.policy_class):
         def step(self):
             values = super().step()
@@ -271,7 +273,7 @@ def test_a_weight_is_named_that_makes_a_policy_return_nan(spoiled, explorers):
         run_alone(Careless, spoiled(PPO_OF_FEW_STEPS | {"rollout_steps": 4}, explorer={"num": explorers}))
 
 
-def test_a_buffer_that_was_infinite_from_the_beginning_may_stay_so(spoiled):
+def test_a_buffer_that_was_infinite_from_the_start_is_accepted(spoiled):
     class Masks(DQN.policy_class):
         def __init__(self, config, spaces):
             super().__init__(config, spaces)
@@ -283,7 +285,7 @@ def test_a_buffer_that_was_infinite_from_the_beginning_may_stay_so(spoiled):
     assert run_alone(Masked, spoiled()).step >= 120
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_though_its_gradient_is(spoiled):
+def test_a_nonfinite_loss_with_a_finite_gradient_stops_the_run(spoiled):
     class Odd(DQN, policy=DQN.policy_class):
         def step(self):
             return super().step() | {"loss/odd": math.inf if self.updates > 20 else 0.0}
@@ -293,12 +295,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_though_its_gradient_is(spoiled)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "prioritized"])
-def test_priorities_that_are_not_finite_are_named_and_do_not_end_the_run_as_a_mistake_of_the_config(spoiled, kind):
+def test_nonfinite_priorities_are_named_as_a_training_failure_and_not_a_config_error(spoiled, kind):
     class Spoils(DQN, policy=DQN.policy_class):
         def train_step(self, batch):
-            found = super().train_step(batch)
+            metrics = super().train_step(batch)
             self.replay.update_priorities(batch.ids, np.full(len(batch), math.nan))
-            return found
+            return metrics
 
     with pytest.raises(trieye.TrieyeError, match=r"8 of 8 priorities are not finite, the first nan, .*step") as raised:
         run_alone(Spoils, spoiled(replay={"kind": kind}))
@@ -307,7 +309,7 @@ def test_priorities_that_are_not_finite_are_named_and_do_not_end_the_run_as_a_mi
 
 
 @pytest.mark.parametrize("mode", ["stop", "skip"])
-def test_rows_that_an_algorithm_spoils_itself_do_not_reach_its_replay(spoiled, mode):
+def test_nonfinite_rows_made_by_the_algorithm_never_reach_its_replay(spoiled, mode):
     class Relabels(DQN, policy=DQN.policy_class):
         def step(self):
             rows = self.collect()
@@ -316,18 +318,18 @@ def test_rows_that_an_algorithm_spoils_itself_do_not_reach_its_replay(spoiled, m
             self.replay.extend(rows)
             return trieye.mean(self.train_step(batch) for batch in self.due_batches())
 
-    made = spoiled(loop={"on_nonfinite": mode}, replay={"n_step": 3})
+    config = spoiled(loop={"on_nonfinite": mode}, replay={"n_step": 3})
     if mode == "stop":
         with pytest.raises(trieye.TrieyeError, match="rows for the replay have inf in 'reward', the first from env"):
-            run_alone(Relabels, made)
+            run_alone(Relabels, config)
     else:
-        assert run_alone(Relabels, made).step >= 120
-    assert numbers_on_disk(made) > 0
+        assert run_alone(Relabels, config).step >= 120
+    assert numbers_on_disk(config) > 0
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("vector", ["sync", pytest.param("async", marks=pytest.mark.long)])
-def test_no_row_joins_the_episodes_on_both_sides_of_a_cut_and_all_others_are_there(n_step, vector):
+def test_no_row_joins_the_episodes_around_a_cut_and_none_is_lost(n_step, vector):
     if vector == "async" and n_step == 3:
         pytest.skip("as with sync")
     collectors = [
@@ -336,69 +338,69 @@ def test_no_row_joins_the_episodes_on_both_sides_of_a_cut_and_all_others_are_the
             num=2,
             vector=vector,
             id="tests.training.worlds:Spoiled-v0",
-            kwargs={"what": what, "at": 7, "every": 5},
+            kwargs={"target": target, "at": 7, "every": 5},
         )
-        for what in ("observation", "reward")
+        for target in ("observation", "reward")
     ]
     for collector in collectors:
         collector._on_nonfinite.leaves_out = True
-        replay, taken = Experience(5000, n_step=n_step, gamma=1.0), []
+        replay, fragments = Experience(5000, n_step=n_step, gamma=1.0), []
         for steps in (1, 2, 1, 1, 9, 30, 1, 5):
             rows = collector.collect(steps)
             replay.extend(rows)
             assert np.isfinite(rows.arrays["obs"]).all()
             assert np.isfinite(rows.arrays["reward"]).all()
-            taken.append(rows)
+            fragments.append(rows)
         collector.close()
-        valid = np.concatenate([rows.valid for rows in taken])
+        valid = np.concatenate([rows.valid for rows in fragments])
         assert len(replay) == np.count_nonzero(valid) == collector.env_steps
         assert collector.interrupted == collector._on_nonfinite.counts["rows"] > 8
         # each row's observation and the one n steps later belong to the same uninterrupted episode
         stretch = np.zeros(valid.shape, int)
         for n in range(2):
             stretch[:, n] = np.cumsum(~valid[:, n]) * 2 + n
-        obs = np.concatenate([rows.arrays["obs"] for rows in taken])
-        last = taken[-1].last_obs["obs"]
+        obs = np.concatenate([rows.arrays["obs"] for rows in fragments])
+        last = fragments[-1].last_obs["obs"]
         after = np.concatenate((obs[1:], last[None]))
         of = {obs[t, n].tobytes(): stretch[t, n] for t, n in np.argwhere(valid)}
         at_end = {after[t, n].tobytes(): stretch[t, n] for t, n in np.argwhere(valid)}
         batch = replay.minibatch(3000, torch.device("cpu"))
-        for one, other in zip(batch["obs"].numpy(), batch["next_obs"].numpy(), strict=True):
-            assert of[one.tobytes()] == at_end[other.tobytes()]
+        for before, later in zip(batch["obs"].numpy(), batch["next_obs"].numpy(), strict=True):
+            assert of[before.tobytes()] == at_end[later.tobytes()]
 
 
-def test_an_episode_that_was_cut_has_no_return():
+def test_a_cut_episode_reports_no_return():
     collector = collector_of(
-        Coin, id="tests.training.worlds:Spoiled-v0", kwargs={"what": "reward", "at": 2, "every": 2}
+        Coin, id="tests.training.worlds:Spoiled-v0", kwargs={"target": "reward", "at": 2, "every": 2}
     )
     collector._on_nonfinite.leaves_out = True
     for _ in range(40):
         collector.collect(1)
-    found = collector.take_ended()
-    assert "episode/return" not in found
-    assert found["episode/interrupted"] == [20.0]
+    metrics = collector.take_ended()
+    assert "episode/return" not in metrics
+    assert metrics["episode/interrupted"] == [20.0]
 
 
 @pytest.mark.parametrize("engine", [DQN, PPO])
 @pytest.mark.parametrize("mode", ["stop", "skip"])
 def test_an_explorer_names_itself_and_its_environment(spoiled, engine, mode, capsys):
     agent = DQN_OF_FEW_STEPS if engine is DQN else PPO_OF_FEW_STEPS
-    made = spoiled(agent, env={"at": 30, "every": 30}, explorer={"num": 2}, loop={"on_nonfinite": mode}, steps=300)
+    config = spoiled(agent, env={"at": 30, "every": 30}, explorer={"num": 2}, loop={"on_nonfinite": mode}, steps=300)
     if mode == "stop":
         with pytest.raises(
             trieye.TrieyeError, match=r"the reward nan of environment [01] of explorer [01] at environment"
         ):
-            run_alone(engine, made)
+            run_alone(engine, config)
     else:
-        run_alone(engine, made)
+        run_alone(engine, config)
         assert capsys.readouterr().err.count("the row is omitted") == 1
-        points = newest_points(made)
+        points = newest_points(config)
         assert points["nonfinite/rows"] == points["episode/interrupted"] >= 4
         assert points["explorer/restarts"] == 0
-    numbers_on_disk(made)
+    numbers_on_disk(config)
 
 
-def test_data_of_others_with_an_infinity_is_refused_before_the_run_starts_or_left_out(spoiled, tmp_path, capsys):
+def test_infinite_values_in_external_data_are_rejected_before_the_start_or_omitted(spoiled, tmp_path, capsys):
     replay = Experience(100)
     for t in range(60):
         replay.add(obs=np.zeros(3, np.float32), action=1, reward=np.float32(math.inf if t == 17 else 0.5),
@@ -406,16 +408,16 @@ def test_data_of_others_with_an_infinity_is_refused_before_the_run_starts_or_lef
     from trieye.replay.exchange import export_npz
 
     export_npz(replay, tmp_path / "rows.npz")
-    given = {"mode": "train", "data": str(tmp_path / "rows.npz")}
+    settings = {"mode": "train", "data": str(tmp_path / "rows.npz")}
     with pytest.raises(trieye.ConfigurationError, match=r"rows\.npz: 1 of 60 rows .* inf in 'reward'"):
-        DQN(spoiled(**given, loop={"axis": "updates"}))
-    engine = DQN(spoiled(**given, loop={"axis": "updates", "on_nonfinite": "skip"}))
+        DQN(spoiled(**settings, loop={"axis": "updates"}))
+    engine = DQN(spoiled(**settings, loop={"axis": "updates", "on_nonfinite": "skip"}))
     assert len(engine.replay) == 59
     engine.cleanup()
     assert "these rows are omitted" in capsys.readouterr().err
 
 
-def test_the_world_of_these_tests_spoils_when_it_says_so():
-    env = Spoiled(what="observation", at=3, value=math.inf)
+def test_the_environment_of_these_tests_is_nonfinite_when_configured():
+    env = Spoiled(target="observation", at=3, value=math.inf)
     env.reset(seed=0)
     assert [np.isinf(env.step(0)[0]).any() for _ in range(4)] == [False, False, True, False]

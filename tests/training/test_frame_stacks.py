@@ -76,7 +76,7 @@ def weights_of(result):
     ],
     ids=["uniform", "n_step", "prioritized", "explorer"],
 )
-def test_weights_are_those_of_a_replay_with_whole_stacks(config, options):
+def test_single_frames_train_the_same_weights_as_whole_stacks(config, options):
     torch.manual_seed(0)
     single, whole = (
         weights_of(run_alone(FilmDQN, config(whole=whole, run_name=f"whole_{whole}", **options)))
@@ -86,7 +86,7 @@ def test_weights_are_those_of_a_replay_with_whole_stacks(config, options):
 
 
 @pytest.mark.parametrize("replay", [{}, {"kind": "prioritized", "n_step": 2}], ids=["uniform", "prioritized"])
-def test_a_resumed_run_goes_on_bit_for_bit(config, replay):
+def test_a_resume_with_single_frames_is_bit_exact(config, replay):
     whole = run_alone(FilmDQN, config(replay=replay, run_name="whole"))
     with pytest.raises(trieye.RunInterrupted):
         run_alone(interrupted(FilmDQN, 90), config(replay=replay, run_name="parts"))
@@ -103,7 +103,7 @@ def assert_stacks(obs):
     assert torch.equal(steps, (newest + torch.arange(1.0 - FRAMES, 1.0)).clamp(min=0))
 
 
-def test_draws_after_the_oldest_rows_were_overwritten_are_whole_stacks(config):
+def test_samples_after_overwriting_the_oldest_rows_are_complete_stacks(config):
     engine = FilmDQN(config(replay={"capacity": 40}))
     while engine.env_steps < 200:
         engine.advance()
@@ -116,7 +116,7 @@ def test_draws_after_the_oldest_rows_were_overwritten_are_whole_stacks(config):
     engine.cleanup()
 
 
-def test_rows_of_a_run_and_rows_with_whole_stacks_are_data_to_learn_from(config, tmp_path):
+def test_single_frames_and_whole_stacks_are_both_valid_offline_data(config, tmp_path):
     for whole in (False, True):
         engine, name = FilmDQN(config(whole=whole)), str(tmp_path / f"{whole}.npz")
         while engine.env_steps < 40:
@@ -130,7 +130,7 @@ def test_rows_of_a_run_and_rows_with_whole_stacks_are_data_to_learn_from(config,
         offline.cleanup()
 
 
-def test_only_parts_of_the_observation_that_are_stacks_are_split():
+def test_only_observation_parts_that_are_stacks_are_split():
     moves, picture = gym.spaces.Discrete(2), gym.spaces.Box(0, 255, (4, 8, 8), np.uint8)
     parts = gym.spaces.Dict({"seen": picture, "at": gym.spaces.Box(-1.0, 1.0, (12,), np.float32)})
     assert stacks_in(Spaces(parts, moves).observation, 4) == {"obs/seen": 4}

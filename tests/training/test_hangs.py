@@ -45,7 +45,7 @@ def saved(config):
     return trieye.load_checkpoint(run_dir, "latest")
 
 
-def test_the_others_continue_while_an_explorer_hangs_and_it_is_named(train_config, monkeypatch, capsys):
+def test_a_hanging_explorer_is_named_while_the_others_continue(train_config, monkeypatch, capsys):
     monkeypatch.setattr(group, "OVERDUE_S", 0.5, raising=False)
     parts = {"agent": {"kind": "ppo", "engine": "tests.training.algorithms:PPO", "rollout_steps": 8}, "env": HANGS}
     engine = PPO(train_config(**parts, explorer={"num": 2}, sync={"style": "fully_async"}))
@@ -57,25 +57,25 @@ def test_the_others_continue_while_an_explorer_hangs_and_it_is_named(train_confi
 
     trainer = threading.Thread(target=train, daemon=True)
     trainer.start()
-    assert Hangs.taken.wait(20)
+    assert Hangs.hanging.wait(20)
     before = engine.env_steps
     wait_until(lambda: engine.env_steps > before + 400, within_s=15)
     began = time.monotonic()
     state = engine._row_source.state_dict()
     assert time.monotonic() - began < 5
-    assert sum(held["state"] is None for held in state["explorers"]) == 1
+    assert sum(explorer_state["state"] is None for explorer_state in state["explorers"]) == 1
     is_over.set()
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     Hangs.released.set()
     trainer.join(20)
     engine.cleanup()
-    hung = next(index for index, held in enumerate(state["explorers"]) if held["state"] is None)
-    assert f"explorer {hung}: tests.training.worlds:HangsOnce-v0" in said
+    hung = next(index for index, explorer_state in enumerate(state["explorers"]) if explorer_state["state"] is None)
+    assert f"explorer {hung}: tests.training.worlds:HangsOnce-v0" in stderr
 
 
-def test_a_signal_saves_and_ends_a_training_whose_environment_sleeps(train_config, capsys):
+def test_a_signal_saves_and_ends_a_training_while_its_environment_hangs(train_config, capsys):
     config = train_config(**PARTS, loop={"env_steps": 100_000})
-    sent = signalled(signal.SIGTERM, Hangs.taken)
+    sent = signalled(signal.SIGTERM, Hangs.hanging)
     with pytest.raises(trieye.RunInterrupted) as caught:
         trieye.run_experiment(DQN, config)
     assert time.monotonic() - sent[0] < 10
@@ -87,17 +87,17 @@ def test_a_signal_saves_and_ends_a_training_whose_environment_sleeps(train_confi
     assert trieye.run_experiment(DQN, config.model_copy(update={"loop": loop})).env_steps >= 60
 
 
-def test_a_signal_saves_and_ends_a_training_whose_explorer_hangs_in_a_thread(train_config):
+def test_a_signal_saves_and_ends_a_training_while_an_explorer_thread_hangs(train_config):
     config = train_config(**PARTS, explorer={"num": 2}, sync={"style": "explorer_driven"}, loop={"env_steps": 100_000})
-    sent = signalled(signal.SIGINT, Hangs.taken)
+    sent = signalled(signal.SIGINT, Hangs.hanging)
     with pytest.raises(trieye.RunInterrupted):
         trieye.run_experiment(DQN, config)
     assert time.monotonic() - sent[0] < 10
     assert saved(config).step >= 16
-    assert all(one.daemon for one in threading.enumerate() if "explorer" in one.name), "one holds up the exit"
+    assert all(thread.daemon for thread in threading.enumerate() if "explorer" in thread.name), "one holds up the exit"
 
 
-def test_a_signal_interrupts_an_evaluation_and_the_next_start_does_it_first(train_config):
+def test_a_signal_interrupts_an_evaluation_which_the_next_start_repeats_first(train_config):
     env = {"id": "tests.training.worlds:Endless-v0", "eval_episodes": 1}
     config = train_config(env=env, loop={"env_steps": 16, "evaluate_every_steps": 16, "axis": "env_steps"})
     evaluating = threading.Event()
@@ -120,9 +120,9 @@ def test_a_signal_interrupts_an_evaluation_and_the_next_start_does_it_first(trai
     assert trieye.run_experiment(Short, config).objective == 7.0
 
 
-def test_an_episode_of_an_evaluation_that_does_not_end_is_cut(train_config, capsys):
+def test_an_endless_evaluation_episode_is_cut(train_config, capsys):
     env = {"id": "tests.training.worlds:Endless-v0", "eval_episodes": 2, "eval_max_steps": 50}
     result = trieye.run_experiment(DQN, train_config(env=env, loop={"env_steps": 16}))
     assert result.objective == 50.0
-    said = capsys.readouterr().err
-    assert "2 of 2 episodes of tests.training.worlds:Endless-v0 were cut at env.eval_max_steps=50 steps" in said
+    stderr = capsys.readouterr().err
+    assert "2 of 2 episodes of tests.training.worlds:Endless-v0 were cut at env.eval_max_steps=50 steps" in stderr

@@ -15,13 +15,13 @@ from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.experiment.loop import run_alone as run_experiment
 
 
-class Watched(DQN):
+class CountingDQN(DQN):
     """A DQN that counts its instances."""
 
-    made = 0
+    num_instances = 0
 
     def setup(self, config):
-        Watched.made += 1
+        CountingDQN.num_instances += 1
         super().setup(config)
 
     def evaluate(self):
@@ -34,22 +34,22 @@ def trained(tmp_path_factory):
     gym.register("Gone-v0", CartPoleEnv, max_episode_steps=30)
     config = TrainConfig(
         agent={"kind": "dqn", "rollout_steps": 3, "batch_size": 8, "learning_starts": 20}
-        | {"engine": "tests.training.test_loading:Watched"},
+        | {"engine": "tests.training.test_loading:CountingDQN"},
         env={"id": "Gone-v0", "normalize_observations": True},
         runtime={"kind": "local"},
         sinks={},
         persistence={"root_data_dir": str(tmp_path_factory.mktemp("root")), "checkpoint_save_freq_steps": 30},
         loop={"axis": "env_steps", "steps": 90, "evaluate_every_steps": 30},
     )
-    result = run_experiment(Watched, config)
+    result = run_experiment(CountingDQN, config)
     del gym.registry["Gone-v0"]
     return result
 
 
-def test_a_policy_comes_back_without_its_environment_its_replay_or_its_optimizer(trained):
-    made = Watched.made
+def test_a_policy_loads_without_its_environment_replay_or_optimizer(trained):
+    num_before = CountingDQN.num_instances
     policy = trieye.load_policy(trained.run_dir)
-    assert Watched.made == made == 1
+    assert CountingDQN.num_instances == num_before == 1
     assert not policy.training
     saved = trieye.load_checkpoint(trained.run_dir, 60).objects["experiment"]["state"]["policy"]
     assert saved.keys() == policy.state_dict().keys()
@@ -59,9 +59,9 @@ def test_a_policy_comes_back_without_its_environment_its_replay_or_its_optimizer
     assert policy.act(torch.zeros(3, 4), None, ctx).action.shape == (3,)
 
 
-def test_the_best_the_latest_and_that_of_a_step_are_three_policies(trained):
-    found = {which: trieye.load_policy(trained.run_dir, which) for which in ("best", "latest", 32, 60, 90)}
-    weights = {which: policy.q[0].weight for which, policy in found.items()}
+def test_the_best_the_latest_and_any_step_are_selectable(trained):
+    policies = {which: trieye.load_policy(trained.run_dir, which) for which in ("best", "latest", 32, 60, 90)}
+    weights = {which: policy.q[0].weight for which, policy in policies.items()}
     assert torch.equal(weights["best"], weights[60])
     assert torch.equal(weights["latest"], weights[90])
     assert not torch.equal(weights["best"], weights["latest"])
@@ -75,10 +75,13 @@ def test_the_best_the_latest_and_that_of_a_step_are_three_policies(trained):
     [
         ("gone_away.dqn:DQN", "'gone_away.dqn:DQN': no module named 'gone_away'"),
         ("tests.training.gone:DQN", "'tests.training.gone:DQN': no module named 'tests.training.gone'"),
-        ("tests.training.test_loading:Watcher", r"no Watcher in .*test_loading\.py; did you mean 'Watched'"),
+        (
+            "tests.training.test_loading:CountingDQM",
+            r"no CountingDQM in .*test_loading\.py; did you mean 'CountingDQN'",
+        ),
     ],
 )
-def test_an_engine_that_is_gone_is_said_in_one_sentence(trained, tmp_path, engine, sentence):
+def test_a_missing_engine_class_is_reported_in_one_line(trained, tmp_path, engine, sentence):
     saved = trieye.load_checkpoint(trained.run_dir)
     config = TrainConfig.of_run(trained.run_dir)
     agent = config.agent.model_copy(update={"engine": engine})
@@ -90,7 +93,7 @@ def test_an_engine_that_is_gone_is_said_in_one_sentence(trained, tmp_path, engin
     assert "\n" not in str(refused.value)
 
 
-def test_a_run_of_something_else_is_said_in_one_sentence(tmp_path):
+def test_a_directory_that_is_no_run_is_named(tmp_path):
     with pytest.raises(ConfigurationError, match="no such directory, and "):
         trieye.load_policy(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
@@ -98,7 +101,7 @@ def test_a_run_of_something_else_is_said_in_one_sentence(tmp_path):
         trieye.load_policy(tmp_path / "empty")
 
 
-def test_a_policy_is_loaded_where_the_rows_of_the_replay_are_lost(trained, tmp_path):
+def test_a_policy_loads_even_if_the_rows_of_its_replay_are_lost(trained, tmp_path):
     run_dir = tmp_path / "run"
     shutil.copytree(trained.run_dir, run_dir)
     parts = [path for path in run_dir.rglob("parts/*") if path.is_file()]
@@ -117,12 +120,12 @@ def test_a_policy_is_loaded_where_the_rows_of_the_replay_are_lost(trained, tmp_p
         ({"a": np.zeros(4)}, r"has shape \[\]; expected \[4\]"),
     ],
 )
-def test_an_observation_that_does_not_fit_is_named(trained, obs, message):
+def test_an_observation_of_the_wrong_shape_is_rejected(trained, obs, message):
     with pytest.raises(ConfigurationError, match=message):
         trieye.load_policy(trained.run_dir).predict(obs)
 
 
-class Chooses(trieye.Policy):
+class MaskPolicy(trieye.Policy):
     """Chooses the action that the mask allows."""
 
     def act(self, obs, state, ctx):
@@ -130,10 +133,10 @@ class Chooses(trieye.Policy):
         return trieye.Act(obs["mask"].argmax(1) + 10 * int(obs["place"].ndim == 2))
 
 
-def test_a_dict_of_observations_is_predicted_for_and_its_keys_and_sizes_are_checked(train_config):
+def test_dict_observations_are_predicted_and_their_keys_and_sizes_checked(train_config):
     box = gym.spaces.Box(-np.inf, np.inf, (2,))
     space = gym.spaces.Dict(mask=gym.spaces.MultiBinary(3), place=box)
-    policy = Chooses(train_config(), trieye.Spaces(space, gym.spaces.Discrete(3)))
+    policy = MaskPolicy(train_config(), trieye.Spaces(space, gym.spaces.Discrete(3)))
     one = {"mask": np.array([0, 0, 1], np.int8), "place": np.zeros(2)}
     assert policy.predict(one) == 12
     assert policy.predict({key: np.stack([item] * 4) for key, item in one.items()}).tolist() == [12] * 4
@@ -143,13 +146,13 @@ def test_a_dict_of_observations_is_predicted_for_and_its_keys_and_sizes_are_chec
         policy.predict({"mask": one["mask"], "place": np.zeros((1, 2))})
 
 
-def test_a_recurrent_policy_says_that_it_needs_a_state(train_config):
+def test_predict_rejects_a_recurrent_policy(train_config):
     policy = Remembers(train_config(), trieye.Spaces(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(3)))
     with pytest.raises(ConfigurationError, match=r"Remembers is recurrent, and predict\(\) does not carry its state"):
         policy.predict(np.zeros(2))
 
 
-def test_the_environment_of_a_run_is_unknown_where_it_has_no_config(tmp_path):
+def test_the_environment_of_a_run_without_a_config_is_unavailable(tmp_path):
     with pytest.raises(ConfigurationError, match=r"configs.json: cannot read the config of the run"):
         trieye.make_env(tmp_path)
     (tmp_path / "configs.json").write_text("{}")

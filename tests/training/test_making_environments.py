@@ -89,8 +89,8 @@ def broken(num_envs=1):
     raise KeyError("assets/model.xml")
 
 
-for made in (Own, Outside, Unseeded, Several, Boundless, FromOne, Whole, Double):
-    gym.register(f"{made.__name__}-v0", made)
+for env_class in (Own, Outside, Unseeded, Several, Boundless, FromOne, Whole, Double):
+    gym.register(f"{env_class.__name__}-v0", env_class)
 gym.register("Pool-v0", Own, vector_entry_point=Pool)
 gym.register("Broken-v0", Own, vector_entry_point=broken)
 gym.register("VectorOnly-v0", vector_entry_point=Vector)
@@ -163,18 +163,18 @@ gym.register("AtOnce-v0", Own, vector_entry_point=AtOnce)
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
-def test_an_environment_that_no_agent_could_use_is_refused_by_one_sentence(env, sentence):
+def test_an_unusable_environment_is_rejected_in_one_line(env, sentence):
     with pytest.raises(ConfigurationError, match=sentence) as refused:
         check_env(EnvConfig(**env), ("discrete", "continuous"))
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("env", [{"id": "Own-v0"}, {"id": "CartPole-v1", "eval_video": True}, {"id": "Blackjack-v1"}])
-def test_an_environment_that_obeys_is_taken_also_without_a_render_mode(env):
+def test_a_valid_environment_without_a_render_mode_is_accepted(env):
     check_env(EnvConfig(**env), ("discrete",))
 
 
-def test_actions_of_doubles_are_float32_for_policies_and_never_beyond_the_bounds_of_the_environment():
+def test_float64_actions_are_float32_for_policies_and_stay_within_their_bounds():
     env = make_env(EnvConfig(id="Double-v0"))
     actions = spaces_of(env).action
     assert (actions.dtype, actions.low.dtype, actions.high.dtype) == (np.float32,) * 3
@@ -184,14 +184,14 @@ def test_actions_of_doubles_are_float32_for_policies_and_never_beyond_the_bounds
     assert env.action_space.contains(actions.high)
 
 
-def test_an_agent_is_told_which_actions_it_needs():
+def test_an_unsupported_action_space_names_the_supported_one():
     with pytest.raises(ConfigurationError, match="this agent supports a Discrete space that starts at 0"):
         check_env(EnvConfig(id="Pendulum-v1"), ("discrete",))
     with pytest.raises(ConfigurationError, match="this agent supports a bounded Box of floats"):
         check_env(EnvConfig(id="CartPole-v1"), ("continuous",))
 
 
-def test_discrete_observations_are_one_hot_in_each_form_of_a_vector():
+def test_discrete_observations_are_one_hot_in_single_and_vector_form():
     single = make_env(EnvConfig(id="FrozenLake-v1"))
     assert single.reset(seed=0)[0].tolist() == [1] + [0] * 15
     assert spaces_of(single).observation.shape == (16,)
@@ -228,7 +228,7 @@ class _First(Policy):
         return Act(torch.zeros(len(first), dtype=torch.int64))
 
 
-def test_stacked_frames_come_first_the_oldest_before_the_newest():
+def test_stacked_frames_are_the_leading_dimension_from_oldest_to_newest():
     env = make_env(EnvConfig(id="tests.training.worlds:Count-v0", kwargs={"form": "picture"}, frame_stack=3))
     obs, _ = env.reset(seed=1)
     assert (env.unwrapped.length, obs.shape, obs.dtype) == (5, (3, 4, 5), np.uint8)
@@ -238,7 +238,7 @@ def test_stacked_frames_come_first_the_oldest_before_the_newest():
     assert isinstance(env.unwrapped, Count)
 
 
-def test_wrappers_go_around_from_the_inside_to_the_outside():
+def test_wrappers_are_applied_in_order_from_inside_to_outside():
     wrappers = {
         "clip": {"name": "ClipReward", "kwargs": {"max_reward": 0.5}},
         "none": None,
@@ -251,7 +251,7 @@ def test_wrappers_go_around_from_the_inside_to_the_outside():
     assert [env.step(0)[3] for _ in range(3)] == [False, False, True]
 
 
-def test_pong_is_84_by_84_in_grey_in_stacks_of_four_frames_with_four_frames_a_step():
+def test_atari_preprocessing_gives_pong_four_grey_84x84_frames_per_observation():
     pytest.importorskip("ale_py", reason="env.atari needs trieye[atari]")
     pytest.importorskip("cv2", reason="env.atari needs trieye[atari]")
     config = EnvConfig(id="ALE/Pong-v5", atari=True, frame_stack=4, num=2)
@@ -267,7 +267,7 @@ def test_pong_is_84_by_84_in_grey_in_stacks_of_four_frames_with_four_frames_a_st
 
 
 @pytest.mark.parametrize("name", ["NormalizeObservation", "NormalizeReward", "gymnasium.wrappers:NormalizeReward"])
-def test_a_wrapper_whose_statistics_an_evaluation_would_not_share_is_refused_and_names_what_to_set(name):
+def test_a_wrapper_with_private_statistics_is_rejected_and_names_the_option_instead(name):
     config = EnvConfig(id="CartPole-v1", wrappers={"norm": {"name": name}})
     instead = "normalize_observations" if name == "NormalizeObservation" else "normalize_rewards"
     with pytest.raises(ConfigurationError, match=rf"env.wrappers.norm.name={name}: .*set env.{instead}=true"):

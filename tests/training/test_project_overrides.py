@@ -59,12 +59,12 @@ OF_ANY_REPLAY = ["storage_dir is required by storage=mmap", "not to kind=sequenc
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """Generate an importable project."""
-    made = bake(answers_of({"project_name": "Replay overrides"}), tmp_path_factory.mktemp("project"))
+    project_dir = bake(answers_of({"project_name": "Replay overrides"}), tmp_path_factory.mktemp("project"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registration, "current", registration.current)  # the project registers its config
-        patch.syspath_prepend(made)
-        yield made
-        for name in [name for name in sys.modules if name.partition(".")[0] == made.name]:
+        patch.syspath_prepend(project_dir)
+        yield project_dir
+        for name in [name for name in sys.modules if name.partition(".")[0] == project_dir.name]:
             del sys.modules[name]
 
 
@@ -72,7 +72,7 @@ def project(tmp_path_factory):
 def compose(project, tmp_path, monkeypatch):
     """Return a function that composes and checks a minimal command line of the project."""
     monkeypatch.chdir(tmp_path)
-    own = importlib.import_module(f"{project.name}.config")
+    config_module = importlib.import_module(f"{project.name}.config")
 
     def composed(agent, *overrides):
         small = [
@@ -83,8 +83,8 @@ def compose(project, tmp_path, monkeypatch):
             "agent.hidden_sizes=[8]",
             "agent.batch_size=16",
         ]
-        words = [f"agent={agent}", *AGENTS[agent], *small, f"persistence.root_data_dir={tmp_path}", *overrides]
-        config = trieye.compose(words, config_path=project / "conf", config_type=own.TrainConfig)
+        command_line = [f"agent={agent}", *AGENTS[agent], *small, f"persistence.root_data_dir={tmp_path}", *overrides]
+        config = trieye.compose(command_line, config_path=project / "conf", config_type=config_module.TrainConfig)
         config.check()
         return config
 
@@ -95,26 +95,26 @@ def refusals(agent, *names):
     """Return the acceptable messages; empty if the override must train."""
     if agent == "ppo":
         return [] if DEFAULTS.issuperset(names) else [NO_REPLAY, *OF_ANY_REPLAY]
-    told = [REFUSED[name][1] for name in names if name in REFUSED]
-    return told and [*told, *OF_ANY_REPLAY]
+    messages = [REFUSED[name][1] for name in names if name in REFUSED]
+    return messages and [*messages, *OF_ANY_REPLAY]
 
 
-def made(config):
+def make_engine(config):
     """Return the engine of a config."""
     module, _, name = config.agent.engine.partition(":")
     return getattr(importlib.import_module(module), name)(config)
 
 
-def said(error):
+def one_line_message(error):
     """Return the message of the error if it is a single line, else an empty string."""
     (mistake,) = error.errors() if hasattr(error, "errors") else [{"msg": str(error)}]
     return mistake["msg"] if "\n" not in mistake["msg"] else ""
 
 
 @pytest.mark.parametrize("override", OVERRIDES)
-def test_an_override_trains_or_is_refused_by_one_sentence_before_the_start(compose, tmp_path: Path, override):
-    told = refusals("dqn", override)
-    if not told:
+def test_an_override_trains_or_is_rejected_in_one_line_before_the_start(compose, tmp_path: Path, override):
+    messages = refusals("dqn", override)
+    if not messages:
         config = compose("dqn", *override.split())
         trieye.train(config)
         run_dir = config.persistence.get_run_base_dir()
@@ -122,28 +122,32 @@ def test_an_override_trains_or_is_refused_by_one_sentence_before_the_start(compo
         return
     with pytest.raises(trieye.ConfigurationError) as caught:
         compose("dqn", *override.split())
-    assert told[0] in said(caught.value)
+    assert messages[0] in one_line_message(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("agent", ["dqn", "ppo", pytest.param("sac", marks=pytest.mark.long)])
-def test_one_or_two_overrides_train_or_are_refused_where_one_of_them_is(compose, agent):
+def test_combinations_train_unless_one_of_their_overrides_is_rejected(compose, agent):
     plain, num_trained = compose(agent), 0
     values = plain.model_dump(exclude={"replay"})
     for one, other in itertools.combinations_with_replacement(OVERRIDES, 2):
         if one != other and OVERRIDES[one].keys() & OVERRIDES[other].keys():
             continue
         values["env"]["num"] = 2 if "replay.capacity=1 env.num=2" in (one, other) else 1
-        told = refusals(agent, one, other)
-        given = {**values, "replay": OVERRIDES[one] | OVERRIDES[other]}
-        if told:
+        messages = refusals(agent, one, other)
+        settings = {**values, "replay": OVERRIDES[one] | OVERRIDES[other]}
+        if messages:
             with pytest.raises((ValidationError, trieye.ConfigurationError)) as caught:
-                type(plain).model_validate(given).check()
-            assert any(sentence in said(caught.value) for sentence in told), (one, other, said(caught.value))
+                type(plain).model_validate(settings).check()
+            assert any(sentence in one_line_message(caught.value) for sentence in messages), (
+                one,
+                other,
+                one_line_message(caught.value),
+            )
             continue
-        config = type(plain).model_validate(given)
+        config = type(plain).model_validate(settings)
         config.check()
-        engine = made(config)
+        engine = make_engine(config)
         while engine.env_steps < 50:  # beyond the end of an episode
             engine.advance()
         assert engine.updates > 0, (one, other)
@@ -152,13 +156,13 @@ def test_one_or_two_overrides_train_or_are_refused_where_one_of_them_is(compose,
     assert num_trained == (6 if agent == "ppo" else 73)
 
 
-def test_schedules_follow_the_updates_of_a_training_that_learns_from_data_alone(compose, tmp_path):
+def test_schedules_follow_the_updates_in_offline_training(compose, tmp_path):
     buffer, ends = trieye.ReplayBuffer(100), {"terminated": np.zeros(50, bool), "truncated": np.zeros(50, bool)}
     obs = np.zeros((50, 4), np.float32)
     buffer.extend({"obs": obs, "action": np.zeros(50, int), "reward": np.ones(50), "next_obs": obs, **ends})
     export_npz(buffer, tmp_path / "rows.npz")
     falling = "agent.lr={start: 1.0, end: 0.0, steps: 40}"
-    engine = made(compose("dqn", "mode=train", f"data={tmp_path}/rows.npz", "loop.axis=updates", falling))
+    engine = make_engine(compose("dqn", "mode=train", f"data={tmp_path}/rows.npz", "loop.axis=updates", falling))
     while engine.updates < 20:
         engine.advance()
     (group,) = engine.optimizer.param_groups
@@ -168,7 +172,7 @@ def test_schedules_follow_the_updates_of_a_training_that_learns_from_data_alone(
 
 @pytest.mark.parametrize("overrides", [["agent.rollout_steps=1"], ["agent.rollout_steps=8", "agent.batch_size=1"]])
 def test_ppo_learns_from_single_rows(compose, overrides):
-    engine = made(compose("ppo", *overrides))
+    engine = make_engine(compose("ppo", *overrides))
     while engine.updates < 20:
         engine.advance()
     assert all(weights.isfinite().all() for weights in engine.policy.parameters())
@@ -176,8 +180,8 @@ def test_ppo_learns_from_single_rows(compose, overrides):
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_an_algorithm_learns_in_half_the_precision_with_weights_in_the_whole(compose, agent):
-    engine = made(compose(agent, "agent.precision=bfloat16"))
+def test_an_algorithm_trains_in_bfloat16_with_float32_weights(compose, agent):
+    engine = make_engine(compose(agent, "agent.precision=bfloat16"))
     before = [weights.clone() for weights in engine.policy.parameters()]
     while engine.updates < 2:
         engine.advance()
@@ -187,13 +191,13 @@ def test_an_algorithm_learns_in_half_the_precision_with_weights_in_the_whole(com
     engine.cleanup()
 
 
-def test_a_precision_whose_gradients_would_vanish_unscaled_is_refused(compose):
+def test_float16_is_rejected_because_gradients_would_vanish_unscaled(compose):
     with pytest.raises(trieye.ConfigurationError, match=r"agent\.precision=float16: .*did you mean 'bfloat16'\?"):
         compose("dqn", "agent.precision=float16")
 
 
 @pytest.mark.parametrize("agent", ["sac", "ppo"])
-def test_an_agent_trains_and_is_evaluated_with_actions_of_doubles(compose, agent):
+def test_an_agent_trains_and_evaluates_with_float64_actions(compose, agent):
     config = compose(agent, "env.id=tests.training.worlds:Doubles-v0")
     trieye.train(config)
     policy = trieye.load_policy(config.persistence.get_run_base_dir(), "latest")

@@ -63,8 +63,8 @@ class RecurrentPPO(trieye.TrainEngine[RecurrentConfig], policy=GRUPolicy):
         rows = self.collect()
         with torch.no_grad():
             last_value = self.policy.value(self.policy.cell(rows.after, rows.last_state))
-        found = trieye.gae(rows, last_value, gamma=self.agent.gamma, lam=0.9)
-        return self.train_step((rows, found, torch.from_numpy(rows.valid)))
+        estimates = trieye.gae(rows, last_value, gamma=self.agent.gamma, lam=0.9)
+        return self.train_step((rows, estimates, torch.from_numpy(rows.valid)))
 
     def train_step(self, batch):
         rows, (advantages, returns), valid = batch
@@ -82,18 +82,18 @@ class RecurrentPPO(trieye.TrainEngine[RecurrentConfig], policy=GRUPolicy):
 @pytest.fixture
 def engine(tmp_path):
     torch.manual_seed(0)
-    made = RecurrentPPO(
+    recurrent_ppo = RecurrentPPO(
         RecurrentConfig(
             env={"id": "tests.training.worlds:Count-v0", "num": 3},
             runtime={"kind": "local"},
             persistence={"root_data_dir": str(tmp_path)},
         )
     )
-    yield made
-    made.cleanup()
+    yield recurrent_ppo
+    recurrent_ppo.cleanup()
 
 
-def test_values_of_a_recurrent_policy_are_those_of_a_pass_over_the_sequence_up_to_what_follows_it(engine):
+def test_values_of_a_recurrent_policy_equal_those_of_one_pass_over_the_sequence(engine):
     policy, before = engine.policy, None
     for _ in range(6):
         rows = engine.collect()
@@ -110,14 +110,14 @@ def test_values_of_a_recurrent_policy_are_those_of_a_pass_over_the_sequence_up_t
     assert not valid.all()
 
 
-def test_a_recurrent_ppo_sees_in_its_first_update_on_a_fragment_what_it_saw_while_collecting(engine):
+def test_the_first_update_of_a_recurrent_ppo_reproduces_the_collected_probabilities(engine):
     before = engine.policy.cell.weight_hh.clone()
-    found = [engine.advance() for _ in range(50)]
-    assert max(values["furthest"] for values in found) < 1e-4  # largest deviation of the probability ratios from 1
+    metrics = [engine.advance() for _ in range(50)]
+    assert max(values["furthest"] for values in metrics) < 1e-4  # largest deviation of the probability ratios from 1
     assert (engine.policy.cell.weight_hh - before).abs().max() > 0.01
 
 
-def test_gradients_flow_from_what_follows_the_rows_but_not_into_their_state(engine):
+def test_gradients_flow_through_the_bootstrap_value_but_not_into_the_recurrent_state(engine):
     rows = engine.collect()
     engine.policy.value(engine.policy.cell(rows.after, rows.last_state)).sum().backward()
     assert engine.policy.cell.weight_hh.grad.abs().sum() > 0

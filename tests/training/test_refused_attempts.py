@@ -182,7 +182,7 @@ REFUSALS = [
 ]
 
 
-def test_refused_attempts_change_nothing_of_a_run(root, tmp_path_factory, monkeypatch):
+def test_rejected_attempts_leave_the_run_unchanged(root, tmp_path_factory, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", without_wandb(monkeypatch))
     run_dir, export_dir = run_dir_of(root), tmp_path_factory.mktemp("export")
     outputs, files = outputs_of(run_dir, export_dir), files_of(run_dir)
@@ -203,7 +203,7 @@ def without_wandb(monkeypatch):
     return lambda name, *args: None if name == "wandb" else find(name, *args)
 
 
-def test_damaged_checkpoints_stay_where_they_are_when_none_is_whole(root):
+def test_damaged_checkpoints_stay_in_their_directories_when_none_is_intact(root):
     for path in run_dir_of(root).glob("checkpoints/*/state.safetensors"):
         path.write_bytes(b"damaged")
     files = files_of(run_dir_of(root))
@@ -223,8 +223,8 @@ def test_a_damaged_checkpoint_is_renamed_once_an_older_one_is_restored(root):
     assert (checkpoints / f"{newest.name}.damaged").is_dir()
 
 
-def test_a_policy_is_made_with_the_config_of_its_checkpoint(root):
-    """Holds even if a later attempt has replaced the config of the run."""
+def test_a_policy_is_built_with_the_config_of_its_checkpoint(root):
+    """Also if a later attempt has replaced the config of the run."""
     path = run_dir_of(root) / "configs.json"
     report = trieye.evaluate(run_dir_of(root), episodes=2)
     config = json.loads(path.read_text())
@@ -233,7 +233,7 @@ def test_a_policy_is_made_with_the_config_of_its_checkpoint(root):
     assert trieye.evaluate(run_dir_of(root), episodes=2) == report
 
 
-def test_arrays_are_restored_in_place_or_not_at_all(tmp_path):
+def test_arrays_are_restored_completely_or_not_at_all(tmp_path):
     config = trieye.TrieyeConfig(
         app_name="app",
         run_name="run",

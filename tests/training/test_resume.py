@@ -73,7 +73,7 @@ def assert_same(one, other):
         ("ppo", {"normalize_observations": True}),
     ],
 )
-def test_weights_moments_generators_and_environments_go_on_bit_for_bit(config, name, env):
+def test_weights_moments_generators_and_environments_resume_bit_exactly(config, name, env):
     kind, _ = AGENTS[name]
     whole = run_experiment(kind, config(name, 200, run_name="whole", **env))
     with pytest.raises(trieye.RunInterrupted):  # a lower limit would shorten the last rollout
@@ -88,16 +88,16 @@ def test_weights_moments_generators_and_environments_go_on_bit_for_bit(config, n
 
 def learn_until(engine, env_steps):
     """Make steps of an engine; return [(environment steps, updates of the step)]."""
-    made = []
+    progress = []
     while engine.env_steps < env_steps:
         before = engine.updates
         engine.advance()
-        made.append((engine.env_steps, engine.updates - before))
-    return made
+        progress.append((engine.env_steps, engine.updates - before))
+    return progress
 
 
 @pytest.mark.parametrize("num_kills", [1, 2])
-def test_without_a_saved_replay_learning_starts_again_after_learning_starts_steps(train_config, num_kills, capfd):
+def test_without_a_saved_replay_learning_restarts_after_learning_starts_steps(train_config, num_kills, capfd):
     config = train_config(
         agent={"rollout_steps": 4, "learning_starts": 40, "updates_per_env_step": 0.5},
         persistence={"save_buffer": False},
@@ -109,14 +109,14 @@ def test_without_a_saved_replay_learning_starts_again_after_learning_starts_step
         engine = resumed(engine, config)
         assert len(engine.replay) == 0
         capfd.readouterr()
-    for now, made in learn_until(engine, env_steps + 80):
-        assert made == 0 or now > env_steps + 40
+    for env_steps_now, num_updates in learn_until(engine, env_steps + 80):
+        assert num_updates == 0 or env_steps_now > env_steps + 40
         assert engine.replay.metrics()["replay/size"] > 0
     assert engine.updates == updates + int((engine.env_steps - env_steps - 40) * 0.5)
     engine.cleanup()
 
 
-def test_a_resume_without_the_replay_says_when_learning_starts_again(train_config, capfd):
+def test_a_resume_without_the_replay_reports_when_learning_restarts(train_config, capfd):
     config = train_config(persistence={"save_buffer": False})
     engine = DQN(config)
     learn_until(engine, 20)
@@ -124,18 +124,18 @@ def test_a_resume_without_the_replay_says_when_learning_starts_again(train_confi
     assert "learning starts after another agent.learning_starts=8 environment steps" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("now", [{"updates_per_env_step": 2.0}, {"updates_per_env_step": 0.25}])
-def test_another_ratio_of_updates_counts_from_the_resume_on(train_config, now):
+@pytest.mark.parametrize("new_agent", [{"updates_per_env_step": 2.0}, {"updates_per_env_step": 0.25}])
+def test_a_new_update_ratio_counts_from_the_resume(train_config, new_agent):
     engine = DQN(train_config())
     learn_until(engine, 100)
     env_steps, updates = engine.env_steps, engine.updates
-    engine = resumed(engine, train_config(agent=now))
+    engine = resumed(engine, train_config(agent=new_agent))
     learn_until(engine, env_steps + 4)
-    assert engine.updates == updates + int((engine.env_steps - env_steps) * now["updates_per_env_step"])
+    assert engine.updates == updates + int((engine.env_steps - env_steps) * new_agent["updates_per_env_step"])
     engine.cleanup()
 
 
-def test_learning_that_has_not_started_waits_for_the_learning_starts_of_the_resume(train_config):
+def test_learning_that_has_not_started_waits_for_the_new_learning_starts(train_config):
     engine = DQN(train_config(agent={"learning_starts": 100}))
     learn_until(engine, 20)
     engine = resumed(engine, train_config(agent={"learning_starts": 30}))
@@ -154,7 +154,7 @@ print(result.env_steps)
 """
 
 
-def test_a_checkpoint_of_a_gpu_resumes_on_the_cpu_and_says_that_this_is_not_bit_exact(tmp_path):
+def test_a_gpu_checkpoint_resumes_on_the_cpu_with_a_bit_exactness_warning(tmp_path):
     """The GPU states are simulated, see `tests/training/data/gpu_checkpoint.py`."""
     run_dir = gpu_checkpoint.make_config(tmp_path, env_steps=200).persistence.get_run_base_dir()
     shutil.copytree(gpu_checkpoint.DIRECTORY, run_dir / "checkpoints" / "checkpoint_step_78")
@@ -175,7 +175,7 @@ def test_a_checkpoint_of_a_gpu_resumes_on_the_cpu_and_says_that_this_is_not_bit_
         ({"gamma": 0.99, "n_step": 3}, {"gamma": 0.9, "n_step": 2}),
     ],
 )
-def test_the_replay_survives_another_discount_or_number_of_steps(train_config, before, after, explorers):
+def test_the_replay_survives_a_change_of_discount_or_n_step(train_config, before, after, explorers):
     """Population-based training changes these hyperparameters."""
 
     def config(gamma, n_step):

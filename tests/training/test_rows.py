@@ -34,9 +34,7 @@ def make_rows():
 
 
 @pytest.mark.parametrize(("size", "num_batches"), [(7, 6), (10, 4), (2, 20), (39, 1), (1000, 1), (1, None)])
-def test_each_valid_row_comes_once_in_an_epoch_in_as_many_batches_as_if_no_episode_had_ended(
-    make_rows, size, num_batches
-):
+def test_each_valid_row_occurs_once_per_epoch_in_a_fixed_number_of_batches(make_rows, size, num_batches):
     rows = make_rows(keys=("obs/a", "obs/b"))
     numbers, total = np.arange(39).reshape(13, 3), len(rows)
     assert 20 < total < 39
@@ -66,7 +64,7 @@ def test_rows_of_resets_alone_make_no_minibatch(make_rows):
     assert list(rows.minibatches(4, epochs=3)) == []
 
 
-def test_minibatches_of_no_rows_or_with_a_column_of_another_shape_are_refused(make_rows):
+def test_an_invalid_minibatch_size_or_column_shape_is_rejected(make_rows):
     rows = make_rows()
     with pytest.raises(ConfigurationError, match=r"minibatches\(0\)"):
         next(rows.minibatches(0))
@@ -76,39 +74,39 @@ def test_minibatches_of_no_rows_or_with_a_column_of_another_shape_are_refused(ma
 
 @pytest.mark.parametrize(("gamma", "lam"), [(0.99, 0.95), (0.9, 1.0), (0.5, 0.0), (1.0, 1.0)])
 @pytest.mark.parametrize("seed", range(5))
-def test_advantages_are_the_sums_of_discounted_errors_up_to_the_end_of_the_episode(make_rows, gamma, lam, seed):
+def test_advantages_sum_discounted_errors_up_to_the_end_of_the_episode(make_rows, gamma, lam, seed):
     rows = make_rows(seed=seed)
     last = torch.arange(3.0)
-    found = trieye.gae(rows, last, gamma=gamma, lam=lam)
+    estimates = trieye.gae(rows, last, gamma=gamma, lam=lam)
     values = np.concatenate((rows.extras["value"].numpy(), last.numpy()[None])).astype(np.float64)
     reward, terminated, truncated = (rows.arrays[name] for name in ("reward", "terminated", "truncated"))
-    wanted = np.zeros((13, 3))
+    expected = np.zeros((13, 3))
     for t, n in np.argwhere(rows.valid):
         for k in range(13 - t):
             after = 0.0 if terminated[t + k, n] else values[t + k + 1, n]
-            wanted[t, n] += (gamma * lam) ** k * (reward[t + k, n] + gamma * after - values[t + k, n])
+            expected[t, n] += (gamma * lam) ** k * (reward[t + k, n] + gamma * after - values[t + k, n])
             if terminated[t + k, n] or truncated[t + k, n]:
                 break
-    assert found.advantages.numpy() == pytest.approx(wanted, abs=1e-5)
-    assert found.returns.numpy() == pytest.approx(wanted + values[:-1], abs=1e-5)
-    assert found.advantages.dtype == torch.float32
+    assert estimates.advantages.numpy() == pytest.approx(expected, abs=1e-5)
+    assert estimates.returns.numpy() == pytest.approx(expected + values[:-1], abs=1e-5)
+    assert estimates.advantages.dtype == torch.float32
     assert (~rows.valid).any()
-    assert (found.advantages.numpy()[~rows.valid] == 0).all()
+    assert (estimates.advantages.numpy()[~rows.valid] == 0).all()
 
 
 @pytest.mark.parametrize(("shape", "halfway"), [("linear", 0.505), ("exponential", 0.1), ("cosine", 0.505)])
-def test_a_schedule_goes_from_its_start_to_its_end_and_stays_there(shape, halfway):
+def test_a_schedule_runs_from_start_to_end_and_then_stays_constant(shape, halfway):
     schedule = trieye.Schedule(start=1.0, end=0.01, steps=1000, shape=shape)
     assert schedule(0) == 1.0
     assert schedule(500) == pytest.approx(halfway)
     assert schedule(1000) == schedule(10**9) == pytest.approx(0.01)
-    found = [schedule(step) for step in range(0, 1001, 50)]
-    assert found == sorted(found, reverse=True)
+    values = [schedule(step) for step in range(0, 1001, 50)]
+    assert values == sorted(values, reverse=True)
     early = {"linear": 0.901, "exponential": 0.631, "cosine": 0.9758}[shape]
     assert schedule(100) == pytest.approx(early, abs=1e-4)
 
 
-def test_a_plain_number_is_a_schedule_that_stays():
+def test_a_schedule_without_an_end_is_constant():
     assert trieye.Schedule(start=3.0)(12345) == 3.0
 
 
@@ -128,41 +126,41 @@ def test_a_plain_number_is_a_schedule_that_stays():
     ],
     ids=repr,
 )
-def test_spaces_come_back_from_their_data(space):
+def test_spaces_are_restored_from_their_data(space):
     spaces = from_data(decode(encode(as_data(trieye.Spaces(space, space)))))
     assert spaces.observation == spaces.action == space
     assert spaces.observation.dtype == space.dtype
     assert repr(spaces.observation) == repr(space)
 
 
-def test_the_parts_of_a_dict_keep_their_order_in_which_policies_join_them():
+def test_dict_spaces_preserve_the_order_of_their_keys():
     space = gym.spaces.Dict([("b", gym.spaces.Discrete(2)), ("a", gym.spaces.Discrete(3))])
     spaces = from_data(decode(encode(as_data(trieye.Spaces(space, space)))))
     assert list(spaces.observation.spaces) == ["b", "a"]
 
 
 @pytest.mark.parametrize("data", [{"observation": {}}, {"observation": {"kind": "sphere"}, "action": {}}, {"x": {}}])
-def test_data_that_describe_no_spaces_are_refused(data):
+def test_data_that_describe_no_spaces_are_rejected(data):
     with pytest.raises(SerializationError, match=r"do not describe the spaces|unknown kind of space"):
         from_data(data)
 
 
-def test_rows_travel_as_arrays_and_stand_side_by_side_afterwards():
+def test_rows_of_several_explorers_are_concatenated_by_environment():
     collectors = [collector_of(Remembers, num=2, seed=seed) for seed in (0, 7)]
     for collector in collectors:
         collector.collect(3)
     rows = [collector.collect(4) for collector in collectors]
-    both = Rows.of_payloads([one.as_payload() for one in rows], torch.device("cpu"))
+    both = Rows.of_payloads([single.as_payload() for single in rows], torch.device("cpu"))
     assert both.keys() == rows[0].keys()
-    for place, one in ((slice(0, 2), rows[0]), (slice(2, 4), rows[1])):
-        assert all(torch.equal(both[name][:, place], one[name]) for name in list(one.keys()))
-        assert np.array_equal(both.valid[:, place], one.valid)
-        assert torch.equal(both.after[place], one.after)
-        assert torch.equal(both.state["age"][place], one.state["age"])
-        assert torch.equal(both.last_state["age"][place], one.last_state["age"])
+    for columns, single in ((slice(0, 2), rows[0]), (slice(2, 4), rows[1])):
+        assert all(torch.equal(both[name][:, columns], single[name]) for name in list(single.keys()))
+        assert np.array_equal(both.valid[:, columns], single.valid)
+        assert torch.equal(both.after[columns], single.after)
+        assert torch.equal(both.state["age"][columns], single.state["age"])
+        assert torch.equal(both.last_state["age"][columns], single.last_state["age"])
 
 
-def test_sequences_are_the_rollouts_of_each_environment_with_the_state_before_them():
+def test_sequences_are_rollouts_of_each_environment_with_their_initial_state():
     collector = collector_of(Remembers, num=3)
     collector.collect(3)
     rows = collector.collect(6)

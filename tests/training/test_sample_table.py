@@ -25,35 +25,37 @@ def tables(run_dir):
 
 @pytest.mark.parametrize("explorers", [0, 1])
 @pytest.mark.parametrize(
-    ("engine", "agent", "own"),
+    ("engine", "agent", "extra_column"),
     [
         (DQN, {"kind": "dqn", "rollout_steps": 4, "batch_size": 16, "learning_starts": 8}, "id"),
         (PPO, PPO_AGENT, "value"),
     ],
 )
-def test_rows_of_the_newest_batch_are_logged_every_so_many_steps(train_config, engine, agent, own, explorers):
-    given = {"agent": agent, "sample": {"table_every_steps": 50}, "explorer": {"num": explorers}}
-    config = train_config(**given, loop={"steps": 180})
+def test_rows_of_the_newest_batch_are_logged_at_the_configured_interval(
+    train_config, engine, agent, extra_column, explorers
+):
+    settings = {"agent": agent, "sample": {"table_every_steps": 50}, "explorer": {"num": explorers}}
+    config = train_config(**settings, loop={"steps": 180})
     trieye.run_experiment(engine, config)
-    shown = tables(config.persistence.get_run_base_dir())
-    assert [step // 50 for step in shown] == [1, 2, 3]
-    for names, rows in shown.values():
+    logged_tables = tables(config.persistence.get_run_base_dir())
+    assert [step // 50 for step in logged_tables] == [1, 2, 3]
+    for names, rows in logged_tables.values():
         columns = dict(zip(names, zip(*rows, strict=True), strict=True))
         assert len(rows) == 8
-        assert {"obs", "action", "reward", "terminated", "truncated", own} <= columns.keys()
+        assert {"obs", "action", "reward", "terminated", "truncated", extra_column} <= columns.keys()
         assert not any(name.startswith("next_") for name in columns)
         assert set(columns["reward"]) == {1.0}
         assert set(columns["action"]) <= {0, 1}
         assert all(len(text.split()) == 4 for text in columns["obs"])
 
 
-def test_without_it_there_are_no_tables(train_config):
+def test_no_tables_are_logged_by_default(train_config):
     config = train_config(loop={"steps": 60})
     trieye.run_experiment(DQN, config)
     assert tables(config.persistence.get_run_base_dir()) == {}
 
 
-def test_pictures_are_told_by_their_shape_and_parts_of_observations_by_their_names():
+def test_images_are_summarized_and_observation_parts_named():
     data = {
         "obs/seen": torch.full((3, 1, 10, 10), 7, dtype=torch.uint8),
         "obs/at": torch.tensor([[0.5, -1.25]]).repeat(3, 1),

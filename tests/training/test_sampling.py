@@ -33,9 +33,9 @@ def data(tmp_path):
 
 @pytest.fixture
 def config(train_config):
-    def make(**given):
+    def make(**overrides):
         small = {"agent": {"batch_size": 16, "learning_starts": 10}, "loop": {"steps": 60}}
-        return train_config(**small | given)
+        return train_config(**small | overrides)
 
     return make
 
@@ -50,7 +50,7 @@ def batches_of(config, updates=0):
     return batch
 
 
-def test_a_mixed_batch_has_its_part_of_rows_from_data_and_says_which_they_are(config, data):
+def test_a_mixed_batch_has_the_configured_fraction_of_data_and_marks_it(config, data):
     batch = batches_of(config(data=data, sample={"kind": "mix", "data_ratio": 0.25}))
     assert batch["is_data"].sum() == 4
     assert (batch["reward"][batch["is_data"]] == 7.0).all()
@@ -59,24 +59,24 @@ def test_a_mixed_batch_has_its_part_of_rows_from_data_and_says_which_they_are(co
 
 
 @pytest.mark.parametrize(("updates", "expected"), [(0, 16), (2, 16), (3, 0)])
-def test_the_first_updates_are_on_data_alone(config, data, updates, expected):
+def test_warmup_updates_learn_from_data_alone(config, data, updates, expected):
     batch = batches_of(config(data=data, sample={"kind": "warmup", "warmup_updates": 3}), updates)
     assert batch["is_data"].sum() == expected
 
 
-def test_a_run_that_learns_from_data_alone_makes_no_environment_step_and_goes_on_exactly(config, data):
-    given = {"mode": "train", "data": data}
+def test_offline_training_makes_no_environment_steps_and_resumes_exactly(config, data):
+    settings = {"mode": "train", "data": data}
     runs = {}
     for name, stops in (("whole", [40]), ("parts", [16, 40])):
         for steps in stops:
             loop = {"axis": "updates", "steps": steps, "evaluate_every_steps": 20}
-            run = config(**given, run_name=name, loop=loop)
+            run = config(**settings, run_name=name, loop=loop)
             trieye.train(run)
         directory = run.persistence.get_runs_root_dir() / name
         runs[name] = trieye.load_checkpoint(directory, "latest").objects
-    for held in runs.values():
-        assert (held["loop"]["updates"], held["loop"]["env_steps"]) == (40, 0)
-    one, other = (held["experiment"]["state"]["policy"] for held in runs.values())
+    for objects in runs.values():
+        assert (objects["loop"]["updates"], objects["loop"]["env_steps"]) == (40, 0)
+    one, other = (objects["experiment"]["state"]["policy"] for objects in runs.values())
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -89,7 +89,7 @@ def offline(config, data):
     return engine
 
 
-def test_after_learning_from_data_alone_updates_continue_in_environments(config, offline):
+def test_updates_continue_in_environments_after_offline_training(config, offline):
     engine = resumed(offline, config())
     engine.advance()
     assert engine.updates == 20 + engine.env_steps > 20
@@ -107,7 +107,7 @@ def other_data(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["mix", "warmup"])
-def test_a_mixed_resume_with_other_data_takes_its_part_from_those(config, data, other_data, kind):
+def test_a_mixed_resume_with_other_data_samples_the_new_data(config, data, other_data, kind):
     engine = DQN(config(data=data, sample={"kind": kind}))
     while engine.updates < 5:
         engine.advance()
@@ -119,7 +119,7 @@ def test_a_mixed_resume_with_other_data_takes_its_part_from_those(config, data, 
     engine.cleanup()
 
 
-def test_a_resume_with_other_data_learns_from_those(config, offline, other_data):
+def test_an_offline_resume_with_other_data_learns_from_the_new_data(config, offline, other_data):
     engine = resumed(offline, config(mode="train", data=other_data, loop={"axis": "updates"}))
     batch = next(engine.due_batches())
     assert (batch["reward"] == 100.0).all()
@@ -127,7 +127,7 @@ def test_a_resume_with_other_data_learns_from_those(config, offline, other_data)
     engine.cleanup()
 
 
-def test_a_mixed_run_goes_on_exactly(config, data):
+def test_a_mixed_run_resumes_exactly(config, data):
     weights = []
     for name in ("whole", "parts"):
         run = config(data=data, sample={"kind": "mix"}, run_name=name, loop={"axis": "env_steps", "steps": 60})
@@ -140,7 +140,7 @@ def test_a_mixed_run_goes_on_exactly(config, data):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("overrides", "message"),
     [
         ({"mode": "train"}, r"mode=train needs recorded rows: set data="),
         ({"sample": {"kind": "mix"}}, r"sample=mix needs recorded rows"),
@@ -152,24 +152,24 @@ def test_a_mixed_run_goes_on_exactly(config, data):
         ),
     ],
 )
-def test_data_without_a_use_and_a_use_without_data_are_refused(config, given, told):
-    with pytest.raises(ValueError, match=told):
-        config(**given)
+def test_unused_data_and_missing_data_are_rejected(config, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        config(**overrides)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("rows.csv", r"data=.*rows.csv: unknown format; choose from .npz, .parquet, minari:ID, or sb3:FILE"),
         ("missing.npz", r"data=.*missing.npz cannot be read: .*No such file"),
     ],
 )
-def test_data_that_cannot_be_read_are_named(config, tmp_path, name, told):
-    with pytest.raises(ConfigurationError, match=told):
+def test_unreadable_data_are_named(config, tmp_path, name, message):
+    with pytest.raises(ConfigurationError, match=message):
         data_of(str(tmp_path / name), SPACES, config().replay, seed=0)
 
 
-def test_data_that_a_buffer_cannot_hold_are_refused(config, data):
+def test_data_larger_than_the_buffer_are_rejected(config, data):
     small = config().replay.model_copy(update={"capacity": 30})
     with pytest.raises(ConfigurationError, match=r"has 40 rows, more than replay.capacity=30"):
         make_sampling(config(data=data, sample={"kind": "mix"}), SPACES, small)
@@ -179,7 +179,7 @@ def rows_of_others(**columns):
     return columns | {"terminated": np.array([False, True]), "truncated": np.zeros(2, bool)}
 
 
-def test_rows_of_others_get_the_keys_shapes_and_types_of_an_engine(tmp_path, config):
+def test_external_rows_get_the_keys_shapes_and_types_of_the_engine(tmp_path, config):
     buffer, seen = ReplayBuffer(10), np.zeros((2, 8, 8), np.uint8)
     at = np.array([[0.5, 1.0], [0.25, 0.0]])
     rows = rows_of_others(at=at, seen=seen, next_at=at, next_seen=seen)
@@ -193,7 +193,7 @@ def test_rows_of_others_get_the_keys_shapes_and_types_of_an_engine(tmp_path, con
     assert batch["reward"].dtype == torch.float32
 
 
-def test_rows_without_observations_are_named(tmp_path, config):
+def test_external_rows_without_observations_are_named(tmp_path, config):
     buffer = ReplayBuffer(10)
     buffer.extend(rows_of_others(state=np.zeros(2), action=np.zeros(2), reward=np.zeros(2)))
     export_npz(buffer, tmp_path / "rows.npz")
@@ -225,7 +225,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_each_option_of_the_replay_learns(config, name, tmp_path):
+def test_each_replay_option_trains(config, name, tmp_path):
     replay = {key: str(tmp_path) if value == "{tmp}" else value for key, value in OPTIONS[name].items()}
     engine = DQN(config(replay=replay))
     for _ in range(30):
@@ -235,19 +235,19 @@ def test_each_option_of_the_replay_learns(config, name, tmp_path):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_each_other_option_is_refused_before_anything_starts(config, name):
-    replay, told = REFUSED[name]
-    with pytest.raises(ValueError, match=told):
+def test_each_unsupported_replay_option_is_rejected_before_the_start(config, name):
+    replay, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
         config(replay=replay)
 
 
 @pytest.mark.parametrize("replay", [*OPTIONS.values(), *(option for option, _ in REFUSED.values())])
-def test_an_agent_without_a_replay_refuses_all_of_them(config, replay):
+def test_an_agent_without_a_replay_rejects_every_replay_option(config, replay):
     with pytest.raises(ValueError, match=r"agent=ppo learns from each rollout and has no replay"):
         config(agent={"kind": "ppo"}, replay=replay)
 
 
-def test_no_row_is_older_than_the_bound_on_staleness(config):
+def test_no_sampled_row_exceeds_the_staleness_bound(config):
     engine = DQN(config(replay={"max_staleness": 2}))
     for _ in range(20):
         engine.advance()

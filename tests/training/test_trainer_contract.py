@@ -18,18 +18,18 @@ from trieye.files.run_record import RunRecord
 AXES = {"env_steps", "updates", "iterations"}
 
 
-PLACES = ("step", "train_step", "policy", "environment", "evaluate")
+LOCATIONS = ("step", "train_step", "policy", "environment", "evaluate")
 
 
 class Failing(DQN):
-    """Raises at the place named by its class attribute, from the 30th environment step on."""
+    """Raises where its class attribute `where` says, from the 30th environment step on."""
 
     where, env_steps_made = None, 0
 
     @classmethod
-    def fail(cls, place):
-        if cls.where == place and cls.env_steps_made >= 30:
-            raise ZeroDivisionError(f"in {place}")
+    def fail(cls, location):
+        if cls.where == location and cls.env_steps_made >= 30:
+            raise ZeroDivisionError(f"in {location}")
 
     def step(self):
         Failing.env_steps_made = self.env_steps
@@ -74,12 +74,12 @@ class Stopping(DQN):
 
 @pytest.fixture
 def config(train_config):
-    def make(steps, run_name="run", **given):
-        rhythm = {
+    def make(steps, run_name="run", **overrides):
+        intervals = {
             "persistence": {"checkpoint_save_freq_steps": 20},
             "loop": {"steps": steps, "evaluate_every_steps": 20},
         }
-        return train_config(run_name=run_name, **rhythm | given)
+        return train_config(run_name=run_name, **intervals | overrides)
 
     return make
 
@@ -88,7 +88,7 @@ def saved(config, which="latest"):
     return trieye.load_checkpoint(config.persistence.get_runs_root_dir() / config.run_name, which)
 
 
-@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("where", LOCATIONS)
 def test_error_propagates_and_latest_untouched(config, where, monkeypatch):
     monkeypatch.setattr(Failing, "where", where)
     monkeypatch.setattr(Failing, "env_steps_made", 0)
@@ -137,10 +137,10 @@ def test_mode_bench_each_checkpoint(config):
         trieye.train(config(60, mode="bench", bench={"checkpoints": "nothing*", "episodes": 1}))
 
 
-def test_the_best_checkpoint_is_what_the_mode_of_its_run_says(config):
-    made = config(60, loop={"steps": 60, "evaluate_every_steps": 20, "mode": "min"})
-    run_experiment(DQN, made)
-    run_dir = made.persistence.get_runs_root_dir() / "run"
+def test_the_best_checkpoint_follows_the_mode_of_its_run(config):
+    min_config = config(60, loop={"steps": 60, "evaluate_every_steps": 20, "mode": "min"})
+    run_experiment(DQN, min_config)
+    run_dir = min_config.persistence.get_runs_root_dir() / "run"
     rated = {
         entry.step: entry.objective for entry in CheckpointStore(run_dir / "checkpoints", read_only=True).entries()
     }

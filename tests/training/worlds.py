@@ -124,8 +124,8 @@ class RoomsOfVector(gym.vector.VectorEnv):
         ends = np.zeros(self.num_envs, bool)
         return self._joined([member.step(0)[0] for member in self.members]), np.zeros(self.num_envs), ends, ends, {}
 
-    def _joined(self, seen):
-        return {key: np.stack([one[key] for one in seen]) for key in seen[0]}
+    def _joined(self, observations):
+        return {key: np.stack([observation[key] for observation in observations]) for key in observations[0]}
 
 
 class Sampling(gym.Env):
@@ -168,29 +168,29 @@ class Troubled(gym.Wrapper):
 
 
 class Spoiled(gym.Env):
-    """Episodes of 3 to 12 steps; one step has `value` as its `what`: reward, observation, or observation of a reset.
+    """Episodes of 3 to 12 steps; one step has `value` as its `target`: reward, observation, or reset observation.
 
-    It happens once in the life of the environment, at its step (or its reset) number `at`, and again `every` so many.
+    It happens at step (or reset) number `at` of the environment and, with `every`, periodically after that.
     """
 
     observation_space, action_space = gym.spaces.Box(-9.0, 9.0, (3,), np.float32), gym.spaces.Discrete(3)
 
-    def __init__(self, what="reward", value=np.nan, at=20, every=None):
-        self.what, self.value, self.at, self.every = what, value, at, every
+    def __init__(self, target="reward", value=np.nan, at=20, every=None):
+        self.target, self.value, self.at, self.every = target, value, at, every
         self.num_steps = self.num_resets = 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.num_resets += 1
         self.left = int(self.np_random.integers(3, 13))
-        return self._obs(is_spoiled=self.what == "reset" and self._is_turn(self.num_resets)), {}
+        return self._obs(is_spoiled=self.target == "reset" and self._is_turn(self.num_resets)), {}
 
     def step(self, action):
         self.num_steps += 1
         self.left -= 1
         is_turn = self._is_turn(self.num_steps)
-        reward = self.value if self.what == "reward" and is_turn else float(action == 1)
-        obs = self._obs(is_spoiled=self.what == "observation" and is_turn)
+        reward = self.value if self.target == "reward" and is_turn else float(action == 1)
+        obs = self._obs(is_spoiled=self.target == "observation" and is_turn)
         return obs, reward, self.left <= 0 and self.num_steps % 2 == 0, self.left <= 0 and self.num_steps % 2 == 1, {}
 
     def _is_turn(self, number):
@@ -212,7 +212,7 @@ class Hangs(gym.Wrapper):
     """
 
     metadata = gym.Env.metadata
-    released, taken = threading.Event(), threading.Event()
+    released, hanging = threading.Event(), threading.Event()
 
     def __init__(self, longest_s=60.0):
         super().__init__(gym.make("CartPole-v1"))
@@ -220,14 +220,14 @@ class Hangs(gym.Wrapper):
 
     def step(self, action):
         self.own_steps += 1
-        if self.own_steps == 20 and not Hangs.taken.is_set():
-            Hangs.taken.set()
+        if self.own_steps == 20 and not Hangs.hanging.is_set():
+            Hangs.hanging.set()
             Hangs.released.wait(self.longest_s)
         return super().step(action)
 
     @classmethod
     def again(cls):
-        cls.released, cls.taken = threading.Event(), threading.Event()
+        cls.released, cls.hanging = threading.Event(), threading.Event()
 
 
 class Endless(gym.Wrapper):
@@ -352,8 +352,8 @@ def collector_of(policy, seed=0, gamma=0.99, **env):
     """Return a collector with a new policy and new environments."""
     config = EnvConfig(**{"id": "tests.training.worlds:Count-v0", **env})
     envs = make_envs(config)
-    made = policy(SimpleNamespace(env=config, agent=None), spaces_of(envs))
-    return Collector(envs, made, config, gamma=gamma, seed=seed)
+    new_policy = policy(SimpleNamespace(env=config, agent=None), spaces_of(envs))
+    return Collector(envs, new_policy, config, gamma=gamma, seed=seed)
 
 
 def collected(collector, steps, *, seed):

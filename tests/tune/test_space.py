@@ -18,7 +18,7 @@ def space_of(walks_config):
     return make
 
 
-def test_texts_of_hydras_grammar_become_what_tune_draws_from(space_of):
+def test_texts_in_hydras_grammar_become_tune_domains(space_of):
     space = space_of(walk={"pace": "tag(log, interval(1e-3, 10))", "legs": "range(1,5)", "gait": "slow,fast"}, seed=7)
     domains = space.domains()
     drawn = {key: {domains[key].sample() for _ in range(300)} for key in space.keys}
@@ -39,7 +39,7 @@ def test_a_grid_has_all_combinations(space_of):
         space_of("grid", **{"walk.pace": "interval(1,2)"})
 
 
-def test_exploring_stays_within_the_bounds(space_of):
+def test_exploration_stays_within_the_bounds(space_of):
     space = space_of(walk={"pace": "interval(1,10)", "legs": "range(1,5)", "gait": "slow,fast"})
     assert space.clamp({"walk.pace": 12.0, "walk.legs": 0, "walk.gait": "fast"}) == {
         "walk.pace": 10.0, "walk.legs": 1, "walk.gait": "fast",
@@ -61,12 +61,12 @@ def test_exploring_stays_within_the_bounds(space_of):
         ({"walk.pace": None}, "tune.space.walk.pace is null"),
     ],
 )
-def test_mistakes_in_a_space_are_named(space_of, space, message):
+def test_invalid_spaces_are_named(space_of, space, message):
     with pytest.raises(ConfigurationError, match=message):
         space_of(**space)
 
 
-def test_a_value_is_what_hydra_reads():
+def test_values_are_parsed_as_hydra_parses_them():
     assert [value_of(text) for text in ("1", "2.5", "1e-3", "true", "fast", "'1'", "[1,2]", "null")] == [
         1, 2.5, 1e-3, True, "fast", "1", [1, 2], None,
     ]  # fmt: skip
@@ -74,7 +74,7 @@ def test_a_value_is_what_hydra_reads():
         value_of("1,2")
 
 
-def test_schedulers_need_evaluations_on_the_way(walks_config):
+def test_schedulers_that_compare_trials_need_intermediate_evaluations(walks_config):
     tune = {"enabled": True, "scheduler": "asha", "space": {"walk": {"pace": "1,2"}}}
     config = walks_config(tune=tune, evaluate_every_steps=0)
     with pytest.raises(ConfigurationError, match=r"asha compares running trials; .*loop\.evaluate_every_steps"):
@@ -91,6 +91,6 @@ def test_schedulers_need_evaluations_on_the_way(walks_config):
         ({"max_concurrent_trials": 2}, "compares all trials; remove max_concurrent_trials"),
     ],
 )
-def test_a_population_is_one(walks_config, options, message):
+def test_a_population_rejects_contradictory_options(walks_config, options, message):
     with pytest.raises(ValidationError, match=message):
         walks_config(tune={"enabled": True, "scheduler": "pbt", "space": {"walk.pace": "1,2"}, **options})

@@ -67,34 +67,34 @@ class Project:
         (directory / "conf" / "train.yaml").write_text(CONF)
         (directory / "walk.py").write_text(PROGRAM)
 
-    def run(self, *words, code=0, has_ray=False):
-        if has_ray:  # it starts processes as this one was started
-            command = [sys.executable, *words]
+    def run(self, *arguments, code=0, has_ray=False):
+        if has_ray:  # Ray starts workers with the command line of this process
+            command = [sys.executable, *arguments]
             done = subprocess.run(command, cwd=self.directory, env=self.environment, capture_output=True, text=True)
         else:
-            done = warm.run(list(words), self.directory, env=self.environment, modules=warm.RUN)
+            done = warm.run(list(arguments), self.directory, env=self.environment, modules=warm.RUN)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def interrupted_at(self, step, study, *words):
-        """Begin a study, and press Ctrl-C when its first trial has come so far."""
-        begun = subprocess.Popen(
-            [sys.executable, *words], cwd=self.directory, env=self.environment,
+    def interrupted_at(self, step, study, *arguments):
+        """Start a study, and press Ctrl-C when its first trial has reached a step."""
+        process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=self.directory, env=self.environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
-        def is_there():
+        def has_reached_step():
             record = JobRecord.read(self.directory / "multirun" / study / "0")
-            return begun.poll() is not None or (record is not None and (record.step or 0) >= step)
+            return process.poll() is not None or (record is not None and (record.step or 0) >= step)
 
-        wait_until(is_there, within_s=120.0, pause_s=0.05)
-        begun.send_signal(signal.SIGINT)
-        printed, _ = begun.communicate(timeout=120)
-        assert begun.returncode == 130, printed
+        wait_until(has_reached_step, within_s=120.0, pause_s=0.05)
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=120)
+        assert process.returncode == 130, printed
         assert "trieye sweep relaunch" in printed
 
-    def cli(self, *words, **options):
-        return self.run("-m", "trieye.cli", *words, **options)
+    def cli(self, *arguments, **options):
+        return self.run("-m", "trieye.cli", *arguments, **options)
 
     @property
     def environment(self):
@@ -115,8 +115,8 @@ def project(tmp_path):
 
 
 @pytest.mark.long
-def test_a_study_that_is_interrupted_goes_on_stops_what_is_behind_and_its_best_config_runs_again(project):
-    words = [
+def test_an_interrupted_study_resumes_prunes_trials_and_reruns_its_best_config(project):
+    arguments = [
         "walk.py",
         "run_name=first",
         "tune=asha",
@@ -125,7 +125,7 @@ def test_a_study_that_is_interrupted_goes_on_stops_what_is_behind_and_its_best_c
         SPACE,
         "walk.gait=slow",
     ]
-    project.interrupted_at(5, "first", *words, "sinks=[mlflow]")
+    project.interrupted_at(5, "first", *arguments, "sinks=[mlflow]")
     printed = project.cli("sweep", "relaunch", "multirun/first", has_ray=True)
     states = {index: job["state"] for index, job in project.statuses("first").items()}
     assert set(states.values()) == {"completed", "pruned"}
@@ -142,28 +142,28 @@ def test_a_study_that_is_interrupted_goes_on_stops_what_is_behind_and_its_best_c
     summary = json.loads((project.directory / "multirun" / "first" / "sweep.json").read_text())["summary"]
     assert summary["best"] in completed
     project.run("walk.py", "experiment=best_first", "run_name=again", "runtime=local")
-    again, best = project.run_dir("again"), project.run_dir(f"first_{summary['best']}")
+    rerun, best = project.run_dir("again"), project.run_dir(f"first_{summary['best']}")
     for metric in ("position", "noise", "eval/return"):
-        assert curve_in(again, metric) == curve_in(best, metric)
-        assert curve_in(again, metric)
+        assert curve_in(rerun, metric) == curve_in(best, metric)
+        assert curve_in(rerun, metric)
 
-    assert "is finished" in project.run(*words, "sinks=[mlflow]")
-    refused = project.run(*words, "tune.num_trials=3", code=2)
+    assert "is finished" in project.run(*arguments, "sinks=[mlflow]")
+    refused = project.run(*arguments, "tune.num_trials=3", code=2)
     assert "was started with tune.num_trials=4 and cannot resume with 3" in refused
-    grown = project.run(*words, "tune.num_trials=5", "sinks=[mlflow]", has_ray=True)
-    assert "study: grows from 4 to 5 trials" in grown
-    assert "4 completed before" in grown
+    output = project.run(*arguments, "tune.num_trials=5", "sinks=[mlflow]", has_ray=True)
+    assert "study: grows from 4 to 5 trials" in output
+    assert "4 completed before" in output
     assert project.statuses("first").keys() == set(range(5))
-    assert "remove tune or -m" in project.run(*words, "-m", code=2)
+    assert "remove tune or -m" in project.run(*arguments, "-m", code=2)
     project.cli("sweep", "status", "multirun/first")
     assert "pace" in project.cli("results", "table", "multirun/first", "--by", "walk.pace")
     assert "has no grid: it is a search or a study" in project.cli("sweep", "show", "1", "-d", "multirun/first", code=2)
 
 
 @pytest.mark.long
-def test_a_study_with_a_trial_that_fails_goes_on_after_an_interrupt(project):
-    words = ["walk.py", "run_name=cut", "tune=grid", "tune.max_failures=1", "walk.gait=slow"]
-    project.interrupted_at(5, "cut", *words, "tune.space.walk.pace='2,3,60'")
+def test_a_study_with_a_failing_trial_resumes_after_an_interrupt(project):
+    arguments = ["walk.py", "run_name=cut", "tune=grid", "tune.max_failures=1", "walk.gait=slow"]
+    project.interrupted_at(5, "cut", *arguments, "tune.space.walk.pace='2,3,60'")
     printed = project.cli("sweep", "relaunch", "multirun/cut", code=1, has_ray=True)
     assert "too fast for this path" in printed
     states = [job["state"] for _, job in sorted(project.statuses("cut").items())]

@@ -32,19 +32,21 @@ class Pausing(FIFOScheduler):
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def study_place(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
     monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
     yield StudyPlace(tmp_path / "study", tmp_path)
-    for number, handler in before.items():  # Tune leaves its own
+    for number, handler in before.items():  # Tune does not restore them
         signal.signal(number, handler)
 
 
-def fit(trainable, place, paces, **options):
+def fit(trainable, study_place, paces, **options):
     """Run a trial for each pace, and return their results in order."""
-    of_run = ("failure_config", "storage_path", "storage_filesystem")
-    run = {"storage_path": str(place.directory)} | {name: options.pop(name) for name in of_run if name in options}
+    run_options = ("failure_config", "storage_path", "storage_filesystem")
+    run_config = {"storage_path": str(study_place.directory)} | {
+        name: options.pop(name) for name in run_options if name in options
+    }
     tuner = tune.Tuner(
         trainable,
         param_space={"walk.pace": tune.grid_search(paces)},
@@ -53,7 +55,7 @@ def fit(trainable, place, paces, **options):
             name="tune",
             verbose=0,
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=2),
-            **run,
+            **run_config,
         ),
     )
     return tuner.fit()
@@ -63,12 +65,12 @@ def run_dir_of(config, index):
     return config.persistence.get_run_base_dir().with_name(f"{config.run_name}_{index}")
 
 
-def test_it_resumes_correctly_as_tune_checks_it(walks_config):
+def test_a_trainable_passes_tunes_own_check_of_save_and_restore(walks_config):
     assert validate_save_restore(as_trainable(Walk, walks_config("walk", steps=100)))
 
 
 @pytest.mark.long
-def test_an_engine_resumes_correctly_as_tune_checks_it(tmp_path):
+def test_an_engine_passes_tunes_own_check_of_save_and_restore(tmp_path):
     config = TrainConfig(
         run_name="dqn",
         agent={"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
@@ -81,39 +83,39 @@ def test_an_engine_resumes_correctly_as_tune_checks_it(tmp_path):
     assert validate_save_restore(as_trainable(DQN, config))
 
 
-def test_it_is_what_tune_asks_of_a_trainable(walks_config, tmp_path):
+def test_a_trainable_implements_the_interface_of_tune(walks_config, tmp_path):
     trainable = as_trainable("tests.tune.walks:Walk", walks_config("walk"))
     assert issubclass(trainable, tune.Trainable)
     assert trainable.__name__ == "WalkTrainable"
-    made = trainable({"walk": {"pace": 2.0}, "walk.legs": 1})
-    assert (made.train()["eval/return"], made.train()["training_iteration"]) == (10.0, 2)
-    saved = made.save(str(tmp_path / "saved"))
+    instance = trainable({"walk": {"pace": 2.0}, "walk.legs": 1})
+    assert (instance.train()["eval/return"], instance.train()["training_iteration"]) == (10.0, 2)
+    saved = instance.save(str(tmp_path / "saved"))
     assert saved.metrics["step"] == 10
-    state = made.get_state()
+    state = instance.get_state()
     assert (state["iteration"], state["last_result"]["step"]) == (2, 10)
-    made.train()
-    made.restore(saved.checkpoint)  # a bare checkpoint, without results: the counters are in it
-    assert made.training_iteration == 2
-    assert made.train()["step"] == 15
-    assert made.train_buffered(60.0, 10)[-1]["done"]
-    assert made.export_model("txt", str(tmp_path)) == {"position.txt": str(tmp_path / "position.txt")}
-    made.stop()
+    instance.train()
+    instance.restore(saved.checkpoint)  # a bare checkpoint, without results: the counters are in it
+    assert instance.training_iteration == 2
+    assert instance.train()["step"] == 15
+    assert instance.train_buffered(60.0, 10)[-1]["done"]
+    assert instance.export_model("txt", str(tmp_path)) == {"position.txt": str(tmp_path / "position.txt")}
+    instance.stop()
 
 
-def test_a_state_that_cannot_be_read_leaves_the_counters_as_they_were(walks_config, tmp_path):
-    made = as_trainable(Walk, walks_config("walk"))({})
-    made.train()
+def test_an_unreadable_state_leaves_the_counters_unchanged(walks_config, tmp_path):
+    trainable = as_trainable(Walk, walks_config("walk"))({})
+    trainable.train()
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="contains no checkpoint"):
-        made.restore(str(tmp_path / "empty"))
-    assert made.training_iteration == 1
-    assert made.train()["step"] == 10
-    made.reset({"walk.pace": 5.0})
-    assert (made.training_iteration, made.get_state()["last_result"]) == (0, None)
-    made.stop()
+        trainable.restore(str(tmp_path / "empty"))
+    assert trainable.training_iteration == 1
+    assert trainable.train()["step"] == 10
+    trainable.reset({"walk.pace": 5.0})
+    assert (trainable.training_iteration, trainable.get_state()["last_result"]) == (0, None)
+    trainable.stop()
 
 
-def test_mistakes_are_named(walks_config):
+def test_invalid_configs_are_named(walks_config):
     with pytest.raises(ConfigurationError, match="would never stop"):
         as_trainable(Walk, walks_config(steps=None))
     with pytest.raises(ConfigurationError, match="no key 'pac' in walk; did you mean 'pace'"):
@@ -123,10 +125,10 @@ def test_mistakes_are_named(walks_config):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [Walk, Agreeing])
-def test_trials_that_take_turns_in_one_process_stay_apart(kind, walks_config, place):
+def test_trials_that_alternate_in_one_process_do_not_mix(kind, walks_config, study_place):
     config = walks_config("turns")
     results = fit(
-        as_trainable(kind, config, place), place, [1.0, 2.0, 3.0],
+        as_trainable(kind, config, study_place), study_place, [1.0, 2.0, 3.0],
         scheduler=Pausing(), reuse_actors=True, max_concurrent_trials=1,
     )  # fmt: skip
     assert [result.metrics["eval/return"] for result in results] == [40.0, 80.0, 120.0]
@@ -135,9 +137,9 @@ def test_trials_that_take_turns_in_one_process_stay_apart(kind, walks_config, pl
         run_dir = run_dir_of(config, index)
         assert curve_in(run_dir) == [(step, 2 * pace * step) for step in range(1, 21)]
         record = RunRecord.read(run_dir / "run.json")
-        assert (record.attempt, record.status, record.group) == (4, "FINISHED", str(place.directory))
+        assert (record.attempt, record.status, record.group) == (4, "FINISHED", str(study_place.directory))
         pids |= {value for _, value in curve_in(run_dir, "pid")}
-        printed = (place.directory / str(index) / OUTPUT).read_text()
+        printed = (study_place.directory / str(index) / OUTPUT).read_text()
         assert f"turns_{index}" in printed
         assert not any(f"turns_{other}" in printed for other in range(3) if other != index)
     assert len(pids) == 1
@@ -147,10 +149,10 @@ def test_trials_that_take_turns_in_one_process_stay_apart(kind, walks_config, pl
 
 
 @pytest.mark.long
-def test_a_trial_that_raises_is_tried_again_and_the_others_are_untouched(walks_config, place):
+def test_a_failing_trial_is_retried_without_affecting_the_others(walks_config, study_place):
     config = walks_config("raising")
     results = fit(
-        as_trainable(Raising, config, place), place, [1.0, 60.0, 2.0],
+        as_trainable(Raising, config, study_place), study_place, [1.0, 60.0, 2.0],
         reuse_actors=True, max_concurrent_trials=1, failure_config=tune.FailureConfig(max_failures=2),
     )  # fmt: skip
     assert [result.error is None for result in results] == [True, False, True]
@@ -162,11 +164,11 @@ def test_a_trial_that_raises_is_tried_again_and_the_others_are_untouched(walks_c
 
 
 @pytest.mark.long
-def test_states_travel_through_a_storage_that_is_no_directory(walks_config, place, tmp_path):
+def test_states_travel_through_a_remote_storage(walks_config, study_place, tmp_path):
     bucket = DirFileSystem(path=str(tmp_path / "bucket"), fs=LocalFileSystem(auto_mkdir=True))
     config = walks_config("stored")
     results = fit(
-        as_trainable(Walk, config, place), place, [1.0, 2.0], scheduler=Pausing(), reuse_actors=False,
+        as_trainable(Walk, config, study_place), study_place, [1.0, 2.0], scheduler=Pausing(), reuse_actors=False,
         storage_path="studies", storage_filesystem=PyFileSystem(FSSpecHandler(bucket)),
     )  # fmt: skip
     assert [result.metrics["eval/return"] for result in results] == [40.0, 80.0]
@@ -175,21 +177,19 @@ def test_states_travel_through_a_storage_that_is_no_directory(walks_config, plac
         assert curve_in(run_dir_of(config, index)) == [(step, 2 * pace * step) for step in range(1, 21)]
 
 
-def test_a_process_where_the_directory_of_the_study_is_not_says_so(walks_config, tmp_path):
+def test_a_process_without_the_study_directory_says_so(walks_config, tmp_path):
     elsewhere = StudyPlace(tmp_path / "study", tmp_path / "elsewhere")
     with pytest.raises(ConfigurationError, match=r"elsewhere, which does not exist on this machine"):
         as_trainable(Walk, walks_config("away"), elsewhere)({})
 
 
 @pytest.mark.long
-def test_trials_that_raise_die_or_find_their_checkpoint_damaged_go_on_and_the_table_says_so(
-    walks_config, place, monkeypatch, capsys
-):
-    monkeypatch.chdir(place.working_dir)
+def test_trials_recover_from_errors_deaths_and_damaged_checkpoints(walks_config, study_place, monkeypatch, capsys):
+    monkeypatch.chdir(study_place.working_dir)
     config = walks_config("unlucky", tune={"enabled": True, "search": "grid", "space": {"walk.pace": "1,2,3,4"}})
     config = config.model_copy(update={"tune": config.tune.model_copy(update={"num_trials": 1})})
     assert trieye.run_experiment(Unlucky, config).objective == 160.0
-    study = place.working_dir / "multirun/unlucky"
+    study = study_place.working_dir / "multirun/unlucky"
     jobs = {job.index: job for job in status_of(study)}
     assert [jobs[index].how for index in range(4)] == ["completed"] * 4
     assert [jobs[index].record.deaths for index in range(4)] == [0, 1, 1, 2]
@@ -204,19 +204,19 @@ def test_trials_that_raise_die_or_find_their_checkpoint_damaged_go_on_and_the_ta
 
 
 @pytest.mark.long
-def test_a_sampler_chooses_what_a_scheduler_compares(walks_config, place, monkeypatch):
-    monkeypatch.chdir(place.working_dir)
+def test_a_sampler_proposes_trials_that_a_scheduler_compares(walks_config, study_place, monkeypatch):
+    monkeypatch.chdir(study_place.working_dir)
     tune_options = {"enabled": True, "search": "optuna", "scheduler": "asha", "reduction_factor": 2, "num_trials": 4}
     config = walks_config("asked", tune=tune_options | {"space": {"walk.pace": "interval(1,10)"}})
     result = trieye.run_experiment(Walk, config)
-    jobs = status_of(place.working_dir / "multirun/asked")
+    jobs = status_of(study_place.working_dir / "multirun/asked")
     assert {job.how for job in jobs} <= {"completed", "pruned"}
     assert result.objective == max(job.record.objective for job in jobs)
 
 
 @pytest.mark.long
-def test_a_population_goes_on_without_a_trial_that_failed(walks_config, place, monkeypatch):
-    monkeypatch.chdir(place.working_dir)
+def test_a_population_continues_without_a_failed_trial(walks_config, study_place, monkeypatch):
+    monkeypatch.chdir(study_place.working_dir)
     tune_options = {
         "enabled": True,
         "scheduler": "pbt",
@@ -226,12 +226,16 @@ def test_a_population_goes_on_without_a_trial_that_failed(walks_config, place, m
     }
     with pytest.raises(StudyError, match="the last one fell over"):
         trieye.run_experiment(FallsOver, walks_config("herd", tune=tune_options))
-    assert [job.how for job in status_of(place.working_dir / "multirun/herd")] == ["completed", "failed", "completed"]
+    assert [job.how for job in status_of(study_place.working_dir / "multirun/herd")] == [
+        "completed",
+        "failed",
+        "completed",
+    ]
 
 
 @pytest.mark.long
-def test_a_trial_whose_process_dies_as_it_takes_over_from_another_one_is_tried_again(walks_config, place, monkeypatch):
-    monkeypatch.chdir(place.working_dir)
+def test_a_trial_whose_process_dies_while_copying_another_is_retried(walks_config, study_place, monkeypatch):
+    monkeypatch.chdir(study_place.working_dir)
     tune_options = {
         "enabled": True,
         "scheduler": "pbt",
@@ -241,19 +245,22 @@ def test_a_trial_whose_process_dies_as_it_takes_over_from_another_one_is_tried_a
     }
     config = walks_config("stumbles", tune=tune_options)
     trieye.run_experiment(Stumbles, config)
-    jobs = status_of(place.working_dir / "multirun/stumbles")
+    jobs = status_of(study_place.working_dir / "multirun/stumbles")
     assert [job.how for job in jobs] == ["completed"] * 3
     assert sum(job.record.deaths > 0 for job in jobs) == 1
     for index in range(3):
         assert [step for step, _ in curve_in(run_dir_of(config, index))] == list(range(1, 21))
 
 
-def test_the_process_of_a_trial_is_where_the_study_was_begun(walks_config, place):
+def test_a_trial_runs_in_the_working_directory_of_the_study(walks_config, study_place):
     class Where(Walk):
         def evaluate(self):
-            return {"eval/return": float(Path.cwd() == place.working_dir)}
+            return {"eval/return": float(Path.cwd() == study_place.working_dir)}
 
-    assert fit(as_trainable(Where, walks_config("where"), place), place, [1.0])[0].metrics["eval/return"] == 1.0
+    assert (
+        fit(as_trainable(Where, walks_config("where"), study_place), study_place, [1.0])[0].metrics["eval/return"]
+        == 1.0
+    )
 
 
 @ray.remote(max_retries=0)
@@ -262,7 +269,7 @@ def train_in_group(config):
 
 
 @pytest.mark.long
-def test_explorers_of_a_trial_run_on_what_its_placement_group_reserves(tmp_path):
+def test_explorers_of_a_trial_run_inside_its_placement_group(tmp_path):
     config = TrainConfig(
         agent={"kind": "dqn", "rollout_steps": 8, "batch_size": 8, "learning_starts": 16},
         env={"id": "CartPole-v1", "eval_episodes": 1},
@@ -276,17 +283,17 @@ def test_explorers_of_a_trial_run_on_what_its_placement_group_reserves(tmp_path)
     assert bundles == [{"CPU": 1}, {"CPU": 1}]  # all that this Ray has
     group = ray.util.placement_group(bundles)
     try:
-        where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        trained = train_in_group.options(num_cpus=1, scheduling_strategy=where).remote(config)
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        trained = train_in_group.options(num_cpus=1, scheduling_strategy=strategy).remote(config)
         done, _ = ray.wait([trained], timeout=90)
-        assert done, "its explorer found no room"
+        assert done, "its explorer was not scheduled"
         ray.get(trained)
     finally:
         ray.util.remove_placement_group(group)
 
 
-def test_a_study_whose_trials_find_no_room_is_refused(walks_config, place, monkeypatch):
-    monkeypatch.chdir(place.working_dir)
+def test_a_study_whose_trials_cannot_be_scheduled_is_rejected(walks_config, study_place, monkeypatch):
+    monkeypatch.chdir(study_place.working_dir)
     tune_options = {"enabled": True, "scheduler": "none", "space": {"walk.pace": "1,2"}, "num_cpus": 3, "time_s": 20}
     with pytest.raises(
         ConfigurationError, match=r"a trial .* needs more than Ray has \(CPU 3 of 2\); lower tune.num_cpus"

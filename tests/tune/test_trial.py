@@ -24,13 +24,13 @@ def status(trial):
     return RunRecord.read(trial.run_dir / "run.json").status
 
 
-def test_an_iteration_is_an_evaluation_and_the_last_one_says_that_it_is_done(walks_config):
+def test_an_iteration_is_an_evaluation_and_the_last_one_reports_done(walks_config):
     trial = Trial(Walk, walks_config(), {"walk.pace": 1.0, "walk.gait": "slow"})
     results = [trial.iterate() for _ in range(4)]
-    assert [each["training_iteration"] for each in results] == [1, 2, 3, 4]
-    assert [each["step"] for each in results] == [5, 10, 15, 20]
-    assert [each["eval/return"] for each in results] == [10.0, 20.0, 30.0, 40.0]
-    assert [each["done"] for each in results] == [False, False, False, True]
+    assert [result["training_iteration"] for result in results] == [1, 2, 3, 4]
+    assert [result["step"] for result in results] == [5, 10, 15, 20]
+    assert [result["eval/return"] for result in results] == [10.0, 20.0, 30.0, 40.0]
+    assert [result["done"] for result in results] == [False, False, False, True]
     assert results[-1]["stop_reason"] == "loop.steps=20 done"
     assert trial.iterate() == results[-1]
     assert status(trial) == "FINISHED"
@@ -38,7 +38,7 @@ def test_an_iteration_is_an_evaluation_and_the_last_one_says_that_it_is_done(wal
     assert {value for _, value in curve(trial, "tune/walk.pace")} == {1.0}
 
 
-def test_hyperparameters_are_logged_at_every_evaluation_also_after_a_restore(walks_config):
+def test_hyperparameters_are_logged_at_each_evaluation_even_after_a_restore(walks_config):
     for number in range(1, 4):
         trial = Trial(Walk, walks_config(), {"walk.pace": 1.0})
         assert trial.iterate()["training_iteration"] == number
@@ -46,7 +46,7 @@ def test_hyperparameters_are_logged_at_every_evaluation_also_after_a_restore(wal
     assert curve(trial, "tune/walk.pace") == [(5, 1.0), (10, 1.0), (15, 1.0)]
 
 
-def test_the_curve_of_a_trial_is_that_of_a_run_with_its_config(walks_config):
+def test_the_curve_of_a_trial_equals_that_of_a_run_with_its_config(walks_config):
     trial = Trial(Walk, walks_config())
     while not trial.iterate()["done"]:
         pass
@@ -57,58 +57,58 @@ def test_the_curve_of_a_trial_is_that_of_a_run_with_its_config(walks_config):
     assert len(curve(trial, "noise")) == 20
 
 
-def test_what_was_saved_is_gone_on_from_with_its_counters_and_generators(walks_config, tmp_path):
+def test_a_restored_trial_continues_with_its_counters_and_generators(walks_config, tmp_path):
     trial = Trial(Walk, walks_config())
     trial.iterate()
     trial.save(tmp_path / "saved")
-    whole = [trial.iterate() for _ in range(2)]
+    uninterrupted = [trial.iterate() for _ in range(2)]
     trial.close()
     before = curve(trial, "noise")
-    again = Trial(Walk, walks_config())
-    again.restore(tmp_path / "saved")
-    assert again.evaluations == 1
-    results = [again.iterate() for _ in range(2)]
-    skipped = {"time_train_s", "attempt"}
-    assert [{k: v for k, v in each.items() if k not in skipped} for each in results] == [
-        {k: v for k, v in each.items() if k not in skipped} for each in whole
+    resumed = Trial(Walk, walks_config())
+    resumed.restore(tmp_path / "saved")
+    assert resumed.evaluations == 1
+    results = [resumed.iterate() for _ in range(2)]
+    varying_keys = {"time_train_s", "attempt"}
+    assert [{k: v for k, v in result.items() if k not in varying_keys} for result in results] == [
+        {k: v for k, v in result.items() if k not in varying_keys} for result in uninterrupted
     ]
-    again.close()
-    assert curve(again, "noise") == before, "points after the checkpoint are superseded and equal when logged again"
+    resumed.close()
+    assert curve(resumed, "noise") == before, "points after the checkpoint are superseded and equal when logged again"
 
 
-def test_a_trial_that_nobody_saved_goes_on_from_what_its_run_has(walks_config):
+def test_an_unsaved_trial_resumes_from_the_checkpoint_of_its_run(walks_config):
     trial = Trial(Walk, walks_config())
     trial.iterate()
     trial.close()  # an evaluation that is the best so far is saved by the run
     assert status(trial) == "KILLED"
-    again = Trial(Walk, walks_config())
-    results = again.iterate()
-    again.close()
+    resumed = Trial(Walk, walks_config())
+    results = resumed.iterate()
+    resumed.close()
     assert (results["training_iteration"], results["step"], results["attempt"]) == (2, 10, 2)
 
 
-def test_the_state_of_another_trial_is_taken_over_and_the_curve_stays(walks_config, tmp_path):
+def test_a_trial_can_copy_the_state_of_another_and_keeps_its_own_curve(walks_config, tmp_path):
     good, poor = Trial(Walk, walks_config("good", 9.0)), Trial(Walk, walks_config("poor", 1.0))
     for trial in (good, poor):
         trial.iterate()
         trial.save(tmp_path / trial.run_dir.name)
     poor.close()
-    taking = Trial(Walk, walks_config("poor", 8.0))
-    taking.restore(tmp_path / "good")
-    results = taking.iterate()
+    exploiting = Trial(Walk, walks_config("poor", 8.0))
+    exploiting.restore(tmp_path / "good")
+    results = exploiting.iterate()
     assert (results["training_iteration"], results["eval/return"]) == (2, 9.0 * 10 + 8.0 * 10)
-    taking.close()
-    assert curve(taking) == [
+    exploiting.close()
+    assert curve(exploiting) == [
         *((step, 2.0 * step) for step in range(1, 6)),
         *((s, 90 + 16.0 * (s - 5)) for s in range(6, 11)),
     ]
-    record = RunRecord.read(taking.run_dir / "run.json")
+    record = RunRecord.read(exploiting.run_dir / "run.json")
     assert (record.run_name, record.forked_from.run_name) == ("poor", "good")
     assert RunRecord.read(good.run_dir / "run.json").run_id != record.run_id
     good.close()
 
 
-def test_what_came_after_the_step_of_a_state_that_is_taken_over_is_superseded(walks_config, tmp_path):
+def test_points_after_the_step_of_a_copied_state_are_superseded(walks_config, tmp_path):
     good, poor = Trial(Walk, walks_config("good", 9.0)), Trial(Walk, walks_config("poor", 1.0))
     good.iterate()
     good.save(tmp_path / "good")
@@ -117,15 +117,15 @@ def test_what_came_after_the_step_of_a_state_that_is_taken_over_is_superseded(wa
         poor.iterate()
         poor.save(tmp_path / f"poor{poor.evaluations}")
     poor.close()
-    taking = Trial(Walk, walks_config("poor", 8.0))
-    taking.restore(tmp_path / "good")
-    assert taking.iterate()["step"] == 10
-    taking.close()
-    assert curve(taking) == [(step, 2.0 * step if step <= 5 else 90 + 16.0 * (step - 5)) for step in range(1, 11)]
-    assert [value for _, value in curve(taking, "eval/return")] == [10.0, 170.0]
+    exploiting = Trial(Walk, walks_config("poor", 8.0))
+    exploiting.restore(tmp_path / "good")
+    assert exploiting.iterate()["step"] == 10
+    exploiting.close()
+    assert curve(exploiting) == [(step, 2.0 * step if step <= 5 else 90 + 16.0 * (step - 5)) for step in range(1, 11)]
+    assert [value for _, value in curve(exploiting, "eval/return")] == [10.0, 170.0]
 
 
-def test_a_trial_that_nobody_saved_keeps_its_curve_when_it_takes_over_a_state(walks_config, tmp_path):
+def test_an_unsaved_trial_keeps_its_curve_when_it_copies_a_state(walks_config, tmp_path):
     class Flat(Walk):
         def evaluate(self):
             return {"eval/return": 1.0}  # which is never better than before
@@ -143,7 +143,7 @@ def test_a_trial_that_nobody_saved_keeps_its_curve_when_it_takes_over_a_state(wa
     assert [step for step, _ in curve(poor, "eval/return")] == [5, 10, 15]
 
 
-def test_an_experiment_is_made_anew_for_another_trial_unless_it_agrees_and_a_state_follows(walks_config, tmp_path):
+def test_an_experiment_is_rebuilt_for_another_trial_unless_it_supports_reset_config(walks_config, tmp_path):
     trial = Trial(Agreeing, walks_config("first"))
     trial.iterate()
     trial.save(tmp_path / "first")
@@ -161,7 +161,7 @@ def test_an_experiment_is_made_anew_for_another_trial_unless_it_agrees_and_a_sta
     assert names == ["KILLED"] * 3
 
 
-def test_a_trial_that_fails_is_recorded_and_the_next_one_begins_where_it_was_saved(walks_config, tmp_path):
+def test_a_failed_trial_is_recorded_and_its_successor_starts_from_the_saved_state(walks_config, tmp_path):
     trial = Trial(Raising, walks_config(pace=60.0))
     trial.iterate()
     trial.save(tmp_path / "saved")
@@ -170,13 +170,13 @@ def test_a_trial_that_fails_is_recorded_and_the_next_one_begins_where_it_was_sav
     assert status(trial) == "FAILED"
     with pytest.raises(RuntimeError, match="too fast"):
         trial.iterate()
-    again = Trial(Raising, walks_config(pace=6.0))
-    again.restore(tmp_path / "saved")
-    assert again.iterate()["step"] == 10
-    again.close()
+    resumed = Trial(Raising, walks_config(pace=6.0))
+    resumed.restore(tmp_path / "saved")
+    assert resumed.iterate()["step"] == 10
+    resumed.close()
 
 
-def test_in_place_of_a_damaged_state_a_trial_goes_on_from_its_own_and_its_result_says_so(walks_config, tmp_path):
+def test_a_trial_with_a_damaged_state_falls_back_to_its_own_checkpoint(walks_config, tmp_path):
     trial = Trial(Walk, walks_config())
     trial.iterate()
     trial.save(tmp_path / "saved")
@@ -187,23 +187,23 @@ def test_in_place_of_a_damaged_state_a_trial_goes_on_from_its_own_and_its_result
     content[len(content) // 2] ^= 0xFF
     largest.unlink()  # it may be a further name of the run's own
     largest.write_bytes(content)
-    again = Trial(Walk, walks_config())
-    again.restore(tmp_path / "saved")
-    assert again.evaluations == 1
-    results = again.iterate()
+    resumed = Trial(Walk, walks_config())
+    resumed.restore(tmp_path / "saved")
+    assert resumed.evaluations == 1
+    results = resumed.iterate()
     assert (results["step"], largest.name in results["damage"]) == (10, True)
-    assert "damage" not in again.iterate()
-    again.close()
-    assert curve(again) == [(step, 2.0 * step) for step in range(1, 16)]
+    assert "damage" not in resumed.iterate()
+    resumed.close()
+    assert curve(resumed) == [(step, 2.0 * step) for step in range(1, 16)]
     with pytest.raises(CheckpointError, match="contains no checkpoint of a trial"):
-        again.restore(tmp_path)
+        resumed.restore(tmp_path)
     other = Trial(Walk, walks_config("other"))
     with pytest.raises(CheckpointError, match=largest.name):
         other.restore(tmp_path / "saved")  # no own checkpoint: it must not silently start from scratch
     assert (other.evaluations, status(other)) == (0, "FAILED")
 
 
-def test_a_state_of_another_shape_is_refused(walks_config, tmp_path):
+def test_an_incompatible_state_is_rejected(walks_config, tmp_path):
     class Other(Walk):
         def load_checkpoint(self, checkpoint):
             raise KeyError("it is of another kind")
@@ -212,12 +212,12 @@ def test_a_state_of_another_shape_is_refused(walks_config, tmp_path):
     trial.iterate()
     trial.save(tmp_path / "saved")
     trial.close()
-    again = Trial(Other, walks_config())
+    incompatible = Trial(Other, walks_config())
     with pytest.raises(CheckpointError, match="does not fit Other"):
-        again.restore(tmp_path / "saved")
+        incompatible.restore(tmp_path / "saved")
 
 
-def test_a_kept_state_whose_branch_the_run_has_replaced_is_gone_on_from_and_saved(tmp_path):
+def test_a_saved_state_of_a_replaced_branch_can_be_resumed_and_saved(tmp_path):
     config = TrainConfig(
         run_name="dqn",
         agent={"kind": "dqn", "rollout_steps": 4, "batch_size": 8, "learning_starts": 8},
@@ -233,7 +233,7 @@ def test_a_kept_state_whose_branch_the_run_has_replaced_is_gone_on_from_and_save
         trial.save(tmp_path / f"kept{number}")
     trial.reset(with_values(config, {"seed": 1, "agent.lr": 0.1}), {})
     trial.restore(tmp_path / "kept1")
-    trial.iterate()  # its rows and checkpoint replace those of the first branch
+    trial.iterate()  # its rows and checkpoint replace the first branch
     trial.reset(config, {})
     trial.restore(tmp_path / "kept2")
     step = trial.iterate()["step"]
@@ -243,7 +243,7 @@ def test_a_kept_state_whose_branch_the_run_has_replaced_is_gone_on_from_and_save
     verify(checkpoint.path)  # all rows included
 
 
-def test_no_identity_is_taken_over(walks_config, tmp_path):
+def test_a_restored_state_does_not_change_the_identity_of_a_run(walks_config, tmp_path):
     trial = Trial(Walk, walks_config("first"))
     trial.iterate()
     trial.save(tmp_path / "saved")
@@ -256,7 +256,7 @@ def test_no_identity_is_taken_over(walks_config, tmp_path):
     assert len(list((trial.run_dir / "checkpoints").glob("checkpoint_step_*"))) == 1
 
 
-def test_a_model_is_written(walks_config, tmp_path):
+def test_a_trial_exports_its_model(walks_config, tmp_path):
     trial = Trial(Walk, walks_config())
     trial.iterate()
     (path,) = trial.export_model(tmp_path)
@@ -264,7 +264,7 @@ def test_a_model_is_written(walks_config, tmp_path):
     trial.close()
 
 
-def test_an_objective_that_is_no_number_is_the_worst(walks_config):
+def test_a_nan_objective_counts_as_the_worst_value(walks_config):
     class Lost(Walk):
         def evaluate(self):
             return {"eval/return": np.nan}
@@ -273,19 +273,25 @@ def test_an_objective_that_is_no_number_is_the_worst(walks_config):
     assert Trial(Lost, walks_config("least", steps=5, mode="min")).iterate()["eval/return"] == np.inf
 
 
-def test_values_are_set_and_checked_and_all_else_is_the_very_same(walks_config):
+def test_values_are_set_and_validated_and_everything_else_is_shared(walks_config):
     config = walks_config()
-    made = with_values(config, {"walk.pace": 3, "loop.steps": 7, "seed": 5})
-    assert (made.walk.pace, made.walk.legs, made.loop.steps, made.loop.evaluate_every_steps, made.seed) == (
+    changed = with_values(config, {"walk.pace": 3, "loop.steps": 7, "seed": 5})
+    assert (
+        changed.walk.pace,
+        changed.walk.legs,
+        changed.loop.steps,
+        changed.loop.evaluate_every_steps,
+        changed.seed,
+    ) == (
         3,
         2,
         7,
         5,
         5,
     )
-    assert (config.walk.pace, config.seed, made.run_name) == (1.0, 0, "trial_0")
-    assert made.sinks is config.sinks
-    assert os.fspath(named(made, "other").persistence.get_run_base_dir()).endswith("app/runs/other")
+    assert (config.walk.pace, config.seed, changed.run_name) == (1.0, 0, "trial_0")
+    assert changed.sinks is config.sinks
+    assert os.fspath(named(changed, "other").persistence.get_run_base_dir()).endswith("app/runs/other")
     with pytest.raises(ConfigurationError, match="no key 'pac' in walk; did you mean 'pace'"):
         with_values(config, {"walk.pac": 3})
     with pytest.raises(ConfigurationError, match=r"walk\.pace=1000: Input should be less than or equal to 100"):

@@ -41,13 +41,13 @@ def test_a_restored_study_continues_its_sequence_of_proposals(sampler, tmp_path)
     assert [trial(restored, index) for index in range(5, 9)] == points[5:]
 
 
-def test_a_study_whose_sampler_lacks_its_package_is_refused_at_once(monkeypatch):
+def test_a_missing_sampler_package_is_reported_at_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "cmaes", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'trieye\[optuna\]'"):
         Asking([Dimension("x", low=0, high=1)], SweeperConfig(kind="optuna", sampler="cmaes"), **OPTIONS)
 
 
-def drawn(search):
+def drawn_trials(search):
     return list(iter(search.next_trial, None))
 
 
@@ -61,19 +61,19 @@ def experiment(num, values):
 def test_a_study_without_a_searcher_grows_by_trials(values, per_sample, monkeypatch):
     search = GrowingVariants(random_state=3)
     search.add_configurations(experiment(2, values))
-    first = drawn(search)
+    first = drawn_trials(search)
     assert search.is_finished()
     state = pickle.loads(cloudpickle.dumps(search.get_state()))
     monkeypatch.setattr(StudySize, "num_trials", 3)
     grown = GrowingVariants(random_state=3)
     grown.set_state(state)
-    added = drawn(grown)
+    added = drawn_trials(grown)
     numbers = [int(trial.trial_id.rpartition("_")[2]) for trial in [*first, *added]]
     assert numbers == list(range(3 * per_sample))
     assert grown.total_samples == 3 * per_sample
     at_once = GrowingVariants(random_state=3)
     at_once.add_configurations(experiment(3, values))
-    assert [trial.config["x"] for trial in drawn(at_once)] == [trial.config["x"] for trial in [*first, *added]]
+    assert [trial.config["x"] for trial in drawn_trials(at_once)] == [trial.config["x"] for trial in [*first, *added]]
 
 
 def test_a_study_with_a_searcher_grows_by_trials(monkeypatch):
@@ -81,7 +81,7 @@ def test_a_study_with_a_searcher_grows_by_trials(monkeypatch):
     options = {"metric": "distance", "mode": "max", "num_trials": 2}
     search = GrowingSearch(Asking(dimensions, SweeperConfig(kind="optuna"), **options))
     search.add_configurations(experiment(2, {}))
-    assert len(drawn(search)) == 2
+    assert len(drawn_trials(search)) == 2
     monkeypatch.setattr(StudySize, "num_trials", 5)
     search.set_state(search.get_state())
-    assert [trial.config[INDEX] for trial in drawn(search)] == [2, 3, 4]
+    assert [trial.config[INDEX] for trial in drawn_trials(search)] == [2, 3, 4]

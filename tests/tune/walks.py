@@ -14,9 +14,9 @@ from trieye.history.table import read_history
 class WalkConfig(trieye.StrictModel):
     """Hyperparameters of a walk."""
 
-    pace: float = Field(default=1.0, gt=0, le=100, description="How far a step leads.")
-    legs: int = Field(default=2, ge=1, le=8, description="How many steps there are in a step.")
-    gait: str = Field(default="slow", description="How it goes.")
+    pace: float = Field(default=1.0, gt=0, le=100, description="Length of a step.")
+    legs: int = Field(default=2, ge=1, le=8, description="Multiplier of a step.")
+    gait: str = Field(default="slow", description="Style of the walk.")
 
 
 class WalksConfig(trieye.TrieyeConfig):
@@ -55,7 +55,7 @@ class Walk(trieye.Experiment[WalksConfig]):
 
 
 class Agreeing(Walk):
-    """The same; it takes another config in place."""
+    """A walk that accepts another config without a rebuild."""
 
     def reset_config(self, new_config):
         self.reused = True
@@ -66,7 +66,7 @@ class Agreeing(Walk):
 
 
 class Raising(Walk):
-    """The same; it fails after a while if it is fast."""
+    """A walk that fails in its sixth step if it is fast."""
 
     def step(self):
         if self.config.walk.pace > 50 and len(self.path) == 5:
@@ -75,15 +75,15 @@ class Raising(Walk):
 
 
 class Unlucky(Walk):
-    """The same; what befalls a trial, once, depends on its pace: 2 it raises, 3 its process is killed, 4 that too, and
-    the checkpoint that it resumes from is damaged.
+    """A walk that fails once, depending on its pace: 2 raises, 3 kills its process, 4 kills its process and damages
+    the checkpoint that it would resume from.
     """
 
     def step(self):
         values, pace = super().step(), self.config.walk.pace
-        mark = Path(self.run.config.persistence.root_data_dir) / f"befell-{pace:g}"
-        if len(self.path) == 12 and pace > 1 and not mark.exists():
-            mark.touch()
+        flag = Path(self.run.config.persistence.root_data_dir) / f"befell-{pace:g}"
+        if len(self.path) == 12 and pace > 1 and not flag.exists():
+            flag.touch()
             if pace == 4:
                 for checkpoint in Path("multirun").glob(f"*/tune/*_0000{self.run.name[-1]}/*/checkpoint_step_10"):
                     damage(checkpoint)
@@ -94,7 +94,7 @@ class Unlucky(Walk):
 
 
 class FallsOver(Walk):
-    """The same; the second trial of a study falls over when the others have been evaluated twice, and wait for it."""
+    """A walk whose second trial in a study raises when the others have been evaluated twice."""
 
     def step(self):
         if self.run.name.endswith("_1") and len(self.path) == 7:
@@ -105,12 +105,12 @@ class FallsOver(Walk):
 
 
 class Stumbles(Walk):
-    """The same; a process is killed once, while it restores another trial's state."""
+    """A walk whose process is killed once, while it copies another trial's state."""
 
     def reset_config(self, new_config):
-        mark = Path(new_config.persistence.root_data_dir) / "stumbled"
-        if not mark.exists():
-            mark.touch()
+        flag = Path(new_config.persistence.root_data_dir) / "stumbled"
+        if not flag.exists():
+            flag.touch()
             os.kill(os.getpid(), 9)
         return False
 

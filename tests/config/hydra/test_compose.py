@@ -48,7 +48,7 @@ class TrainConfig(TrieyeConfig):
     steps: int
 
 
-def test_the_config_of_a_project_composes_with_its_own_type(project):
+def test_the_config_of_a_project_is_composed_with_its_own_type(project):
     project.write("train", (project.conf / "train.yaml").read_text() + "steps: 7\n")
     config = compose(["agent.layers=[3]"], config_path=project.conf, config_type=TrainConfig)
     assert isinstance(config, TrainConfig)
@@ -56,42 +56,45 @@ def test_the_config_of_a_project_composes_with_its_own_type(project):
     assert config.runtime.kind == "local"
 
 
-def test_a_required_key_that_nobody_sets_is_asked_for(project):
+def test_a_missing_required_key_says_how_to_set_it(project):
     with pytest.raises(ConfigurationError, match=r"^steps has no value; set it with steps=<value>"):
         compose(config_path=project.conf, config_type=TrainConfig)
 
 
-def test_mistakes_raise_a_configuration_error():
+def test_invalid_overrides_raise_a_configuration_error():
     with pytest.raises(ConfigurationError, match=r"^runtime=lokal: unknown option 'lokal' of runtime"):
         compose(["runtime=lokal"])
     with pytest.raises(ConfigurationError, match=r"^loop\.steps=0: expected an integer >= 1 or null"):
         compose(["loop.steps=0"])
 
 
-def test_a_relative_config_path_belongs_to_the_file_of_the_caller(monkeypatch, tmp_path):
+def test_a_relative_config_path_is_relative_to_the_file_of_the_caller(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     relative = os.path.relpath(Path(trieye.__file__).parent / "conf", Path(__file__).parent)
     assert compose(config_path=relative, config_name="trieye").app_name == "default_app"
 
 
-def test_a_relative_config_path_without_a_file_belongs_to_the_working_directory(project):
-    found: dict[str, object] = {"compose": compose}
-    exec("config = compose(config_path='conf')", found)  # noqa: S102 - as a notebook does
-    assert found["config"].app_name == "tested"
+def test_a_relative_config_path_without_a_file_is_relative_to_the_working_directory(project):
+    namespace: dict[str, object] = {"compose": compose}
+    exec("config = compose(config_path='conf')", namespace)  # noqa: S102 - as a notebook does
+    assert namespace["config"].app_name == "tested"
 
 
-def test_composing_leaves_hydra_as_it_was():
+def test_composing_leaves_the_global_state_of_hydra_unchanged():
     compose()
     assert not GlobalHydra.instance().is_initialized()
     assert not HydraConfig.initialized()
     assert launch_info() is None
 
 
-def test_a_task_may_compose_another_config_in_every_job_of_a_sweep(project):
+def test_each_job_of_a_sweep_can_compose_another_config(project):
     (project.directory / "train.py").write_text(COMPOSING)
-    ended = project.run("-m", "seed=1,2", "runtime=glob(l*)")  # Hydra itself lists the options of trieye
-    assert ended.code == 0, ended.err
-    assert [line for line in ended.out.splitlines() if line.startswith("job")] == ["job 0 1 5 train", "job 1 2 5 train"]
+    completed = project.run("-m", "seed=1,2", "runtime=glob(l*)")  # Hydra itself lists the options of trieye
+    assert completed.code == 0, completed.err
+    assert [line for line in completed.out.splitlines() if line.startswith("job")] == [
+        "job 0 1 5 train",
+        "job 1 2 5 train",
+    ]
 
 
 @pytest.fixture
@@ -102,7 +105,7 @@ def registered(monkeypatch):
     ConfigStore.instance().repo.pop("schema.yaml", None)
 
 
-def test_hydra_itself_composes_the_configs_of_a_registered_type(project, registered):
+def test_hydra_itself_composes_configs_of_a_registered_type(project, registered):
     trieye.register(TrainConfig)
     with hydra.initialize_config_dir(str(project.conf), **VERSION_BASE):
         before = hydra.compose("train", ["metrics=[core,replay]", "agent.lr=2"])
@@ -114,23 +117,23 @@ def test_hydra_itself_composes_the_configs_of_a_registered_type(project, registe
     assert (after.steps, after.agent.lr) == (7, 0.5)
 
 
-def test_what_is_registered_is_a_config(registered):
+def test_only_a_trieye_config_can_be_registered(registered):
     with pytest.raises(ConfigurationError, match=r"AgentConfig.*use trieye\.TrieyeConfig or a subclass"):
         trieye.register(AgentConfig)
 
 
-def test_a_primary_config_may_begin_with_another_one(project):
+def test_a_primary_config_can_extend_another_one(project):
     project.write("other", "defaults:\n  - train\n  - _self_\nseed: 5\n")
     config = compose(["sinks=[mlflow]"], config_path=project.conf, config_name="other")
     assert (config.seed, config.app_name, config.sinks.mlflow.enabled) == (5, "tested", True)
 
 
-def test_a_file_of_the_project_wins_over_one_of_trieye(project):
+def test_a_file_of_the_project_overrides_one_of_trieye(project):
     project.write("runtime/ray", "# mine\nnum_cpus: 3\n")
     assert compose(["runtime=ray"], config_path=project.conf).runtime.num_cpus == 3
 
 
-def test_relative_paths_of_the_config_belong_to_the_working_directory(project):
+def test_relative_paths_in_the_config_are_relative_to_the_working_directory(project):
     config = compose(
         ["persistence.load_checkpoint_path=ckpt", "persistence.root_data_dir=data"], config_path=project.conf
     )
@@ -144,7 +147,7 @@ def test_values_of_hydra_can_be_interpolated(project):
     assert config.tags["cwd"] == str(project.directory)
 
 
-def test_a_task_can_be_called_with_a_config():
+def test_a_task_is_callable_with_a_config():
     @trieye.main()
     def train(config: TrieyeConfig) -> int:
         return config.seed
@@ -186,22 +189,22 @@ def test_a_config_path_may_be_a_package(monkeypatch):
         compose(config_path="pkg://no.such")
 
 
-def test_a_directory_of_configs_that_is_not_there_is_said_with_what_can_be_done(tmp_path):
+def test_a_missing_config_directory_says_how_to_create_it(tmp_path):
     message = rf"^config_path={tmp_path}/conf: no such directory; create it with train\.yaml, .*'pkg://trieye\.conf'"
     with pytest.raises(ConfigurationError, match=message):
         compose(config_path=tmp_path / "conf")
 
 
-def test_the_decorator_without_parentheses_is_refused_at_once():
+def test_the_decorator_without_parentheses_is_rejected_at_once():
     with pytest.raises(ConfigurationError, match=r"@trieye.main above train: write @trieye.main\(\)"):
 
         @trieye.main
         def train(config: TrainConfig) -> None: ...
 
 
-def test_a_mistake_shows_no_frames_of_hydra():
+def test_an_invalid_override_shows_no_frames_of_hydra():
     with pytest.raises(ConfigurationError, match="did you mean 'local'") as caught:
         compose(["runtime=lokal"])
-    shown = "".join(traceback.format_exception(caught.value))
-    assert "/hydra/_internal/" not in shown
-    assert len(shown.splitlines()) < 20
+    text = "".join(traceback.format_exception(caught.value))
+    assert "/hydra/_internal/" not in text
+    assert len(text.splitlines()) < 20

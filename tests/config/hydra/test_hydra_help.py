@@ -13,7 +13,7 @@ from trieye.config.base import StrictModel
 from trieye.config.hydra.loader import ConfigSource, opened
 from trieye.config.hydra.preflight import Preflight
 
-Helped = Callable[..., str]
+HelpText = Callable[..., str]
 
 
 class AgentConfig(StrictModel):
@@ -21,13 +21,13 @@ class AgentConfig(StrictModel):
 
 
 class TrainConfig(TrieyeConfig):
-    agent: AgentConfig = Field(default_factory=AgentConfig, description="Who learns.")
-    critic: AgentConfig | None = Field(default=None, description="Who judges.")
+    agent: AgentConfig = Field(default_factory=AgentConfig, description="The learning algorithm.")
+    critic: AgentConfig | None = Field(default=None, description="The critic.")
 
 
 @pytest.fixture
-def helped(project, monkeypatch, capsys):
-    def ask(*arguments: str) -> str:
+def help_text(project, monkeypatch, capsys):
+    def show_help(*arguments: str) -> str:
         @trieye.main(config_path=str(project.conf))
         def train(config: TrainConfig) -> None:
             """Train an agent.
@@ -39,14 +39,14 @@ def helped(project, monkeypatch, capsys):
         train()
         printed = capsys.readouterr()
         assert printed.err == ""
-        assert project.left_behind() == []
+        assert project.created_files() == []
         return printed.out
 
-    return ask
+    return show_help
 
 
-def test_help_shows_every_group_with_its_options_and_marks_the_choice(helped):
-    lines = helped().splitlines()
+def test_help_shows_each_group_with_its_options_and_marks_the_choice(help_text):
+    lines = help_text().splitlines()
     runtime = lines.index("  runtime: Where the hub lives, which records the run.")
     assert lines[runtime + 1 : runtime + 4] == [
         "      cluster  The hub is a Ray actor on the cluster at runtime.address.",
@@ -58,22 +58,22 @@ def test_help_shows_every_group_with_its_options_and_marks_the_choice(helped):
     ] == ["runtime", "persistence", "stats", "metrics", "sinks", "replay", "loop", "experiment"]
 
 
-def test_help_leaves_out_groups_of_trieye_that_the_config_has_no_place_for(helped):
-    lines = helped().splitlines()
+def test_help_omits_groups_that_the_config_lacks(help_text):
+    lines = help_text().splitlines()
     assert not [line for line in lines if line.startswith(("  sync:", "  explorer:"))]
     assert [line for line in lines if line.startswith("  metric:")]
 
 
-def test_help_marks_what_the_overrides_choose(helped):
-    text = helped("metrics=[replay]", "runtime=ray", "experiment=example")
+def test_help_marks_the_options_chosen_by_overrides(help_text):
+    text = help_text("metrics=[replay]", "runtime=ray", "experiment=example")
     assert "    * replay " in text
     assert "      core " in text
     assert "    * example " in text
     assert "seed = 0 " in text
 
 
-def test_help_begins_with_the_task_and_has_examples_and_flags(helped):
-    text = helped()
+def test_help_begins_with_the_task_and_has_examples_and_flags(help_text):
+    text = help_text()
     assert text.startswith("Train an agent.\n\nUsage\n")
     assert "This is not shown" not in text
     assert text.count("train.py") + text.count(" -m ") > 4
@@ -81,74 +81,74 @@ def test_help_begins_with_the_task_and_has_examples_and_flags(helped):
         assert flag in text
 
 
-def test_help_lists_the_keys_of_the_project(helped):
-    assert "  agent.*" in helped()
-    assert helped("agent").splitlines() == ["  agent.lr = 0.001", "      a number > 0 and <= 1. Step size."]
-    assert helped("agent.lr", "agent.lr=0.5").splitlines()[0] == "  agent.lr = 0.5"
+def test_help_lists_the_keys_of_the_project(help_text):
+    assert "  agent.*" in help_text()
+    assert help_text("agent").splitlines() == ["  agent.lr = 0.001", "      a number > 0 and <= 1. Step size."]
+    assert help_text("agent.lr", "agent.lr=0.5").splitlines()[0] == "  agent.lr = 0.5"
 
 
-def test_help_explains_keys_that_have_no_value_yet(helped):
-    assert helped("critic").splitlines()[0] == "  critic.lr = null"
+def test_help_explains_keys_without_a_value(help_text):
+    assert help_text("critic").splitlines()[0] == "  critic.lr = null"
 
 
-def test_help_gives_no_example_that_the_project_cannot_run(project, helped):
-    assert "experiment=example" in helped()
+def test_help_shows_no_example_that_the_project_cannot_run(project, help_text):
+    assert "experiment=example" in help_text()
     project.write("train", "defaults: [schema, _self_]\n")
-    text = helped()
+    text = help_text()
     assert "experiment=example" not in text
     assert "-m seed=0,1,2" in text
 
 
-def test_every_example_of_help_composes(project, helped):
-    text = helped()
+def test_every_example_of_help_composes(project, help_text):
+    text = help_text()
     lines = text[text.index("Usage") : text.index("Groups:")].splitlines()[3:]
     examples = [line for line in lines if line.startswith("  ") and line[2] != " "]
     flag = next(line for line in text.splitlines() if line.startswith("  -m, --multirun"))
     examples.append(flag.rpartition(": ")[2])
     assert len(examples) == 6
     for example in examples:
-        words = shlex.split(example)
-        overrides = [word for word in words if "=" in word or word.startswith("~")]
+        arguments = shlex.split(example)
+        overrides = [word for word in arguments if "=" in word or word.startswith("~")]
         assert overrides
         with opened(ConfigSource(str(project.conf), "train"), TrainConfig, run_name="r") as loader:
-            Preflight(loader, TrainConfig).compose(overrides, multirun="-m" in words)
+            Preflight(loader, TrainConfig).compose(overrides, multirun="-m" in arguments)
 
 
-def test_help_explains_the_keys_of_a_metric(helped):
-    text = helped("stats.metrics")
+def test_help_explains_the_keys_of_a_metric(help_text):
+    text = help_text("stats.metrics")
     options = "latest, mean, sum, rate, min, max, std, count, quantile, ema, each"
     assert f"  stats.metrics.<name>.aggregation\n      one of {options}. " in text
-    assert "metrics=[] declares no metric, so stats.undeclared applies to every event" in helped("metrics")
+    assert "metrics=[] declares no metric, so stats.undeclared applies to every event" in help_text("metrics")
 
 
-def test_help_explains_a_group_and_its_keys_but_those_that_another_key_sets(helped):
-    assert "persistence.run_name" not in helped("persistence")
-    lines = helped("loop").splitlines()
+def test_help_explains_a_group_but_not_keys_set_by_another_key(help_text):
+    assert "persistence.run_name" not in help_text("persistence")
+    lines = help_text("loop").splitlines()
     assert lines[0].startswith("  loop: ")
     assert "  loop.steps = null" in lines
     assert "      an integer >= 1 or null. Stop after this many steps, in units of `axis`; null = never." in lines
 
 
-def test_a_group_is_explained_by_the_comment_in_the_defaults_list(project, helped):
+def test_a_group_is_explained_by_the_comment_in_the_defaults_list(project, help_text):
     primary = (project.conf / "train.yaml").read_text()
     project.write("train", primary.replace("- runtime: local", "- runtime: local   # my own words"))
-    assert "  runtime: my own words\n" in helped()
+    assert "  runtime: my own words\n" in help_text()
 
 
-def test_an_option_of_the_project_is_listed_with_its_first_comment(project, helped):
+def test_an_option_of_the_project_is_listed_with_its_first_comment(project, help_text):
     project.write("experiment/mine", "# @package _global_\n# All my settings.\n# More.\nseed: 3\n")
-    assert "mine     All my settings.\n" in helped()
+    assert "mine     All my settings.\n" in help_text()
 
 
 def test_every_field_of_the_config_is_described():
-    def undescribed(model: type, place: str = "") -> list[str]:
+    def undescribed(model: type, prefix: str = "") -> list[str]:
         from trieye.config.base import models_in
 
-        found = []
+        names = []
         for name, info in model.model_fields.items():
-            found += [] if info.description else [place + name]
+            names += [] if info.description else [prefix + name]
             for inner in models_in(info)[0]:
-                found += undescribed(inner, f"{place}{name}.")
-        return found
+                names += undescribed(inner, f"{prefix}{name}.")
+        return names
 
     assert undescribed(TrieyeConfig) == []

@@ -51,12 +51,12 @@ def test_a_sweep_runs_on_a_launcher_that_pickles(program, launcher):
     if find_spec(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher") is None:
         pytest.skip(f"hydra-{launcher.partition('_')[0]}-launcher is not installed")
     program.ran("-m", f"hydra/launcher={launcher}", "seed=0,1", "agent.lr=0.25")
-    found = results(program)
-    assert [(job["seed"], job["lr"]) for job in found] == [(0, 0.25), (1, 0.25)]
-    assert found[0]["metrics"] > 0
+    jobs = results(program)
+    assert [(job["seed"], job["lr"]) for job in jobs] == [(0, 0.25), (1, 0.25)]
+    assert jobs[0]["metrics"] > 0
 
 
-def test_a_job_that_a_callback_pickled_runs_again(program):
+def test_a_job_pickled_by_a_callback_can_be_rerun(program):
     callbacks = pytest.importorskip("hydra.experimental.callbacks")
     if not hasattr(callbacks, "PickleJobInfoCallback"):
         pytest.skip("this Hydra reruns from the overrides, and pickles nothing")

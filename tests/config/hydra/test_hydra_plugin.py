@@ -28,7 +28,7 @@ train()
 
 
 @pytest.mark.parametrize("first", ["", "import trieye; trieye.TrieyeConfig(); from trieye.config.hydra import compose"])
-def test_a_foreign_program_composes_what_it_always_did(tmp_path, first):
+def test_a_program_without_trieye_composes_the_same_config_as_before(tmp_path, first):
     (tmp_path / "conf/runtime").mkdir(parents=True)
     (tmp_path / "conf/train.yaml").write_text("defaults:\n  - schema\n  - runtime: mine\n  - _self_\nseed: 7\n")
     (tmp_path / "conf/runtime/mine.yaml").write_text("kind: own\n")
@@ -37,7 +37,7 @@ def test_a_foreign_program_composes_what_it_always_did(tmp_path, first):
     command = [sys.executable, "-W", "ignore", "train.py"]  # Hydra 1.4 warns about `version_base`
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    config, sources, ours = json.loads(done.stdout)
+    config, sources, trieye_modules = json.loads(done.stdout)
     assert config == {"mine": 1, "runtime": {"kind": "own"}, "seed": 7}
     assert sources == ["hydra", "main", "schema"]
-    assert ours == (["trieye"] if first else [])  # slow modules are not imported
+    assert trieye_modules == (["trieye"] if first else [])  # slow modules are not imported

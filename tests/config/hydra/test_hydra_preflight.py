@@ -27,7 +27,7 @@ Mistaken = Callable[..., str]
         ("experiment=glob(none*)", "experiment=glob(none*): |no value"),
     ],
 )
-def test_every_value_of_every_axis_is_checked(mistaken, typed, parts):
+def test_each_value_of_each_axis_is_checked(mistaken, typed, parts):
     message = mistaken("-m", *typed.split())
     assert [part for part in parts.split("|") if part not in message] == []
 
@@ -46,7 +46,7 @@ def test_values_that_depend_on_an_axis_are_checked_with_it(project, mistaken):
         ("loop.stps: 1,2", "loop.stps=1: "),
     ],
 )
-def test_what_a_file_lets_the_sweeper_try_is_checked_like_what_is_typed(project, mistaken, params, message):
+def test_sweeper_params_in_a_file_are_checked_like_typed_axes(project, mistaken, params, message):
     primary = (project.conf / "train.yaml").read_text()
     project.write("train", f"{primary}hydra:\n  sweeper:\n    params:\n      {params}\n")
     assert mistaken("-m", "loop.steps=1,2").startswith(message)
@@ -64,7 +64,7 @@ def test_what_a_file_lets_the_sweeper_try_is_checked_like_what_is_typed(project,
         ("hydra/sweeper=trieye hydra.sweeper.kind=gird", "hydra.sweeper.kind=gird: |'grid'?"),
     ],
 )
-def test_options_of_the_launcher_and_the_sweeper_are_checked_before_a_job_begins(mistaken, typed, parts):
+def test_launcher_and_sweeper_options_are_checked_before_a_job_starts(mistaken, typed, parts):
     message = mistaken("-m", "hydra/launcher=trieye", "seed=0,1", *typed.split())
     assert [part for part in parts.split("|") if part not in message] == []
 
@@ -78,10 +78,10 @@ class CheckedConfig(TrieyeConfig):
             raise ConfigurationError(f"seed={self.seed}: {self.run_name} has no such environment")
 
 
-def test_a_project_refuses_what_its_machine_cannot_run(mistaken):
+def test_a_project_can_reject_what_its_machine_cannot_run(mistaken):
     typed = {"run_name=x seed=2": "x", "run_name=x -m seed=0,1,2": "x_0", "run_name=x -m loop.steps=1,2 seed=2": "x_0"}
-    for words, run_name in typed.items():
-        message = mistaken(*words.split(), config_type=CheckedConfig)
+    for arguments, run_name in typed.items():
+        message = mistaken(*arguments.split(), config_type=CheckedConfig)
         assert message == f"seed=2: {run_name} has no such environment"
 
 
@@ -97,9 +97,7 @@ def test_a_project_refuses_what_its_machine_cannot_run(mistaken):
         ),
     ],
 )
-def test_a_library_that_is_missing_is_known_before_anything_starts(
-    mistaken, monkeypatch, library, typed, message, flags
-):
+def test_a_missing_library_is_reported_before_the_start(mistaken, monkeypatch, library, typed, message, flags):
     monkeypatch.setitem(sys.modules, library, None)
     assert mistaken(typed, *flags).startswith(message)
 
@@ -114,56 +112,54 @@ def test_a_library_that_is_missing_is_known_before_anything_starts(
         ("first:bset", "no such checkpoint; did you mean 'first:best'?"),
     ],
 )
-def test_a_checkpoint_that_is_not_there_is_known_before_anything_starts(
-    mistaken, tmp_path_factory, typed, message, flags
-):
+def test_a_missing_checkpoint_is_reported_before_the_start(mistaken, tmp_path_factory, typed, message, flags):
     root = tmp_path_factory.mktemp("root")
     (root / "tested" / "runs" / "first").mkdir(parents=True)
     typed = f"persistence.load_checkpoint_path={typed}"
-    told = mistaken(f"persistence.root_data_dir={root}", typed, *flags)
-    assert told.startswith(f"{typed}: ")
-    assert message in told
+    error = mistaken(f"persistence.root_data_dir={root}", typed, *flags)
+    assert error.startswith(f"{typed}: ")
+    assert message in error
 
 
-def refused(**fields: object) -> str:
+def path_error(**fields: object) -> str:
     with pytest.raises(ConfigurationError) as caught:
         check_paths(PersistenceConfig(**fields))
     return str(caught.value)
 
 
-def test_a_wrong_path_is_found_before_anything_runs(mistaken):
+def test_an_invalid_path_is_reported_before_the_start(mistaken):
     for typed in ("persistence.root_data_dir=/proc/x", "persistence.load_checkpoint_path=none"):
         assert mistaken(typed).startswith("persistence.")
 
 
-def test_a_root_that_can_be_made_is_fine_and_is_not_made(tmp_path):
+def test_a_root_that_can_be_created_is_valid_and_is_not_created_yet(tmp_path):
     check_paths(PersistenceConfig(root_data_dir=str(tmp_path / "a" / "b")))
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("below", ["file", "file/x", "file/x/y", "link", "nul\0"])
-def test_a_root_that_cannot_be_written_is_refused(tmp_path, below):
+def test_an_unwritable_root_is_rejected(tmp_path, below):
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    message = refused(root_data_dir=str(tmp_path / below))
+    message = path_error(root_data_dir=str(tmp_path / below))
     assert message.startswith(f"persistence.root_data_dir={tmp_path / below} is not writable")
     assert message.endswith("choose another one")
 
 
 @pytest.mark.parametrize("key", ["load_checkpoint_path", "load_buffer_path"])
-def test_a_file_to_start_from_must_exist(tmp_path, key):
+def test_a_file_to_resume_from_must_exist(tmp_path, key):
     (tmp_path / "step_100").mkdir()
     path = tmp_path / "step_10" / "model"
-    message = refused(root_data_dir=str(tmp_path / "data"), **{key: str(path)})
+    message = path_error(root_data_dir=str(tmp_path / "data"), **{key: str(path)})
     assert message.startswith(f"persistence.{key}={path}: ")
     assert message.endswith(f"in {tmp_path}; did you mean 'step_100'?")
     check_paths(PersistenceConfig(root_data_dir=str(tmp_path / "data"), **{key: str(tmp_path / "step_100")}))
 
 
 @pytest.mark.parametrize(("word", "meant"), [("bets", "best"), ("first:bst", "first:best")])
-def test_a_mistyped_word_for_a_checkpoint_is_answered_with_the_words_there_are(tmp_path, monkeypatch, word, meant):
+def test_a_mistyped_checkpoint_name_lists_the_valid_ones(tmp_path, monkeypatch, word, meant):
     monkeypatch.chdir(tmp_path)
-    message = refused(root_data_dir=str(tmp_path / "data"), load_checkpoint_path=word)
+    message = path_error(root_data_dir=str(tmp_path / "data"), load_checkpoint_path=word)
     assert message.startswith(f"persistence.load_checkpoint_path={word}: ")
     assert f"did you mean {meant!r}? (best, latest, step:1200, or another run" in message
-    assert meant not in refused(root_data_dir=str(tmp_path / "data"), load_buffer_path=word)
+    assert meant not in path_error(root_data_dir=str(tmp_path / "data"), load_buffer_path=word)

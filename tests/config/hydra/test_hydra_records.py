@@ -1,4 +1,4 @@
-"""Secrets on a command line and in YAML files: the task gets them, and no file of Hydra contains them."""
+"""Secrets on a command line and in YAML files reach the task, and no file of Hydra contains them."""
 
 import pytest
 import yaml
@@ -19,7 +19,7 @@ LOCAL = """
 tags:
   api_key: yaml-s3cret
   note: ${oc.env:GAME_TOKEN}
-  other: ${oc.env:GAME_USER,nobody}
+  other: ${oc.env:GAME_USER,anonymous}
 hydra:
   job:
     env_set:
@@ -30,10 +30,10 @@ CHECK = """
 def train(config: TrieyeConfig) -> None:
     import os
     assert os.environ["SOME_PASSWORD"] == "set-" + "s3cret"
-    wanted = {"api_key": "yaml", "note": "env", "db_password": "typed"}
-    assert {key: value.removesuffix("-s3cret") for key, value in config.tags.items() if key in wanted} == wanted
+    expected = {"api_key": "yaml", "note": "env", "db_password": "typed"}
+    assert {key: value.removesuffix("-s3cret") for key, value in config.tags.items() if key in expected} == expected
     assert config.persistence.MLFLOW_TRACKING_URI == "http://ann:" + "typed-" + "s3cret@host"
-    assert config.tags["other"] == "nobody"
+    assert config.tags["other"] == "anonymous"
 """
 TYPED = (
     "+experiment=secret",
@@ -54,23 +54,25 @@ def prepare(project: Project, monkeypatch) -> None:
 
 
 def files_with_secrets(project: Project) -> list[str]:
-    held = [path for path in project.directory.rglob("*") if path.is_file() and project.conf not in path.parents]
-    assert any(path.name == "overrides.yaml" for path in held)
+    paths = [path for path in project.directory.rglob("*") if path.is_file() and project.conf not in path.parents]
+    assert any(path.name == "overrides.yaml" for path in paths)
     return [
-        str(path) for path in held if b"s3cret" in path.read_bytes().replace(b'"s3cret', b"").replace(b'-s3cret")', b"")
+        str(path)
+        for path in paths
+        if b"s3cret" in path.read_bytes().replace(b'"s3cret', b"").replace(b'-s3cret")', b"")
     ]
 
 
-def test_a_task_gets_its_secrets_and_the_records_of_hydra_hold_none(project, monkeypatch):
+def test_secrets_reach_the_task_but_not_the_hydra_records(project, monkeypatch):
     prepare(project, monkeypatch)
-    ended = project.ran(*TYPED)
-    assert "s3cret" not in ended.out + ended.err
+    completed = project.ran(*TYPED)
+    assert "s3cret" not in completed.out + completed.err
     records = project.directory / ".trieye_data" / "tested" / "runs" / "one" / ".hydra"
     tags = yaml.safe_load((records / "config.yaml").read_text())["tags"]
     assert tags == {
         "api_key": "***",
         "note": "${oc.env:GAME_TOKEN}",
-        "other": "${oc.env:GAME_USER,nobody}",
+        "other": "${oc.env:GAME_USER,anonymous}",
         "db_password": "${oc.env:TRIEYE_SECRET_TAGS_DB_PASSWORD}",
     }
     overrides = yaml.safe_load((records / "overrides.yaml").read_text())
@@ -79,7 +81,7 @@ def test_a_task_gets_its_secrets_and_the_records_of_hydra_hold_none(project, mon
     assert files_with_secrets(project) == []
 
 
-def test_the_records_of_a_sweep_hold_no_secrets_either(project, monkeypatch):
+def test_the_hydra_records_of_a_sweep_contain_no_secrets(project, monkeypatch):
     prepare(project, monkeypatch)
     project.ran("-m", *TYPED[:-1], "seed=1,2", "+tags.other_token=axis-s3cret,axis-s3cret2")
     assert len(list((project.directory / "multirun").rglob("overrides.yaml"))) == 4
@@ -87,7 +89,7 @@ def test_the_records_of_a_sweep_hold_no_secrets_either(project, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("typed", "told"),
+    ("typed", "expected"),
     [
         ("tagz.token=typed-s3cret", "tagz.token=***: unknown key"),
         (
@@ -98,19 +100,19 @@ def test_the_records_of_a_sweep_hold_no_secrets_either(project, monkeypatch):
         ("+tags.token={typed-s3cret", "+tags.token=***: not a valid key=value override"),
     ],
 )
-def test_a_message_about_a_typed_secret_does_not_show_it(mistaken, typed, told):
+def test_a_message_about_a_typed_secret_redacts_it(mistaken, typed, expected):
     message = mistaken(typed)
-    assert told in message
+    assert expected in message
     assert "s3cret" not in message
 
 
-def test_the_tree_shows_every_key_with_its_value(capsys):
+def test_the_config_tree_shows_each_key_with_its_value(capsys):
     tags = {"token": "s3cret", "note": "[red]plain[/red]"}
     print_config(TrieyeConfig(run_name="r", tags=tags, stats=StatsConfig(metrics=[MetricConfig(name="a/b")])))
     lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "TrieyeConfig"
-    wanted = {"├── token = '***'", "├── seed = 0", "└── note = '[red]plain[/red]'", "└── a/b", "├── kind = 'ray'"}
-    assert wanted <= set(lines)
+    expected = {"├── token = '***'", "├── seed = 0", "└── note = '[red]plain[/red]'", "└── a/b", "├── kind = 'ray'"}
+    assert expected <= set(lines)
 
 
 SHAPED = """
@@ -130,7 +132,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_refused_attempt_leaves_the_records_of_the_run_as_they_were(project):
+def test_a_rejected_attempt_leaves_the_hydra_records_unchanged(project):
     (project.directory / "train.py").write_text(SHAPED)
     run_dir = project.directory / ".trieye_data" / "tested" / "runs" / "one"
 
@@ -142,10 +144,10 @@ def test_a_refused_attempt_leaves_the_records_of_the_run_as_they_were(project):
     command = ("run_name=one", "runtime=local", "sinks=[]")
     assert project.run(*command, "+tags.size=3").code == 0
     before = files()
-    refused = project.run(*command, "+tags.size=4", "+tags.color=red")
-    assert refused.code == 1
-    assert "weights" in refused.err
-    assert "Traceback" not in refused.err
+    completed = project.run(*command, "+tags.size=4", "+tags.color=red")
+    assert completed.code == 1
+    assert "weights" in completed.err
+    assert "Traceback" not in completed.err
     assert files() == before
     assert project.run(*command, "+tags.size=3", "+tags.color=red").code == 0
     assert "+tags.color=red" in (run_dir / ".hydra" / "overrides.yaml").read_text()

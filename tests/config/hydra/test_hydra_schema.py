@@ -62,7 +62,7 @@ def _schema() -> dict:
     return OmegaConf.to_container(ConfigStore.instance().load("schema.yaml").node)
 
 
-def test_every_key_has_the_default_of_its_model():
+def test_each_key_has_the_default_of_its_model():
     schema = _schema()
     assert schema["seed"] == 0
     assert schema["run_name"] == "r1"
@@ -86,17 +86,17 @@ def test_every_key_has_the_default_of_its_model():
     }
 
 
-def test_sinks_are_off_where_a_group_turns_them_on():
+def test_sinks_are_disabled_until_a_config_group_enables_them():
     assert [_schema()["sinks"][name]["enabled"] for name in OUR_NAMES] == [False, False, False, False]
     in_python = set(TrieyeConfig().sinks.enabled)
     assert in_python == {"mlflow", "tensorboard", "console"}  # sinks that need no account
 
 
-def test_keys_that_another_key_sets_are_left_out():
+def test_keys_that_another_key_sets_are_omitted():
     assert not {"run_name", "app_name"} & set(_schema()["persistence"])
 
 
-def test_two_schemas_share_no_list():
+def test_schemas_share_no_mutable_list():
     register_schema(MyConfig, run_name="r1")
     first = ConfigStore.instance().load("schema.yaml").node
     first.agent.names.append("x")
@@ -108,7 +108,7 @@ def stored(config_type: type[TrieyeConfig]) -> Any:
     return ConfigStore.instance().load("schema.yaml").node
 
 
-def test_a_config_has_its_types_in_another_process_however_it_was_pickled():
+def test_a_pickled_config_keeps_its_types_in_another_process():
     class Local(MyConfig):
         steps: int = 3
 

@@ -114,7 +114,7 @@ class TrainConfig(TrieyeConfig):
         ("run_name=a\0b", "run_name=a\\x00b: |not a valid key=value override"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named_with_what_was_found_and_what_is_allowed(mistaken, typed, parts):
+def test_an_invalid_override_names_the_key_the_value_and_the_allowed_values(mistaken, typed, parts):
     message = mistaken(typed, config_type=TrainConfig)
     key = re.split(r"[.@= ]", typed.lstrip("+~"))[0]
     assert [part for part in (key, *parts.split("|")) if part not in message] == []
@@ -122,7 +122,7 @@ def test_a_mistake_is_named_with_what_was_found_and_what_is_allowed(mistaken, ty
         assert word not in message
 
 
-def test_pieces_of_a_torn_override_are_named(mistaken):
+def test_an_override_split_by_spaces_is_explained(mistaken):
     for flags in ([], ["-m"], ["--cfg", "job"]):
         message = mistaken("optimizer.lr", "=", "1e-3", *flags, config_type=TrainConfig)
         assert message.startswith("optimizer.lr: not a valid key=value override")
@@ -143,29 +143,33 @@ def test_pieces_of_a_torn_override_are_named(mistaken):
         ("--multirn", "unknown flag; did you mean '--multirun'?"),
     ],
 )
-def test_a_flag_that_is_a_key_is_answered_with_what_to_type(mistaken, typed, advice):
+def test_a_flag_that_is_a_key_says_what_to_type(mistaken, typed, advice):
     message = mistaken(*typed.split(), config_type=TrainConfig)
     assert message.startswith(f"{typed.split(maxsplit=1)[0]}: ")
     assert advice in message
 
 
-def test_all_mistakes_are_reported_at_once_and_nothing_else(mistaken):
-    def told(*typed: str) -> list[str]:
+def test_all_invalid_overrides_are_reported_at_once_and_no_others(mistaken):
+    def rejected_keys(*typed: str) -> list[str]:
         return sorted(line.partition(":")[0] for line in mistaken(*typed).splitlines())
 
-    assert told("loop.steps=abc", "seed=-1", "replay.capacity=0") == ["loop.steps=abc", "replay.capacity=0", "seed=-1"]
-    assert told("loop.stps=3", "replay.capasity=4") == ["loop.stps=3", "replay.capasity=4"]
-    sound = [
+    assert rejected_keys("loop.steps=abc", "seed=-1", "replay.capacity=0") == [
+        "loop.steps=abc",
+        "replay.capacity=0",
+        "seed=-1",
+    ]
+    assert rejected_keys("loop.stps=3", "replay.capasity=4") == ["loop.stps=3", "replay.capasity=4"]
+    valid = [
         "metrics=[core,replay]",
         "sinks=[]",
         "stats.metrics.replay_size.log_to=[]",
         "+tags.a=b",
         "runtime.namespace=",
     ]
-    assert told(*sound, "loop.stps=1") == ["loop.stps=1"]
+    assert rejected_keys(*valid, "loop.stps=1") == ["loop.stps=1"]
 
 
-def test_an_option_in_a_folder_of_a_group_has_a_nearest_match(project, mistaken):
+def test_an_option_in_a_subfolder_of_a_group_has_a_closest_match(project, mistaken):
     project.write("experiment/atari/pong", "# @package _global_\nseed: 1\n")
     message = mistaken("experiment=atari/pnog")
     assert "unknown option 'atari/pnog' of experiment; did you mean 'atari/pong'?" in message
@@ -181,18 +185,18 @@ def test_an_option_in_a_folder_of_a_group_has_a_nearest_match(project, mistaken)
         ("loop: [\n", "wrong.yaml"),
     ],
 )
-def test_a_mistake_in_a_file_is_named(project, mistaken, preset, parts):
+def test_an_error_in_a_file_names_the_file_or_the_key(project, mistaken, preset, parts):
     project.write("experiment/wrong", f"# @package _global_\n{preset}")
     message = mistaken("experiment=wrong")
     assert [part for part in parts.split("|") if part not in message] == []
 
 
-def test_a_rate_without_numerator_among_other_metrics_is_found_under_its_slug(mistaken):
+def test_a_rate_without_a_numerator_is_named_by_its_slug(mistaken):
     message = mistaken("~stats.metrics.env_steps_per_sec", "+metric@stats.metrics.y=rate", "stats.metrics.y.name=r")
     assert message.startswith("stats.metrics.y: Metric 'r' has aggregation 'rate'")
 
 
-def test_a_primary_config_that_cannot_be_read_is_named(project, mistaken):
+def test_an_unreadable_primary_config_is_named(project, mistaken):
     project.write("train", "seed: [\n")
     assert "train.yaml" in mistaken()
     message = mistaken("--config-name=trian")
@@ -223,8 +227,8 @@ def test_keys_of_a_project_are_named_like_those_of_trieye():
     with pytest.raises(ValidationError) as caught:
         NetConfig.model_validate(values)
     lines = sorted(complaints(caught.value, NetConfig, values, ["net.filters=0"]))
-    wanted = [("layers.first.width=x", ">= 1"), ("lr has no value", "lr=<value>"), ("net.filters=0", ">= 1")]
-    for line, (key, allowed) in zip(lines, wanted, strict=True):
+    expected = [("layers.first.width=x", ">= 1"), ("lr has no value", "lr=<value>"), ("net.filters=0", ">= 1")]
+    for line, (key, allowed) in zip(lines, expected, strict=True):
         assert line.startswith(key)
         assert allowed in line
 
@@ -243,7 +247,7 @@ LISTED = """
         ("stats/listed", LISTED.replace("\n  ", "\n"), ["stats=listed"]),
     ],
 )
-def test_metrics_as_a_list_are_named_with_their_file_and_key(mistaken, project, config, text, typed):
+def test_metrics_given_as_a_list_are_named_with_their_file_and_key(mistaken, project, config, text, typed):
     primary = (project.conf / "train.yaml").read_text()
     project.write(config, f"{primary}stats:{LISTED}" if text is None else text)
     message = mistaken(*typed)
@@ -253,6 +257,6 @@ def test_metrics_as_a_list_are_named_with_their_file_and_key(mistaken, project, 
 
 
 @pytest.mark.parametrize("value", ["[{name: a}]", "[a,b]", "5"])
-def test_metrics_of_another_type_are_named_with_what_to_type(mistaken, value):
+def test_metrics_of_another_type_say_what_to_type(mistaken, value):
     message = mistaken(f"stats.metrics={value}")
     assert message.startswith(f"stats.metrics={value}: stats.metrics takes a short name for each item, found ")

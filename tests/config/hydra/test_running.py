@@ -14,16 +14,16 @@ from trieye.config.hydra.schema import BEFORE_1_4
 @pytest.fixture
 def compositions(monkeypatch):
     """Count the compositions of this process."""
-    counted: list[object] = []
+    calls: list[object] = []
     name = "load_configuration" if BEFORE_1_4 else "_load_configuration"  # which jobs of a sweep call, too
     compose = getattr(ConfigLoaderImpl, name)
 
     def counting(self, *arguments, **options):
-        counted.append((arguments, options))
+        calls.append((arguments, options))
         return compose(self, *arguments, **options)
 
     monkeypatch.setattr(ConfigLoaderImpl, name, counting)
-    return counted
+    return calls
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_job_of_a_sweep_composes_at_most_once(start, compositions, launcher, n
     assert len(compositions) == 1 + num
 
 
-def test_hydras_own_sweeper_and_launcher_are_named_unless_they_are_chosen(start, capsys):
+def test_hydras_default_sweeper_and_launcher_print_a_hint_unless_chosen(start, capsys):
     start("-m", "seed=0,1")
     hint = "add hydra/sweeper=trieye hydra/launcher=trieye to run them in parallel\n"
     assert capsys.readouterr().err.count(hint) == 1
@@ -78,23 +78,25 @@ def test_hydras_own_sweeper_and_launcher_are_named_unless_they_are_chosen(start,
 
 
 def test_a_job_whose_resources_depend_on_its_config_composes_at_most_once(start, compositions):
-    words = [
+    arguments = [
         "hydra/sweeper=trieye",
         "hydra/launcher=trieye",
         "hydra.launcher.isolate=none",
         "hydra.launcher.num_cpus=${seed}",
     ]
-    configs = start("-m", "seed=1,2", *words)
+    configs = start("-m", "seed=1,2", *arguments)
     assert [config.seed for config in configs] == [1, 2]
     assert len(compositions) == 2  # the sweep, and the config that its jobs share
 
 
-def test_the_records_of_a_run_are_those_of_hydra(start, project, monkeypatch):
+def test_the_hydra_records_of_a_run_equal_those_that_hydra_writes(start, project, monkeypatch):
     monkeypatch.setenv("COPIED", "value")
-    words = ["run_name=x", "+tags.a=b", "hydra.job.env_copy=[COPIED]", "runtime=local", "seed=3"]
-    (config,) = start(*words)
+    arguments = ["run_name=x", "+tags.a=b", "hydra.job.env_copy=[COPIED]", "runtime=local", "seed=3"]
+    (config,) = start(*arguments)
     records = config.persistence.get_run_base_dir() / ".hydra"
-    assert yaml.safe_load((records / "overrides.yaml").read_text()) == [word for word in words if "hydra" not in word]
+    assert yaml.safe_load((records / "overrides.yaml").read_text()) == [
+        argument for argument in arguments if "hydra" not in argument
+    ]
     hydra = yaml.safe_load((records / "hydra.yaml").read_text())["hydra"]
     assert "hydra.job.env_copy=[COPIED]" in hydra["overrides"]["hydra"]
     assert "hydra.mode=RUN" in hydra["overrides"]["hydra"]
@@ -105,7 +107,7 @@ def test_the_records_of_a_run_are_those_of_hydra(start, project, monkeypatch):
     assert hydra["runtime"]["output_dir"] == str(records.parent)
 
 
-def test_sweeping_over_a_key_of_hydra_is_refused(mistaken):
+def test_sweeping_over_a_hydra_key_is_rejected(mistaken):
     assert mistaken("-m", "seed=0,1", "hydra.job.chdir=true,false").startswith("hydra.job.chdir=true,false: ")
 
 
@@ -120,15 +122,17 @@ def test_sweeping_over_a_key_of_hydra_is_refused(mistaken):
         ("loop.env_steps=90 loop.axis=updates", (50, 90), None),
     ],
 )
-def test_a_typed_limit_replaces_one_of_the_config_that_counts_the_same(
+def test_a_typed_limit_replaces_a_limit_of_the_config_in_the_same_unit(
     start, project, compositions, capsys, typed, limits, replaced
 ):
     project.write("train", (project.conf / "train.yaml").read_text() + "loop:\n  axis: env_steps\n  steps: 50\n")
     project.write("experiment/short", "# @package _global_\nloop:\n  env_steps: 20\n")
     (config,) = start("run_name=x", *typed.replace("+experiment", "experiment").split())
     assert (config.loop.steps, config.loop.env_steps) == limits
-    told = capsys.readouterr().err
-    assert f"trieye: the typed limit replaces {replaced} of the config" in told if replaced else "replaces" not in told
+    stderr = capsys.readouterr().err
+    assert (
+        f"trieye: the typed limit replaces {replaced} of the config" in stderr if replaced else "replaces" not in stderr
+    )
     assert len(compositions) == 1
 
 

@@ -58,9 +58,9 @@ def _even(agent: Any) -> Any:
 
 class TrainConfig(TrieyeConfig):
     agent: Annotated[DQN | PPO, AfterValidator(_even)] = Field(
-        default_factory=lambda: DQN(lr=0.01), discriminator="kind", description="Who learns."
+        default_factory=lambda: DQN(lr=0.01), discriminator="kind", description="The learning algorithm."
     )
-    critic: DQN | PPO | None = Field(default=None, description="Who judges.")
+    critic: DQN | PPO | None = Field(default=None, description="The critic.")
     rate: float | Linear = Field(default=0.1, description="A number, or a line.")
 
     @model_validator(mode="after")
@@ -86,7 +86,7 @@ def config_type(request):
 
 @pytest.fixture
 def variants(project):
-    """A project with typical option files: one sets its kind, for two it is the name of the option."""
+    """A project with typical option files: one sets its kind, two have the name of their kind."""
     project.write("agent/dqn", "# Q-learning.\n")
     project.write("agent/ppo", "lam: 0.9\n")
     project.write("agent/big", "kind: ppo\nnet:\n  width: 512\n")
@@ -100,7 +100,7 @@ def composed(project: Project, *overrides: str, config_type: type[TrieyeConfig] 
     return trieye.compose(overrides, config_path=project.conf, config_type=config_type).agent
 
 
-def test_the_option_says_which_model_it_is(variants, config_type):
+def test_the_option_selects_the_model(variants, config_type):
     def compose(*overrides: str) -> Any:
         return composed(variants, *overrides, config_type=config_type)
 
@@ -109,13 +109,13 @@ def test_the_option_says_which_model_it_is(variants, config_type):
     assert compose("agent=big") == PPO(net=Net(width=512))
 
 
-def test_keys_that_no_file_names_can_be_set(variants, config_type):
+def test_keys_that_no_file_sets_can_be_overridden(variants, config_type):
     words = ["agent=ppo", "agent.lr=0.2", "agent.net.depth=5"]
     assert composed(variants, *words, config_type=config_type) == PPO(lam=0.9, lr=0.2, net=Net(width=64, depth=5))
     assert composed(variants, "agent.kind=ppo", config_type=config_type) == PPO()
 
 
-def test_without_a_choice_it_is_the_default_of_the_field(project):
+def test_without_a_choice_the_default_of_the_field_applies(project):
     assert composed(project) == DQN(lr=0.01)
     assert composed(project, "agent.epsilon=0.3") == DQN(lr=0.01, epsilon=0.3)
     assert composed(project, "agent.kind=ppo") == PPO()
@@ -130,14 +130,14 @@ def test_defaults_of_a_variant_can_be_interpolated(variants):
     assert (config.rate, config.seed) == (3e-4, 64)
 
 
-def test_a_model_or_a_plain_value(project):
+def test_a_field_accepts_a_model_or_a_plain_value(project):
     def rate(*overrides: str) -> Any:
         return trieye.compose(overrides, config_path=project.conf, config_type=TrainConfig).rate
 
     assert [rate(), rate("rate=0.5"), rate("rate={start: 1}")] == [0.1, 0.5, Linear(start=1)]
 
 
-def test_a_sweep_may_go_over_kinds(variants):
+def test_a_sweep_can_vary_the_kind(variants):
     words = ["agent=dqn,ppo,big", "agent.lr=0.1,0.2"]
     with opened(ConfigSource(str(variants.conf), "train"), TrainConfig, run_name="r") as loader:
         check = Preflight(loader, TrainConfig).compose
@@ -171,7 +171,7 @@ def test_a_sweep_may_go_over_kinds(variants):
         ("seed=14", "seed 14 is as bad"),
     ],
 )
-def test_a_mistake_in_a_variant_is_named(variants, mistaken, typed, parts):
+def test_an_invalid_key_or_value_of_a_variant_is_named(variants, mistaken, typed, parts):
     message = mistaken(*([typed] if "{" in typed else typed.split()), config_type=TrainConfig)
     first, *others = parts.split("|")
     assert message.startswith(first)
@@ -182,19 +182,19 @@ def test_help_explains_each_variant(variants, monkeypatch, capsys):
     @trieye.main(config_path=str(variants.conf))
     def train(config: TrainConfig) -> None: ...
 
-    def helped(*words: str) -> list[str]:
-        monkeypatch.setattr(sys, "argv", ["train.py", "--help", *words])
+    def help_lines(*arguments: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["train.py", "--help", *arguments])
         train()
         return capsys.readouterr().out.splitlines()
 
-    lines = helped("agent", "agent=ppo")
+    lines = help_lines("agent", "agent=ppo")
     kinds = [line for line in lines if line.startswith("agent=")]
     assert kinds == ["agent=ppo (current): Proximal policy optimization.", "agent=dqn: Deep Q-learning."]
     assert "  agent.lam = 0.9" in lines
     assert "  agent.epsilon = 0.1" in lines
     assert "  agent.net.width = 64" in lines
     assert {"  agent.lr = 0.001", "  agent.lr = 0.0003"} < set(lines)
-    assert helped("agent.lr") == [
+    assert help_lines("agent.lr") == [
         "agent=dqn (current): Deep Q-learning.",
         "  agent.lr = 0.01",
         "      a number > 0. Step size of DQN.",
@@ -207,9 +207,9 @@ def test_help_explains_each_variant(variants, monkeypatch, capsys):
         "  agent.lam = 0.95",
         "      a number >= 0. Of the advantages.",
     ]
-    assert helped("agent.lam") == about_lam
-    assert helped("critic.lam")[0] == "critic.kind=ppo: Proximal policy optimization."
-    assert helped("rate") == [
+    assert help_lines("agent.lam") == about_lam
+    assert help_lines("critic.lam")[0] == "critic.kind=ppo: Proximal policy optimization."
+    assert help_lines("rate") == [
         "  rate = 0.1",
         "      a number or {start, end}. A number, or a line.",
         "  rate as Linear",
@@ -218,7 +218,7 @@ def test_help_explains_each_variant(variants, monkeypatch, capsys):
         "  rate.end = 0.0",
         "      a number.",
     ]
-    assert "  agent.*" in "\n".join(helped())
+    assert "  agent.*" in "\n".join(help_lines())
 
 
 def _positive(schedule):
@@ -232,18 +232,18 @@ class WithASchedule(trieye.TrieyeConfig):
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         ("lr=-1", "lr=-1: a number >= 0 is expected"),
         ("lr=abc", "lr=abc: expected a number or {start, end, steps, shape}, found 'abc'"),
         ("lr={start: 1, steps: 3}", "end and steps belong together"),
     ],
 )
-def test_a_bad_schedule_is_named_whether_it_is_a_number_or_keys(project, typed, said):
+def test_an_invalid_schedule_is_named_as_a_number_or_as_keys(project, typed, message):
     project.write("train", "defaults:\n  - schema\n")
     with pytest.raises(trieye.ConfigurationError) as error:
         trieye.compose([typed], config_path=project.conf, config_type=WithASchedule)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 class Learner(Variants):
@@ -270,7 +270,7 @@ class SAC(Learner):
 
 
 class OpenConfig(TrieyeConfig):
-    agent: Learner = Field(default_factory=TD3, description="Who learns.")
+    agent: Learner = Field(default_factory=TD3, description="The learning algorithm.")
 
 
 @pytest.fixture
@@ -282,7 +282,7 @@ def learners(project):
     return project
 
 
-def test_a_field_of_an_open_class_takes_each_of_its_kinds_and_the_newest_of_a_kind(learners):
+def test_a_field_of_an_open_class_accepts_each_kind_and_its_newest_definition(learners):
     assert composed(learners, config_type=OpenConfig) == TD3(lr=0.01)
     assert composed(learners, "agent=sac", "agent.gamma=0.9", config_type=OpenConfig) == SAC(gamma=0.9)
     assert OpenConfig(agent={"kind": "sac", "tau": 0.1}).agent == SAC(tau=0.1)
@@ -290,7 +290,7 @@ def test_a_field_of_an_open_class_takes_each_of_its_kinds_and_the_newest_of_a_ki
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["agent.noise=2"], r"agent\.noise"),
         (["agent=sac", "agent.tauu=0.1"], r"agent\.tauu.*did you mean 'tau'"),
@@ -307,8 +307,8 @@ def test_a_field_of_an_open_class_takes_each_of_its_kinds_and_the_newest_of_a_ki
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_mistakes_in_an_open_field_and_in_schedules_are_named(learners, words, said):
-    with pytest.raises(ConfigurationError, match=f"(?s){said}"):
+def test_invalid_keys_of_open_fields_and_schedules_are_named(learners, words, message):
+    with pytest.raises(ConfigurationError, match=f"(?s){message}"):
         composed(learners, *words, config_type=OpenConfig)
 
 
@@ -329,7 +329,7 @@ def test_mistakes_in_an_open_field_and_in_schedules_are_named(learners, words, s
         ("num_envs=3", None),  # this project has no environments
     ],
 )
-def test_a_name_that_other_libraries_use_is_answered_with_the_key_that_is_meant_if_there_is_one(learners, typed, meant):
+def test_a_key_name_of_another_library_suggests_the_matching_key(learners, typed, meant):
     with pytest.raises(ConfigurationError) as refused:
         composed(learners, *typed.split(), config_type=OpenConfig)
     message = str(refused.value)
@@ -338,7 +338,7 @@ def test_a_name_that_other_libraries_use_is_answered_with_the_key_that_is_meant_
     assert meant is None or f"did you mean {meant}?" in message
 
 
-def test_a_flag_with_a_name_that_other_libraries_use_is_answered_with_the_key(learners, mistaken):
+def test_a_flag_name_of_another_library_suggests_the_matching_key(learners, mistaken):
     assert mistaken("--total-timesteps=9", config_type=OpenConfig).endswith("; type loop.env_steps=9")
     assert mistaken("--learning-rate=1e-4", config_type=OpenConfig).endswith("; type agent.lr=1e-4")
 
@@ -355,10 +355,12 @@ def test_a_flag_with_a_name_that_other_libraries_use_is_answered_with_the_key(le
     ],
     ids=str,
 )
-def test_a_schedule_is_typed_as_a_number_or_whole(learners, words, schedule):
-    found = composed(learners, *words, config_type=OpenConfig).lr
-    assert found == trieye.Schedule(**schedule)
+def test_a_schedule_is_set_as_a_number_or_as_a_mapping(learners, words, schedule):
+    composed_schedule = composed(learners, *words, config_type=OpenConfig).lr
+    assert composed_schedule == trieye.Schedule(**schedule)
     assert (
-        OpenConfig.model_validate_json(OpenConfig(agent={"kind": "td3", "lr": found}).model_dump_json()).agent.lr
-        == found
+        OpenConfig.model_validate_json(
+            OpenConfig(agent={"kind": "td3", "lr": composed_schedule}).model_dump_json()
+        ).agent.lr
+        == composed_schedule
     )

@@ -45,7 +45,7 @@ class OnGPU(PPO, policy=Small):
 
 
 def make_config(root_data_dir: Path, env_steps: int) -> TrainConfig:
-    """Return the config of the run, with so many steps."""
+    """Return the config of a run of `env_steps` steps."""
     return TrainConfig.model_validate(
         {
             "agent": {

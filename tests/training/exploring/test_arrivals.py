@@ -1,4 +1,4 @@
-"""Fragments count once in any order of arrival, and only as many wait as can be learned from in time."""
+"""Fragments count once in any order of arrival, and only as many fragments wait as the learner can use in time."""
 
 import time
 from concurrent.futures import Future
@@ -41,10 +41,10 @@ class Swapping(ThreadExplorerPool):
 
 
 @pytest.mark.parametrize(("num", "style"), [(1, "trainer_driven"), (3, "fully_async")])
-def test_answers_in_the_wrong_order_cost_no_fragment(train_config, num, style):
+def test_fragment_results_out_of_order_lose_no_fragment(train_config, num, style):
     parts = PPO_PARTS | {"explorer": {"num": num, "fragment_steps": 4}, "sync": {"style": style, "max_staleness": 3}}
     engine = PPO(train_config(**parts))
-    place = engine._row_source._group._pool = Swapping()
+    pool = engine._row_source._group._pool = Swapping()
     for _ in range(30):
         engine.collect()
         engine._row_source.learned()
@@ -54,10 +54,10 @@ def test_answers_in_the_wrong_order_cost_no_fragment(train_config, num, style):
     engine.cleanup()
     assert [name for name in metrics if name.startswith("replay/dropped")] == []
     assert metrics["explorer/lost_fragments"] == 0
-    assert engine.env_steps + waiting == place.env_steps
+    assert engine.env_steps + waiting == pool.env_steps
 
 
-def test_fragments_that_are_refused_again_and_again_are_reported_with_the_reason(train_config, capsys):
+def test_repeatedly_rejected_fragments_are_reported_with_the_reason(train_config, capsys):
     engine = PPO(train_config(**PPO_PARTS, explorer={"num": 2, "fragment_steps": 4}))
     buffer, calls = engine._row_source._queue._buffer, []
     add = buffer.add
@@ -80,19 +80,19 @@ class Watched:
 
     def setup(self, config):
         super().setup(config)
-        self.most, self.idle = 0, 0
+        self.max_waiting, self.num_idle_steps = 0, 0
         type(self).last = self
 
     def step(self):
         self.collect()
-        group, inbox = self._row_source._group, self._row_source._queue
+        group, queue = self._row_source._group, self._row_source._queue
         time.sleep(0.02)
         with group.lock:
-            self.idle += not (inbox.versions() or any(slot.grants for slot in group.slots))
+            self.num_idle_steps += not (queue.versions() or any(slot.grants for slot in group.slots))
         wait_until(lambda: not any(slot.grants for slot in group.slots))
         with group.lock:
-            self.most = max(self.most, len(inbox.versions()))
-            self.figures = inbox.metrics()
+            self.max_waiting = max(self.max_waiting, len(queue.versions()))
+            self.queue_metrics = queue.metrics()
         return {}
 
 
@@ -113,27 +113,27 @@ class WatchedDQN(Watched, DQN):
         pytest.param("fully_async", WatchedDQN, DQN_PARTS, marks=pytest.mark.long),
     ],
 )
-def test_after_a_resume_with_more_explorers_no_more_fragments_wait_than_can_be_used(train_config, engine, parts, style):
+def test_resuming_with_more_explorers_does_not_overfill_the_queue(train_config, engine, parts, style):
     few, many = {"num": 2, "fragment_steps": 4}, {"num": 4, "fragment_steps": 4}
     sync = {"style": style, "max_staleness": 1}
     trieye.run_experiment(engine, train_config(**parts, explorer=few, sync=sync, loop={"env_steps": 300}))
     config = train_config(**parts, explorer=many, sync=sync | {"interval": 4}, loop={"env_steps": 1000})
     result = trieye.run_experiment(engine, config)
-    assert engine.last.most <= 4 * (4 + 4)
+    assert engine.last.max_waiting <= 4 * (4 + 4)
     assert result.env_steps < 1000 + 4 * 4 * (4 + 4)
     assert engine.last._row_source._group.lost == 0
-    assert [name for name in engine.last.figures if name.startswith("replay/dropped")] == []
+    assert [name for name in engine.last.queue_metrics if name.startswith("replay/dropped")] == []
 
 
-def test_after_a_resume_with_fewer_explorers_they_still_collect_while_the_learner_learns(train_config):
+def test_resuming_with_fewer_explorers_still_collects_during_learning(train_config):
     parts = PPO_PARTS | {"sync": {"style": "fully_async", "max_staleness": 1}}
     many, few = {"num": 8, "fragment_steps": 4}, {"num": 2, "fragment_steps": 4}
     trieye.run_experiment(WatchedPPO, train_config(**parts, explorer=many, loop={"env_steps": 1000}))
     trieye.run_experiment(WatchedPPO, train_config(**parts, explorer=few, loop={"env_steps": 1600}))
-    assert WatchedPPO.last.idle <= 5, "of about 75 steps"
+    assert WatchedPPO.last.num_idle_steps <= 5, "of about 75 steps"
 
 
-def test_chunks_of_several_fragments_are_refused_before_anything_starts(train_config):
+def test_chunks_of_several_fragments_are_rejected_before_the_start(train_config):
     with pytest.raises(ValueError, match=r"replay.fragment.fragments_per_chunk=2: .*raise explorer.fragment_steps"):
         train_config(
             **PPO_PARTS, explorer={"num": 2}, replay={"kind": "fragment", "fragment": {"fragments_per_chunk": 2}}

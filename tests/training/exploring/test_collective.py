@@ -24,15 +24,15 @@ IN_RAY = {"runtime": {"kind": "ray"}}
 
 
 @pytest.fixture
-def way():
-    made = CollectiveTransport("127.0.0.1")
-    yield made
-    made.close()
+def transport():
+    collective = CollectiveTransport("127.0.0.1")
+    yield collective
+    collective.close()
 
 
-def arrived(way):
+def explorer_side(transport):
     """Return the explorer's side of the transport, as in another process."""
-    return pickle.loads(pickle.dumps(way))
+    return pickle.loads(pickle.dumps(transport))
 
 
 def weights(value, size=3):
@@ -40,50 +40,50 @@ def weights(value, size=3):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_transport_roundtrip_collective(way, dtype):
+def test_transport_roundtrip_collective(transport, dtype):
     ours, theirs = module(0, dtype=dtype), [module(1, dtype=dtype), module(2, dtype=dtype)]
-    places = [parameter.data_ptr() for parameter in theirs[0].parameters()]
-    explorers = [arrived(way), arrived(way)]
+    addresses = [parameter.data_ptr() for parameter in theirs[0].parameters()]
+    explorers = [explorer_side(transport), explorer_side(transport)]
     for version in range(3):
         published = {name: value.clone() for name, value in ours.state_dict().items()}
-        handle = way.publish(version, ours.state_dict())
+        handle = transport.publish(version, ours.state_dict())
         with torch.no_grad():
             ours[0].weight.add_(1.0)  # published weights do not change
-        for explorer, its in zip(explorers, theirs, strict=True):
-            load_weights(its, explorer.fetch(handle))
-            assert same(its.state_dict(), published)
-    assert [parameter.data_ptr() for parameter in theirs[0].parameters()] == places
+        for explorer, target_module in zip(explorers, theirs, strict=True):
+            load_weights(target_module, explorer.fetch(handle))
+            assert same(target_module.state_dict(), published)
+    assert [parameter.data_ptr() for parameter in theirs[0].parameters()] == addresses
     with pytest.raises(ConfigurationError, match=r"0\.weight has shape \[5, 3\], expected \[6, 3\]"):
         load_weights(module(1, width=6), explorers[0].fetch(handle))
 
 
-def test_who_comes_later_gets_the_newest_weights_and_who_is_slow_is_told_their_version(way):
-    first = arrived(way)
-    handles = [way.publish(0, weights(0))]
+def test_late_explorers_get_the_newest_weights_and_slow_ones_their_version(transport):
+    first = explorer_side(transport)
+    handles = [transport.publish(0, weights(0))]
     assert torch.equal(first.fetch(handles[0])["w"], torch.zeros(3))
-    handles += [way.publish(version, weights(version)) for version in range(1, 6)]
+    handles += [transport.publish(version, weights(version)) for version in range(1, 6)]
     with pytest.raises(SupersededError) as newer:
-        arrived(way).fetch(handles[2])
+        explorer_side(transport).fetch(handles[2])
     assert (newer.value.version, newer.value.weights["n"].item()) == (5, 5)
     assert first.fetch(handles[4])["n"].item() == 4  # the explorer was connected, and retained the weights
     assert first.fetch(handles[5])["n"].item() == 5
 
 
-def test_weights_of_another_shape_are_broadcast_like_those_before(way):
-    explorer = arrived(way)
+def test_weights_of_another_shape_are_broadcast_without_a_new_epoch(transport):
+    explorer = explorer_side(transport)
     for version, size in enumerate((3, 70_000, 5)):
-        handle = way.publish(version, weights(version, size))
+        handle = transport.publish(version, weights(version, size))
         assert torch.equal(explorer.fetch(handle)["w"], torch.full((size,), float(version)))
-    assert way.epoch == 1
+    assert transport.epoch == 1
 
 
-def test_the_group_of_a_user_is_left_alone(way):
-    explorer = arrived(way)
-    assert explorer.fetch(way.publish(0, weights(7)))["n"].item() == 7
+def test_the_default_process_group_of_the_user_is_untouched(transport):
+    explorer = explorer_side(transport)
+    assert explorer.fetch(transport.publish(0, weights(7)))["n"].item() == 7
     assert not torch.distributed.is_initialized()
 
 
-class Falls(BroadcastReceiver):
+class FailingReceiver(BroadcastReceiver):
     """Runs out of memory for received weights."""
 
     def take_part(self, order):
@@ -91,31 +91,31 @@ class Falls(BroadcastReceiver):
         raise RuntimeError("out of memory")
 
 
-def test_version_not_bumped_on_failed_broadcast(train_config, way):
+def test_version_not_bumped_on_failed_broadcast(train_config, transport):
     config = train_config(**DQN_PARTS, explorer={"num": 1})
     policy = DQN(config).policy
-    board = Synchronizer()
-    task = Task(config, type(policy), policy.spaces, way)
-    explorers = Explorers(task, ThreadExplorerPool(), Reports(1, policy.device, lambda _: None), board, policy)
+    registry = Synchronizer()
+    task = Task(config, type(policy), policy.spaces, transport)
+    explorers = Explorers(task, ThreadExplorerPool(), Reports(1, policy.device, lambda _: None), registry, policy)
     try:
         explorers.collect()
-        newest = board.latest()
+        newest = registry.latest()
         assert newest.version == explorers.version == 0
-        Falls(*way.receiver_args)
-        wait_until(lambda: way.num_members == 2)
+        FailingReceiver(*transport.receiver_args)
+        wait_until(lambda: transport.num_members == 2)
         with pytest.raises(ConnectionError, match=r"version 1 did not reach the explorers in 3 epochs: out of memory"):
             explorers.learned()
-        assert board.latest() is newest
+        assert registry.latest() is newest
         assert explorers.version == 0
     finally:
         explorers.close()
 
 
 @pytest.mark.long
-def test_one_explorer_with_a_broadcast_trains_as_through_the_object_store(ray_cluster, train_config):
-    given = DQN_PARTS | {"env": {"num": 2}, "loop": {"env_steps": 200}, "explorer": {"num": 1}} | IN_RAY
-    stored = trained(train_config, DQN, **given, run_name="stored", sync={"transport": "object_store"})
-    broadcast = trained(train_config, DQN, **given, run_name="broadcast", sync={"transport": "collective"})
+def test_a_broadcast_trains_exactly_as_the_object_store(ray_cluster, train_config):
+    parts = DQN_PARTS | {"env": {"num": 2}, "loop": {"env_steps": 200}, "explorer": {"num": 1}} | IN_RAY
+    stored = trained(train_config, DQN, **parts, run_name="stored", sync={"transport": "object_store"})
+    broadcast = trained(train_config, DQN, **parts, run_name="broadcast", sync={"transport": "collective"})
     assert same(stored, broadcast)
 
 
@@ -125,13 +125,13 @@ def test_collective_member_death(ray_cluster, train_config):
     sync = {"style": "fully_async", "max_staleness": 2, "transport": "collective"}
     engine = PPO(train_config(**parts, sync=sync))
     try:
-        source, way, ends = engine._row_source, engine._row_source._task.transport, time.monotonic() + 120
-        while way.num_members < 2:  # the explorer that starts first may have collected for the other
+        source, transport, ends = engine._row_source, engine._row_source._task.transport, time.monotonic() + 120
+        while transport.num_members < 2:  # the explorer that starts first may have collected for the other
             engine.advance()
             assert time.monotonic() < ends
-        epoch, versions = way.epoch, []
+        epoch, versions = transport.epoch, []
         processes("ExplorerActor")[0].kill()
-        while source.metrics()["explorer/restarts"] == 0 or way.num_members < 2:
+        while source.metrics()["explorer/restarts"] == 0 or transport.num_members < 2:
             engine.advance()
             versions.append(source.version)
             assert time.monotonic() < ends
@@ -139,18 +139,18 @@ def test_collective_member_death(ray_cluster, train_config):
             engine.advance()
             versions.append(source.version)
         assert versions == list(range(versions[0], versions[-1] + 1))
-        assert way.epoch > epoch
-        assert all(where(slot) == (way.epoch, source.version) for slot in source._group.slots)
+        assert transport.epoch > epoch
+        assert all(epoch_and_version(slot) == (transport.epoch, source.version) for slot in source._group.slots)
     finally:
         engine.cleanup()
 
 
-def where(slot):
+def epoch_and_version(slot):
     """Return the epoch of an explorer, and the newest version that it received."""
     import ray
 
-    def look(actor):
+    def read_versions(actor):
         transport = actor._object()._task.transport
         return transport.epoch, transport.newest.version
 
-    return ray.get(slot.worker._actor.__ray_call__.remote(look))
+    return ray.get(slot.worker._actor.__ray_call__.remote(read_versions))

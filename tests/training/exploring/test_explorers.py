@@ -24,8 +24,8 @@ def weights(run_dir):
     return trieye.load_policy(run_dir, which="latest").state_dict()
 
 
-def trained(train_config, engine, **given):
-    config = train_config(**given)
+def trained(train_config, engine, **parts):
+    config = train_config(**parts)
     trieye.run_experiment(engine, config)
     return weights(config.persistence.get_run_base_dir())
 
@@ -36,7 +36,7 @@ def same(one, other):
 
 @pytest.mark.parametrize(("engine", "parts", "steps"), [(DQN, DQN_PARTS, 12), (PPO, PPO_PARTS, 12)])
 @pytest.mark.parametrize("normalized", [pytest.param(False, marks=pytest.mark.long), True])
-def test_one_explorer_in_step_trains_as_the_engine_alone(train_config, engine, parts, steps, normalized):
+def test_one_explorer_in_step_trains_exactly_as_the_engine_alone(train_config, engine, parts, steps, normalized):
     env = {"num": 2, "normalize_observations": normalized, "normalize_rewards": normalized}
     loop = {"axis": "step", "steps": steps}  # a limit of environment steps shortens only the engine's last rollout
     alone = trained(train_config, engine, **parts, env=env, loop=loop, run_name="alone")
@@ -44,7 +44,7 @@ def test_one_explorer_in_step_trains_as_the_engine_alone(train_config, engine, p
     assert same(alone, helped)
 
 
-def test_explorers_draw_nothing_from_the_generators_of_the_training(train_config):
+def test_explorers_leave_the_random_generators_of_the_training_untouched(train_config):
     loop = {"axis": "step", "steps": 14}
     alone = trained(train_config, Noisy, **DQN_PARTS, loop=loop, run_name="alone")
     helped = trained(train_config, Noisy, **DQN_PARTS, loop=loop, run_name="helped", explorer={"num": 1})
@@ -63,9 +63,9 @@ def test_staleness_never_exceeded_and_pacing_no_drops(train_config, style, stale
     versions = []
     for _ in range(40):
         rows = engine.collect()
-        taken = engine._row_source._learned  # its private list
-        assert len(taken) == 3
-        assert all(0 <= engine._row_source.version - report.version_min <= staleness for report in taken)
+        learned_fragments = engine._row_source._learned  # its private list
+        assert len(learned_fragments) == 3
+        assert all(0 <= engine._row_source.version - report.version_min <= staleness for report in learned_fragments)
         assert rows.valid.shape == (4, 3)
         versions.append(engine._row_source.version)
         engine._row_source.learned()
@@ -80,32 +80,32 @@ def test_staleness_never_exceeded_and_pacing_no_drops(train_config, style, stale
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_training_with_a_replay_goes_on_in_every_style(train_config, style):
+def test_training_with_a_replay_reaches_its_limit_in_every_style(train_config, style):
     config = train_config(**DQN_PARTS, explorer={"num": 2}, sync={"style": style}, loop={"env_steps": 300})
     result = trieye.run_experiment(DQN, config)
     assert result.env_steps >= 300
 
 
-def test_weights_that_come_while_a_fragment_is_collected_are_taken(train_config):
+def test_an_explorer_switches_to_new_weights_within_a_fragment(train_config):
     config = train_config(**PPO_PARTS)
     learner = PPO(config)
-    board, transport = Synchronizer(), LocalTransport()
+    registry, transport = Synchronizer(), LocalTransport()
     first, second = (
         Published(version, handle=transport.publish(version, learner.policy.state_dict())) for version in (0, 1)
     )
-    explorer = Explorer(Task(config, PPO.policy_class, learner.policy.spaces, transport, board), 0, 0)
-    board.publish(second)  # after the fragment was assigned
+    explorer = Explorer(Task(config, PPO.policy_class, learner.policy.spaces, transport, registry), 0, 0)
+    registry.publish(second)  # after the fragment was assigned
     report = explorer.rollout(Grant(number=0, steps=4000, env_steps=0, published=first))  # takes at least 0.4 s
     assert (report.version_min, report.version_max) == (0, 1)
     explorer.close()
     learner.cleanup()
 
 
-def test_what_an_explorer_on_a_gpu_sends_can_be_read_without_one(train_config):
+def test_results_and_state_of_a_gpu_explorer_unpickle_without_a_gpu(train_config):
     """Simulates observation moments and recurrent state on a GPU."""
     config = train_config(**PPO_PARTS, env={"normalize_observations": True})
-    policy, board, transport = PPO(config).policy, Synchronizer(), LocalTransport()
-    explorer = Explorer(Task(config, type(policy), policy.spaces, transport, board), 0, 0)
+    policy, registry, transport = PPO(config).policy, Synchronizer(), LocalTransport()
+    explorer = Explorer(Task(config, type(policy), policy.spaces, transport, registry), 0, 0)
     on_gpu = Elsewhere(torch.ones(4))
     explorer._collector._moments.append(Moments(3, on_gpu, on_gpu))
     report = explorer.rollout(Grant(0, 4, 0, Published(0, 0, transport.publish(0, policy.state_dict()))))
@@ -123,10 +123,10 @@ def test_version_not_bumped_on_failed_publish(train_config):
     engine._row_source.learned()
     transport, version = engine._row_source._task.transport, engine._row_source.version
 
-    def fails(version, weights):
+    def failing_publish(version, weights):
         raise OSError("no way")
 
-    transport.publish = fails
+    transport.publish = failing_publish
     engine.collect()
     with pytest.raises(OSError, match="no way"):
         engine._row_source.learned()
@@ -138,7 +138,7 @@ def test_version_not_bumped_on_failed_publish(train_config):
     engine.cleanup()
 
 
-def test_an_environment_that_raises_once_is_made_anew_and_that_is_counted(train_config):
+def test_an_environment_that_raises_is_rebuilt_and_counted_without_a_restart(train_config):
     Troubled.num_steps = 0
     explorer = {"num": 1, "fragment_steps": 4}
     engine = PPO(train_config(**PPO_PARTS, env={"id": "tests.training.worlds:FailsOnce-v0"}, explorer=explorer))
@@ -163,18 +163,18 @@ def test_all_explorers_dead_raises(train_config):
     engine.cleanup()
 
 
-def test_a_mistake_in_the_policy_ends_the_training_at_once(train_config, monkeypatch):
-    def wrong(self, obs, state, ctx):
+def test_an_error_in_the_policy_ends_the_training_at_once(train_config, monkeypatch):
+    def failing_act(self, obs, state, ctx):
         raise TypeError("wrong shape")
 
     engine = PPO(train_config(**PPO_PARTS, explorer={"num": 2}))
-    monkeypatch.setattr(type(engine.policy), "act", wrong)
+    monkeypatch.setattr(type(engine.policy), "act", failing_act)
     with pytest.raises(TypeError, match="wrong shape"):
         engine.collect()
     engine.cleanup()
 
 
-def test_an_explorer_that_hangs_is_begun_anew_and_the_others_go_on(train_config):
+def test_a_hanging_explorer_is_restarted_while_the_others_continue(train_config):
     env = {"id": "tests.training.worlds:Hangs-v0"}
     explorer = {"num": 2, "fragment_steps": 8, "fragment_timeout_s": 0.5}
     engine = PPO(train_config(**PPO_PARTS, env=env, explorer=explorer, sync={"style": "fully_async"}))
@@ -189,23 +189,23 @@ def test_an_explorer_that_hangs_is_begun_anew_and_the_others_go_on(train_config)
 
 @pytest.mark.parametrize(("engine", "parts"), [(DQN, DQN_PARTS), (PPO, PPO_PARTS)])
 def test_resume_continues_version_and_step(train_config, engine, parts):
-    given = parts | {"explorer": {"num": 2}, "sync": {"style": "fully_async"}}
-    first = train_config(**given, loop={"env_steps": 250})
+    settings = parts | {"explorer": {"num": 2}, "sync": {"style": "fully_async"}}
+    first = train_config(**settings, loop={"env_steps": 250})
     trieye.run_experiment(engine, first)
     saved = trieye.load_checkpoint(first.persistence.get_run_base_dir(), "latest")
     version = saved.objects["experiment"]["state"]["collector"]["version"]
     assert version > 0
-    result = trieye.run_experiment(engine, train_config(**given, loop={"env_steps": 500}))
+    result = trieye.run_experiment(engine, train_config(**settings, loop={"env_steps": 500}))
     again = trieye.load_checkpoint(first.persistence.get_run_base_dir(), "latest")
     assert result.env_steps >= 500
     assert again.objects["experiment"]["state"]["collector"]["version"] > version
 
 
-def test_one_explorer_in_step_that_is_resumed_ends_as_if_it_had_not_been(train_config):
-    given = PPO_PARTS | {"explorer": {"num": 1}, "env": {"num": 2, "normalize_observations": True}}
-    whole = trained(train_config, PPO, **given, loop={"env_steps": 500}, run_name="whole")
-    trained(train_config, PPO, **given, loop={"env_steps": 200}, run_name="halves")
-    halves = trained(train_config, PPO, **given, loop={"env_steps": 500}, run_name="halves")
+def test_a_resumed_run_with_one_explorer_in_step_equals_an_uninterrupted_one(train_config):
+    settings = PPO_PARTS | {"explorer": {"num": 1}, "env": {"num": 2, "normalize_observations": True}}
+    whole = trained(train_config, PPO, **settings, loop={"env_steps": 500}, run_name="whole")
+    trained(train_config, PPO, **settings, loop={"env_steps": 200}, run_name="halves")
+    halves = trained(train_config, PPO, **settings, loop={"env_steps": 500}, run_name="halves")
     assert same(whole, halves)
 
 
@@ -217,7 +217,7 @@ class Twice(PPO):
 
 
 @pytest.mark.parametrize("style", ["fixed", *STYLES])
-def test_a_learner_that_collects_more_than_once_in_a_step_gets_its_fragments(train_config, style):
+def test_a_learner_may_collect_several_times_in_one_step(train_config, style):
     config = train_config(
         **PPO_PARTS, explorer={"num": 2}, sync={"style": style, "max_staleness": 0} if style != "fixed" else {}
     )
@@ -228,7 +228,7 @@ def test_a_learner_that_collects_more_than_once_in_a_step_gets_its_fragments(tra
     engine.cleanup()
 
 
-def test_a_replay_with_a_bound_hands_out_no_row_of_older_weights(train_config):
+def test_a_replay_bounded_by_staleness_samples_no_row_of_older_weights(train_config):
     bounded = {"replay": {"max_staleness": 3}, "explorer": {"num": 2}, "sync": {"style": "fully_async"}}
     engine = DQN(train_config(**DQN_PARTS | bounded))
     while engine.updates < 250:
@@ -240,14 +240,14 @@ def test_a_replay_with_a_bound_hands_out_no_row_of_older_weights(train_config):
     assert drawn.ids.min() > added - 6 * 2 * 16  # fragments of two explorers and four versions, and those in flight
 
 
-def test_all_explorers_scale_rewards_by_one_deviation_which_a_rebuild_does_not_lose(train_config):
+def test_explorers_share_one_reward_scale_that_survives_rebuilds_and_resumes(train_config):
     env = {"id": "tests.training.worlds:FailsLater-v0", "normalize_rewards": True}
     config = train_config(**PPO_PARTS, env=env, explorer={"num": 2, "fragment_steps": 4}, loop={"steps": 1000})
     engine = PPO(config)
     for _ in range(40):  # an environment fails after 50 steps
         engine.advance()
     state = engine.save_checkpoint(None)["collector"].state_dict()
-    counts = [held["state"]["scale"]["_count"] for held in state["explorers"]]
+    counts = [explorer_state["state"]["scale"]["_count"] for explorer_state in state["explorers"]]
     assert state["interrupted"] > 2
     assert min(counts) > 0.9 * engine.env_steps
     other = PPO(config)
@@ -255,5 +255,7 @@ def test_all_explorers_scale_rewards_by_one_deviation_which_a_rebuild_does_not_l
     engine.cleanup()
     other.advance()
     state = other.save_checkpoint(None)["collector"].state_dict()
-    assert min(held["state"]["scale"]["_count"] for held in state["explorers"]) > 0.9 * other.env_steps
+    assert (
+        min(explorer_state["state"]["scale"]["_count"] for explorer_state in state["explorers"]) > 0.9 * other.env_steps
+    )
     other.cleanup()

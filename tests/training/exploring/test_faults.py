@@ -108,11 +108,13 @@ def test_error_propagates_and_latest_untouched_with_explorers(ray_cluster, train
     assert RunRecord.read(run_dir / "run.json").status == "FAILED"
     assert 20 <= trieye.load_checkpoint(run_dir, "latest").step < LATE + 20
     wait_until(
-        lambda: not [one for kind in ("Explorer", "Synchronizer", "Replay") for one in processes(f"{kind}Actor")]
+        lambda: (
+            not [process for kind in ("Explorer", "Synchronizer", "Replay") for process in processes(f"{kind}Actor")]
+        )
     )
 
 
-def test_a_sink_that_is_required_fails_the_training_with_explorers(train_config, tmp_path):
+def test_a_failing_required_sink_fails_the_training_with_explorers(train_config, tmp_path):
     (tmp_path / "file").write_text("in the way")
     config = train_config(
         agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
@@ -129,7 +131,7 @@ def test_a_sink_that_is_required_fails_the_training_with_explorers(train_config,
 
 
 @pytest.mark.long
-def test_a_program_whose_explorer_fails_ends_with_an_exit_code(tmp_path):
+def test_a_program_exits_with_an_error_code_when_its_explorer_fails(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("""
 import trieye
@@ -141,23 +143,23 @@ def train(config: TrainConfig):
 
 train()
 """)
-    given = [
+    command_line = [
         "runtime=local",
         "explorer.num=1",
         "explorer.max_restarts=0",
         "agent.rollout_steps=8",
         "loop.env_steps=100000",
     ]
-    given += ["env.id=tests.training.worlds:FailsLater-v0", f"persistence.root_data_dir={tmp_path}"]
-    places = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
-    command = [sys.executable, program, *given]
-    done = subprocess.run(command, cwd=tmp_path, env=places, capture_output=True, text=True, timeout=120)
+    command_line += ["env.id=tests.training.worlds:FailsLater-v0", f"persistence.root_data_dir={tmp_path}"]
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, program, *command_line]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1, done.stderr
     assert "ZeroDivisionError: the world ended" in done.stderr
 
 
-class FullPlace(ThreadExplorerPool):
-    """Cannot place restarted explorers, as a cluster that lost a node."""
+class FullPool(ThreadExplorerPool):
+    """Cannot schedule restarted explorers, as a cluster that lost a node."""
 
     def start(self, task, index, incarnation):
         worker = super().start(task, index, incarnation)
@@ -166,12 +168,12 @@ class FullPlace(ThreadExplorerPool):
         return worker
 
 
-def test_a_training_goes_on_and_is_saved_while_an_explorer_waits_for_room(train_config, tmp_path):
+def test_training_and_saving_continue_while_an_explorer_waits_for_a_node(train_config, tmp_path):
     engine = DQN(
         train_config(explorer={"num": 2, "fragment_steps": 8}, sync={"style": "fully_async", "max_staleness": 2})
     )
     explorers = engine._row_source._group
-    explorers._pool = FullPlace()
+    explorers._pool = FullPool()
     for _ in range(5):
         engine.advance()
     with explorers.lock:
@@ -185,11 +187,11 @@ def test_a_training_goes_on_and_is_saved_while_an_explorer_waits_for_room(train_
     began = time.monotonic()
     state = engine._row_source.state_dict()
     assert time.monotonic() - began < 60, "explorer.fragment_timeout_s is 300 s"
-    assert [held["state"] is None for held in state["explorers"]] == [False, True]
+    assert [explorer_state["state"] is None for explorer_state in state["explorers"]] == [False, True]
     engine.cleanup()
 
 
-class SomeRoom(ThreadExplorerPool):
+class LimitedPool(ThreadExplorerPool):
     """Two machines with resources for one explorer each, and a third that joins later."""
 
     def __init__(self):
@@ -205,34 +207,34 @@ class SomeRoom(ThreadExplorerPool):
         return worker
 
 
-def test_where_explorers_are_is_said_and_one_without_room_is_not_given_up(train_config, monkeypatch, capsys):
+def test_the_nodes_of_explorers_are_logged_and_waiting_for_one_never_times_out(train_config, monkeypatch, capsys):
     monkeypatch.setattr(group, "PATIENCE_S", 0.5)
     parts = {"num": 3, "fragment_steps": 8, "fragment_timeout_s": 2.0, "max_restarts": 0, "num_cpus": 4}
     engine = DQN(train_config(explorer=parts, sync={"style": "fully_async", "max_staleness": 2}))
-    place = engine._row_source._group._pool = SomeRoom()
-    said, ends = "", time.monotonic() + 3.0
-    while time.monotonic() < ends or "waiting for a node" not in said:  # longer than explorer.fragment_timeout_s
+    pool = engine._row_source._group._pool = LimitedPool()
+    stderr, ends = "", time.monotonic() + 3.0
+    while time.monotonic() < ends or "waiting for a node" not in stderr:  # longer than explorer.fragment_timeout_s
         engine.advance()
-        said += capsys.readouterr().err
-    here = "explorers: 1 on machine0, 1 on machine1"
-    assert f"{here}, 1 waiting for a node with free resources (explorer.num_cpus=4)" in said
-    assert "it did not start" not in said
-    place.third.set_result("machine0")
+        stderr += capsys.readouterr().err
+    machines = "explorers: 1 on machine0, 1 on machine1"
+    assert f"{machines}, 1 waiting for a node with free resources (explorer.num_cpus=4)" in stderr
+    assert "it did not start" not in stderr
+    pool.third.set_result("machine0")
     wait_until(lambda: "explorers: 2 on machine0, 1 on machine1" in capsys.readouterr().err, within_s=20)
     engine.cleanup()
 
 
-def test_explorers_that_ask_for_nothing_are_starting_and_not_without_room(train_config, monkeypatch, capsys):
+def test_explorers_without_resource_requests_are_reported_as_starting(train_config, monkeypatch, capsys):
     monkeypatch.setattr(group, "PATIENCE_S", 0.2)
     explorer = {"num": 3, "fragment_steps": 8}
     engine = DQN(train_config(explorer=explorer, sync={"style": "fully_async", "max_staleness": 2}))
-    engine._row_source._group._pool = SomeRoom()
-    said = ""
-    while "explorers: 1 on machine0, 1 on machine1, " not in said:
+    engine._row_source._group._pool = LimitedPool()
+    stderr = ""
+    while "explorers: 1 on machine0, 1 on machine1, " not in stderr:
         engine.advance()
-        said += capsys.readouterr().err
+        stderr += capsys.readouterr().err
     engine.cleanup()
-    assert "1 on machine1, 1 still starting" in said
+    assert "1 on machine1, 1 still starting" in stderr
 
 
 NUMBERED = {"replay": {"n_step": 3}, "explorer": {"num": 1, "fragment_steps": 4}}
@@ -244,7 +246,7 @@ def numbered(*fails_at):
     return {"id": "tests.training.worlds:Numbered-v0", "kwargs": {"fails_at": fails_at}}
 
 
-def test_rows_of_environments_that_were_made_again_continue_no_earlier_episode(train_config):
+def test_rows_of_rebuilt_environments_never_join_an_earlier_episode(train_config):
     engine = DQN(train_config(**NUMBERED, env=numbered(58, 110, 163)))
     for _ in range(60):
         engine.collect()
@@ -256,7 +258,7 @@ def test_rows_of_environments_that_were_made_again_continue_no_earlier_episode(t
     assert engine._row_source.interrupted == lost == 3
 
 
-def test_an_explorer_that_has_failed_collects_no_fragment_that_it_was_told_before(train_config):
+def test_a_failed_explorer_abandons_its_earlier_assignments(train_config):
     learner = DQN(train_config(**NUMBERED, env=numbered(6)))
     transport = LocalTransport()
     published = Published(0, handle=transport.publish(0, learner.policy.state_dict()))
@@ -312,19 +314,19 @@ def flaky_config(train_config, where, **explorer):
     )
 
 
-def test_publishing_is_tried_again(train_config, capsys):
+def test_publishing_weights_is_retried(train_config, capsys):
     result = trieye.run_experiment(FailsToPublish, flaky_config(train_config, "publish"))
     assert result.env_steps >= 400
     assert "publishing version 4 of the weights failed, retrying in " in capsys.readouterr().err
 
 
-def test_an_error_of_the_transport_is_not_taken_for_one_of_the_environment(train_config, capsys):
+def test_a_transport_error_is_not_mistaken_for_an_environment_error(train_config, capsys):
     with pytest.raises(trieye.TrieyeError, match=r"Flaky cannot fetch version \d+ .*: ZeroDivisionError: no weights"):
         trieye.run_experiment(FailsToPublish, flaky_config(train_config, "fetch", max_restarts=0))
     assert "rebuilds its environments" not in capsys.readouterr().err
 
 
-def test_an_error_of_the_learner_leaves_a_crash_checkpoint_that_never_becomes_the_latest(train_config):
+def test_a_learner_error_leaves_a_crash_checkpoint_that_never_becomes_the_latest(train_config):
     config = train_config(
         agent={"rollout_steps": 8, "batch_size": 16, "learning_starts": 16},
         explorer={"num": 1},

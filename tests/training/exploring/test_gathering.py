@@ -25,7 +25,7 @@ def trained(train_config):
     return config.persistence.get_run_base_dir()
 
 
-def content(run_dir):
+def modification_times(run_dir):
     return {path.relative_to(run_dir): path.stat().st_mtime_ns for path in run_dir.rglob("*") if path.is_file()}
 
 
@@ -35,12 +35,12 @@ def rows_in(path):
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"env": {"num": 3}}, {"explorer": {"num": 2, "fragment_steps": 10}, "env": {"num": 2}}], ids=str
+    "overrides", [{}, {"env": {"num": 3}}, {"explorer": {"num": 2, "fragment_steps": 10}, "env": {"num": 2}}], ids=str
 )
-def test_rows_are_collected_without_a_change_to_the_run_and_learned_from_offline(train_config, trained, given):
-    before = content(trained)
-    assert trieye.train(train_config(mode="explore", loop={"env_steps": 500}, **given)) is None
-    after = content(trained)
+def test_collecting_leaves_the_run_unchanged_and_its_rows_train_offline(train_config, trained, overrides):
+    before = modification_times(trained)
+    assert trieye.train(train_config(mode="explore", loop={"env_steps": 500}, **overrides)) is None
+    after = modification_times(trained)
     (path,) = after.keys() - before.keys()
     assert {name: after[name] for name in before} == before
     rows = rows_in(trained / path)
@@ -54,19 +54,19 @@ def test_rows_are_collected_without_a_change_to_the_run_and_learned_from_offline
     loop = {"axis": "updates", "steps": 40}
     offline = train_config(mode="train", data=str(trained / path), run_name="offline", loop=loop)
     trieye.train(offline)
-    held = trieye.load_checkpoint(offline.persistence.get_run_base_dir(), "latest").objects["loop"]
-    assert (held["updates"], held["env_steps"]) == (40, 0)
+    loop_state = trieye.load_checkpoint(offline.persistence.get_run_base_dir(), "latest").objects["loop"]
+    assert (loop_state["updates"], loop_state["env_steps"]) == (40, 0)
 
 
 @pytest.mark.long
-def test_explorers_in_ray_collect_too(train_config, trained, ray_cluster):
+def test_explorers_in_ray_write_rows_too(train_config, trained, ray_cluster):
     explorer = {"num": 1, "fragment_steps": 20}
     trieye.train(train_config(mode="explore", loop={"env_steps": 100}, explorer=explorer, runtime={"kind": "ray"}))
     assert len(rows_in(trained / "explored_1.npz")["reward"]) >= 100
 
 
-class Known(QPolicy):
-    """Its action is stored in a buffer."""
+class ConstantPolicy(QPolicy):
+    """Always acts as its buffer `choice` says."""
 
     def __init__(self, config, spaces):
         super().__init__(config, spaces)
@@ -78,7 +78,7 @@ class Known(QPolicy):
         return trieye.Act(self.choice.expand(len(obs)).clone())
 
 
-class Knows(trieye.TrainEngine[TrainConfig], policy=Known):
+class ConstantEngine(trieye.TrainEngine[TrainConfig], policy=ConstantPolicy):
     def step(self):
         self.replay.extend(self.collect())
         self.policy.choice.fill_(self.env_steps >= 200)
@@ -86,8 +86,8 @@ class Knows(trieye.TrainEngine[TrainConfig], policy=Known):
 
 
 @pytest.mark.parametrize(("which", "action"), [("latest", 1), ("first", 0)])
-def test_the_checkpoint_is_chosen(train_config, which, action):
-    engine = {"engine": f"{__name__}:Knows"}
+def test_the_checkpoint_of_the_policy_is_configurable(train_config, which, action):
+    engine = {"engine": f"{__name__}:ConstantEngine"}
     training = {"loop": {"steps": 300}, "persistence": {"checkpoint_save_freq_steps": 100, "keep_last": 0}}
     config = train_config(agent=engine, **training)
     trieye.train(config)
@@ -100,8 +100,8 @@ def test_the_checkpoint_is_chosen(train_config, which, action):
 
 
 @pytest.mark.parametrize("explorers", [0, 2])
-def test_newer_weights_are_followed_while_another_process_trains(train_config, explorers, tmp_path, monkeypatch):
-    engine = {"engine": f"{__name__}:Knows"}
+def test_a_collection_follows_weights_that_another_process_publishes(train_config, explorers, tmp_path, monkeypatch):
+    engine = {"engine": f"{__name__}:ConstantEngine"}
     config = train_config(agent=engine, loop={"steps": 20})
     trieye.train(config)
     run_dir = config.persistence.get_run_base_dir()
@@ -122,8 +122,8 @@ def test_newer_weights_are_followed_while_another_process_trains(train_config, e
     assert (actions[0], actions[-1]) == (0, 1)
 
 
-def test_no_file_is_overwritten(train_config, trained, tmp_path):
-    explore = lambda **given: trieye.train(train_config(mode="explore", loop={"steps": 10}, **given))  # noqa: E731
+def test_an_existing_file_is_never_overwritten(train_config, trained, tmp_path):
+    explore = lambda **overrides: trieye.train(train_config(mode="explore", loop={"steps": 10}, **overrides))  # noqa: E731
     explore()
     explore()
     assert {path.name for path in trained.glob("*.npz")} == {"explored_1.npz", "explored_2.npz"}
@@ -137,22 +137,22 @@ def test_no_file_is_overwritten(train_config, trained, tmp_path):
         explore(explore={"output": str(tmp_path / "nowhere/a.npz")})
 
 
-class Breaks(Known):
+class BreakingPolicy(ConstantPolicy):
     calls = 0
 
     def act(self, obs, state, ctx):
-        Breaks.calls += ctx.explore
-        if Breaks.calls > 300:
+        BreakingPolicy.calls += ctx.explore
+        if BreakingPolicy.calls > 300:
             raise ZeroDivisionError("broken")
         return super().act(obs, state, ctx)
 
 
-class Breaking(Knows, policy=Breaks):
+class BreakingEngine(ConstantEngine, policy=BreakingPolicy):
     pass
 
 
-def test_what_was_collected_before_an_error_is_written(train_config):
-    config = train_config(agent={"engine": f"{__name__}:Breaking"}, loop={"steps": 20})
+def test_rows_collected_before_an_error_are_written(train_config):
+    config = train_config(agent={"engine": f"{__name__}:BreakingEngine"}, loop={"steps": 20})
     trieye.train(config)
     with pytest.raises(ZeroDivisionError, match="broken"):
         trieye.train(train_config(mode="explore", loop={"steps": 1000}))
@@ -164,7 +164,7 @@ def test_what_was_collected_before_an_error_is_written(train_config):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("overrides", "message"),
     [
         ({"loop": {}}, "mode=explore would never stop; set loop.env_steps"),
         ({"loop": {"axis": "updates", "steps": 5}}, "set loop.axis=env_steps, not updates"),
@@ -173,9 +173,9 @@ def test_what_was_collected_before_an_error_is_written(train_config):
         ({"loop": {"steps": 5}, "explore": {"output": "a.csv"}}, "explore.output"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_a_sentence(train_config, given, told):
-    with pytest.raises(ValueError, match=told):
-        train_config(mode="explore", **given)
+def test_settings_that_explore_cannot_honor_are_rejected(train_config, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        train_config(mode="explore", **overrides)
 
 
 def test_a_run_without_a_checkpoint_is_named(train_config, tmp_path):

@@ -18,15 +18,15 @@ from trieye.training.exploring import ray_board
 IN_RAY = {"runtime": {"kind": "ray"}}
 
 
-def processes(kind):
+def processes(actor_class):
     """Return the processes of an actor class."""
-    found = psutil.Process().children(recursive=True)
-    return [process for process in found if is_of(process, kind)]
+    children = psutil.Process().children(recursive=True)
+    return [process for process in children if is_of(process, actor_class)]
 
 
-def is_of(process, kind):
+def is_of(process, actor_class):
     try:
-        return f"ray::{kind}" in "".join(process.cmdline()[:1])
+        return f"ray::{actor_class}" in "".join(process.cmdline()[:1])
     except psutil.Error:
         return False
 
@@ -48,16 +48,16 @@ def test_local_equals_ray_fixed(ray_cluster, train_config, engine, parts, steps)
 @pytest.fixture
 def started(ray_cluster, train_config):
     """Return a function that creates an engine whose explorers have collected; closes the engine afterwards."""
-    made = []
+    engines = []
 
-    def start(engine, **given):
-        config = train_config(**given, **IN_RAY)
-        made.append(engine(config))
-        made[-1].advance()
-        return made[-1]
+    def start(engine, **parts):
+        config = train_config(**parts, **IN_RAY)
+        engines.append(engine(config))
+        engines[-1].advance()
+        return engines[-1]
 
     yield start
-    for engine in made:
+    for engine in engines:
         engine.cleanup()
 
 
@@ -88,7 +88,7 @@ def test_explorer_kill_recovers(started):
 
 
 @pytest.mark.long
-def test_a_training_survives_the_process_of_its_replay_and_that_of_its_versions(started):
+def test_training_survives_the_death_of_its_replay_and_of_its_version_registry(started):
     style = {"style": "fully_async"}
     engine = started(DQN, **DQN_PARTS, explorer={"num": 2, "fragment_steps": 16}, sync=style)
     while not engine.updates:
@@ -103,20 +103,20 @@ def test_a_training_survives_the_process_of_its_replay_and_that_of_its_versions(
 
 
 @pytest.mark.long
-def test_the_death_of_the_replay_process_is_said(started, capsys):
+def test_the_death_of_the_replay_process_is_reported(started, capsys):
     engine = started(DQN, **DQN_PARTS, explorer={"num": 1, "fragment_steps": 16})
     while not engine.updates:
         engine.advance()
     processes("ReplayActor")[0].kill()
-    said, ends = "", time.monotonic() + 120
-    while "answers again" not in said:
-        assert time.monotonic() < ends, said
+    stderr, ends = "", time.monotonic() + 120
+    while "answers again" not in stderr:
+        assert time.monotonic() < ends, stderr
         engine.advance()
-        said += capsys.readouterr().err
-    assert "died; Ray restarts it, and it continues from its last snapshot" in said
+        stderr += capsys.readouterr().err
+    assert "died; Ray restarts it, and it continues from its last snapshot" in stderr
 
 
-def test_what_an_explorer_raises_reaches_the_caller_with_its_traceback(ray_cluster, train_config):
+def test_an_error_of_an_explorer_reaches_the_caller_with_its_traceback(ray_cluster, train_config):
     env = {"id": "tests.training.worlds:FailsLater-v0"}
     config = train_config(
         **PPO_PARTS, env=env, explorer={"num": 1, "max_restarts": 0}, loop={"env_steps": 1000}, **IN_RAY
@@ -148,14 +148,14 @@ except Exception as error:
     print(type(error).__name__, error)
 else:
     gpu = ray.remote(num_gpus=1)(lambda: ray.get_gpu_ids())
-    print([str(found) for found in ray.get(gpu.remote(), timeout=60)])
+    print([str(gpu_id) for gpu_id in ray.get(gpu.remote(), timeout=60)])
     explorers.close()
 ray.shutdown()
 """
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "learner", "said"),
+    ("num_gpus", "learner", "expected"),
     [
         pytest.param(2, "cuda:0", "['1']", marks=pytest.mark.long),
         pytest.param(2, "cuda:1", "['0']", marks=pytest.mark.long),
@@ -167,38 +167,38 @@ ray.shutdown()
         ),
     ],
 )
-def test_explorers_with_whole_gpus_get_others_than_the_learner(num_gpus, learner, said):
+def test_explorers_with_whole_gpus_get_other_gpus_than_the_learner(num_gpus, learner, expected):
     """Ray is configured with GPUs that the machine lacks; it assigns their ids nevertheless."""
     arguments = [sys.executable, "-c", ON_GPUS, str(num_gpus), learner]
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    found = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.strip().startswith(said)
+    completed = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.strip().startswith(expected)
 
 
-def test_a_registry_that_is_stopped_or_dies_is_named_and_holds_up_nobody(started, monkeypatch, capsys):
+def test_a_stopped_or_dead_version_registry_is_reported_and_blocks_no_training(started, monkeypatch, capsys):
     monkeypatch.setattr(ray_board, "SILENT_AFTER_S", 1.0, raising=False)
     engine = started(PPO, **PPO_PARTS, explorer={"num": 1, "fragment_steps": 16}, sync={"style": "fully_async"})
     registry = processes("SynchronizerActor")[0]
     registry.suspend()
     try:
-        said, ends = "", time.monotonic() + 30
+        stderr, ends = "", time.monotonic() + 30
         before = engine._row_source.version
-        while "the version registry has not answered" not in said and time.monotonic() < ends:
+        while "the version registry has not answered" not in stderr and time.monotonic() < ends:
             advanced = threading.Thread(target=engine.advance, daemon=True)
             advanced.start()
             advanced.join(max(ends - time.monotonic(), 0))
-            said += capsys.readouterr().err
-        assert "the version registry has not answered for" in said
+            stderr += capsys.readouterr().err
+        assert "the version registry has not answered for" in stderr
         assert engine._row_source.version > before
     finally:
         registry.resume()
-    while "the version registry answers again" not in said:
+    while "the version registry answers again" not in stderr:
         engine.advance()
-        said += capsys.readouterr().err
+        stderr += capsys.readouterr().err
         assert time.monotonic() < ends
     registry.kill()
-    while "the version registry died; Ray restarts it" not in said:
+    while "the version registry died; Ray restarts it" not in stderr:
         engine.advance()
-        said += capsys.readouterr().err
+        stderr += capsys.readouterr().err
         assert time.monotonic() < ends + 30

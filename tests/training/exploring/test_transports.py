@@ -1,4 +1,4 @@
-"""Transports deliver unchanged weights in place, and name a weight that does not match."""
+"""Transports deliver weights unchanged and into existing tensors, and name a weight that does not match."""
 
 import pytest
 import torch
@@ -10,11 +10,11 @@ from trieye.training.exploring.transports import CheckpointTransport, LocalTrans
 
 def module(seed=0, *, dtype=torch.float32, width=5):
     torch.manual_seed(seed)
-    made = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
-    return made.to(dtype)
+    network = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+    return network.to(dtype)
 
 
-def transport(name, tmp_path):
+def make_transport(name, tmp_path):
     if name == "object_store":
         from trieye.training.exploring.in_ray import ObjectStoreTransport
 
@@ -30,19 +30,19 @@ def test_transport_roundtrip(name, width, dtype, tmp_path, request):
         request.getfixturevalue("ray_cluster")
     ours, theirs = module(0, dtype=dtype, width=width), module(1, dtype=dtype, width=width)
     optimizer = torch.optim.Adam(theirs.parameters())
-    places = [parameter.data_ptr() for parameter in theirs.parameters()]
-    way = transport(name, tmp_path)
-    handle = way.publish(0, ours.state_dict())
+    addresses = [parameter.data_ptr() for parameter in theirs.parameters()]
+    transport = make_transport(name, tmp_path)
+    handle = transport.publish(0, ours.state_dict())
     published = {key: value.clone() for key, value in ours.state_dict().items()}
     with torch.no_grad():
         ours[0].weight.add_(1.0)  # published weights do not change
-    load_weights(theirs, way.fetch(handle))
+    load_weights(theirs, transport.fetch(handle))
     assert all(torch.equal(value, published[key]) for key, value in theirs.state_dict().items())
-    assert [parameter.data_ptr() for parameter in theirs.parameters()] == places
+    assert [parameter.data_ptr() for parameter in theirs.parameters()] == addresses
     assert optimizer.param_groups[0]["params"][0] is theirs[0].weight
 
 
-def test_weights_of_another_module_are_refused_by_name_and_change_nothing():
+def test_weights_of_another_module_are_rejected_by_name_and_change_nothing():
     ours = module(0)
     before = {key: value.clone() for key, value in ours.state_dict().items()}
     with pytest.raises(ConfigurationError, match=r"0\.weight has shape \[6, 3\], expected \[5, 3\]"):
@@ -52,7 +52,7 @@ def test_weights_of_another_module_are_refused_by_name_and_change_nothing():
     assert all(torch.equal(value, before[key]) for key, value in ours.state_dict().items())
 
 
-def test_files_of_an_attempt_that_came_further_make_room_for_those_of_the_one_that_goes_on(tmp_path):
+def test_a_resumed_attempt_replaces_weight_files_of_later_versions(tmp_path):
     killed = CheckpointTransport(tmp_path)
     for version in range(7, 10):
         killed.publish(version, module(version).state_dict())
@@ -62,20 +62,20 @@ def test_files_of_an_attempt_that_came_further_make_room_for_those_of_the_one_th
     assert [path.name for path in resumed.paths()] == ["version_000000000005.safetensors"]
 
 
-def test_files_of_weights_are_few_and_those_that_are_no_weights_are_passed_over(tmp_path, capfd):
-    way = CheckpointTransport(tmp_path, keep=2)
-    handles = [way.publish(version, module(version).state_dict()) for version in range(4)]
-    assert [path.name for path in way.paths()] == [
+def test_only_the_newest_weight_files_remain_and_damaged_ones_are_skipped(tmp_path, capfd):
+    transport = CheckpointTransport(tmp_path, keep=2)
+    handles = [transport.publish(version, module(version).state_dict()) for version in range(4)]
+    assert [path.name for path in transport.paths()] == [
         "version_000000000002.safetensors",
         "version_000000000003.safetensors",
     ]
     ours = module(9)
-    load_weights(ours, way.fetch(handles[0]))  # the file is gone: falls back to the newest
+    load_weights(ours, transport.fetch(handles[0]))  # the file was deleted: falls back to the newest
     assert torch.equal(ours[0].weight, module(3)[0].weight)
-    way.paths()[1].write_bytes(b"garbage")
-    load_weights(ours, way.fetch(handles[3]))
+    transport.paths()[1].write_bytes(b"garbage")
+    load_weights(ours, transport.fetch(handles[3]))
     assert torch.equal(ours[0].weight, module(2)[0].weight)
     assert "version_000000000003.safetensors: " in capfd.readouterr().err
-    way.paths()[0].unlink()
+    transport.paths()[0].unlink()
     with pytest.raises(CheckpointError, match="contains no intact weights"):
-        way.fetch(handles[3])
+        transport.fetch(handles[3])
