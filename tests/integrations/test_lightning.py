@@ -237,6 +237,6 @@ def test_two_processes_log_each_value_once(tmp_path, request):
 def test_points_of_several_attempts_are_superseded_as_the_model_says(tmp_path, number):
     attempts, expected = SCENARIOS[number].attempts, SCENARIOS[number].expected
     sinks = {"sinks": {"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}}}
-    story = Story("Lightning", "first", tmp_path / "data", attempts, killed=frozenset({0}), given=sinks)
+    story = Story("Lightning", "first", tmp_path / "data", attempts, killed=frozenset({0}), run_options=sinks)
     story.play()
     assert story.curves() == expected
