@@ -31,7 +31,7 @@ def test_a_silent_job_on_another_machine_starts_again_only_after_a_long_observat
     assert not jobs
 
 
-def test_a_heartbeat_is_compared_with_earlier_ones_of_the_same_machine_only(tmp_path, record, monkeypatch):
+def test_heartbeats_are_compared_only_within_the_same_machine(tmp_path, record, monkeypatch):
     monkeypatch.setattr(orphans, "ORPHAN_WAIT_S", 0.0)
     jobs, beats = Orphans(tmp_path), count(-1000.0)  # a clock that was never set
     jobs.add(JOB, JobRecord.read(tmp_path / "0"))
