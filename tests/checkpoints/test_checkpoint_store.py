@@ -277,7 +277,7 @@ def test_saves_read_each_manifest_at_most_twice(store, monkeypatch):
         monkeypatch.setattr(module, "read_manifest", recording_read)
     for step in range(20):
         log.extend(1)
-        encoded = encode({"log": log}, known=stored_names)
+        encoded = encode({"log": log}, known_parts=stored_names)
         store.save(step, encoded, metadata={"objective": step, "hub": {"large": [1] * 100}})
         store.prune(Retention(keep_last=15))
         stored_names = encoded.parts.keys()

@@ -43,7 +43,7 @@ class MirroredRun:
         state = {"a": np.full(100, step)} | ({} if growing is None else {"growing": growing})
         stored_names = {name for entry in self.checkpoints.entries() for name in entry.manifest.part_names}
         return self.checkpoints.save(
-            step, encode(state, copy=False, known=stored_names), hub_state=b"the state of a hub"
+            step, encode(state, copy=False, known_parts=stored_names), hub_state=b"the state of a hub"
         )
 
     def prune(self, keep_last):

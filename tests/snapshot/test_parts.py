@@ -26,7 +26,7 @@ def store(tmp_path):
 
 
 def save(store, step, log, stored_names):
-    encoded = encode({"log": log, "step": step}, known=stored_names)
+    encoded = encode({"log": log, "step": step}, known_parts=stored_names)
     store.save(step, encoded)
     return encoded.parts.keys()
 
@@ -191,7 +191,7 @@ def test_encoding_rejects_invalid_part_names_and_dtypes(parts, complaint):
             return parts
 
     with pytest.raises(SerializationError, match=complaint):
-        encode({"log": WithInvalidParts()}, known={"a"})
+        encode({"log": WithInvalidParts()}, known_parts={"a"})
 
 
 def test_an_empty_directory_has_no_parts(tmp_path):
@@ -229,7 +229,7 @@ def test_loaded_parts_can_be_saved_again_unchanged(store, tmp_path):
     log.extend(10)
     stored_names = save(store, 1, log, ())
     saved = store.load(store.path(1))
-    store.save(2, encode(saved, known=stored_names))
+    store.save(2, encode(saved, known_parts=stored_names))
     assert files_of(store, 1)[0].samefile(files_of(store, 2)[0])
     assert restored(store, 2).rows.tolist() == list(range(10))
     elsewhere = CheckpointStore(tmp_path / "other")
