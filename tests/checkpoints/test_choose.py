@@ -219,7 +219,7 @@ def test_a_missing_explicit_path_is_an_error_or_a_drop_in_warning(app, caplog):
 
 
 @pytest.mark.parametrize("choose", [App.choose, App.drop_in])
-def test_an_explicit_path_to_a_damaged_or_foreign_file_is_always_an_error(app, tmp_path, choose):
+def test_an_explicit_path_to_a_damaged_or_foreign_file_is_an_error(app, tmp_path, choose):
     damaged = app.run("source", 3, 7).get_checkpoint_path(7)
     cut(damaged)
     (tmp_path / "notes.txt").write_text("hello")

@@ -219,7 +219,7 @@ def test_a_restarted_sampler_continues_its_sequence_of_proposals(sampler, num):
     assert proposals(restarted, range(num - 4, num)) == uninterrupted[num - 4 :]
 
 
-def test_values_of_a_discrete_space_repeat_only_after_an_identical_job_was_completed():
+def test_discrete_values_repeat_only_after_an_identical_job_completed():
     search = OptunaSearch(SearchSpace.of(dimensions_of(["a=b,c", "k=range(0,4)"])), SweeperConfig(kind="optuna"), "max")
     running = [search.ask(index) for index in range(8)]
     assert len(set(running)) == 8
@@ -260,7 +260,7 @@ def test_an_interrupted_and_extended_search_proposes_the_same_points(sweep):
     assert sweep.search(negative_square, *words, "hydra.sweeper.num_trials=5") == resumed
 
 
-def test_a_search_with_a_secret_override_resumes_with_the_secret_of_the_command_line(sweep):
+def test_a_resumed_search_takes_secrets_from_the_command_line(sweep):
     def needs_key(cfg):
         assert cfg.api_key == "sk-7a1f"
         if not (sweep.directory / "was_interrupted").exists():

@@ -72,7 +72,7 @@ def point(step, value=1.0):
     return Point("a", value, step, 10.5 + step)
 
 
-@pytest.mark.parametrize("is_own", [False, True], ids=["inside the run directory", "as the run directory"])
+@pytest.mark.parametrize("is_own", [False, True], ids=["the run directory", "a separate directory"])
 def test_files_deleted_during_a_run_are_rewritten_at_the_next_start(run, is_own, caplog):
     run = run if is_own else replace(run, tensorboard_dir=run.run_dir)
     source = MemoryHistory(points(0, 10))
