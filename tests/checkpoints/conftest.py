@@ -3,4 +3,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _own_key(own_key_home):
-    """Every test signs with a key of its own."""
+    """Give every test its own signing key."""

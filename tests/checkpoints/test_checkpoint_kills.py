@@ -21,13 +21,13 @@ def state(step, version):
 
 
 @pytest.mark.parametrize("step", [1, 2], ids=["replacing a checkpoint", "adding a checkpoint"])
-def test_a_save_killed_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path, step):
+def test_a_save_killed_at_any_file_operation_leaves_an_intact_checkpoint(tmp_path, step):
     def prepare(number):
         CheckpointStore(tmp_path / f"{number}").save(1, state(1, 1))
         return tmp_path / f"{number}"
 
     encoded = state(step, 2)
-    save = lambda directory: CheckpointStore(directory).save(step, encoded)  # noqa: E731 - what the child does
+    save = lambda directory: CheckpointStore(directory).save(step, encoded)  # noqa: E731 - runs in the child
     for number, directory, is_done in killed_at_each(OPERATIONS, prepare, save):
         reader, store = CheckpointStore(directory, read_only=True), CheckpointStore(directory)
         for opened in (reader, store):
@@ -43,17 +43,17 @@ def test_a_save_killed_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path,
     assert number > 10
 
 
-def test_no_save_that_was_reported_is_lost_when_the_process_is_killed(tmp_path):
+def test_reported_saves_survive_a_kill_of_the_process(tmp_path):
     seed = random.randrange(1 << 30)
-    print(f"seed {seed}")  # noqa: T201 - to run a failure again
+    print(f"seed {seed}")  # noqa: T201 - to reproduce a failure
     chance = random.Random(seed)
     store, reported = CheckpointStore(tmp_path / "c"), 0
 
-    def save(say):
+    def save(report):
         for step in itertools.count(reported + 1):
             for version in (1, 2):
                 store.save(step, encode({"step": step, "version": version, "a": np.full(200_000, step)}))
-                say(step)
+                report(step)
             store.prune(Retention(keep_last=2))
 
     for _ in range(6):
@@ -69,8 +69,8 @@ def test_no_save_that_was_reported_is_lost_when_the_process_is_killed(tmp_path):
     assert not [name for name in names if name.startswith(".") or "damaged" in name]
 
 
-def test_a_full_disk_costs_the_new_checkpoint_only(tmp_path):
-    """A file size limit of the process stands for the disk: writing fails half-way with an OSError."""
+def test_a_full_disk_fails_only_the_new_checkpoint(tmp_path):
+    """A file size limit of the process simulates the full disk: a write fails half-way with an OSError."""
     store = CheckpointStore(tmp_path)
     store.save(1, encode({"a": np.zeros(10)}))
 

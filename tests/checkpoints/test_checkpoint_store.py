@@ -55,7 +55,7 @@ def names(store):
     return sorted(path.name for path in store.directory.iterdir())
 
 
-def test_a_fresh_store_has_nothing_and_takes_no_negative_step(store):
+def test_a_new_store_is_empty_and_rejects_negative_steps(store):
     assert store.latest() is None
     assert store.best() is None
     assert store.entries() == []
@@ -63,7 +63,7 @@ def test_a_fresh_store_has_nothing_and_takes_no_negative_step(store):
         store.save(-1, encode({}))
 
 
-def test_what_was_saved_is_loaded_with_its_metadata(store):
+def test_a_checkpoint_is_loaded_with_its_metadata(store):
     path = store.save(7, encode(state(7)), metadata={"config_hash": "abc", "objective": np.float32(1.5)})
     entry = store.latest()
     assert path == entry.path == store.path(7)
@@ -71,10 +71,10 @@ def test_what_was_saved_is_loaded_with_its_metadata(store):
     assert latest_step(store) == 7
 
 
-def test_the_newest_is_the_one_saved_last_whatever_its_step_and_the_clock_say(store):
-    for now, step in ((1000.0, 10), (500.0, 20), (200.0, 5)):
+def test_latest_is_the_last_save_regardless_of_step_and_clock(store):
+    for created, step in ((1000.0, 10), (500.0, 20), (200.0, 5)):
         path = store.save(step, encode(state(step)))
-        manifest = read_manifest(path).model_copy(update={"created": now})
+        manifest = read_manifest(path).model_copy(update={"created": created})
         (path / MANIFEST_NAME).unlink()
         write_manifest(path, manifest)
     assert [entry.step for entry in store.entries()] == [10, 20, 5]
@@ -83,13 +83,13 @@ def test_the_newest_is_the_one_saved_last_whatever_its_step_and_the_clock_say(st
     assert store.latest(max_step=4) is None
 
 
-def test_saving_a_step_again_replaces_it(two):
+def test_saving_a_step_again_replaces_its_checkpoint(two):
     two.save(1, encode({**state(1), "again": True}))
     assert two.load(two.latest().path)["again"]
     assert names(two) == ["checkpoint_step_1", "checkpoint_step_2"]
 
 
-def test_best_is_by_objective_else_by_mark(store):
+def test_best_ranks_by_objective_and_falls_back_to_is_best(store):
     for step, metadata in enumerate(({"is_best": True}, {"is_best": True}, {})):
         store.save(step, encode(state(step)), metadata=metadata)
     assert store.best().step == 1
@@ -101,7 +101,7 @@ def test_best_is_by_objective_else_by_mark(store):
     assert store.best().step == 11
 
 
-def test_an_objective_that_comes_later_makes_a_state_the_best(store):
+def test_a_later_objective_can_make_a_checkpoint_the_best(store):
     for step in (1, 2, 3):
         store.save(step, encode(state(step)), metadata={"objective": None, "is_awaited": step == 1, "mode": "max"})
     before = store.latest()
@@ -116,7 +116,7 @@ def test_an_objective_that_comes_later_makes_a_state_the_best(store):
         store.rate(9, 1.0)
 
 
-def test_the_newest_state_whose_objective_is_awaited_is_kept(store):
+def test_pruning_retains_the_newest_checkpoint_that_awaits_its_objective(store):
     for step in range(6):
         store.save(step, encode(state(step)), metadata={"is_awaited": step in {1, 3}})
     assert store.prune(Retention(keep_last=1, keep_best=0)) == [store.path(step) for step in (0, 1, 2, 4)]
@@ -124,7 +124,7 @@ def test_the_newest_state_whose_objective_is_awaited_is_kept(store):
     assert store.prune(Retention(keep_last=1, keep_best=0)) == [store.path(3)]
 
 
-def test_pruning_keeps_the_newest_and_the_best(store):
+def test_pruning_retains_the_newest_and_the_best(store):
     for step in range(6):
         store.save(step, encode(state(step)), metadata={"objective": -abs(step - 1)})
     assert store.prune(Retention(keep_last=2)) == [store.path(step) for step in (0, 2, 3)]
@@ -148,28 +148,28 @@ def cuts(data):
 
 def flips(data):
     chance = random.Random(8)
-    places = chance.sample(range(len(data)), min(len(data), 60))
-    return [data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :] for at in places]
+    positions = chance.sample(range(len(data)), min(len(data), 60))
+    return [data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :] for at in positions]
 
 
 @pytest.mark.parametrize("damages", [cuts, flips, lambda _: [None]], ids=["cut", "flipped bit", "missing"])
 @pytest.mark.parametrize("name", ["state.json", "state.safetensors", "objects.bin", "hub.bin", MANIFEST_NAME])
-def test_a_checkpoint_that_is_damaged_anywhere_is_set_aside_for_the_older_one(two, name, damages, caplog):
-    path, aside = two.path(2) / name, two.path(2).with_name("checkpoint_step_2.damaged")
-    whole = path.read_bytes()
-    for number, content in enumerate(damages(whole)):
+def test_a_damaged_checkpoint_is_quarantined_in_favour_of_the_previous_one(two, name, damages, caplog):
+    path, quarantined = two.path(2) / name, two.path(2).with_name("checkpoint_step_2.damaged")
+    intact = path.read_bytes()
+    for number, content in enumerate(damages(intact)):
         path.unlink()
         if content is not None:
             path.write_bytes(content)
         assert latest_step(two) == 1, number
         assert f"checkpoint_step_2/{name}" in caplog.text
         caplog.clear()
-        aside.rename(two.path(2))
-        path.write_bytes(whole)
+        quarantined.rename(two.path(2))
+        path.write_bytes(intact)
     assert latest_step(two) == 2
 
 
-HARMS = {
+PART_DAMAGES = {
     "cut": lambda part: part.write_bytes(part.read_bytes()[:-1]),
     "changed": lambda part: part.write_bytes(part.read_bytes()[:-1] + b"x"),
     "missing": lambda part: part.unlink(),
@@ -177,9 +177,9 @@ HARMS = {
 }
 
 
-@pytest.mark.parametrize("harm", HARMS)
-def test_a_damaged_part_takes_no_checkpoint_with_it_and_is_found_when_it_is_read(two, harm):
-    HARMS[harm](file_of(two, 2, "parts/seg-*.safetensors"))
+@pytest.mark.parametrize("part_damage", PART_DAMAGES)
+def test_a_damaged_part_is_reported_when_read_and_spares_its_checkpoint(two, part_damage):
+    PART_DAMAGES[part_damage](file_of(two, 2, "parts/seg-*.safetensors"))
     loaded = two.load(two.latest().path)
     assert (loaded["step"], loaded["weights"][0]) == (2, 2.0)
     (name,) = loaded["log"].names
@@ -189,7 +189,7 @@ def test_a_damaged_part_takes_no_checkpoint_with_it_and_is_found_when_it_is_read
             read(name)
 
 
-def test_when_none_is_whole_it_raises_and_does_so_again_after_a_restart(two, tmp_path):
+def test_latest_raises_if_no_checkpoint_is_intact_even_after_a_restart(two, tmp_path):
     for step in (1, 2):
         damage(two.path(step) / "state.json", lambda _: b"")
     for store in (two, two, CheckpointStore(two.directory)):
@@ -199,7 +199,7 @@ def test_when_none_is_whole_it_raises_and_does_so_again_after_a_restart(two, tmp
     assert latest_step(two) == 3
 
 
-def test_only_the_damage_that_was_asked_for_counts(two):
+def test_latest_ignores_damage_above_max_step(two):
     damage(two.path(2) / "state.json", lambda _: b"")
     assert two.latest().step == 1
     shutil.rmtree(two.path(1))
@@ -208,7 +208,7 @@ def test_only_the_damage_that_was_asked_for_counts(two):
         two.latest(max_step=2)
 
 
-def test_the_same_step_damaged_twice_is_kept_twice(two):
+def test_two_damaged_saves_of_a_step_are_both_quarantined(two):
     for _ in range(2):
         damage(two.path(2) / "state.json", lambda _: b"")
         assert two.latest().step == 1
@@ -221,7 +221,7 @@ def test_the_same_step_damaged_twice_is_kept_twice(two):
     ]
 
 
-def test_a_reader_changes_nothing(two):
+def test_a_read_only_store_changes_no_files(two):
     damage(two.path(2) / "state.json", lambda _: b"")
     (two.directory / ".tmp-checkpoint_step_3~elsewhere~1~00000000").mkdir()
     before = names(two)
@@ -229,7 +229,7 @@ def test_a_reader_changes_nothing(two):
     assert names(two) == before
 
 
-def test_links_files_and_other_names_are_no_checkpoints(two):
+def test_entries_skip_links_files_and_other_names(two):
     (two.directory / "latest.pkl").symlink_to("checkpoint_step_2")
     (two.directory / "checkpoint_step_9").symlink_to("checkpoint_step_2")
     (two.directory / "checkpoint_step_8").write_text("a file")
@@ -239,7 +239,7 @@ def test_links_files_and_other_names_are_no_checkpoints(two):
     assert [entry.step for entry in CheckpointStore(two.directory, prefix="b").entries()] == []
 
 
-def test_loading_verifies_first(two):
+def test_loading_verifies_checksums(two):
     damage(two.path(2) / "state.safetensors", lambda data: data[:-8] + b"\0" * 8)
     with pytest.raises(CheckpointError, match="checksum"):
         two.load(two.path(2))
@@ -247,7 +247,7 @@ def test_loading_verifies_first(two):
         two.load(two.path(99))
 
 
-def test_what_cannot_be_deleted_is_left_for_the_next_time_and_said(two, monkeypatch, caplog):
+def test_a_failed_deletion_is_reported_and_retried_by_the_next_prune(two, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "remove_directory", raising(PermissionError(13, "not yours")))
         assert two.prune(Retention(keep_last=1)) == []
@@ -256,7 +256,7 @@ def test_what_cannot_be_deleted_is_left_for_the_next_time_and_said(two, monkeypa
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ESTALE, errno.EACCES])
-def test_what_cannot_be_read_now_is_not_taken_for_damaged(two, monkeypatch, code):
+def test_a_temporary_read_error_quarantines_nothing(two, monkeypatch, code):
     with monkeypatch.context() as patch:
         patch.setattr(checksum, "ChecksumReader", raising(OSError(code, os.strerror(code))))
         with pytest.raises(SerializationError, match="cannot be read: ") as caught:
@@ -266,42 +266,42 @@ def test_what_cannot_be_read_now_is_not_taken_for_damaged(two, monkeypatch, code
     assert names(two) == ["checkpoint_step_1", "checkpoint_step_2"]
 
 
-def test_a_save_reads_no_manifest_twice_however_many_there_are(store, monkeypatch):
-    log, known, read = Log(), (), []
+def test_saves_read_each_manifest_at_most_twice(store, monkeypatch):
+    log, stored_names, read_directories = Log(), (), []
 
-    def noted(directory):
-        read.append(directory)
+    def recording_read(directory):
+        read_directories.append(directory)
         return read_manifest(directory)
 
     for module in (checkpoints, state_directory):
-        monkeypatch.setattr(module, "read_manifest", noted)
+        monkeypatch.setattr(module, "read_manifest", recording_read)
     for step in range(20):
         log.extend(1)
-        encoded = encode({"log": log}, known=known)
+        encoded = encode({"log": log}, known_parts=stored_names)
         store.save(step, encoded, metadata={"objective": step, "hub": {"large": [1] * 100}})
         store.prune(Retention(keep_last=15))
-        known = encoded.parts.keys()
-    assert len(read) <= 2 * 20
+        stored_names = encoded.parts.keys()
+    assert len(read_directories) <= 2 * 20
     assert store.entries()[-1].metadata == {"objective": 19}
 
 
-def test_where_all_are_kept_a_save_looks_at_none_of_them(store, monkeypatch):
-    looked, scandir = [], os.scandir
+def test_saves_do_not_scan_the_directory_if_retention_is_unlimited(store, monkeypatch):
+    scanned, scandir = [], os.scandir
 
-    def noted(path):
-        looked.append(path)
+    def recording_scandir(path):
+        scanned.append(path)
         return scandir(path)
 
     store.save(0, encode({}))
-    monkeypatch.setattr(os, "scandir", noted)
+    monkeypatch.setattr(os, "scandir", recording_scandir)
     for step in range(1, 4):
         store.save(step, encode({"step": step}))
         store.prune(Retention(keep_last=0))
-    assert store.directory not in looked
+    assert store.directory not in scanned
     assert [(entry.step, entry.manifest.sequence) for entry in store.entries()] == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
 
-def test_a_manifest_that_is_replaced_is_read_again(two):
+def test_a_replaced_manifest_is_read_again(two):
     two.save(1, encode(state(1)), metadata={"objective": 3.0})
     assert [(entry.step, entry.objective) for entry in two.entries()] == [(2, None), (1, 3.0)]
     (two.path(2) / MANIFEST_NAME).write_text("{}")
@@ -331,5 +331,5 @@ RANKED = sorted(STATES, key=lambda state: -state.objective)
         ({"keep_last": 1, "keep_best": 0, "keep_every_steps": 40}, [10, 20, 30, 50, 60, 70, 90]),
     ],
 )
-def test_the_newest_the_best_and_one_every_so_many_steps_are_kept(chosen, deleted):
+def test_retention_keeps_the_newest_the_best_and_periodic_steps(chosen, deleted):
     assert [state.step for state in Retention(**chosen).surplus(STATES, RANKED)] == deleted

@@ -19,7 +19,7 @@ DATA = Path(__file__).parent / "data"
 
 
 class App:
-    """One app in a temporary directory, whose runs begin one after the other."""
+    """An app in a temporary directory, with runs created one after another."""
 
     def __init__(self, root):
         self.root = root
@@ -64,7 +64,7 @@ class App:
         return choose(RunFiles(config), config, config_hash=config_hash, group=group)
 
     def drop_in(self, run_name="now", **changes):
-        """Return what a program of trieye 0.1.5 loads: a resume point and a buffer."""
+        """Return the resume point and the buffer that a program of trieye 0.1.5 loads."""
         config = self.config(run_name, **changes)
         choice = TrainingChoice(RunFiles(config), config)
         point = choice.point()
@@ -83,11 +83,11 @@ def cut(directory):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def everything_in(root):
+def all_paths(root):
     return sorted(str(path) for path in root.rglob("*"))
 
 
-def where(point):
+def located(point):
     return None if point is None else (point.run_name, point.checkpoint.step)
 
 
@@ -102,61 +102,61 @@ def app(tmp_path):
 
 
 @pytest.fixture
-def elsewhere(tmp_path):
-    """The same app in another data directory."""
+def other_root(tmp_path):
+    """Return the same app in another data directory."""
     return App(tmp_path / "elsewhere")
 
 
-def test_a_run_goes_on_from_its_own_newest_checkpoint_even_when_others_are_newer(app):
+def test_a_run_resumes_from_its_own_newest_checkpoint_despite_newer_runs(app):
     app.run("now", 5, 10)
     app.run("other", 99)
     point = app.choose()
-    assert where(point) == ("now", 10)
+    assert located(point) == ("now", 10)
     assert point.checkpoint.path == app.files().get_checkpoint_path(10)
     assert "'now' resumes from its own newest checkpoint, checkpoint_step_10" in point.reason
-    assert where(app.choose(auto_resume_latest=False)) == ("now", 10)
+    assert located(app.choose(auto_resume_latest=False)) == ("now", 10)
 
 
-def test_a_fresh_run_starts_from_the_newest_earlier_run_by_recorded_time_not_by_name(app):
+def test_a_new_run_starts_from_the_run_with_the_latest_recorded_time(app):
     assert app.choose() is None
     app.run("zzz_20990101_000000", 1)
     app.run("plain_name", 2)
     app.run("without_checkpoints")
     point = app.choose()
-    assert where(point) == ("plain_name", 2)
+    assert located(point) == ("plain_name", 2)
     assert "auto_resume_latest" in point.reason
     assert app.choose(auto_resume_latest=False) is None
     app.run("now")
     app.run("begun_later", 3)
-    assert where(app.choose()) == ("plain_name", 2)
+    assert located(app.choose()) == ("plain_name", 2)
 
 
-def test_only_a_run_with_the_same_config_is_resumed_from(app):
+def test_a_new_run_starts_only_from_runs_with_the_same_config(app):
     app.run("same", 1, config_hash="h")
     app.run("different", 2, config_hash="other")
     app.run("unknown", 3)
     app.old_run("run_20990102_030405", 4)
     point = app.choose(config_hash="h")
-    assert where(point) == ("same", 1)
+    assert located(point) == ("same", 1)
     assert "with the same config" in point.reason
-    assert where(app.choose()) == ("unknown", 3)
+    assert located(app.choose()) == ("unknown", 3)
     assert app.choose(config_hash="new") is None
-    app.run("sibling", 5, config_hash="h", group="sweep")  # whose members do not resume each other
-    assert where(app.choose(config_hash="h", group="sweep")) == ("same", 1), (
+    app.run("sibling", 5, config_hash="h", group="sweep")
+    assert located(app.choose(config_hash="h", group="sweep")) == ("same", 1), (
         "members of a sweep do not resume each other"
     )
-    assert where(app.choose(config_hash="h", group="another sweep")) == ("sibling", 5)
+    assert located(app.choose(config_hash="h", group="another sweep")) == ("sibling", 5)
 
 
-def test_the_own_damaged_checkpoint_is_set_aside_for_the_older_one(app, caplog):
+def test_a_damaged_own_checkpoint_is_quarantined_in_favour_of_the_previous_one(app, caplog):
     app.run("now", 5, 10)
     app.damage("now", 10)
     with caplog.at_level(logging.WARNING):
-        assert where(app.choose()) == ("now", 5)
+        assert located(app.choose()) == ("now", 5)
     assert "checkpoint_step_10.damaged" in caplog.text
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_never_starts_afresh(app):
+def test_a_run_with_only_damaged_checkpoints_does_not_start_from_scratch(app):
     app.run("earlier", 1)
     app.run("now", 5)
     app.damage("now", 5)
@@ -165,61 +165,61 @@ def test_a_run_whose_checkpoints_are_all_damaged_never_starts_afresh(app):
             app.choose()
 
 
-def test_damage_in_another_run_is_said_and_passed_over_without_touching_it(app, caplog):
+def test_a_damaged_other_run_is_skipped_with_a_warning_and_unchanged(app, caplog):
     app.run("older", 1)
     app.run("newer", 2)
     app.damage("newer", 2)
     app.run("newest", 3)
     app.files("newest").run_record_path.write_text("{")
-    before = everything_in(app.root)
+    before = all_paths(app.root)
     with caplog.at_level(logging.WARNING):
-        assert where(app.choose()) == ("older", 1)
+        assert located(app.choose()) == ("older", 1)
     assert "skipping run 'newer'" in caplog.text
     assert "run 'newest'" in caplog.text
     assert "run.json" in caplog.text
-    assert everything_in(app.root) == before
+    assert all_paths(app.root) == before
     with pytest.raises(SerializationError, match=r"run\.json"):  # the own record identifies the run
         app.choose("newest")
 
 
-def test_an_explicit_checkpoint_comes_after_the_own_ones_or_before_them(app):
+def test_an_explicit_path_applies_to_first_starts_and_always_to_drop_in(app):
     typed = str(app.run("source", 3, 7).get_checkpoint_path(3))
     point = app.choose(load_checkpoint_path=typed)
-    assert where(point) == ("source", 3)
+    assert located(point) == ("source", 3)
     assert f"load_checkpoint_path={typed}" in point.reason
     app.save("now", 1)
     own = app.choose(load_checkpoint_path=typed)
-    assert where(own) == ("now", 1)
+    assert located(own) == ("now", 1)
     assert f"load_checkpoint_path={typed} applies to its first start" in own.reason
-    assert where(app.drop_in(load_checkpoint_path=typed)[0]) == ("source", 3)
+    assert located(app.drop_in(load_checkpoint_path=typed)[0]) == ("source", 3)
 
 
 @pytest.mark.parametrize("part", ["", "checkpoints", "checkpoints/latest.pkl", "checkpoints/checkpoint_step_7"])
-def test_an_explicit_path_may_be_a_run_its_checkpoints_a_link_or_a_checkpoint(app, part):
+def test_an_explicit_path_may_name_run_checkpoint_directory_link_or_checkpoint(app, part):
     files = app.run("source", 3, 7)
     files.update_checkpoint_links(files.get_checkpoint_path(7), is_best=False)
-    assert where(app.choose(load_checkpoint_path=str(files.run_base_dir / part))) == ("source", 7)
+    assert located(app.choose(load_checkpoint_path=str(files.run_base_dir / part))) == ("source", 7)
 
 
-def test_a_relative_explicit_path_belongs_to_where_the_config_was_made(app, monkeypatch, tmp_path):
+def test_a_relative_explicit_path_resolves_where_the_config_was_created(app, monkeypatch, tmp_path):
     app.run("source", 3)
     monkeypatch.chdir(app.files("source").run_base_dir)
     config = app.config(load_checkpoint_path="checkpoints/checkpoint_step_3")
     monkeypatch.chdir(tmp_path)
-    assert where(choose(RunFiles(config), config)) == ("source", 3)
+    assert located(choose(RunFiles(config), config)) == ("source", 3)
 
 
-def test_an_explicit_path_that_does_not_exist_is_an_error_or_for_the_drop_in_api_a_warning(app, caplog):
+def test_a_missing_explicit_path_is_an_error_or_a_drop_in_warning(app, caplog):
     app.run("earlier", 2)
     with pytest.raises(ConfigurationError, match=r"load_checkpoint_path='/nowhere/x' does not exist"):
         app.choose(load_checkpoint_path="/nowhere/x")
     with caplog.at_level(logging.WARNING):
-        assert where(app.drop_in(load_checkpoint_path="/nowhere/x")[0]) == ("earlier", 2)
+        assert located(app.drop_in(load_checkpoint_path="/nowhere/x")[0]) == ("earlier", 2)
     assert "/nowhere/x" in caplog.text
 
 
 @pytest.mark.parametrize("choose", [App.choose, App.drop_in])
-def test_an_explicit_path_to_something_damaged_or_else_is_always_an_error(app, tmp_path, choose):
+def test_an_explicit_path_to_a_damaged_or_foreign_file_is_an_error(app, tmp_path, choose):
     damaged = app.run("source", 3, 7).get_checkpoint_path(7)
     cut(damaged)
     (tmp_path / "notes.txt").write_text("hello")
@@ -232,90 +232,90 @@ def test_an_explicit_path_to_something_damaged_or_else_is_always_an_error(app, t
 
 
 @pytest.mark.parametrize(
-    ("asked", "step"), [("best", 20), ("latest", 30), ("step:10", 10), ("now:best", 20), ("now:step:10", 10)]
+    ("reference", "step"), [("best", 20), ("latest", 30), ("step:10", 10), ("now:best", 20), ("now:step:10", 10)]
 )
-def test_a_run_goes_back_to_the_own_checkpoint_that_is_called(app, asked, step):
+def test_a_run_rewinds_to_its_own_checkpoint_by_reference(app, reference, step):
     app.rated("now", {10: 1.0, 20: 3.0, 30: 2.0})
-    app.check(load_checkpoint_path=asked)
-    point = app.choose(load_checkpoint_path=asked)
-    assert where(point) == where(app.drop_in(load_checkpoint_path=asked)[0]) == ("now", step)
-    assert point.went_back_to == asked
-    assert f"goes back to its own checkpoint checkpoint_step_{step} (load_checkpoint_path={asked})" in point.reason
+    app.check(load_checkpoint_path=reference)
+    point = app.choose(load_checkpoint_path=reference)
+    assert located(point) == located(app.drop_in(load_checkpoint_path=reference)[0]) == ("now", step)
+    assert point.went_back_to == reference
+    assert f"goes back to its own checkpoint checkpoint_step_{step} (load_checkpoint_path={reference})" in point.reason
 
 
-def test_a_damaged_best_one_is_set_aside_for_the_second_best_and_at_last_there_is_none(app):
+def test_best_falls_back_to_the_next_best_until_none_is_intact(app):
     app.rated("now", {10: 1.0, 20: 3.0, 30: None})
     app.damage("now", 20)
-    before = everything_in(app.root)
-    app.check(load_checkpoint_path="best")  # before a run starts only names are looked at
-    assert everything_in(app.root) == before
-    assert where(app.choose(load_checkpoint_path="best")) == ("now", 10)
+    before = all_paths(app.root)
+    app.check(load_checkpoint_path="best")  # before a run starts, only names are checked
+    assert all_paths(app.root) == before
+    assert located(app.choose(load_checkpoint_path="best")) == ("now", 10)
     app.rated("other", {10: 1.0, 20: 3.0}, mode="min")
-    assert where(app.drop_in(load_checkpoint_path="other:best")[0]) == ("other", 10)
+    assert located(app.drop_in(load_checkpoint_path="other:best")[0]) == ("other", 10)
     app.damage("now", 10)
     with pytest.raises(CheckpointError, match="no intact checkpoint with an objective: checkpoint_step_10"):
         app.choose(load_checkpoint_path="best")
 
 
-def test_a_run_goes_back_once_and_a_repeated_command_goes_on_from_what_was_saved_since(app):
+def test_a_repeated_rewind_command_resumes_from_newer_checkpoints(app):
     app.rated("now", {10: 1.0, 20: 3.0, 30: 2.0}, went_back_to="best", went_back_in=2)
-    again = app.choose(load_checkpoint_path="best")
-    assert where(again) == ("now", 20)  # attempt 2 went back, and was killed before it saved anything
+    repeated = app.choose(load_checkpoint_path="best")
+    assert located(repeated) == ("now", 20)  # attempt 2 rewound and was killed before its first save
     app.save("now", 21, attempt=2, objective=0.0)
     since = app.choose(load_checkpoint_path="best")
-    assert where(since) == ("now", 21)
+    assert located(since) == ("now", 21)
     assert "attempt 2 already went back (load_checkpoint_path=best)" in since.reason
     assert "start it once without that" in since.reason
     assert since.went_back_to is None
-    assert where(app.choose(load_checkpoint_path="step:10")) == ("now", 10)
+    assert located(app.choose(load_checkpoint_path="step:10")) == ("now", 10)
 
 
 @pytest.mark.parametrize(
-    ("run_name", "asked", "said"),
+    ("run_name", "reference", "message"),
     [
         ("now", "best", "has no best checkpoint, because none has an objective.*latest, step:10"),
         ("now", "step:7", r"no checkpoint of step 7; the nearest is step:5 \(steps: 5, 10\)"),
-        ("fresh", "nobody:best", "app 'app' has no run 'nobody'"),
+        ("fresh", "missing:best", "app 'app' has no run 'missing'"),
         ("fresh", "nwo:best", "did you mean 'now'"),
         ("fresh", "empty:latest", "run 'empty' has no checkpoint"),
         ("fresh", "old:best", r"`trieye convert .*old` makes one of checkpoint_step_5\.pkl"),
         ("fresh", "..:best", "run_name"),
     ],
 )
-def test_what_is_called_and_is_not_there_is_always_an_error(app, run_name, asked, said):
+def test_an_unknown_checkpoint_reference_is_always_an_error(app, run_name, reference, message):
     app.run("empty")
     app.old_run("old", 5)
     app.run("now", 5, 10)
     for attempt in (app.check, app.choose, app.drop_in):
-        with pytest.raises(ConfigurationError, match=said):
-            attempt(run_name, load_checkpoint_path=asked)
+        with pytest.raises(ConfigurationError, match=message):
+            attempt(run_name, load_checkpoint_path=reference)
 
 
-@pytest.mark.parametrize("asked", ["best", "latest", "step:10"])
-def test_where_all_are_damaged_calling_one_says_so(app, asked):
+@pytest.mark.parametrize("reference", ["best", "latest", "step:10"])
+def test_a_reference_to_a_run_without_intact_checkpoints_is_an_error(app, reference):
     app.run("now", 10)
     (app.files().get_checkpoint_path(10) / "MANIFEST.json").unlink()
     for attempt in (app.check, app.choose):
         with pytest.raises(CheckpointError, match="none is intact"):
-            attempt(load_checkpoint_path=asked)
+            attempt(load_checkpoint_path=reference)
 
 
-def test_the_best_of_another_run_is_where_a_fresh_run_starts_and_a_preempted_one_does_not(app):
+def test_a_reference_to_another_run_applies_only_to_the_first_start(app):
     app.rated("teacher", {10: 1.0, 20: 3.0, 30: 2.0})
     app.run("now")
     point = app.choose(load_checkpoint_path="teacher:best")
-    assert where(point) == ("teacher", 20)
+    assert located(point) == ("teacher", 20)
     assert "starts from checkpoint_step_20 of 'teacher' (load_checkpoint_path=teacher:best)" in point.reason
     assert point.went_back_to is None
     app.save("now", 3)
-    assert where(app.choose(load_checkpoint_path="teacher:best")) == ("now", 3)
+    assert located(app.choose(load_checkpoint_path="teacher:best")) == ("now", 3)
 
 
-def test_where_a_mirror_may_have_what_is_called_nothing_is_checked_before_the_start(app, tmp_path):
-    app.check(load_checkpoint_path="nobody:best", mirror=f"file://{tmp_path / 'mirror'}")
+def test_references_are_not_checked_before_the_start_if_a_mirror_exists(app, tmp_path):
+    app.check(load_checkpoint_path="missing:best", mirror=f"file://{tmp_path / 'mirror'}")
 
 
-def test_the_buffer_is_the_newest_that_is_not_newer_than_the_checkpoint(app):
+def test_the_newest_buffer_up_to_the_checkpoint_step_is_loaded(app):
     files = app.run("now", 5, 9, buffers=(4, 8, 12))
     loaded = app.drop_in()
     assert steps(loaded) == (9, 8)
@@ -326,12 +326,12 @@ def test_the_buffer_is_the_newest_that_is_not_newer_than_the_checkpoint(app):
     assert steps(app.drop_in("fresh", load_checkpoint_path=older)) == (5, None)
 
 
-def test_a_damaged_buffer_is_set_aside_for_the_older_one(app):
+def test_a_damaged_buffer_is_quarantined_in_favour_of_the_previous_one(app):
     cut(app.run("now", 9, buffers=(4, 8)).get_buffer_path(8))
     assert steps(app.drop_in()) == (9, 4)
 
 
-def test_buffers_are_left_alone_when_they_are_not_saved_and_replaced_by_an_explicit_one(app, caplog):
+def test_buffers_are_skipped_without_save_buffer_and_overridden_by_an_explicit_path(app, caplog):
     app.run("now", 9, buffers=(8,))
     explicit = app.run("other", 9, buffers=(3,)).get_buffer_path(3)
     assert steps(app.drop_in(save_buffer=False)) == (9, None)
@@ -342,74 +342,74 @@ def test_buffers_are_left_alone_when_they_are_not_saved_and_replaced_by_an_expli
     assert "load_buffer_path='/nowhere' does not exist" in caplog.text
 
 
-def test_runs_of_0_1_5_are_found_by_the_date_in_their_name(app):
+def test_runs_of_0_1_5_are_ordered_by_the_date_in_their_name(app):
     app.old_run("run_20250102_030405", 5, 10, buffers=(4, 12))
     app.old_run("run_20240102_030405", 50)
     app.old_run("run_20990102_030405", 99)
     point = app.choose()
-    assert where(point) == ("run_20250102_030405", 10)
+    assert located(point) == ("run_20250102_030405", 10)
     assert point.checkpoint.path.name == "checkpoint_step_10.pkl"
     buffer = app.drop_in()[1]
     assert (buffer.path.name, buffer.step) == ("buffer_step_4.pkl", 4)
     point.checkpoint.path.write_bytes(b"\x80\x04")  # torn
-    assert where(app.choose()) == ("run_20250102_030405", 5)
+    assert located(app.choose()) == ("run_20250102_030405", 5)
 
 
-def test_an_explicit_file_of_0_1_5_is_taken(app, tmp_path):
+def test_an_explicit_file_of_0_1_5_is_accepted(app, tmp_path):
     shutil.copy(DATA / "checkpoint_0_1_5.pkl", tmp_path / "old.pkl")
     point = app.choose(load_checkpoint_path=str(tmp_path / "old.pkl"))
     assert point.checkpoint == ((tmp_path / "old.pkl").resolve(), None, None)
 
 
-def test_files_of_0_1_5_with_a_higher_step_are_mentioned_until_they_are_converted(app, caplog):
+def test_unconverted_0_1_5_files_with_a_higher_step_cause_a_warning(app, caplog):
     files = app.old_run("now", 5, 10)
     app.save("now", 5)
     with caplog.at_level(logging.WARNING):
-        assert where(app.choose()) == ("now", 5)
+        assert located(app.choose()) == ("now", 5)
     assert "checkpoint_step_10.pkl of trieye 0.1.5 has a higher step" in caplog.text
     caplog.clear()
     app.save("now", 10)
     app.save("now", 6)
     with caplog.at_level(logging.WARNING):
-        assert where(app.choose()) == ("now", 6)
+        assert located(app.choose()) == ("now", 6)
     assert not caplog.text
     assert files.checkpoint_dir.joinpath("checkpoint_step_10.pkl").exists()
 
 
-def test_earlier_runs_are_looked_for_in_other_roots_which_stay_as_they_are(app, elsewhere):
-    elsewhere.run("far", 7, 9, config_hash="h", buffers=(6, 8))
-    elsewhere.run("farther", 9, config_hash="h")
-    elsewhere.damage("farther", 9)
-    before, there = everything_in(elsewhere.root), {"resume_dirs": [str(elsewhere.root)]}
+def test_resume_dirs_are_searched_for_earlier_runs_and_stay_unchanged(app, other_root):
+    other_root.run("far", 7, 9, config_hash="h", buffers=(6, 8))
+    other_root.run("farther", 9, config_hash="h")
+    other_root.damage("farther", 9)
+    before, resume_dirs = all_paths(other_root.root), {"resume_dirs": [str(other_root.root)]}
     assert app.choose(config_hash="h") is None
-    point = app.choose(config_hash="h", **there)
-    assert where(point) == ("far", 9)
-    assert str(elsewhere.files("far").runs_root_dir) in point.reason
-    assert app.drop_in(**there)[1].path == elsewhere.files("far").get_buffer_path(8)
-    assert app.choose(config_hash="h", auto_resume_latest=False, **there) is None
-    assert where(app.choose(load_checkpoint_path="far:latest", **there)) == ("far", 9)
-    assert everything_in(elsewhere.root) == before
+    point = app.choose(config_hash="h", **resume_dirs)
+    assert located(point) == ("far", 9)
+    assert str(other_root.files("far").runs_root_dir) in point.reason
+    assert app.drop_in(**resume_dirs)[1].path == other_root.files("far").get_buffer_path(8)
+    assert app.choose(config_hash="h", auto_resume_latest=False, **resume_dirs) is None
+    assert located(app.choose(load_checkpoint_path="far:latest", **resume_dirs)) == ("far", 9)
+    assert all_paths(other_root.root) == before
     app.run("near", 1, config_hash="h")
-    elsewhere.run("newest", 2, config_hash="h")
-    assert where(app.choose(config_hash="h", **there)) == ("newest", 2)
+    other_root.run("newest", 2, config_hash="h")
+    assert located(app.choose(config_hash="h", **resume_dirs)) == ("newest", 2)
 
 
-def test_a_run_of_the_same_name_in_another_root_is_an_earlier_one_also_in_a_sweep(app, elsewhere):
-    elsewhere.run("now", 7, group="sweep")
-    elsewhere.run("sibling", 8, group="sweep")
-    point = app.choose(group="sweep", resume_dirs=[str(elsewhere.root)])
-    assert where(point) == ("now", 7)
-    assert str(elsewhere.root) in point.reason
+def test_a_sweep_member_resumes_from_its_namesake_in_another_root(app, other_root):
+    other_root.run("now", 7, group="sweep")
+    other_root.run("sibling", 8, group="sweep")
+    point = app.choose(group="sweep", resume_dirs=[str(other_root.root)])
+    assert located(point) == ("now", 7)
+    assert str(other_root.root) in point.reason
 
 
-def test_a_root_to_look_in_that_is_not_there_is_an_error(app):
+def test_a_missing_resume_dir_is_an_error_for_new_runs(app):
     with pytest.raises(ConfigurationError, match=r"persistence\.resume_dirs=/nowhere/data"):
         app.choose(resume_dirs=["/nowhere/data"])
     app.run("now", 1)
-    assert where(app.choose(resume_dirs=["/nowhere/data"])) == ("now", 1)
+    assert located(app.choose(resume_dirs=["/nowhere/data"])) == ("now", 1)
 
 
-def test_a_checkpoint_that_is_a_link_is_not_followed(app, tmp_path, caplog):
+def test_a_linked_checkpoint_is_not_followed(app, tmp_path, caplog):
     path = app.run("now", 5).get_checkpoint_path(5)
     path.rename(tmp_path / "far")
     path.symlink_to(tmp_path / "far")
@@ -419,12 +419,12 @@ def test_a_checkpoint_that_is_a_link_is_not_followed(app, tmp_path, caplog):
     assert app.choose("fresh", load_checkpoint_path=str(tmp_path / "far")).checkpoint.step == 5
     app.save("now", 3)
     with caplog.at_level(logging.WARNING):
-        assert where(app.choose()) == ("now", 3)
+        assert located(app.choose()) == ("now", 3)
     assert "checkpoint_step_5 is a link and is not used" in caplog.text
 
 
 @pytest.mark.parametrize("folder", ["checkpoints", "buffers"])
-def test_a_directory_of_checkpoints_that_leaves_the_run_is_refused(app, tmp_path, folder):
+def test_a_checkpoint_directory_linked_outside_the_run_is_rejected(app, tmp_path, folder):
     files = app.run("now", 5, buffers=(4,))
     (files.run_base_dir / folder).rename(tmp_path / "far")
     (files.run_base_dir / folder).symlink_to(tmp_path / "far")
@@ -432,7 +432,7 @@ def test_a_directory_of_checkpoints_that_leaves_the_run_is_refused(app, tmp_path
         app.drop_in()
 
 
-def test_a_run_that_is_a_link_out_of_the_app_is_not_looked_at(app, tmp_path, caplog):
+def test_a_run_linked_outside_the_app_is_ignored(app, tmp_path, caplog):
     run_dir = app.run("planted", 5).run_base_dir
     run_dir.rename(tmp_path / "far")
     run_dir.symlink_to(tmp_path / "far")

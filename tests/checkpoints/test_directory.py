@@ -12,7 +12,7 @@ from trieye.snapshot.encode import EncodedState, decode, encode
 
 
 class Payload:
-    """What an attacker pickles: unpickling it makes a file."""
+    """A malicious object: unpickling it creates a directory."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -22,12 +22,12 @@ class Payload:
 
 
 def plant(directory, pwned, key):
-    """Write a directory as ours, manifest and all, whose pickled part makes the directory `pwned`."""
+    """Write a valid state directory whose pickle creates the directory `pwned` when loaded."""
     tree = {"x": {"$": "object", "object": "x"}}
     return save_state(directory, EncodedState(tree, objects={"x": pickle.dumps(Payload(pwned))}), key=key)
 
 
-def test_plain_states_are_two_readable_files_and_a_manifest(tmp_path):
+def test_plain_states_are_json_safetensors_and_a_manifest(tmp_path):
     path = save_state(tmp_path / "s", encode({"a": np.zeros(2), "step": 3}), step=3, metadata={"note": "x"})
     assert {file.name for file in path.iterdir()} == {TREE_NAME, TENSORS_NAME, MANIFEST_NAME}
     assert json.loads((path / TREE_NAME).read_text())["step"] == 3
@@ -35,7 +35,7 @@ def test_plain_states_are_two_readable_files_and_a_manifest(tmp_path):
     assert (manifest.step, manifest.metadata) == (3, {"note": "x"})
 
 
-def test_a_planted_pickle_runs_no_code_where_no_key_was_ever_made(tmp_path, own_key_home):
+def test_a_planted_pickle_runs_no_code_if_no_key_exists(tmp_path, own_key_home):
     path = plant(tmp_path / "s", tmp_path / "pwned", b"the key of somebody else")
     with pytest.raises(UntrustedPickleError):
         load_state(path)
@@ -43,7 +43,7 @@ def test_a_planted_pickle_runs_no_code_where_no_key_was_ever_made(tmp_path, own_
     assert list(own_key_home.iterdir()) == []
 
 
-def test_a_pickle_beside_the_files_of_the_manifest_is_never_opened(tmp_path):
+def test_a_pickle_absent_from_the_manifest_is_never_opened(tmp_path):
     path = save_state(tmp_path / "s", encode({"a": 1}))
     planted = plant(tmp_path / "p", tmp_path / "pwned", b"the key of somebody else")
     (planted / OBJECTS_NAME).rename(path / OBJECTS_NAME)
@@ -51,7 +51,7 @@ def test_a_pickle_beside_the_files_of_the_manifest_is_never_opened(tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 
-def test_unsigned_parts_are_read_when_the_user_allows_it(tmp_path, monkeypatch):
+def test_pickles_without_a_valid_signature_load_only_with_permission(tmp_path, monkeypatch):
     path = save_state(tmp_path / "s", encode({"e": ValueError("x")}), key=b"the key of a colleague")
     assert decode(load_state(path, allow_pickle=True))["e"].args == ("x",)
     assert decode(load_state(path, key=b"the key of a colleague"))["e"].args == ("x",)
@@ -63,7 +63,7 @@ def test_unsigned_parts_are_read_when_the_user_allows_it(tmp_path, monkeypatch):
         load_state(path, allow_pickle=False)
 
 
-def test_without_a_usable_key_nothing_is_saved_that_could_not_be_read_again(tmp_path, monkeypatch):
+def test_without_a_usable_key_pickles_are_saved_only_with_permission(tmp_path, monkeypatch):
     monkeypatch.setenv("TRIEYE_KEY_FILE", str(tmp_path / "file" / "key"))
     (tmp_path / "file").write_text("no directory")
     with pytest.raises(ConfigurationError, match=r"^e: saved as pickle.*TRIEYE_KEY_FILE.*TRIEYE_ALLOW_PICKLE=1"):
@@ -77,14 +77,14 @@ def test_without_a_usable_key_nothing_is_saved_that_could_not_be_read_again(tmp_
         load_state(path, allow_pickle=False)
 
 
-def test_a_class_that_is_gone_is_named(tmp_path):
+def test_a_missing_class_is_named(tmp_path):
     tree = {"x": {"$": "object", "object": "x"}}
     path = save_state(tmp_path / "s", EncodedState(tree, objects={"x": b"cnowhere_module\nGone\n."}))
     with pytest.raises(SerializationError, match="nowhere_module"):
         decode(load_state(path))
 
 
-def test_saving_again_replaces_a_directory_or_a_file(tmp_path):
+def test_save_state_replaces_an_existing_directory_or_file(tmp_path):
     (tmp_path / "s").write_text("an old file")
     for value in (1, 2):
         save_state(tmp_path / "s", encode(value))
@@ -92,7 +92,7 @@ def test_saving_again_replaces_a_directory_or_a_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
-def test_a_failed_save_names_the_place_and_leaves_what_was_there(tmp_path):
+def test_a_failed_save_names_the_path_and_keeps_the_old_state(tmp_path):
     save_state(tmp_path / "s", encode(1))
     broken = EncodedState({"a": 1}, arrays={"a": np.zeros(2)}, objects={"x": b""})
     (tmp_path / "blocked").write_text("")
@@ -104,7 +104,7 @@ def test_a_failed_save_names_the_place_and_leaves_what_was_there(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"s", "blocked"}
 
 
-def test_metadata_that_json_lacks_is_refused_and_diverged_numbers_become_none(tmp_path):
+def test_metadata_must_be_json_and_nan_becomes_null(tmp_path):
     path = save_state(
         tmp_path / "s", encode(1), metadata={"objective": float("nan"), "n": np.int64(3), "l": [np.float32(1)]}
     )
@@ -113,7 +113,7 @@ def test_metadata_that_json_lacks_is_refused_and_diverged_numbers_become_none(tm
         save_state(tmp_path / "t", encode(1), metadata={"a": {"b": object()}})
 
 
-def test_a_directory_of_a_newer_version_is_not_called_damaged(tmp_path):
+def test_a_directory_of_a_newer_version_is_not_reported_as_damaged(tmp_path):
     path = save_state(tmp_path / "s", encode(1))
     newer = verify(path).model_copy(update={"format": FORMAT_VERSION + 1})
     (path / MANIFEST_NAME).unlink()

@@ -10,10 +10,10 @@ from trieye.compat.pickles import load_pickle
 from trieye.exceptions import SerializationError
 
 DATA = Path(__file__).parent / "data"
-WHOLE = pickle.dumps("x")
+INTACT = pickle.dumps("x")
 
 
-def test_tensors_of_a_gpu_are_read_where_there_is_none(tmp_path):
+def test_gpu_tensors_are_read_on_a_machine_without_a_gpu(tmp_path):
     torch = pytest.importorskip("torch")
     content = io.BytesIO()
     torch.save(torch.arange(5.0)._typed_storage(), content, _use_new_zipfile_serialization=False)
@@ -32,23 +32,23 @@ def test_tensors_of_a_gpu_are_read_where_there_is_none(tmp_path):
     assert load_pickle(tmp_path / "f", allow_pickle=True)["weight"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_no_cut_file_passes_for_a_whole_one(tmp_path):
+def test_truncated_pickles_are_not_intact(tmp_path):
     content = (DATA / "checkpoint_0_1_5.pkl").read_bytes()
     assert is_whole_pickle(DATA / "checkpoint_0_1_5.pkl")
     path = tmp_path / "f"
     for size in range(0, len(content), 7):
         path.write_bytes(content[:size])
-        # a byte inside that happens to be the end mark is found when the file is read
+        # a truncation right after a byte equal to the end opcode is only detected when the file is read
         if is_whole_pickle(path):
             assert content[size - 1 : size] == b"."
         with pytest.raises(SerializationError):
             load_pickle(path, allow_pickle=True)
 
 
-def test_the_newest_whole_numbered_file_is_found_and_the_link_only_without_any(tmp_path):
-    (tmp_path / "latest.pkl").write_bytes(WHOLE)
+def test_newest_pickle_prefers_intact_numbered_files_to_the_link(tmp_path):
+    (tmp_path / "latest.pkl").write_bytes(INTACT)
     assert newest_pickle(tmp_path, "step_", "latest.pkl") == (tmp_path / "latest.pkl", None)
-    for step, content in ((2, WHOLE), (9, WHOLE), (10, WHOLE[:-1]), (30, b"")):
+    for step, content in ((2, INTACT), (9, INTACT), (10, INTACT[:-1]), (30, b"")):
         (tmp_path / f"step_{step}.pkl").write_bytes(content)
     assert newest_pickle(tmp_path, "step_", "latest.pkl") == (tmp_path / "step_9.pkl", 9)
     assert newest_pickle(tmp_path, "step_", "latest.pkl", max_step=8) == (tmp_path / "step_2.pkl", 2)

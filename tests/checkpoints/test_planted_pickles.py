@@ -1,4 +1,4 @@
-"""Whoever can write into a run's directory must not be able to run code in the process that reads it."""
+"""Write access to a run directory must not allow code execution in the processes that read it."""
 
 import ast
 import json
@@ -25,11 +25,11 @@ from trieye.snapshot.encode import encode
 from trieye.snapshot.nodes import KIND, StateParts
 
 PACKAGE = Path(__file__).parents[2] / "trieye"
-OTHER_KEY = b"the key of somebody else"
+OTHER_KEY = b"the key of another user"
 
 
 class Planted:
-    """Runs a command when it is unpickled."""
+    """An object that runs a command when unpickled."""
 
     def __init__(self, canary):
         self._command = f"touch {shlex.quote(str(canary))}"
@@ -38,11 +38,11 @@ class Planted:
         return os.system, (self._command,)
 
 
-class Growing:
-    """Something that is saved in parts."""
+class Incremental:
+    """An object with incremental state."""
 
-    def state_parts(self, known):
-        del known
+    def state_parts(self, stored_names):
+        del stored_names
         return StateParts({"rows": 3}, (), {"seg-0-3-0123abcd": {"a": np.arange(3)}})
 
 
@@ -70,8 +70,8 @@ def run_dir(config):
     return run.dir
 
 
-def refit(directory):
-    """Make the manifest fit what lies there now, as an attacker would."""
+def rewrite_manifest(directory):
+    """Rewrite the manifest to match the current files, as an attacker would."""
     before = read_manifest(directory)
     (directory / MANIFEST_NAME).unlink()
     files = {}
@@ -82,21 +82,21 @@ def refit(directory):
     write_manifest(directory, before.model_copy(update={"files": files}))
 
 
-def with_another_key(payload):
+def signature_of_another_key(payload):
     return signing.sign(payload, OTHER_KEY)
 
 
-def with_nothing(payload):
-    return bytes(len(with_another_key(payload)))
+def zero_signature(payload):
+    return bytes(len(signature_of_another_key(payload)))
 
 
-def almost_right(payload):
+def signature_with_a_flipped_bit(payload):
     signature = signing.sign(payload, signing.load_key())
     return signature[:-1] + bytes([signature[-1] ^ 1])
 
 
-def plant_object(directory, data, sign=with_another_key):
-    """Put a pickle into a saved state as one of its objects, wherever its tree says `objects`."""
+def plant_object(directory, data, sign=signature_of_another_key):
+    """Insert a pickle into a saved state, under `objects` if its tree has that key."""
     index = json.dumps({"x": len(data)}).encode()
     payload = len(index).to_bytes(8, "little") + index + data
     (directory / OBJECTS_NAME).write_bytes(b"trieye-1" + sign(payload) + payload)
@@ -104,7 +104,7 @@ def plant_object(directory, data, sign=with_another_key):
     holder = tree.get("objects", tree)
     holder["user_data"] = {KIND: "object", "object": "x"}
     (directory / TREE_NAME).write_text(json.dumps(tree))
-    refit(directory)
+    rewrite_manifest(directory)
 
 
 def restore(config):
@@ -122,21 +122,21 @@ def load_by_the_drop_in_api(config):
 
 @pytest.mark.parametrize("name", ["latest.pkl", "checkpoint_step_9.pkl"])
 @pytest.mark.parametrize("read", [restore, load_by_the_drop_in_api])
-def test_a_planted_checkpoint_of_0_1_5_stops_the_run_and_never_runs(run_dir, config, planted, canary, name, read):
+def test_a_planted_0_1_5_checkpoint_stops_the_run_without_running_code(run_dir, config, planted, canary, name, read):
     shutil.rmtree(run_dir / "checkpoints")
     (run_dir / "checkpoints").mkdir()
     (run_dir / "checkpoints" / name).write_bytes(planted)
-    for _ in range(2):  # nor is it a fresh start the next time
+    for _ in range(2):  # the second start does not ignore it either
         with pytest.raises(UntrustedPickleError) as caught:
             read(config)
-    told = str(caught.value)
-    assert str(run_dir / "checkpoints" / name) in told
-    assert "TRIEYE_ALLOW_PICKLE=1" in told
-    assert "trieye convert" in told
+    message = str(caught.value)
+    assert str(run_dir / "checkpoints" / name) in message
+    assert "TRIEYE_ALLOW_PICKLE=1" in message
+    assert "trieye convert" in message
     assert not canary.exists()
 
 
-def test_an_earlier_run_of_0_1_5_stops_a_new_run_that_would_start_from_it(make_config, planted, canary):
+def test_a_planted_earlier_run_of_0_1_5_stops_a_new_run(make_config, planted, canary):
     config = make_config(run_name="new", persistence={"auto_resume_latest": True})
     old = config.persistence.get_runs_root_dir() / "run_20250102_030405" / "checkpoints"
     old.mkdir(parents=True)
@@ -147,7 +147,7 @@ def test_an_earlier_run_of_0_1_5_stops_a_new_run_that_would_start_from_it(make_c
 
 
 @pytest.mark.parametrize("name", ["latest.pkl", "best.pkl", "checkpoint_step_9.pkl"])
-def test_a_planted_file_beside_a_whole_checkpoint_is_not_even_opened(run_dir, config, planted, canary, name):
+def test_a_planted_pickle_next_to_an_intact_checkpoint_is_ignored(run_dir, config, planted, canary, name):
     path = run_dir / "checkpoints" / name
     path.unlink(missing_ok=True)
     path.write_bytes(planted)
@@ -158,7 +158,7 @@ def test_a_planted_file_beside_a_whole_checkpoint_is_not_even_opened(run_dir, co
 
 
 @pytest.mark.parametrize("name", ["buffer.pkl", "buffer_step_3.pkl"])
-def test_a_planted_buffer_of_0_1_5_stops_the_run_and_never_runs(make_config, planted, canary, name):
+def test_a_planted_0_1_5_buffer_stops_the_run_without_running_code(make_config, planted, canary, name):
     config = make_config()
     logic = ActorLogic(config).open()
     logic.save_training_state(**training_state(3))
@@ -171,10 +171,8 @@ def test_a_planted_buffer_of_0_1_5_stops_the_run_and_never_runs(make_config, pla
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("sign", [with_another_key, with_nothing, almost_right])
-def test_a_planted_object_in_a_checkpoint_whose_manifest_fits_never_runs(
-    run_dir, config, planted, canary, sign, monkeypatch
-):
+@pytest.mark.parametrize("sign", [signature_of_another_key, zero_signature, signature_with_a_flipped_bit])
+def test_a_planted_object_under_a_matching_manifest_runs_no_code(run_dir, config, planted, canary, sign, monkeypatch):
     directory = run_dir / "checkpoints" / "checkpoint_step_5"
     signing.load_key()
     plant_object(directory, planted, sign)
@@ -192,13 +190,13 @@ def test_a_planted_object_in_a_checkpoint_whose_manifest_fits_never_runs(
         restore(config)
     assert not canary.exists()
     trieye.load_checkpoint(run_dir, allow_pickle=True)
-    canary.unlink()  # which shows that it would be there
+    canary.unlink()  # proves that the pickle works
     monkeypatch.setenv("TRIEYE_ALLOW_PICKLE", "1")
     restore(config)
     assert canary.exists()
 
 
-def test_a_planted_object_in_the_user_data_of_the_drop_in_api_never_runs(make_config, planted, canary):
+def test_planted_user_data_of_the_drop_in_api_runs_no_code(make_config, planted, canary):
     config = make_config()
     logic = ActorLogic(config).open()
     logic.save_training_state(**training_state(3))
@@ -211,7 +209,7 @@ def test_a_planted_object_in_the_user_data_of_the_drop_in_api_never_runs(make_co
     assert not canary.exists()
 
 
-def test_an_explicit_checkpoint_of_somebody_else_never_runs(run_dir, config, planted, canary, tmp_path, make_config):
+def test_an_explicit_checkpoint_of_another_user_runs_no_code(run_dir, config, planted, canary, tmp_path, make_config):
     shutil.move(run_dir / "checkpoints" / "checkpoint_step_5", tmp_path / "downloaded")
     plant_object(tmp_path / "downloaded", planted)
     fresh = make_config(run_name="fresh", persistence={"load_checkpoint_path": str(tmp_path / "downloaded")})
@@ -220,22 +218,22 @@ def test_an_explicit_checkpoint_of_somebody_else_never_runs(run_dir, config, pla
     assert not canary.exists()
 
 
-def test_a_signed_object_of_the_same_user_is_read_wherever_it_lies(tmp_path):
-    """It is what this user pickled: a signature says who made it, not to which checkpoint it belongs; see signing."""
+def test_a_signed_object_loads_in_any_checkpoint_of_the_same_user(tmp_path):
+    """A signature authenticates the user, not the checkpoint; see `signing`."""
     for name, number in (("one", 1), ("two", 2)):
         save_state(tmp_path / name, encode({"user_data": {1, "two", 3.0}, "c": complex, "number": number}))
     shutil.copy(tmp_path / "one" / OBJECTS_NAME, tmp_path / "two" / OBJECTS_NAME)
-    refit(tmp_path / "two")
+    rewrite_manifest(tmp_path / "two")
     assert load_state(tmp_path / "two").objects == load_state(tmp_path / "one").objects
     changed = bytearray((tmp_path / "two" / OBJECTS_NAME).read_bytes())
     changed[-1] ^= 1
     (tmp_path / "two" / OBJECTS_NAME).write_bytes(changed)
-    refit(tmp_path / "two")
+    rewrite_manifest(tmp_path / "two")
     with pytest.raises(UntrustedPickleError):
         load_state(tmp_path / "two")
 
 
-def test_a_key_that_is_open_to_others_signs_nothing_and_trusts_nothing(tmp_path):
+def test_a_key_accessible_to_others_neither_signs_nor_verifies(tmp_path):
     save_state(tmp_path / "before", encode({"user_data": range(3)}))
     signing.key_path().chmod(0o644)
     with pytest.raises(ConfigurationError, match="chmod 600"):
@@ -246,36 +244,36 @@ def test_a_key_that_is_open_to_others_signs_nothing_and_trusts_nothing(tmp_path)
     assert load_state(tmp_path / "before").objects
 
 
-def test_a_pickle_planted_as_a_part_of_a_replay_never_runs(tmp_path, planted, canary):
-    path = save_parts(tmp_path / "replay", Growing())
+def test_a_pickle_planted_as_a_replay_part_runs_no_code(tmp_path, planted, canary):
+    path = save_parts(tmp_path / "replay", Incremental())
     (part,) = (path / "parts").iterdir()
     content = part.read_bytes()
     for planted_content in (planted, len(planted).to_bytes(8, "little") + planted, content[:8] + planted):
         part.write_bytes(planted_content)
-        refit(path)
+        rewrite_manifest(path)
         with pytest.raises(SerializationError):
-            held = load_parts(path)
-            held.read(held.names[0])
+            saved = load_parts(path)
+            saved.read(saved.names[0])
         with pytest.raises(SerializationError):
-            held.map(held.names[0])
+            saved.map(saved.names[0])
     assert not canary.exists()
 
 
 @pytest.mark.parametrize("name", ["run.json", "configs.json", "journal.db", "history/points-0-10.parquet"])
-def test_a_pickle_planted_as_another_file_of_the_run_never_runs(run_dir, config, planted, canary, name):
+def test_a_pickle_planted_as_another_run_file_runs_no_code(run_dir, config, planted, canary, name):
     (run_dir / name).parent.mkdir(exist_ok=True)
     (run_dir / name).write_bytes(planted)
     try:
         restore(config)
     except TrieyeError as error:
-        assert Path(name).name in str(error)  # noqa: PT017 - those that can be set aside or written anew are no errors
+        assert Path(name).name in str(error)  # noqa: PT017 - files that can be quarantined or rewritten raise nothing
     for command in ("verify", "checkpoints", "close"):
         main([command, str(run_dir)])
     assert not canary.exists()
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/etc/hostname", "parts/../../outside", "a/b", ".hidden", ""])
-def test_a_manifest_with_a_file_that_lies_elsewhere_is_refused(tmp_path, name):
+def test_a_manifest_with_a_path_outside_its_directory_is_rejected(tmp_path, name):
     path = save_state(tmp_path / "deep" / "state", encode({"a": 1}))
     (tmp_path / "outside").write_bytes(b"")
     manifest = read_manifest(path)
@@ -287,8 +285,8 @@ def test_a_manifest_with_a_file_that_lies_elsewhere_is_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", [TREE_NAME, "state.safetensors", MANIFEST_NAME, "parts"])
-def test_a_file_of_a_checkpoint_that_is_a_link_is_refused(tmp_path, name):
-    path = save_parts(tmp_path / "state", Growing()) if name == "parts" else tmp_path / "state"
+def test_linked_files_of_a_checkpoint_are_rejected(tmp_path, name):
+    path = save_parts(tmp_path / "state", Incremental()) if name == "parts" else tmp_path / "state"
     if name != "parts":
         save_state(path, encode({"a": np.zeros(3)}))
     (path / name).rename(tmp_path / "elsewhere")
@@ -309,8 +307,8 @@ READERS = {
     "pandas": {"read_pickle"},
 }
 GUARDED = {"compat/pickles.py", "snapshot/objects.py", "replay/exchange/datasets.py"}
-"""Reached after `signing.pickles_allowed`, a signature or `allow_pickle=True` only."""
-ITS_OWN = {
+"""Called only after `signing.pickles_allowed`, a valid signature or `allow_pickle=True`."""
+OWN_PICKLES = {
     "testing/training_contracts.py",
     "training/exploring/in_ray.py",
     "training/exploring/collective.py",
@@ -319,7 +317,7 @@ ITS_OWN = {
     "sweeps/local.py",
     "sweeps/working.py",
 }
-"""Read what the same run has pickled: no files, and over a connection only what has the key of the run."""
+"""Unpickle data of the same run: no files, and from connections only data with the key of the run."""
 
 
 def calls_in(path):
@@ -331,8 +329,8 @@ def calls_in(path):
             yield from ((ast.unparse(base), {}) for base in node.bases)
 
 
-def test_nothing_else_in_trieye_can_unpickle_or_evaluate():
-    found = set()
+def test_only_listed_modules_unpickle_or_evaluate():
+    unpickling_modules = set()
     for path in PACKAGE.rglob("*.py"):
         if {"conf", "template"} & set(path.relative_to(PACKAGE).parts):
             continue
@@ -342,5 +340,5 @@ def test_nothing_else_in_trieye_can_unpickle_or_evaluate():
             unsafe = unsafe or (name == "torch.load" and words.get("weights_only") != "True")
             unsafe = unsafe or (name in {"np.load", "numpy.load"} and words.get("allow_pickle", "False") != "False")
             if unsafe:
-                found.add(str(path.relative_to(PACKAGE)))
-    assert found == GUARDED | ITS_OWN
+                unpickling_modules.add(str(path.relative_to(PACKAGE)))
+    assert unpickling_modules == GUARDED | OWN_PICKLES

@@ -27,7 +27,9 @@ def run_dir(tmp_path):
     for step, objective in ((10, 1.5), (20, 7.25), (30, None)):
         replay.extend(100)
         metadata = {"objective": objective, "mode": "max", "attempt": 1}
-        path = store.save(step, encode({"replay": replay, "a": np.zeros(step)}, known=part_names), metadata=metadata)
+        path = store.save(
+            step, encode({"replay": replay, "a": np.zeros(step)}, known_parts=part_names), metadata=metadata
+        )
         part_names = read_manifest(path).part_names
     return run_dir
 

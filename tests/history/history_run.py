@@ -1,4 +1,4 @@
-"""A history in files beside the plain list of what it should hold, for the tests of all its parts."""
+"""A history on disk and a plain list with its expected items, for the tests of all its parts."""
 
 import itertools
 import random
@@ -16,7 +16,7 @@ STEPS = [0, 1, -1, (1 << 63) - 1, -(1 << 63), 1 << 53 | 1]
 
 
 def point(number, *, metric="loss"):
-    """Return a point that no other one is equal to."""
+    """Return a point that differs from the points of all other numbers."""
     return Point(metric, number * 0.1, number, NOW + number, ("mlflow", "tensorboard"), number + 1)
 
 
@@ -55,24 +55,24 @@ def is_of_a_branch(item):
 
 
 def exact(items):
-    """Return what tells two items apart that are equal: -0.0 and 0.0, 1 and 1.0."""
+    """Return representations that distinguish equal items: -0.0 and 0.0, 1 and 1.0."""
     return [repr(item) for item in items]
 
 
 def drain(history, start=0, limit=1000):
-    """Return everything that a reader gets who begins at an index."""
-    found = []
+    """Return all items that a reader receives from an index on."""
+    received = []
     while start < history.end:
         items, after = history.read(start, limit)
         assert after > start
         assert len(items) <= limit
-        found += items
+        received += items
         start = after
-    return found
+    return received
 
 
 class Written:
-    """A history that is opened, written and opened again, as the hubs of a run do it."""
+    """A history that is opened, written and reopened, as by the hubs of a run."""
 
     def __init__(self, run_dir):
         self.run_dir = run_dir
@@ -87,7 +87,7 @@ class Written:
         return self
 
     def reopen(self):
-        """End as a killed process does: what was not committed comes again from the replay."""
+        """Reopen as after a kill: the journal is replayed, and uncommitted items are appended again."""
         self.journal.close()
         self.open()
         self.history.append(self.items[self.history.end :])
@@ -122,7 +122,7 @@ class Written:
         return self
 
     def segment(self, *items):
-        """Put items into a file of their own."""
+        """Write items into a new file."""
         return self.append(list(itertools.chain(*items))).commit().roll()
 
     def surviving(self, start=0):
@@ -141,7 +141,7 @@ class Written:
         return sorted(path.name for path in self.directory.iterdir()) if self.directory.exists() else []
 
     def path_of(self, number):
-        """Return the file that is the number-th one in the order of its items."""
+        """Return the file at a position in the order of the items."""
         segment = self.journal.segments()[number]
         return self.directory / segment.name
 
@@ -150,5 +150,5 @@ class Written:
 
 
 def seeded(seed):
-    print(f"seed {seed}")  # noqa: T201 - a failing random test has to be repeatable
+    print(f"seed {seed}")  # noqa: T201 - makes a failing random test repeatable
     return random.Random(seed)

@@ -1,24 +1,24 @@
-"""Reference model of supersession: which points of a run are shown, given everything that its attempts logged.
+"""Reference model of supersession: which of the points that the attempts of a run logged are shown.
 
 An attempt is one start of the program, or one opening of the run where a process opens it several times.
 
-1. A restore from a trieye checkpoint knows its position in the history: everything logged later is superseded, and what
-   follows supersedes nothing, so that a resumed run shows the points of an uninterrupted one.
+1. A restore from a trieye checkpoint has an exact position in the history: all later points are superseded, and new
+   points supersede nothing, so that a resumed run shows the points of an uninterrupted one.
 2. A restore at a known step s supersedes the points and media at s or later. A metric that never reached s (validation
    over epochs, a restore in iterations) has nothing to compare, and a metric evidently on a finer axis (loss over
    iterations, a restore in epochs) must not lose almost everything: rule 3 decides about both. Finer means that it
    stood beyond 2x when the last metric to reach s did so at its step x, within one attempt. s <= 0 supersedes all.
-3. Otherwise each metric is on its own. A point supersedes older points (those of earlier attempts) of its metric at the
+3. Otherwise each metric is on its own. A point supersedes older points (from earlier attempts) of its metric at the
    same step. It supersedes a range, all older points from a step on, once a second, larger step shows that the curve
    continues. Calls without a step, texts, images, histograms and hyperparameters supersede nothing.
 
    The range begins at the first step of the attempt, unless the jump to the second step leaves out older points, as
    from a constant logged at step 0 to a resume at 500. Then the third step decides: if it is about as far away (more
    than half the jump), the curve is logged less often now, and the range begins at the first step; otherwise the first
-   step was alone, and the second one takes its place. A step below the beginning of the range begins a curve there.
+   step was isolated, and the second one replaces it. A step below the beginning of the range begins a curve there.
 
-   So a training that restarts from scratch supersedes its older curve at its second step and not step by step: a tail
-   of the older training behind the new one would look like one training.
+   A training that restarts from scratch thus supersedes its older curve at its second step, not step by step: the new
+   curve with the tail of the older one would look like a single training.
 """
 
 from collections.abc import Sequence
@@ -37,15 +37,15 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one start of a program does: restore, perhaps, and then log."""
+    """One start of a program: an optional restore, then calls."""
 
     calls: Sequence[Call]
-    restored: int | None = None  # a step from which on everything comes again
-    checkpoint: tuple[int, int] | None = None  # an attempt, and how many of its calls came before its checkpoint
+    restored: int | None = None  # the step where logging resumes
+    checkpoint: tuple[int, int] | None = None  # an attempt, and the number of its calls before the checkpoint
 
 
 class Shown(NamedTuple):
-    """A point that is shown, and the attempt that logged it."""
+    """A shown point, and the attempt that logged it."""
 
     call: Call
     attempt: int
@@ -56,7 +56,7 @@ class Shown(NamedTuple):
 
 
 def shown(attempts: Sequence[Attempt]) -> list[Shown]:
-    """Return what is shown after some attempts, in the order in which it was logged."""
+    """Return the points that are shown after some attempts, in logging order."""
     points: list[Shown] = []
     for number, attempt in enumerate(attempts):
         if attempt.checkpoint is not None:
@@ -80,9 +80,9 @@ def _without_later(points: list[Shown], restored: int) -> list[Shown]:
     if restored <= 0:
         return []
     reached: dict[str, int] = {}
-    for place, point in enumerate(points):
+    for index, point in enumerate(points):
         if point.step >= restored:
-            reached.setdefault(point.call.metric, place)
+            reached.setdefault(point.call.metric, index)
     last = max(reached.values(), default=0)
     finer = {
         point.call.metric
@@ -94,7 +94,7 @@ def _without_later(points: list[Shown], restored: int) -> list[Shown]:
 
 @dataclass
 class _Curve:
-    """What one attempt has logged of a metric: the steps that may begin its curve, and the newest step."""
+    """The calls of one attempt for a metric: candidates for the start of its curve, and the newest step."""
 
     start: int | None = None
     last: int = 0
@@ -128,11 +128,11 @@ class _Curve:
 
 def curves(attempts: Sequence[Attempt]) -> dict[str, list[tuple[int, float]]]:
     """Return (step, value) of the shown points of each metric, in ascending order."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    shown_curves: dict[str, list[tuple[int, float]]] = {}
     for point in shown(attempts):
         if point.call.kind == "scalar":
-            found.setdefault(point.call.metric, []).append((point.step, point.call.value))
-    return {metric: sorted(curve) for metric, curve in found.items()}
+            shown_curves.setdefault(point.call.metric, []).append((point.step, point.call.value))
+    return {metric: sorted(curve) for metric, curve in shown_curves.items()}
 
 
 def scalars(metric: str, steps: Sequence[int | None], value: float) -> list[Call]:
@@ -142,17 +142,17 @@ def scalars(metric: str, steps: Sequence[int | None], value: float) -> list[Call
 
 def epochs(numbers: Sequence[int], value: float, batches: int = 10) -> list[Call]:
     """Return the calls of a classic script: the learning rate, the losses, then the validation of each epoch."""
-    made: list[Call] = []
+    calls: list[Call] = []
     for epoch in numbers:
-        made += scalars("lr", [epoch], value)
-        made += scalars("loss", range(epoch * batches, (epoch + 1) * batches), value)
-        made += scalars("val", [epoch], value)
-    return made
+        calls += scalars("lr", [epoch], value)
+        calls += scalars("loss", range(epoch * batches, (epoch + 1) * batches), value)
+        calls += scalars("val", [epoch], value)
+    return calls
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A story, its attempts (each logs its own number as the value), and the number shown at each step."""
+    """Attempts, each logging its own number as value, and the number expected at each step."""
 
     name: str
     attempts: Sequence[Attempt]
@@ -227,22 +227,22 @@ SCENARIOS = [
         {"params": [(0, 2.0)], "loss": parts((0, 1, 2.0), (1, 500, 1.0), (500, 600, 2.0))},
     ),
     Scenario(
-        "e: a program resumed within the first twentieth keeps what came before",
+        "e: a program resumed within the first twentieth keeps earlier points",
         [Attempt(scalars("loss", range(1000), 1.0)), Attempt(scalars("loss", range(20, 30), 2.0))],
         {"loss": parts((0, 20, 1.0), (20, 30, 2.0))},
     ),
     Scenario(
-        "e: a training restarted from scratch shows itself alone, and metrics it no longer logs",
+        "e: a training restarted from scratch shows only its own curve, and metrics it no longer logs",
         [Attempt([*scalars("loss", range(100), 1.0), Call("old", 7, 1.0)]), Attempt(scalars("loss", range(3), 2.0))],
         {"loss": parts((0, 3, 2.0)), "old": [(7, 1.0)]},
     ),
     Scenario(
-        "e: a training restarted from scratch that logs less often shows itself alone",
+        "e: a training restarted from scratch that logs less often shows only its own curve",
         [Attempt(scalars("loss", range(100), 1.0)), Attempt(scalars("loss", [0, 10, 20], 2.0))],
         {"loss": [(0, 2.0), (10, 2.0), (20, 2.0)]},
     ),
     Scenario(
-        "f: validation over epochs is there once after a resume",
+        "f: validation over epochs appears once after a resume",
         [Attempt(scalars("val", range(8), 1.0)), Attempt(scalars("val", range(6, 10), 2.0))],
         {"val": parts((0, 6, 1.0), (6, 10, 2.0))},
     ),

@@ -1,4 +1,4 @@
-"""Programs that log what an attempt of the reference model logs, through each of the loggers."""
+"""Programs that execute an attempt of the reference model through each of the loggers."""
 
 import os
 import shutil
@@ -22,8 +22,8 @@ Log = Callable[[Call], object]
 
 
 @contextmanager
-def with_run(name: str, root: Path, attempt: Attempt, given: dict[str, Any]) -> Iterator[tuple[Run, Log]]:
-    with Run(adopted_config(name, APP, {"root": root, **given})) as run:
+def with_run(name: str, root: Path, attempt: Attempt, run_options: dict[str, Any]) -> Iterator[tuple[Run, Log]]:
+    with Run(adopted_config(name, APP, {"root": root, **run_options})) as run:
         if attempt.checkpoint is not None:
             of, num_calls = attempt.checkpoint
             run.restore(from_checkpoint=root / f"{name}-{of}-{num_calls}", state={})
@@ -40,10 +40,14 @@ def with_run(name: str, root: Path, attempt: Attempt, given: dict[str, Any]) -> 
 
 
 @contextmanager
-def with_summary_writer(name: str, root: Path, attempt: Attempt, given: dict[str, Any]) -> Iterator[tuple[Run, Log]]:
+def with_summary_writer(
+    name: str, root: Path, attempt: Attempt, run_options: dict[str, Any]
+) -> Iterator[tuple[Run, Log]]:
     from trieye.integrations.tensorboard import SummaryWriter
 
-    held = AdoptedRun.join(safe_name(name), app=APP, root=root, **given)  # with other sinks than a writer chooses
+    adopted = AdoptedRun.join(
+        safe_name(name), app=APP, root=root, **run_options
+    )  # opened first, so that its sinks apply
     with SummaryWriter(Path("runs") / name, purge_step=attempt.restored) as writer:
 
         def log(call: Call) -> None:
@@ -53,14 +57,14 @@ def with_summary_writer(name: str, root: Path, attempt: Attempt, given: dict[str
                 writer.add_scalar(call.metric, call.value, call.step)
 
         yield writer.run, log
-    held.leave()
+    adopted.leave()
 
 
 @contextmanager
-def with_wandb(name: str, root: Path, attempt: Attempt, given: dict[str, Any]) -> Iterator[tuple[Run, Log]]:
+def with_wandb(name: str, root: Path, attempt: Attempt, run_options: dict[str, Any]) -> Iterator[tuple[Run, Log]]:
     from trieye.integrations import wandb
 
-    held = AdoptedRun.join(safe_name(name), app=APP, root=root, **given)
+    adopted = AdoptedRun.join(safe_name(name), app=APP, root=root, **run_options)
     resume = None if attempt.restored is not None else "allow"
     run = wandb.init(project=APP, id=name, resume=resume)
     run.define_metric("*", step_metric="wandb/x")
@@ -70,14 +74,14 @@ def with_wandb(name: str, root: Path, attempt: Attempt, given: dict[str, Any]) -
 
     yield run.run, log
     run.finish()
-    held.leave()
+    adopted.leave()
 
 
 @contextmanager
-def with_lightning(name: str, root: Path, attempt: Attempt, given: dict[str, Any]) -> Iterator[tuple[Run, Log]]:
+def with_lightning(name: str, root: Path, attempt: Attempt, run_options: dict[str, Any]) -> Iterator[tuple[Run, Log]]:
     from trieye.integrations.lightning import RunLogger
 
-    held = AdoptedRun.join(safe_name(name), app=APP, root=root, **given)
+    adopted = AdoptedRun.join(safe_name(name), app=APP, root=root, **run_options)
     logger = RunLogger(name, app=APP, root=root)
     if attempt.restored is not None:
         logger.adopted.resumes_at(attempt.restored)
@@ -89,7 +93,7 @@ def with_lightning(name: str, root: Path, attempt: Attempt, given: dict[str, Any
             logger.log_metrics({call.metric: call.value}, call.step)
 
     yield logger.experiment, log
-    held.leave()
+    adopted.leave()
     logger.adopted.leave()
 
 
@@ -109,9 +113,9 @@ class Story:
         logger: A key of `PROGRAMS`.
         name: Name of the run.
         root: Directory of all runs.
-        attempts: What happens.
-        killed: Numbers of the attempts that end with a SIGKILL once everything is accepted.
-        given: More of the config of the run.
+        attempts: The attempts, in order.
+        killed: Numbers of the attempts that end with SIGKILL after the hub has accepted all events.
+        run_options: Further options of the run, such as its sinks.
     """
 
     logger: str
@@ -119,16 +123,16 @@ class Story:
     root: Path
     attempts: Sequence[Attempt]
     killed: frozenset[int] = frozenset()
-    given: Mapping[str, Any] = field(default_factory=dict)
+    run_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def run_dir(self) -> Path:
         return self.root / APP / "runs" / self.name
 
     def play(self) -> None:
-        """Let all attempts happen, killed ones in children of this process."""
+        """Execute all attempts; killed ones run in children of this process."""
         if self.logger == "Lightning":
-            import_module("trieye.integrations.lightning")  # takes seconds, which a child does not have
+            import_module("trieye.integrations.lightning")  # takes seconds, too long for a child with a timeout
         for number in range(len(self.attempts)):
             if number not in self.killed:
                 self._attempt(number)
@@ -138,7 +142,7 @@ class Story:
     def _attempt(self, number: int) -> None:
         attempt = self.attempts[number]
         checkpoints = [other.checkpoint for other in self.attempts if other.checkpoint is not None]
-        with PROGRAMS[self.logger](self.name, self.root, attempt, dict(self.given)) as (run, log):
+        with PROGRAMS[self.logger](self.name, self.root, attempt, dict(self.run_options)) as (run, log):
             for done in range(len(attempt.calls) + 1):
                 if (number, done) in checkpoints:
                     run.save(step=done + 1, state={}).wait()
@@ -153,11 +157,11 @@ class Story:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
-        """Return the curves in the history, without the logger's and the hub's own."""
+        """Return the curves in the history, except for internal metrics of the logger and the hub."""
         table = read_history(self.run_dir)
-        found: dict[str, list[tuple[int, float]]] = {}
+        shown_curves: dict[str, list[tuple[int, float]]] = {}
         columns = (table[name].to_pylist() for name in ("metric", "step", "value"))
         for metric, step, value in zip(*columns, strict=True):
             if not metric.startswith(("trieye/", "wandb/")):
-                found.setdefault(metric, []).append((step, value))
-        return {metric: sorted(curve) for metric, curve in found.items()}
+                shown_curves.setdefault(metric, []).append((step, value))
+        return {metric: sorted(curve) for metric, curve in shown_curves.items()}

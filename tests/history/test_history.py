@@ -32,7 +32,7 @@ def written(tmp_path):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Make everything so small that few items pass through all of it."""
+    """Lower all limits, so that few items pass through memory, chunks and files."""
     monkeypatch.setattr(history_module, "KEPT_ITEMS", 20)
     monkeypatch.setattr(history_module, "CHUNK_ITEMS", 7)
     monkeypatch.setattr(history_store, "ROLL_BYTES", 2000)
@@ -75,7 +75,7 @@ def play(written, script, rng):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=SCRIPT, seed=st.integers(0, 1 << 30))
-def test_a_history_is_a_list(tmp_path_factory, small, script, seed):
+def test_a_history_behaves_like_a_list(tmp_path_factory, small, script, seed):
     written = Written(tmp_path_factory.mktemp("run"))
     with contextlib.closing(written):
         play(written, script, seeded(seed))
@@ -85,11 +85,11 @@ def test_a_history_is_a_list(tmp_path_factory, small, script, seed):
         assert written.history.num_lost == 0
 
 
-def test_what_is_pending_stays_pending_until_it_is_committed(written):
+def test_pending_items_stay_pending_until_they_are_committed(written):
     written.append(points(0, 25))
     first = written.history.pending()
     written.append(points(25, 30))
-    assert written.history.num_pending == 30, "a commit that failed has taken nothing"
+    assert written.history.num_pending == 30, "a failed commit must not drop pending items"
     assert written.history.pending()[0].first == first[0].first == 0
     written.commit()
     assert written.history.num_pending == 0
@@ -97,16 +97,16 @@ def test_what_is_pending_stays_pending_until_it_is_committed(written):
     assert drain(written.reopen().history) == points(0, 30)
 
 
-def test_pictures_do_not_stay_in_memory(written):
-    pictures = [LogImage(f"i{n}", n, NOW, 9, 9, 3, bytes([n]) * (3 << 20)) for n in range(20)]
-    written.append(pictures).commit()
+def test_images_do_not_stay_in_memory(written):
+    images = [LogImage(f"i{n}", n, NOW, 9, 9, 3, bytes([n]) * (3 << 20)) for n in range(20)]
+    written.append(images).commit()
     items, end = written.history.read(0, 1000)
-    assert (items, end) == (pictures[:1], 1), "from the journal, and bounded by bytes, too"
-    assert drain(written.roll().history) == pictures
-    assert drain(written.reopen().history) == pictures
+    assert (items, end) == (images[:1], 1), "reads from the journal are bounded by bytes, too"
+    assert drain(written.roll().history) == images
+    assert drain(written.reopen().history) == images
 
 
-def test_indices_that_were_given_are_not_given_again(written):
+def test_skipped_indices_are_never_assigned_again(written):
     written.append(points(0, 5)).commit()
     written.history.skip_to(3)
     assert written.history.end == 5
@@ -132,7 +132,7 @@ def test_a_superseded_branch_may_have_gaps(written):
     assert list(written.history.superseded(12)) == [*points(3, 5), point(8)]
 
 
-def test_without_a_directory_everything_stays_in_the_journal(tmp_path):
+def test_a_history_without_a_directory_stays_in_the_journal(tmp_path):
     journal = Journal(None)
     history = History(journal, None)
     history.append(points(0, 100))
@@ -142,16 +142,16 @@ def test_without_a_directory_everything_stays_in_the_journal(tmp_path):
     journal.close()
 
 
-def test_a_cursor_beyond_the_end_is_taken_for_the_end(written):
+def test_a_cursor_beyond_the_end_is_clamped_to_the_end(written):
     assert written.history.cursor("mlflow") is None
     written.append(points(0, 10))
     written.history.set_cursor("mlflow", (7, "here"))
     assert written.history.cursor("mlflow") == (7, "here")
     written.history.set_cursor("mlflow", (70, None))
-    assert written.history.cursor("mlflow") == (10, None), "new items would never be sent"
+    assert written.history.cursor("mlflow") == (10, None), "a cursor beyond the end would skip new items"
 
 
-def test_a_damaged_chunk_costs_itself_only(written, caplog):
+def test_a_damaged_chunk_loses_only_its_own_items(written, caplog):
     written.append(points(0, 10)).commit().append(points(10, 20)).commit().append(points(20, 30)).commit()
     written.close()
     written.open()
@@ -167,7 +167,7 @@ def test_a_damaged_chunk_costs_itself_only(written, caplog):
     assert caplog.text.count("are lost") == 1
 
 
-def test_a_closed_journal_is_not_taken_for_damage(written):
+def test_a_closed_journal_is_not_reported_as_damage(written):
     written.append(points(0, 10)).commit()
     written.close()
     written.open()
@@ -177,30 +177,30 @@ def test_a_closed_journal_is_not_taken_for_damage(written):
     assert written.history.num_lost == 0
 
 
-def test_readers_at_different_places_get_everything_while_it_is_written(written, small):
-    everything = points(0, 3000)
+def test_concurrent_readers_receive_all_items_during_writes(written, small):
+    items_to_write = points(0, 3000)
     has_news = threading.Condition()
 
     def follow(limit):
-        found, place = [], 0
-        while place < len(everything):
+        received, index = [], 0
+        while index < len(items_to_write):
             with has_news:
-                assert has_news.wait_for(partial(is_beyond, place), timeout=60)
-            items, place = written.history.read(place, limit)
-            found += items
-        return found
+                assert has_news.wait_for(partial(is_beyond, index), timeout=60)
+            items, index = written.history.read(index, limit)
+            received += items
+        return received
 
-    def is_beyond(place):
-        return written.history.end > place
+    def is_beyond(index):
+        return written.history.end > index
 
     with ThreadPoolExecutor() as pool:
         readers = [pool.submit(follow, limit) for limit in (1, 13, 1000)]
         for first in range(0, 3000, 30):
             with has_news:
-                written.append(everything[first : first + 30])
+                written.append(items_to_write[first : first + 30])
                 has_news.notify_all()
             written.commit().roll(force=False)
-        assert all(reader.result() == everything for reader in readers)
+        assert all(reader.result() == items_to_write for reader in readers)
 
 
 MANY_POINTS = """
@@ -226,11 +226,11 @@ def rss_mb():
 write(0, 100_000)
 before = rss_mb()
 write(100_000, 600_000)
-places, counts = [0, 200_000, 400_000], [0, 0, 0]
-while places[0] < history.end:
-    for reader, place in enumerate(places):
-        if place < history.end:
-            items, places[reader] = history.read(place, 1000)
+indices, counts = [0, 200_000, 400_000], [0, 0, 0]
+while indices[0] < history.end:
+    for reader, index in enumerate(indices):
+        if index < history.end:
+            items, indices[reader] = history.read(index, 1000)
             counts[reader] += len(items)
 assert counts == [600_000, 400_000, 200_000], counts
 print(rss_mb() - before)
@@ -238,14 +238,14 @@ print(rss_mb() - before)
 
 
 @pytest.mark.slow
-def test_many_points_need_little_memory(tmp_path, request):
+def test_memory_stays_bounded_for_many_points(tmp_path, request):
     command = [sys.executable, "-c", MANY_POINTS, str(tmp_path), str(request.path.parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 150, "MB more at the end than after the first 100 000"
+    assert float(done.stdout) < 150, "MB of growth after the first 100 000 points"
 
 
-def test_a_full_disk_costs_nothing(written, monkeypatch):
+def test_a_full_disk_loses_no_items(written, monkeypatch):
     monkeypatch.setattr(history_store, "ROLL_BYTES", 1 << 20)
     written.append(points(0, 100_000)).commit()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -262,7 +262,7 @@ def test_a_full_disk_costs_nothing(written, monkeypatch):
     assert drain(written.history) == written.items
 
 
-def test_an_operation_of_a_later_version_is_kept_and_skipped(written, caplog):
+def test_an_operation_of_a_later_version_is_stored_but_not_read(written, caplog):
     columns = Columns.from_items(0, [point(0), LogParams({"a": "1"}), point(2), LogParams({"a": "3"}), point(4)])
     columns.operations[3] = msgspec.msgpack.encode({"type": "LogSmell", "name": "v"})
     written.journal.append("pass", b"", at=0.0)

@@ -23,7 +23,7 @@ ITEM = POINT | st.builds(LogText, name=st.just("n"), step=INT64, wall_time=st.fl
 
 
 @given(st.lists(ITEM, min_size=1, max_size=20), st.integers(0, 1 << 40))
-def test_items_come_back_from_columns_and_chunks_to_the_last_bit(items, first):
+def test_items_round_trip_bit_exactly_through_columns_and_chunks(items, first):
     columns = Columns.from_items(first, items)
     for copy in (columns, Columns.from_chunk(columns.to_chunk())):
         assert (copy.first, copy.end) == (first, first + len(items))
@@ -33,21 +33,21 @@ def test_items_come_back_from_columns_and_chunks_to_the_last_bit(items, first):
 
 @settings(max_examples=50)
 @given(st.integers(0, 1 << 30), st.integers(1, 40), st.integers(1, 300))
-def test_groups_hold_the_same_items_within_the_limits(seed, max_items, max_bytes):
+def test_grouping_preserves_items_within_the_limits(seed, max_items, max_bytes):
     rng = seeded(seed)
     items = random_items(rng, 200)
-    places = sorted({0, 200, *(rng.randrange(200) for _ in range(40))})
-    parts = [Columns.from_items(a + 7, items[a:b]) for a, b in pairwise(places)]
+    bounds = sorted({0, 200, *(rng.randrange(200) for _ in range(40))})
+    parts = [Columns.from_items(a + 7, items[a:b]) for a, b in pairwise(bounds)]
     groups = list(grouped(parts, max_items=max_items, max_bytes=max_bytes))
     assert exact(item for group in groups for item in group.items()) == exact(items)
     assert [group.first for group in groups] == [7, *(group.end for group in groups[:-1])]
     spans = {(part.first, part.end) for part in parts}
     for group in groups:
         is_small = len(group) <= max_items and group.operation_bytes <= max_bytes
-        assert is_small or (group.first, group.end) in spans, "a part is never divided"
+        assert is_small or (group.first, group.end) in spans, "a part must not be split"
 
 
-def test_a_cut_leaves_one_operation_at_least():
+def test_a_cut_includes_at_least_one_operation():
     sizes = [(3, 10), (5, 10), (6, 1)]
     assert cut((0, 9), sizes, max_bytes=25) == 9
     assert cut((0, 9), sizes, max_bytes=20) == 6
@@ -57,7 +57,7 @@ def test_a_cut_leaves_one_operation_at_least():
 
 
 @pytest.mark.parametrize("field", ["metric", "value", "step", "wall_time", "log_to", "count"])
-def test_the_checksum_sees_each_field(field):
+def test_the_checksum_covers_each_field(field):
     items = points(0, 5)
     other = {"metric": "other", "value": -0.0, "step": 7, "wall_time": 1.0, "log_to": ("mlflow", "wandb"), "count": 0}
     changed = [*items[:2], point(2), *items[3:]]
@@ -67,6 +67,6 @@ def test_the_checksum_sees_each_field(field):
     assert Columns.from_items(1, items).checksum() != Columns.from_items(0, items).checksum()
 
 
-def test_names_that_do_not_occur_any_more_are_forgotten():
+def test_joined_columns_drop_unused_metric_names():
     whole = Columns.from_items(0, [point(n, metric=f"m{n}") for n in range(100)])
     assert Columns.joined([whole.part(10, 11), whole.part(11, 13)]).names == ["m10", "m11", "m12"]

@@ -35,12 +35,12 @@ def test_a_segment_is_plain_parquet(written):
         },
     ]
     assert table["payload"].is_valid().to_pylist() == [True, False, False, False]
-    assert table["index"].to_pylist() == [0, 1, 2, 3], "what is superseded is kept"
+    assert table["index"].to_pylist() == [0, 1, 2, 3], "superseded items are stored, too"
     with (written.directory / "points-0-4.parquet").open("rb") as file:
         assert SegmentFile(file, (0, 4)).about.superseded == [(2, 3)]
 
 
-def test_chunks_and_row_groups_stay_small_when_there_are_pictures(written, monkeypatch):
+def test_images_limit_the_size_of_chunks_and_row_groups(written, monkeypatch):
     monkeypatch.setattr("trieye.history.segments.GROUP_BYTES", 1000)
     monkeypatch.setattr("trieye.history.history.CHUNK_BYTES", 1000)
     written.append([LogImage(f"i{n}", n, 1.0, 1, 1, 1, bytes(600)) for n in range(10)])
@@ -49,13 +49,13 @@ def test_chunks_and_row_groups_stay_small_when_there_are_pictures(written, monke
     assert pq.read_metadata(written.path_of(0)).num_row_groups == 10
 
 
-def test_a_file_under_another_name_is_refused(written):
+def test_a_renamed_file_is_rejected(written):
     written.segment(points(0, 10))
     with written.path_of(0).open("rb") as file, pytest.raises(SerializationError, match="does not match the file name"):
         SegmentFile(file, (10, 20))
 
 
-def test_metrics_with_more_names_than_a_dictionary_holds_come_back(written, monkeypatch):
+def test_more_metric_names_than_a_parquet_dictionary_holds_round_trip(written, monkeypatch):
     monkeypatch.setattr("trieye.history.segments.GROUP_ITEMS", 65_536)
     monkeypatch.setattr("trieye.history.history.CHUNK_ITEMS", 10_000)
     items = [point for n in range(9000) for point in points(n, n + 1)]
@@ -64,29 +64,29 @@ def test_metrics_with_more_names_than_a_dictionary_holds_come_back(written, monk
 
 
 def damaged_reads(written, damage):
-    """Yield what a reader gets of the newest file with each damage, and how much of it counts as lost."""
+    """Damage the newest file in each way; yield the items that are read and the number of lost ones."""
     path = written.path_of(-1)
-    whole = path.read_bytes()
-    for changed in damage(whole):
+    intact = path.read_bytes()
+    for changed in damage(intact):
         path.write_bytes(changed)
         written.journal.close()
         written.open()
-        found = drain(written.history)
-        yield found, written.history.num_lost
-    path.write_bytes(whole)
+        received = drain(written.history)
+        yield received, written.history.num_lost
+    path.write_bytes(intact)
 
 
-def is_part_of(found, items):
-    """Tell whether items are left out, in whole row groups, and none is changed."""
+def only_omits(received, items):
+    """Return True if `received` only omits items, and changes and reorders none."""
     expected = iter(exact(items))
-    return all(one in expected for one in exact(found))
+    return all(one in expected for one in exact(received))
 
 
 def flips(stride, seed):
     def damage(whole):
         rng = seeded(seed)
-        for place in range(rng.randrange(stride), len(whole), stride):
-            yield whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :]
+        for position in range(rng.randrange(stride), len(whole), stride):
+            yield whole[:position] + bytes([whole[position] ^ 1 << rng.randrange(8)]) + whole[position + 1 :]
 
     return damage
 
@@ -99,26 +99,26 @@ def cuts(stride):
 
 
 @pytest.mark.parametrize("damage", [flips(151, 1), cuts(397)], ids=["flipped bits", "cuts"])
-def test_a_damaged_file_costs_what_is_damaged_and_never_gives_a_wrong_value(written, damage):
+def test_a_damaged_file_loses_only_damaged_items_and_yields_no_wrong_values(written, damage):
     rng = seeded(5)
     written.segment(random_items(rng, 100))
     written.append(random_items(rng, 300)).commit().roll()
     written.append(random_items(rng, 10)).commit()
     before, after = written.items[:100], written.items[-10:]
     num_cases = num_partial = 0
-    for found, num_lost in damaged_reads(written, damage):
-        assert exact(found[:100]) == exact(before)
-        assert exact(found[-10:]) == exact(after)
-        assert len(found) + num_lost == len(written.items)
-        assert is_part_of(found, written.items)
+    for received, num_lost in damaged_reads(written, damage):
+        assert exact(received[:100]) == exact(before)
+        assert exact(received[-10:]) == exact(after)
+        assert len(received) + num_lost == len(written.items)
+        assert only_omits(received, written.items)
         num_cases += 1
         num_partial += 0 < num_lost < 300
     assert num_cases > 60
     if damage.__qualname__.startswith("flips"):
-        assert num_partial > num_cases / 4, "what is whole in a damaged file can be read"
+        assert num_partial > num_cases / 4, "intact row groups of a damaged file are readable"
 
 
-def test_damage_is_reported_once_with_the_name_of_the_file(written, caplog):
+def test_damage_is_reported_once_with_the_file_name(written, caplog):
     written.segment(points(0, 500))
     path = written.path_of(0)
     content = bytearray(path.read_bytes())
@@ -133,7 +133,7 @@ def test_damage_is_reported_once_with_the_name_of_the_file(written, caplog):
     assert len(drain(written.history)) == 500 - lost
 
 
-def test_a_file_that_vanishes_is_lost_and_its_indices_are_not_given_again(written, caplog):
+def test_a_missing_file_counts_as_lost_and_its_indices_stay_reserved(written, caplog):
     written.segment(points(0, 10)).segment(points(10, 20)).append(points(20, 25)).commit()
     written.reopen()
     written.path_of(1).unlink()

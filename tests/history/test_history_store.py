@@ -28,14 +28,14 @@ def lose_journal(written):
 
 
 def in_journal(written, statement):
-    """Change the journal behind the back of everybody."""
+    """Execute a statement in the closed journal."""
     written.close()
     with contextlib.closing(sqlite3.connect(written.run_dir / "journal.db", isolation_level=None)) as connection:
         connection.execute(statement)
 
 
 def roll_unnoticed(written):
-    """Write a file that the journal does not get to know."""
+    """Write a file without its registration in the journal."""
     journal = written.run_dir / "journal.db"
     written.close()
     before = journal.read_bytes()
@@ -46,7 +46,7 @@ def roll_unnoticed(written):
 # rolling
 
 
-def test_few_bytes_stay_in_the_journal(written, monkeypatch):
+def test_small_chunks_stay_in_the_journal_until_the_size_limit(written, monkeypatch):
     monkeypatch.setattr(history_store, "ROLL_BYTES", 40 * 1000)
     written.append(points(0, 900)).commit().roll(force=False)
     assert written.files() == []
@@ -55,7 +55,7 @@ def test_few_bytes_stay_in_the_journal(written, monkeypatch):
     assert written.journal.chunks() == []
 
 
-def test_only_what_is_committed_is_rolled(written):
+def test_only_committed_items_are_rolled(written):
     written.append(points(0, 10)).commit().append(points(10, 20)).roll()
     assert written.files() == ["points-0-10.parquet"]
     written.commit().roll()
@@ -71,10 +71,10 @@ def test_chunks_of_an_earlier_attempt_are_rolled_at_once(written):
     assert len(written.files()) == 1
 
 
-def test_a_reader_whose_chunk_goes_into_a_file_meanwhile_loses_nothing(written, monkeypatch):
+def test_a_reader_loses_no_items_when_its_chunk_is_rolled(written, monkeypatch):
     monkeypatch.setattr("trieye.history.history.KEPT_ITEMS", 0)
     written.append(points(0, 50)).commit()
-    has_missed, found = threading.Event(), []
+    has_missed, received = threading.Event(), []
     read_chunk, replace_chunks = written.journal.read_chunk, written.journal.replace_chunks
 
     def missed(first):
@@ -89,15 +89,15 @@ def test_a_reader_whose_chunk_goes_into_a_file_meanwhile_loses_nothing(written, 
         reader.start()
         assert has_missed.wait(60)
 
-    reader = threading.Thread(target=lambda: found.extend(drain(written.history)))
+    reader = threading.Thread(target=lambda: received.extend(drain(written.history)))
     monkeypatch.setattr(written.journal, "replace_chunks", replaced)
     written.roll()
     reader.join(60)
-    assert found == points(0, 50)
+    assert received == points(0, 50)
     assert written.history.num_lost == 0
 
 
-def test_what_lies_apart_is_not_joined(written):
+def test_items_across_a_gap_are_not_joined(written):
     for number in range(3):
         written.history.skip_to(number * 20)
         written.history.append(points(number * 20, number * 20 + 10))
@@ -107,7 +107,7 @@ def test_what_lies_apart_is_not_joined(written):
     assert drain(written.history) == [*points(0, 10), *points(20, 30), *points(40, 50)]
 
 
-def test_a_kill_at_any_file_operation_of_a_roll_costs_nothing(tmp_path, monkeypatch):
+def test_a_kill_at_any_file_operation_of_a_roll_loses_no_items(tmp_path, monkeypatch):
     monkeypatch.setattr(history_segments, "GROUP_ITEMS", 8)
 
     def prepare(number):
@@ -127,19 +127,19 @@ def test_a_kill_at_any_file_operation_of_a_roll_costs_nothing(tmp_path, monkeypa
         committed = int((directory.parent / "committed").read_text())
         assert not is_done or committed == 60
         for _ in range(2):
-            again = Written(directory.parent)
-            assert again.journal.damage == [], number
-            assert (again.history.end, again.history.num_lost) == (committed, 0), number
-            assert drain(again.history) == points(0, committed), number
-            assert set(again.files()) <= {segment.name for segment in again.journal.segments()}, number
-            again.close()
+            reopened = Written(directory.parent)
+            assert reopened.journal.damage == [], number
+            assert (reopened.history.end, reopened.history.num_lost) == (committed, 0), number
+            assert drain(reopened.history) == points(0, committed), number
+            assert set(reopened.files()) <= {segment.name for segment in reopened.journal.segments()}, number
+            reopened.close()
     assert number >= 12
 
 
 # opening
 
 
-def test_a_file_that_was_not_registered_is_removed_if_its_items_are_in_chunks(written):
+def test_an_unregistered_file_is_removed_if_chunks_have_its_items(written):
     roll_unnoticed(written.append(points(0, 300)).commit())
     assert written.files() == ["points-0-300.parquet"]
     written.open()
@@ -147,7 +147,7 @@ def test_a_file_that_was_not_registered_is_removed_if_its_items_are_in_chunks(wr
     assert drain(written.history) == points(0, 300)
 
 
-def test_what_a_killed_writer_left_is_removed(written):
+def test_temporary_files_of_a_killed_writer_are_removed(written):
     written.segment(points(0, 10))
     (written.directory / ".points-1234abcd.tmp").write_bytes(b"half")
     (written.directory / "notes.txt").write_text("not ours")
@@ -175,7 +175,7 @@ def test_files_survive_the_loss_of_the_journal(written, caplog):
     assert caplog.text == ""
 
 
-def test_indices_beyond_what_survived_are_not_superseded(written):
+def test_supersession_excludes_indices_lost_with_a_file(written):
     written.append(points(0, 10)).commit()
     written.history.skip_to(12)
     written.history.append(points(12, 20))
@@ -189,7 +189,7 @@ def test_indices_beyond_what_survived_are_not_superseded(written):
 
 
 @pytest.mark.parametrize("condition", ["first = 0", "first = 100", "1"])
-def test_files_that_the_journal_forgot_are_adopted(written, condition):
+def test_files_missing_in_the_journal_are_adopted(written, condition):
     written.segment(points(0, 100)).segment(points(100, 200))
     in_journal(written, f"DELETE FROM segments WHERE {condition}")  # noqa: S608 - ours
     written.open()
@@ -198,31 +198,31 @@ def test_files_that_the_journal_forgot_are_adopted(written, condition):
     assert written.history.num_lost == 0
 
 
-def test_what_is_left_of_a_damaged_file_is_adopted(written, caplog):
+def test_intact_items_of_a_damaged_file_are_adopted(written, caplog):
     written.segment(points(0, 300))
     flip(written.path_of(0), 700)
     lose_journal(written)
     assert written.history.end == 300
-    found = drain(written.history)
+    received = drain(written.history)
     assert 0 < written.history.num_lost < 300
-    assert len(found) == 300 - written.history.num_lost
-    assert set(found) <= set(points(0, 300))
+    assert len(received) == 300 - written.history.num_lost
+    assert set(received) <= set(points(0, 300))
 
 
-def test_a_damaged_file_fills_gaps_and_does_not_replace_chunks(written):
+def test_a_damaged_file_fills_gaps_but_replaces_no_chunks(written):
     roll_unnoticed(written.append(points(0, 100)).commit().append(points(100, 300)).commit())
     flip(written.directory / "points-0-300.parquet", 700)
     in_journal(written, "DELETE FROM chunks WHERE first > 0")
     for _ in range(2):
-        found = drain(written.open().history)
-        assert found[:100] == points(0, 100)
-        assert set(found) <= set(points(0, 300))
-        assert len(found) + written.history.num_lost == written.history.end == 300
+        received = drain(written.open().history)
+        assert received[:100] == points(0, 100)
+        assert set(received) <= set(points(0, 300))
+        assert len(received) + written.history.num_lost == written.history.end == 300
         written.roll().close()
     written.open()
 
 
-def test_a_file_that_says_nothing_of_itself_is_left_alone(written, caplog):
+def test_an_unreadable_file_is_reported_and_left_in_place(written, caplog):
     written.segment(points(0, 10))
     (written.directory / "points-10-20.parquet").write_bytes(b"PAR1 nonsense PAR1")
     written.reopen()

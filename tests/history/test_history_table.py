@@ -25,7 +25,7 @@ def written(tmp_path):
 
 
 def rows(items, first=0):
-    """Return what a table should say of points with consecutive indices."""
+    """Return the table rows expected for points with consecutive indices."""
     return [
         {
             "index": index,
@@ -44,13 +44,13 @@ def state_of(directory):
     return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in directory.rglob("*") if path.is_file()}
 
 
-def test_a_table_has_the_points_of_files_and_journal_in_order(written):
+def test_a_table_has_the_committed_points_of_files_and_journal(written):
     items = [LogParams({"a": "1"}), *points(1, 50), LogText("t", 1, NOW, "x"), *points(51, 60)]
     written.segment(items).append(points(60, 70)).commit().append(points(70, 75))
-    assert read_history(written.run_dir).to_pylist() == rows([*items, *points(60, 70)]), "not what is in memory"
+    assert read_history(written.run_dir).to_pylist() == rows([*items, *points(60, 70)]), "uncommitted points are absent"
 
 
-def test_metrics_can_be_chosen(written):
+def test_a_table_can_be_restricted_to_metrics(written):
     written.segment([point(n, metric=f"m{n % 3}") for n in range(10)])
     written.append([point(n, metric=f"m{n % 3}") for n in range(10, 20)]).commit()
     table = read_history(written.run_dir, ["m1", "unknown"])
@@ -64,19 +64,19 @@ def test_a_run_without_points_has_an_empty_table(written):
     assert list(iter_history(written.run_dir)) == []
 
 
-def test_large_histories_come_in_parts(written, monkeypatch):
+def test_large_histories_are_iterated_in_parts(written, monkeypatch):
     monkeypatch.setattr(history_segments, "GROUP_ITEMS", 100)
     monkeypatch.setattr("trieye.history.history.CHUNK_ITEMS", 50)
     written.segment(points(0, 950))
     assert [table.num_rows for table in iter_history(written.run_dir)] == [100] * 9 + [50]
 
 
-def test_a_directory_that_is_no_run_is_an_error(tmp_path):
+def test_reading_a_directory_without_a_run_is_an_error(tmp_path):
     with pytest.raises(JournalError, match=r"neither journal\.db nor history/"):
         read_history(tmp_path)
 
 
-def test_a_superseded_branch_is_not_in_the_table_which_files_alone_give(written):
+def test_superseded_points_are_absent_even_without_the_journal(written):
     written.segment(points(0, 10)).append(points(10, 20))
     written.supersede(5, 15)
     assert read_history(written.run_dir)["index"].to_pylist() == [*range(5), *range(15, 20)]
@@ -92,7 +92,7 @@ READ = """
 import os, sys
 import pyarrow.compute, pyarrow.parquet
 from trieye.history.history import read_history
-if os.geteuid() == 0:  # for whom a mode is no obstacle
+if os.geteuid() == 0:  # file modes do not restrict root
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
@@ -148,7 +148,7 @@ def test_a_run_can_be_read_while_it_is_written(written, monkeypatch):
     assert read_history(written.run_dir).num_rows == 3000
 
 
-def test_a_damaged_journal_is_read_as_far_as_it_goes(written, caplog):
+def test_intact_points_are_read_despite_a_damaged_journal(written, caplog):
     written.segment(points(0, 10)).append(points(10, 20)).commit().close()
     path = written.run_dir / "journal.db"
     content = bytearray(path.read_bytes())
@@ -168,7 +168,7 @@ def test_a_missing_file_is_reported(written, caplog):
     assert "points-0-10.parquet" in caplog.text
 
 
-def test_reading_imports_nothing_heavy_but_arrow():
+def test_importing_read_history_loads_no_heavy_packages():
     code = "import sys; from trieye.history.history import read_history; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"pyarrow", "torch", "ray", "mlflow", "pandas", "hydra"} & set(done.stdout.split())

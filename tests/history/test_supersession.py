@@ -1,4 +1,4 @@
-"""Which points of a run are shown after several attempts, compared with the reference model."""
+"""Points shown after several attempts, compared with the reference model."""
 
 import pytest
 
@@ -11,13 +11,13 @@ from trieye.integrations.tensorboard import SummaryWriter
 
 
 @pytest.fixture(autouse=True)
-def _own_place(tmp_path, monkeypatch):
+def _own_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(opening.APP, "app")
     monkeypatch.setenv(opening.ROOT, str(tmp_path / "data"))
     yield
-    for held in list(opening.AdoptedRun._open.values()):
-        held.close()
+    for adopted in list(opening.AdoptedRun._open.values()):
+        adopted.close()
 
 
 NO_SINKS = {"sinks": {"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}}}
@@ -29,10 +29,10 @@ def test_the_reference_model_shows_the_curves_of_each_scenario(scenario):
 
 
 @pytest.mark.parametrize("number", range(len(SCENARIOS)), ids=lambda number: SCENARIOS[number].name)
-def test_a_program_that_was_killed_and_started_again_shows_the_curves_of_each_scenario(tmp_path, number):
+def test_a_restarted_program_shows_the_curves_of_each_scenario(tmp_path, number):
     scenario = SCENARIOS[number]
     logger = "Run" if any(attempt.checkpoint for attempt in scenario.attempts) else "SummaryWriter"
-    story = Story(logger, "first", tmp_path / "data", scenario.attempts, killed=frozenset({0}), given=NO_SINKS)
+    story = Story(logger, "first", tmp_path / "data", scenario.attempts, killed=frozenset({0}), run_options=NO_SINKS)
     story.play()
     assert story.curves() == scenario.expected
 
@@ -41,13 +41,13 @@ def test_a_program_that_was_killed_and_started_again_shows_the_curves_of_each_sc
 @pytest.mark.parametrize("number", [3, 6, 10], ids=lambda number: SCENARIOS[number].name)
 def test_every_logger_shows_the_same_curves(tmp_path, logger, number):
     scenario = SCENARIOS[number]
-    story = Story(logger, "first", tmp_path / "data", scenario.attempts, killed=frozenset({0}), given=NO_SINKS)
+    story = Story(logger, "first", tmp_path / "data", scenario.attempts, killed=frozenset({0}), run_options=NO_SINKS)
     story.play()
     assert story.curves() == scenario.expected
 
 
 def test_a_run_opened_twice_in_one_process_shows_each_step_once(tmp_path):
-    held = opening.AdoptedRun.join("first", **NO_SINKS)
+    adopted = opening.AdoptedRun.join("first", **NO_SINKS)
     writers = []
     for value in (1.0, 2.0):
         writers.append(SummaryWriter("runs/first"))  # the cell of a notebook, executed again
@@ -55,13 +55,13 @@ def test_a_run_opened_twice_in_one_process_shows_each_step_once(tmp_path):
             writers[-1].add_scalar("loss", value, step)
     for writer in writers:
         writer.close()
-    held.leave()
+    adopted.leave()
     table = read_history(tmp_path / "data/app/runs/first")
     assert table["step"].to_pylist() == list(range(10))
     assert set(table["value"].to_pylist()) == {2.0}
 
 
-def test_windows_of_a_run_that_restores_nothing_are_superseded_like_points(make_config):
+def test_windows_are_superseded_like_points_without_a_restore(make_config):
     stats = {"metrics": [{"name": "loss", "aggregation": "mean", "log_frequency_steps": 10}]}
     for value, steps in ((1.0, range(1, 96)), (2.0, range(51, 81))):
         with trieye.Run(make_config(stats=stats)) as run:

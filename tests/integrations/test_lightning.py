@@ -239,6 +239,6 @@ def test_two_processes_log_each_value_once(tmp_path, request):
 def test_superseded_points_of_several_attempts_follow_the_model(tmp_path, number):
     attempts, expected = SCENARIOS[number].attempts, SCENARIOS[number].expected
     sinks = {"sinks": {"mlflow": {"enabled": False}, "tensorboard": {"enabled": False}}}
-    story = Story("Lightning", "first", tmp_path / "data", attempts, killed=frozenset({0}), given=sinks)
+    story = Story("Lightning", "first", tmp_path / "data", attempts, killed=frozenset({0}), run_options=sinks)
     story.play()
     assert story.curves() == expected

@@ -433,7 +433,7 @@ def test_only_new_rows_are_saved_and_all_of_them_are_restored(make):
     for count in (3, 0, 9, 1, 40, 2, 60, 5):
         fill(buffer, count, rng)
         rows.total += count
-        saved = encode({"rows": rows}, known=known_parts)
+        saved = encode({"rows": rows}, known_parts=known_parts)
         new = {name: part for name, part in saved.parts.items() if part is not None}
         assert sum(len(part["rewards"]) for part in new.values()) == min(count, buffer.buffer_size)
         known_parts = {name: known_parts.get(name) or part for name, part in saved.parts.items()}
@@ -457,7 +457,7 @@ def test_many_small_parts_are_merged():
     for _ in range(150):
         fill(buffer, 10, rng)
         rows.total += 10
-        saved = encode({"rows": rows}, known=known_parts)
+        saved = encode({"rows": rows}, known_parts=known_parts)
         written += sum(len(part["rewards"]) for part in saved.parts.values() if part is not None)
         known_parts = {name: known_parts.get(name) or part for name, part in saved.parts.items()}
         assert len(known_parts) <= MAX_SMALL_PARTS + 1

@@ -1,4 +1,4 @@
-"""A run and its mirror in a directory."""
+"""Fixtures: a run, and its mirror in a local directory."""
 
 import pytest
 
@@ -12,6 +12,6 @@ def url(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, url):
-    begun = MirroredRun(tmp_path / "first", url)
-    yield begun
-    begun.journal.close()
+    mirrored_run = MirroredRun(tmp_path / "first", url)
+    yield mirrored_run
+    mirrored_run.journal.close()

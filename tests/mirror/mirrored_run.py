@@ -1,4 +1,4 @@
-"""A run without a hub: a directory with run.json, journal and checkpoints, and what brings it to its mirror."""
+"""A run without a hub: a directory with run.json, journal and checkpoints, and the upload to its mirror."""
 
 import numpy as np
 
@@ -35,14 +35,16 @@ class MirroredRun:
         return self
 
     def save(self, step, *, buffer=False, growing=None):
-        """Log something, save it, and return the path; the journal has at least as many records as the newest step."""
+        """Append journal entries up to the number of the step, save a checkpoint, and return its path."""
         while self.journal.last_pos < step:
             self.journal.append("e", b"x" * 100, at=float(self.journal.last_pos))
         if buffer:
             self.buffers.save(step, encode([step], copy=False))
-        held = {"a": np.full(100, step)} | ({} if growing is None else {"growing": growing})
-        known = {name for entry in self.checkpoints.entries() for name in entry.manifest.part_names}
-        return self.checkpoints.save(step, encode(held, copy=False, known=known), hub_state=b"the state of a hub")
+        state = {"a": np.full(100, step)} | ({} if growing is None else {"growing": growing})
+        stored_names = {name for entry in self.checkpoints.entries() for name in entry.manifest.part_names}
+        return self.checkpoints.save(
+            step, encode(state, copy=False, known_parts=stored_names), hub_state=b"the state of a hub"
+        )
 
     def prune(self, keep_last):
         self.checkpoints.prune(Retention(keep_last))
@@ -52,7 +54,7 @@ class MirroredRun:
         return MirrorStore(self.url, APP, RUN)
 
     def upload(self, store=None):
-        """Do what the thread of a mirror does once."""
+        """Execute one round of the mirror thread."""
         upload = MirrorUpload(store or self.store(), LocalRun(self.paths), no_check)
         upload.connect()
         while pending := upload.pending():
@@ -69,9 +71,9 @@ class MirroredRun:
         return RunRecord.read(self.paths.run_record_path).run_id
 
     def num_records(self):
-        with_journal = Journal(self.paths.journal_path)
+        journal = Journal(self.paths.journal_path)
         try:
-            assert with_journal.damage == []
-            return with_journal.last_pos
+            assert journal.damage == []
+            return journal.last_pos
         finally:
-            with_journal.close()
+            journal.close()

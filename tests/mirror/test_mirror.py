@@ -1,4 +1,4 @@
-"""The thread of a mirror, alone and in a run: it uploads beside the training and never stops it."""
+"""The mirror thread, alone and in a run: it uploads in the background and never stops the training."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ from trieye.mirror.store import MirrorStore
 
 @pytest.fixture
 def break_mirror(tmp_path):
-    """Put a file where the mirror should have its directory."""
+    """Return a function that breaks the mirror by a file at the path of its directory, or repairs it."""
 
     def put(*, broken):
         path = tmp_path / "mirror"
@@ -40,7 +40,7 @@ def restored_step(tmp_path, url):
     return None if restore_run(other.paths, url) is None else other.checkpoints.latest().step
 
 
-def test_a_checkpoint_is_uploaded_when_it_is_saved_and_the_journal_when_it_is_time(run, url):
+def test_checkpoints_are_uploaded_after_saves_and_the_journal_periodically(run, url):
     mirror = Mirror(url, run.paths, every_s=0.2)
     wait_until(lambda: mirror.health()["mirrored_at"] is not None)
     assert mirror.health()["committed"] is None
@@ -53,7 +53,7 @@ def test_a_checkpoint_is_uploaded_when_it_is_saved_and_the_journal_when_it_is_ti
     assert mirror.health()["error"] is None
 
 
-def test_the_end_of_a_run_is_uploaded_although_it_is_not_time(run, url, tmp_path):
+def test_closing_uploads_the_end_of_the_run_immediately(run, url, tmp_path):
     mirror = Mirror(url, run.paths, every_s=3600)
     wait_until(lambda: mirror.health()["mirrored_at"] is not None)
     run.save(3)
@@ -61,41 +61,39 @@ def test_the_end_of_a_run_is_uploaded_although_it_is_not_time(run, url, tmp_path
     assert restored_step(tmp_path, url) == 3
 
 
-def counted(monkeypatch, method, before=lambda: None):
-    """Return a list that gets an entry, and call something, whenever a mirror asks its store for something."""
-    asked, real = [], getattr(MirrorStore, method)
+def recorded_calls(monkeypatch, method, before=lambda: None):
+    """Record the arguments of each call of a store method, calling `before` first; return the list of calls."""
+    calls, real = [], getattr(MirrorStore, method)
 
     def call(self, *arguments):
-        asked.append(arguments)
+        calls.append(arguments)
         before()
         return real(self, *arguments)
 
     monkeypatch.setattr(MirrorStore, method, call)
-    return asked
+    return calls
 
 
-def test_an_outage_is_told_once_and_what_waited_is_uploaded_after_it(
-    run, url, tmp_path, break_mirror, caplog, monkeypatch
-):
+def test_an_outage_is_reported_once_and_pending_saves_follow_it(run, url, tmp_path, break_mirror, caplog, monkeypatch):
     break_mirror(broken=True)
-    asked = counted(monkeypatch, "list")
+    calls = recorded_calls(monkeypatch, "list")
     mirror = Mirror(url, run.paths, every_s=3600, first_delay_s=0.02)
     run.save(1)
     mirror.wake()
-    wait_until(lambda: len(asked) > 4)
+    wait_until(lambda: len(calls) > 4)
     assert "NotADirectoryError" in mirror.health()["error"]
     run.save(2)
     break_mirror(broken=False)
     wait_until(lambda: mirror.health()["committed"] == "checkpoint_step_2" and mirror.health()["error"] is None)
     assert mirror.close(LONG_S)
-    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(told) == 2, told
-    assert "the run continues, and the upload is retried" in told[0]
-    assert "works again" in told[1]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 2, warnings
+    assert "the run continues, and the upload is retried" in warnings[0]
+    assert "works again" in warnings[1]
     assert restored_step(tmp_path, url) == 2
 
 
-def test_a_mirror_that_lost_everything_is_filled_again(run, url, tmp_path, caplog):
+def test_a_mirror_that_lost_all_objects_is_refilled(run, url, tmp_path, caplog):
     mirror = Mirror(url, run.paths, every_s=0.1, first_delay_s=0.02)
     run.save(1)
     mirror.wake()
@@ -108,55 +106,53 @@ def test_a_mirror_that_lost_everything_is_filled_again(run, url, tmp_path, caplo
     assert restored_step(tmp_path, url) == 1
 
 
-def test_the_end_of_a_run_does_not_wait_for_a_mirror_that_is_away_and_the_next_attempt_uploads(
-    run, url, tmp_path, break_mirror, caplog
-):
+def test_closing_does_not_wait_for_an_unavailable_mirror(run, url, tmp_path, break_mirror, caplog):
     break_mirror(broken=True)
     mirror = Mirror(url, run.paths, every_s=3600, first_delay_s=3600)
     run.save(1)
     wait_until(lambda: mirror.health()["error"])
-    began = time.monotonic()
+    started_at = time.monotonic()
     assert not mirror.close(LONG_S)
-    assert time.monotonic() - began < LONG_S / 2
+    assert time.monotonic() - started_at < LONG_S / 2
     assert "did not receive the end of run" in caplog.text
     assert "is uploaded when the run is restarted" in caplog.text
     break_mirror(broken=False)
-    again = Mirror(url, run.paths, every_s=3600)
-    assert again.close(LONG_S)
+    next_mirror = Mirror(url, run.paths, every_s=3600)
+    assert next_mirror.close(LONG_S)
     assert restored_step(tmp_path, url) == 1
 
 
-def test_a_mirror_that_hangs_is_left_behind_at_the_end_and_writes_no_more(run, url, caplog, monkeypatch):
+def test_closing_abandons_a_hanging_mirror_which_then_stops_writing(run, url, caplog, monkeypatch):
     before = set(threading.enumerate())
     mirror = Mirror(url, run.paths, every_s=3600)
     (thread,) = set(threading.enumerate()) - before
     wait_until(lambda: mirror.health()["mirrored_at"] is not None)
-    go_on = threading.Event()
-    asked = counted(monkeypatch, "put", before=lambda: go_on.wait(LONG_S))
+    unblock = threading.Event()
+    calls = recorded_calls(monkeypatch, "put", before=lambda: unblock.wait(LONG_S))
     run.save(1)
     mirror.wake()
-    wait_until(lambda: asked)
+    wait_until(lambda: calls)
     assert not mirror.close(0.05)
     assert "timeout of 0.05 s" in caplog.text
-    go_on.set()
+    unblock.set()
     thread.join(LONG_S)
     assert not thread.is_alive()
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 @pytest.mark.long
-def test_a_patient_end_lasts_as_long_as_the_mirror_takes_something(run, url, tmp_path, monkeypatch):
+def test_a_patient_close_waits_while_uploads_progress(run, url, tmp_path, monkeypatch):
     mirror = Mirror(url, run.paths, every_s=3600)
     wait_until(lambda: mirror.health()["mirrored_at"] is not None)
-    asked = counted(monkeypatch, "put", before=lambda: time.sleep(0.25))  # as slow as a store that is far away
+    calls = recorded_calls(monkeypatch, "put", before=lambda: time.sleep(0.25))  # simulates a slow store
     for step in range(1, 9):
         run.save(step)
     assert mirror.close(3.0, patient=True)
-    assert len(asked) * 0.25 > 3.0
+    assert len(calls) * 0.25 > 3.0
     assert restored_step(tmp_path, url) == 8
 
 
-def test_another_run_of_that_name_ends_the_mirror_and_not_the_training(run, url, tmp_path, caplog):
+def test_a_namesake_in_the_mirror_stops_the_uploads_but_not_the_run(run, url, tmp_path, caplog):
     run.save(1)
     run.upload()
     other = MirroredRun(tmp_path / "second", url)
@@ -171,7 +167,7 @@ def test_another_run_of_that_name_ends_the_mirror_and_not_the_training(run, url,
 
 
 def train(config, steps, *, stop_at=None):
-    """Count, log and save every fifth step; return the state at the end and what the run told of itself."""
+    """Train, and save every fifth step; return the last total and step, the attempt, and the mirror's health."""
     with trieye.Run(config) as run:
         total = np.zeros(1000)
         if run.restore():
@@ -186,7 +182,7 @@ def train(config, steps, *, stop_at=None):
         return total, run.step, run.attempt, run.health()["mirror"]
 
 
-def test_a_run_goes_on_on_another_machine_with_the_same_identity_state_and_curves(make_config, tmp_path, url):
+def test_a_run_resumes_on_another_machine_with_its_identity_state_and_curves(make_config, tmp_path, url):
     def config(machine):
         store = {"mlflow_tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"}
         persistence = {"root_data_dir": str(tmp_path / machine), "mirror": url, "keep_last": 2, **store}
@@ -208,26 +204,26 @@ def test_a_run_goes_on_on_another_machine_with_the_same_identity_state_and_curve
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
-    found = client.search_runs([client.get_experiment_by_name("app").experiment_id])
-    assert [one.info.run_id for one in found] == [records[0]["mlflow_run_id"]]
-    steps = [metric.step for metric in client.get_metric_history(found[0].info.run_id, "total")]
+    mlflow_runs = client.search_runs([client.get_experiment_by_name("app").experiment_id])
+    assert [one.info.run_id for one in mlflow_runs] == [records[0]["mlflow_run_id"]]
+    steps = [metric.step for metric in client.get_metric_history(mlflow_runs[0].info.run_id, "total")]
     assert sorted(steps) == list(range(1, 31))
 
 
-def test_what_retention_keeps_comes_back_in_the_background(make_config, tmp_path, url):
+def test_retained_checkpoints_are_restored_in_the_background(make_config, tmp_path, url):
     def config(machine):
         persistence = {"root_data_dir": str(tmp_path / machine), "mirror": url, "keep_last": 3}
         return make_config(persistence=persistence)
 
     train(config("first"), 25)
     with trieye.Run(config("second")) as run:
-        run.flush()  # the attempt begins with the first use of the run
+        run.flush()  # the first use of the run starts the attempt
         checkpoints = run.dir / "checkpoints"
         wait_until(lambda: len(list(checkpoints.glob("checkpoint_step_*"))) == 3)
         assert sorted(path.name[-2:] for path in checkpoints.glob("checkpoint_step_*")) == ["15", "20", "25"]
 
 
-def test_a_run_of_the_drop_in_api_comes_back_with_its_buffer(make_config, tmp_path, url):
+def test_a_run_of_the_drop_in_api_is_restored_with_its_buffer(make_config, tmp_path, url):
     def logic(machine):
         persistence = {"root_data_dir": str(tmp_path / machine), "mirror": url, "auto_resume_latest": True}
         return ActorLogic(make_config(persistence=persistence)).open()

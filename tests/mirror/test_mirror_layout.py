@@ -13,35 +13,35 @@ STATE = StateMark(
 )
 
 
-def planted(**changes):
-    """Return a mark that somebody made by hand; its checksum is right."""
+def manipulated_mark(**changes):
+    """Return a manipulated mark with a valid checksum."""
     text = json.dumps({**STATE.model_dump(), **changes})
     return json.dumps({"mark": text, "crc32": zlib.crc32(text.encode())}).encode()
 
 
-def test_a_mark_comes_back_as_it_was_also_one_of_an_earlier_version():
+def test_marks_of_this_and_earlier_versions_are_parsed():
     assert StateMark.from_bytes(STATE.to_bytes()) == STATE
     earlier = {"folder": "checkpoints", "name": "checkpoint_step_5", "key": SAVED}
-    assert StateMark.from_bytes(planted(saved=[earlier])) == STATE
+    assert StateMark.from_bytes(manipulated_mark(saved=[earlier])) == STATE
 
 
-def test_a_mark_that_was_cut_or_changed_anywhere_is_found_out():
+def test_truncated_or_changed_marks_are_detected():
     data = STATE.to_bytes()
     text_begins = data.index(b'"mark"') + 10
     for size in range(len(data)):
         with pytest.raises(SerializationError):
             StateMark.from_bytes(data[:size])
-    for place in range(text_begins, len(data) - 4):
-        if data[place : place + 1].isdigit():
+    for position in range(text_begins, len(data) - 4):
+        if data[position : position + 1].isdigit():
             changed = bytearray(data)
-            changed[place] ^= 1
+            changed[position] ^= 1
             with pytest.raises(SerializationError):
                 StateMark.from_bytes(bytes(changed))
 
 
-def test_a_mark_of_a_later_version_is_not_taken_for_one_of_this():
+def test_a_mark_of_a_later_version_is_rejected():
     with pytest.raises(SerializationError, match="format 2, but this trieye reads format 1"):
-        StateMark.from_bytes(planted(format=2))
+        StateMark.from_bytes(manipulated_mark(format=2))
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_a_mark_of_a_later_version_is_not_taken_for_one_of_this():
         {"generation": 0},
     ],
 )
-def test_a_mark_with_a_name_that_leads_elsewhere_is_refused_although_its_checksum_is_right(changes):
+def test_a_mark_with_a_path_outside_the_run_is_rejected(changes):
     with pytest.raises(SerializationError, match="cannot be read"):
-        StateMark.from_bytes(planted(**changes))
+        StateMark.from_bytes(manipulated_mark(**changes))
 
 
-def test_the_newest_state_with_a_mark_comes_first():
+def test_complete_states_are_sorted_newest_first():
     keys = [
         "states/000000000009-aaaaaaaa/COMMIT",
         "states/000000000010-bbbbbbbb/COMMIT",

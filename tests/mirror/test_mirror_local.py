@@ -11,11 +11,11 @@ from trieye.mirror.local import LocalRun, MirrorRecord
 from trieye.mirror.restore import restore_run
 
 
-def test_a_journal_is_copied_whole_at_any_moment_while_it_is_written(run, tmp_path):
-    done = threading.Event()
+def test_a_journal_copy_is_consistent_during_writes(run, tmp_path):
+    is_done = threading.Event()
 
     def write():
-        while not done.wait(0.0005):
+        while not is_done.wait(0.0005):
             run.journal.append("e", b"x" * 3000, at=1.0)
 
     writer = threading.Thread(target=write)
@@ -26,40 +26,40 @@ def test_a_journal_is_copied_whole_at_any_moment_while_it_is_written(run, tmp_pa
             copy = tmp_path / f"{number}.db"
             LocalRun(run.paths).copy_journal(copy)
             assert scan(copy, Expected()).damage == []
-            held = Journal(copy)
-            sizes.append(held.last_pos)
-            assert [record.pos for record in held.records(0)] == list(range(1, held.last_pos + 1))
-            held.close()
+            copied = Journal(copy)
+            sizes.append(copied.last_pos)
+            assert [record.pos for record in copied.records(0)] == list(range(1, copied.last_pos + 1))
+            copied.close()
     finally:
-        done.set()
+        is_done.set()
         writer.join()
     assert sizes == sorted(sizes)
     assert sizes[-1] > sizes[0]
 
 
-def test_a_checkpoint_that_is_held_outlives_its_deletion(run, tmp_path):
+def test_linked_files_outlive_the_deletion_of_their_checkpoint(run, tmp_path):
     run.save(1)
     local = LocalRun(run.paths)
     (save,) = local.saves()
-    assert local.link_files(save, tmp_path / "held")
+    assert local.link_files(save, tmp_path / "linked")
     run.save(2)
     run.prune(1)
-    assert {path.name for path in (tmp_path / "held").iterdir()} == {"MANIFEST.json", *save.manifest.files}
+    assert {path.name for path in (tmp_path / "linked").iterdir()} == {"MANIFEST.json", *save.manifest.files}
     assert [save.path.name for save in local.saves()] == ["checkpoint_step_2"]
     assert not local.link_files(save, tmp_path / "again")
 
 
-def test_a_checkpoint_that_was_replaced_is_not_taken_for_the_one_that_was_seen(run, tmp_path):
+def test_a_replaced_checkpoint_is_not_linked_as_the_earlier_one(run, tmp_path):
     run.save(1)
     local = LocalRun(run.paths)
     (before,) = local.saves()
     run.save(1)
-    assert not local.link_files(before, tmp_path / "held")
+    assert not local.link_files(before, tmp_path / "linked")
     (after,) = local.saves()
     assert after.key != before.key
 
 
-def test_what_is_known_of_a_mirror_is_kept_and_a_damaged_note_of_it_is_an_error(run):
+def test_the_record_of_uploads_is_stored_and_its_damage_is_an_error(run):
     local = LocalRun(run.paths)
     local.store_record(MirrorRecord(note="words", generation=4))
     assert (local.record().note, local.record().generation) == ("words", 4)
@@ -71,11 +71,11 @@ def test_what_is_known_of_a_mirror_is_kept_and_a_damaged_note_of_it_is_an_error(
     assert restore_run(run.paths, run.url) is None
 
 
-def test_a_journal_that_names_a_file_elsewhere_brings_nothing_of_it_to_the_mirror(run, tmp_path):
+def test_a_journal_that_names_an_outside_file_is_not_copied(run, tmp_path):
     (tmp_path / "secret").write_text("secret")
     run.journal.replace_chunks(Segment(0, 1, "../../../../../secret", 6, 0))
-    for look in (run.journal.segments, lambda: inspect(run.paths.journal_path)):
+    for read_segments in (run.journal.segments, lambda: inspect(run.paths.journal_path)):
         with pytest.raises(JournalError, match="is not a file name inside the directory"):
-            look()
+            read_segments()
     with pytest.raises(JournalError, match="is not a file name inside the directory"):
         LocalRun(run.paths).copy_journal(tmp_path / "copy")

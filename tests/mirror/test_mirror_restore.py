@@ -1,4 +1,4 @@
-"""A run on a machine that has nothing of it: what comes back, whatever is damaged, missing or planted."""
+"""Restoring a run on a machine without its files, from intact, damaged, incomplete and manipulated mirrors."""
 
 import errno
 import json
@@ -26,14 +26,14 @@ from trieye.mirror.store import MirrorStore
 @pytest.fixture
 def run(tmp_path, url):
     """Upload a run with two checkpoints."""
-    begun = MirroredRun(tmp_path / "first", url)
+    mirrored_run = MirroredRun(tmp_path / "first", url)
     log = Log()
     for step in (1, 2):
         log.extend(10)
-        begun.save(step, growing=log, buffer=True)
-        begun.upload()
-    begun.journal.close()
-    return begun
+        mirrored_run.save(step, growing=log, buffer=True)
+        mirrored_run.upload()
+    mirrored_run.journal.close()
+    return mirrored_run
 
 
 @pytest.fixture
@@ -42,12 +42,12 @@ def other(tmp_path, url):
 
 
 def objects(run, pattern):
-    found = sorted((Path(run.url.removeprefix("file://")) / APP).glob(f"*/{pattern}"))
-    assert found, pattern
-    return found
+    paths = sorted((Path(run.url.removeprefix("file://")) / APP).glob(f"*/{pattern}"))
+    assert paths, pattern
+    return paths
 
 
-def test_a_run_comes_back_as_it_was(run, other, url):
+def test_a_run_is_restored_with_all_its_parts(run, other, url):
     words = restore_run(other.paths, url)
     assert f"run {RUN!r} is restored from the mirror {url}: checkpoint_step_2" in words
     assert other.run_id() == run.record.run_id
@@ -63,41 +63,41 @@ def test_a_run_comes_back_as_it_was(run, other, url):
     assert sorted(path.name for path in (other.paths.run_base_dir / "mirror").iterdir()) == ["known.json"]
 
 
-def test_what_is_not_needed_at_once_stays_in_the_mirror_although_the_run_goes_on(run, other, url):
+def test_unrestored_checkpoints_stay_in_the_mirror_while_the_run_resumes(run, other, url):
     restore_run(other.paths, url)
     other.begin().save(3)
     other.upload()
     other.journal.close()
     keys = run.store().list()
-    there = {key.split("-")[0] for key in keys if key.endswith("/MANIFEST.json")}
-    assert there >= {f"checkpoints/checkpoint_step_{step}" for step in (1, 2, 3)}
+    uploaded_saves = {key.split("-")[0] for key in keys if key.endswith("/MANIFEST.json")}
+    assert uploaded_saves >= {f"checkpoints/checkpoint_step_{step}" for step in (1, 2, 3)}
     first = {path.name for path in run.checkpoints.path(1).glob("parts/*")}
     assert first <= {key.split("/")[1] for key in keys if key.startswith("parts/")}
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
-def test_a_file_of_the_history_that_is_damaged_comes_back_at_the_next_start(make_config, url, caplog, damage):
+def test_a_damaged_history_file_is_restored_at_the_next_start(make_config, url, caplog, damage):
     config = make_config(persistence={"mirror": url})
     with trieye.Run(config) as run:
         for step in range(100):
             run.log("loss", float(step), step=step)
     (path,) = run.dir.glob("history/points-*.parquet")
-    whole = path.read_bytes()
+    intact = path.read_bytes()
     if damage == "cut":
-        path.write_bytes(whole[: len(whole) // 2])
+        path.write_bytes(intact[: len(intact) // 2])
     elif damage == "flipped":
         flip(path)
     else:
         path.unlink()
     with trieye.Run(config):
         pass
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == intact
     assert read_history(run.dir, metrics=["loss"]).column("step").to_pylist() == list(range(100))
     assert f"{path.name}, items 0 to " in caplog.text
     assert "it is restored from the mirror" in caplog.text
 
 
-def test_a_damaged_file_of_the_history_is_named_where_the_mirror_lacks_it_too(make_config, url, caplog):
+def test_a_damaged_history_file_that_the_mirror_lacks_is_named(make_config, url, caplog):
     config = make_config(persistence={"mirror": url})
     with trieye.Run(config) as run:
         run.log("loss", 0.5, step=1)
@@ -111,17 +111,17 @@ def test_a_damaged_file_of_the_history_is_named_where_the_mirror_lacks_it_too(ma
     assert f"are lost: {path.name}: it has " in caplog.text
 
 
-def test_a_run_that_no_mirror_knows_begins(other, url):
+def test_a_run_without_a_mirrored_state_is_not_restored(other, url):
     assert restore_run(other.paths, url) is None
     assert restore_run(other.paths, None) is None
 
 
 @pytest.mark.parametrize(
-    "left", ["run.json", "journal.db", "checkpoints/checkpoint_step_9/x", "history/points-0-1.parquet"]
+    "file_name", ["run.json", "journal.db", "checkpoints/checkpoint_step_9/x", "history/points-0-1.parquet"]
 )
-def test_a_directory_with_anything_of_a_run_is_left_alone(run, other, url, left):
-    (other.paths.run_base_dir / left).parent.mkdir(parents=True, exist_ok=True)
-    (other.paths.run_base_dir / left).write_bytes(b"x")
+def test_nothing_is_restored_into_a_directory_with_files_of_a_run(run, other, url, file_name):
+    (other.paths.run_base_dir / file_name).parent.mkdir(parents=True, exist_ok=True)
+    (other.paths.run_base_dir / file_name).write_bytes(b"x")
     assert restore_run(other.paths, url) is None
     assert other.steps() == []
 
@@ -136,7 +136,7 @@ def test_a_directory_with_anything_of_a_run_is_left_alone(run, other, url, left)
     ],
 )
 @pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(run, other, url, pattern, damage):
+def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(run, other, url, pattern, damage):
     damage(objects(run, pattern)[0])
     assert "checkpoint_step_1" in restore_run(other.paths, url)
     assert (other.steps(), [entry.step for entry in other.buffers.entries()]) == ([1], [1])
@@ -144,18 +144,18 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(run, other, url,
 
 
 @pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
-def test_a_damaged_part_of_a_replay_is_left_out_and_the_rest_comes_back(run, other, url, damage, caplog):
+def test_a_damaged_replay_part_is_omitted_and_the_rest_restored(run, other, url, damage, caplog):
     damage(objects(run, "parts/seg-10-20-*")[0])
     assert "checkpoint_step_2" in restore_run(other.paths, url)
     assert "everything except its rows is restored" in caplog.text
-    held = other.checkpoints.load(other.checkpoints.latest().path)
-    assert held["a"].tolist() == [2] * 100
-    assert [held["growing"].whole(name) is None for name in held["growing"].names] == [False, True]
+    state = other.checkpoints.load(other.checkpoints.latest().path)
+    assert state["a"].tolist() == [2] * 100
+    assert [state["growing"].whole(name) is None for name in state["growing"].names] == [False, True]
 
 
 @pytest.mark.parametrize("name", ["COMMIT", "journal.db", "run.json"])
 @pytest.mark.parametrize("damage", [flip, lambda path: path.write_bytes(path.read_bytes()[:-1])])
-def test_a_damaged_state_is_passed_over_for_the_one_before_with_its_checkpoints(run, other, url, name, damage):
+def test_a_damaged_state_is_skipped_for_the_previous_one(run, other, url, name, damage):
     damage(objects(run, f"states/*/{name}")[-1])
     words = restore_run(other.paths, url)
     assert "newer ones are damaged" in words
@@ -167,7 +167,7 @@ def test_a_damaged_state_is_passed_over_for_the_one_before_with_its_checkpoints(
     assert "checkpoint_step_3" in restore_run(MirroredRun(other.paths.root_data_dir / "3", url, begin=False).paths, url)
 
 
-def test_a_run_of_which_nothing_is_whole_is_never_begun_afresh(run, other, url):
+def test_a_run_without_an_intact_state_does_not_start_from_scratch(run, other, url):
     for path in objects(run, "checkpoints/*/state.json"):
         flip(path)
     for _ in range(2):
@@ -176,7 +176,7 @@ def test_a_run_of_which_nothing_is_whole_is_never_begun_afresh(run, other, url):
     assert not other.paths.run_record_path.exists()
 
 
-def test_a_mirror_that_does_not_answer_stops_a_run_that_may_be_there(run, other, tmp_path):
+def test_an_unreachable_mirror_stops_a_run_that_it_may_contain(run, other, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(
         ConfigurationError,
@@ -185,12 +185,12 @@ def test_a_mirror_that_does_not_answer_stops_a_run_that_may_be_there(run, other,
         restore_run(other.paths, f"file://{tmp_path}/file/below")
 
 
-def test_a_planted_name_that_leads_out_of_the_run_is_not_followed(run, other, url, tmp_path):
+def test_a_manipulated_path_outside_the_run_is_not_followed(run, other, url, tmp_path):
     for path in objects(run, "checkpoints/*/MANIFEST.json"):
-        held = json.loads(path.read_text())
-        held["manifest"]["files"]["../../../planted"] = {"size_bytes": 1, "crc32": 0, "sha256": None}
-        held["crc32"] = zlib.crc32(json.dumps(held["manifest"], sort_keys=True).encode())
-        path.write_text(json.dumps(held, sort_keys=True, indent=1) + "\n")
+        manifest = json.loads(path.read_text())
+        manifest["manifest"]["files"]["../../../planted"] = {"size_bytes": 1, "crc32": 0, "sha256": None}
+        manifest["crc32"] = zlib.crc32(json.dumps(manifest["manifest"], sort_keys=True).encode())
+        path.write_text(json.dumps(manifest, sort_keys=True, indent=1) + "\n")
         renamed = path.parent.with_name(f"{path.parent.name[:-8]}{zlib.crc32(path.read_bytes()):08x}")
         path.parent.rename(renamed)
         for state in objects(run, "states/*/COMMIT"):
@@ -202,10 +202,10 @@ def test_a_planted_name_that_leads_out_of_the_run_is_not_followed(run, other, ur
 
 
 class Killed(BaseException):
-    """The process dies."""
+    """Simulates the death of the process."""
 
 
-def test_killed_at_any_download_or_move_a_restore_begins_again(run, tmp_path, url, monkeypatch):
+def test_a_restore_killed_at_any_download_or_move_starts_again(run, tmp_path, url, monkeypatch):
     whole = MirroredRun(tmp_path / "whole", url, begin=False)
     restore_run(whole.paths, url)
     for method in (MirrorStore.get, Path.replace):
@@ -245,8 +245,8 @@ def _content(run):
     return {str(path.relative_to(base)): path.read_bytes() for path in files}
 
 
-def test_the_journal_that_comes_back_has_every_record_of_any_checkpoint_that_does(tmp_path, url):
-    """While the run goes on to log and to save, each state that is complete is consistent in itself."""
+def test_a_restored_journal_has_all_records_of_the_restored_checkpoints(tmp_path, url):
+    """Each complete state is consistent, although the run continues to log and save."""
     run = MirroredRun(tmp_path / "first", url)
     for step in range(1, 5):
         run.save(step)
@@ -260,7 +260,7 @@ def test_the_journal_that_comes_back_has_every_record_of_any_checkpoint_that_doe
     assert len(whole_states(run.store().list())) == 2
 
 
-def test_a_full_disk_stops_a_restore_and_leaves_nothing_that_looks_like_a_run(run, other, url, monkeypatch):
+def test_a_full_disk_stops_a_restore_and_leaves_no_partial_run(run, other, url, monkeypatch):
     def full(self, key, path):
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""A mirror in an object store that speaks S3: moto's server, in a process of its own, behind a line that can be cut."""
+"""A mirror in an S3 object store: moto's server in a separate process, behind a connection that can be cut."""
 
 import contextlib
 import random
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("warm_programs")
 
 STEPS = 30
 
-# counts in steps, and saves 4 MB at each; the state depends on every step
+# saves 4 MB at each step; the state depends on every step
 TRAINING = """
 import sys
 import time
@@ -51,10 +51,10 @@ with trieye.Run(config) as run:
         time.sleep(pause_s)
 """
 
-LINE = """
+PROXY = """
 import asyncio, sys
 
-async def pass_on(reader, writer):
+async def forward(reader, writer):
     try:
         while data := await reader.read(1 << 16):
             writer.write(data)
@@ -66,7 +66,7 @@ async def pass_on(reader, writer):
 
 async def connect(reader, writer):
     far_reader, far_writer = await asyncio.open_connection("127.0.0.1", int(sys.argv[2]))
-    await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer))
+    await asyncio.gather(forward(reader, far_writer), forward(far_reader, writer))
 
 async def main():
     server = await asyncio.start_server(connect, "127.0.0.1", int(sys.argv[1]))
@@ -82,19 +82,19 @@ def free_port():
         return probe.getsockname()[1]
 
 
-class Line:
-    """Passes bytes on to a port of this machine, in a process of its own, until it is cut."""
+class Proxy:
+    """A TCP proxy in a separate process to a local port, until it is cut."""
 
     def __init__(self, port):
         self.port, self._target = free_port(), port
         self.mend()
 
     def mend(self):
-        command = [sys.executable, "-c", LINE, str(self.port), str(self._target)]
+        command = [sys.executable, "-c", PROXY, str(self.port), str(self._target)]
         self._process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        wait_until(self._takes_calls)
+        wait_until(self._accepts_connections)
 
-    def _takes_calls(self):
+    def _accepts_connections(self):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
             return True
         return False
@@ -106,14 +106,14 @@ class Line:
 
 @pytest.fixture(scope="module")
 def s3():
-    """Start the store, tell the library about it as a user would, and return the line to it."""
+    """Start the store, configure it through the variables that users set, and return the proxy to it."""
     port = free_port()
-    line = Line(port)
+    proxy = Proxy(port)
     command = [Path(sys.executable).with_name("moto_server"), "-H", "127.0.0.1", "-p", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with pytest.MonkeyPatch.context() as environment:
         for name, value in {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{line.port}",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}",
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
             "AWS_DEFAULT_REGION": "us-east-1",
@@ -121,12 +121,12 @@ def s3():
         }.items():
             environment.setenv(name, value)
         try:
-            wait_until(lambda: _answers(line.port))
-            yield line
+            wait_until(lambda: _answers(proxy.port))
+            yield proxy
         finally:
             server.kill()
             server.wait()
-            line.cut()
+            proxy.cut()
 
 
 def _answers(port):
@@ -139,8 +139,8 @@ def _answers(port):
 @pytest.fixture
 def url(s3, request):
     bucket = request.node.name.replace("_", "-")[:40].strip("-")
-    made = urllib.request.Request(f"http://127.0.0.1:{s3.port}/{bucket}", method="PUT")
-    urllib.request.urlopen(made, timeout=10).close()  # noqa: S310 - a server of its own
+    request_to_create = urllib.request.Request(f"http://127.0.0.1:{s3.port}/{bucket}", method="PUT")
+    urllib.request.urlopen(request_to_create, timeout=10).close()  # noqa: S310 - the server of this test
     return f"s3://{bucket}/my prefix"
 
 
@@ -160,7 +160,7 @@ def curve_of(root):
 
 
 def uninterrupted():
-    """Return what the training gives that is never killed: the curve, the state, that of the generator."""
+    """Return curve, state and generator state of an uninterrupted training."""
     noise, total, curve = np.random.default_rng(0), np.zeros(500_000), {}
     for step in range(1, STEPS + 1):
         total = total * 0.5 + noise.normal(size=500_000)
@@ -168,7 +168,7 @@ def uninterrupted():
     return curve, total, noise.bit_generator.state
 
 
-def test_killed_during_uploads_a_run_goes_on_elsewhere_as_if_it_had_never_stopped(url, tmp_path):
+def test_a_run_killed_during_uploads_resumes_exactly_on_another_machine(url, tmp_path):
     moments = random.Random(4)
     store = MirrorStore(url, "app", "run")
     for machine in range(2):
@@ -184,9 +184,9 @@ def test_killed_during_uploads_a_run_goes_on_elsewhere_as_if_it_had_never_stoppe
             assert f" {machine + 1}\n" in out.partition("resumed")[2]
     assert process.returncode == 0, errors
     curve, total, noise = uninterrupted()
-    step, found_total, found_noise = state_of(tmp_path / "1")
-    assert (step, found_noise) == (STEPS, noise)
-    assert (found_total == total).all()
+    step, restored_total, restored_noise = state_of(tmp_path / "1")
+    assert (step, restored_noise) == (STEPS, noise)
+    assert (restored_total == total).all()
     assert curve_of(tmp_path / "1") == curve
     _, marked = _checkpoints(store)
     newest = {f"checkpoint_step_{step}" for step in (STEPS - 1, STEPS)}
@@ -194,14 +194,14 @@ def test_killed_during_uploads_a_run_goes_on_elsewhere_as_if_it_had_never_stoppe
 
 
 def _wait_for_an_upload(store, process):
-    """Wait until the process has brought a checkpoint, and begun with another one."""
+    """Wait until the process has uploaded a checkpoint and started with the next one."""
     before = _checkpoints(store)[1]
 
-    def has_come():
+    def has_uploaded():
         begun, marked = _checkpoints(store)
         return (marked - before and begun - marked) or process.poll() is not None
 
-    wait_until(has_come)
+    wait_until(has_uploaded)
 
 
 def _checkpoints(store):
@@ -209,7 +209,7 @@ def _checkpoints(store):
     return {key.split("/")[1] for key in keys}, {key.split("/")[1] for key in keys if key.endswith("/MANIFEST.json")}
 
 
-def test_an_outage_of_the_store_is_not_felt_and_what_waited_is_uploaded_after_it(s3, url, make_config, tmp_path):
+def test_a_store_outage_blocks_nothing_and_pending_saves_follow_it(s3, url, make_config, tmp_path):
     config = make_config(persistence={"root_data_dir": str(tmp_path / "first"), "mirror": url, "mirror_interval_s": 1})
     with trieye.Run(config) as run:
         run.step = 1
@@ -233,13 +233,13 @@ def test_an_outage_of_the_store_is_not_felt_and_what_waited_is_uploaded_after_it
         wait_until(lambda: run.health()["mirror"]["error"] is None)
 
 
-def test_a_bucket_that_does_not_exist_is_told_before_a_new_run_begins(s3, tmp_path):
+def test_a_missing_bucket_stops_a_new_run_before_its_start(s3, tmp_path):
     run = MirroredRun(tmp_path / "first", "s3://no-such-bucket/x", begin=False)
     with pytest.raises(ConfigurationError, match=r"s3://no-such-bucket/x: .*bucket does not exist"):
         restore_run(run.paths, run.url)
 
 
-def test_a_store_that_does_not_answer_is_told_before_a_new_run_begins(s3, url, tmp_path):
+def test_an_unreachable_store_stops_a_new_run_before_its_start(s3, url, tmp_path):
     run = MirroredRun(tmp_path / "first", url, begin=False)
     s3.cut()
     try:

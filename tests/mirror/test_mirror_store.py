@@ -18,7 +18,7 @@ def file(tmp_path):
     return path
 
 
-def test_what_was_put_comes_back_and_is_listed_with_its_size(store, file, tmp_path):
+def test_stored_objects_can_be_listed_and_read(store, file, tmp_path):
     store.put(file, "a/b/file")
     store.put(file, "a/c")
     assert store.list() == {"a/b/file": 3, "a/c": 3}
@@ -28,11 +28,11 @@ def test_what_was_put_comes_back_and_is_listed_with_its_size(store, file, tmp_pa
     assert (tmp_path / "backup" / "app" / "run [1]" / "a" / "c").exists()
 
 
-def test_a_directory_that_is_not_there_yet_holds_nothing(store):
+def test_a_missing_directory_lists_no_objects(store):
     assert store.list() == {}
 
 
-def test_deleting_takes_only_what_is_named_and_is_no_error_for_what_is_gone(store, file):
+def test_delete_removes_exactly_the_key_and_ignores_missing_keys(store, file):
     for key in ("a/[x]", "a/x", "b/y"):
         store.put(file, key)
     for key in ("a/[x]", "b/y", "c/z"):
@@ -40,14 +40,14 @@ def test_deleting_takes_only_what_is_named_and_is_no_error_for_what_is_gone(stor
     assert store.list() == {"a/x": 3}
 
 
-def test_what_is_not_there_cannot_be_read(store, tmp_path):
+def test_reading_a_missing_key_raises_file_not_found(store, tmp_path):
     with pytest.raises(FileNotFoundError):
         store.read("nothing")
     with pytest.raises(FileNotFoundError):
         store.get("nothing", tmp_path / "back")
 
 
-def test_a_failure_says_where_it_was_and_a_directory_that_cannot_be_read_is_not_taken_for_an_empty_one(file):
+def test_a_failure_names_the_url_and_is_never_an_empty_listing(file):
     store = MirrorStore(f"file://{file}", "app")
     with pytest.raises(ConnectionError, match=r"the mirror file://.*/file cannot write: NotADirectoryError: .*/x"):
         store.put(file, "x")
@@ -55,7 +55,7 @@ def test_a_failure_says_where_it_was_and_a_directory_that_cannot_be_read_is_not_
         store.list()
 
 
-def test_a_package_that_is_missing_is_named_with_what_to_type(monkeypatch):
+def test_a_missing_package_is_named_with_its_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "adlfs", None)
     with pytest.raises(ConfigurationError, match=r"needs adlfs, which is not installed: pip install adlfs"):
         MirrorStore("az://container")

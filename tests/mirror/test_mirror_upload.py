@@ -1,4 +1,4 @@
-"""What is in a mirror after each step of an upload, and that every moment of it leaves something to go on from."""
+"""Content of a mirror after each step of an upload; at every moment, a run can resume from it."""
 
 import contextlib
 import shutil
@@ -13,22 +13,22 @@ from trieye.mirror.restore import restore_run
 
 
 class Killed(BaseException):
-    """The process dies."""
+    """Simulates the death of the process."""
 
 
 class DyingStore:
-    """Dies before one of its writes or deletions; the number counts them."""
+    """A store that raises `Killed` before its write or deletion number `at`, and counts requests."""
 
     def __init__(self, store, at):
-        self._store, self._left, self.asked = store, at, 0
+        self._store, self._left, self.num_requests = store, at, 0
         self.url, self.list = store.url, store.list
 
     def read(self, key):
-        self.asked += 1
+        self.num_requests += 1
         return self._store.read(key)
 
     def _live(self):
-        self.asked += 1
+        self.num_requests += 1
         self._left -= 1
         if self._left < 0:
             raise Killed
@@ -38,7 +38,7 @@ class DyingStore:
         self._store.put(path, key)
 
     def get(self, key, path):
-        self.asked += 1
+        self.num_requests += 1
         self._store.get(key, path)
 
     def delete(self, key):
@@ -47,39 +47,39 @@ class DyingStore:
 
 
 def restored(tmp_path, url, name="second"):
-    """Return the run on another machine, and what was said about it."""
+    """Return the run restored on another machine, and the message about it."""
     other = MirroredRun(tmp_path / name, url, begin=False)
     return other, restore_run(other.paths, url)
 
 
-def test_nothing_is_uploaded_twice(run):
+def test_unchanged_files_are_not_uploaded_again(run):
     log = Log()
     log.extend(1000)
     run.save(1, growing=log)
     run.upload()
-    again = run.upload()
-    assert again.sent_bytes < 60_000  # the journal, as the one of another attempt
-    once_more = again.sent_bytes
-    again.upload_state()
-    assert again.sent_bytes == once_more
+    second = run.upload()
+    assert second.sent_bytes < 60_000  # only the journal, under the name of another attempt
+    second_bytes = second.sent_bytes
+    second.upload_state()
+    assert second.sent_bytes == second_bytes
     log.extend(1)
     run.save(2, growing=log)
-    later = run.upload()
-    assert later.sent_bytes < 70_000 < sum(run.store().list().values())
+    third = run.upload()
+    assert third.sent_bytes < 70_000 < sum(run.store().list().values())
 
 
-def test_a_save_asks_the_store_for_as_much_among_thirty_checkpoints_as_among_three(run):
-    def asked(step):
+def test_requests_per_save_do_not_grow_with_the_number_of_checkpoints(run):
+    def num_requests_of_save(step):
         run.save(step)
         store = DyingStore(run.store(), 1000)
         run.upload(store)
-        return store.asked
+        return store.num_requests
 
-    counts = [asked(step) for step in range(1, 31)]
+    counts = [num_requests_of_save(step) for step in range(1, 31)]
     assert counts[2:] == [counts[2]] * 28
 
 
-def test_what_retention_deletes_here_is_deleted_there_after_the_newer_one_is_complete(run):
+def test_pruned_checkpoints_are_deleted_after_the_newer_upload_is_complete(run):
     log = Log()
     for step in range(1, 6):
         log.extend(10)
@@ -88,15 +88,15 @@ def test_what_retention_deletes_here_is_deleted_there_after_the_newer_one_is_com
         run.prune(2)
         run.upload()
     index = run.store().list()
-    there = {key.split("/")[1].split("-")[0] for key in index if key.endswith("/MANIFEST.json")}
-    assert there == {f"{kind}_step_{step}" for kind in ("checkpoint", "buffer") for step in (4, 5)}
+    mirrored_saves = {key.split("/")[1].split("-")[0] for key in index if key.endswith("/MANIFEST.json")}
+    assert mirrored_saves == {f"{kind}_step_{step}" for kind in ("checkpoint", "buffer") for step in (4, 5)}
     assert len([key for key in index if key.startswith("parts/")]) == len(
         {path.name for path in run.paths.checkpoint_dir.glob("*/parts/*")}
     )
     assert len([key for key in index if key.startswith("states/") and key.endswith("journal.db")]) == 2
 
 
-def test_the_last_complete_checkpoint_stays_although_it_is_gone_here(run):
+def test_the_last_complete_checkpoint_stays_mirrored_after_local_deletion(run):
     run.save(1)
     run.upload()
     shutil.rmtree(run.checkpoints.path(1))
@@ -110,7 +110,7 @@ def test_the_last_complete_checkpoint_stays_although_it_is_gone_here(run):
     assert not any(key.startswith("checkpoints/checkpoint_step_1-") for key in store.list())
 
 
-def test_killed_before_any_write_an_upload_leaves_a_run_to_go_on_from(run, tmp_path, url):
+def test_an_upload_killed_before_any_write_leaves_a_resumable_run(run, tmp_path, url):
     log = Log()
     log.extend(5)
     run.save(1, growing=log, buffer=True)
@@ -119,12 +119,12 @@ def test_killed_before_any_write_an_upload_leaves_a_run_to_go_on_from(run, tmp_p
     run.save(2, growing=log, buffer=True)
     run.prune(1)
     finished = seen_new = at = 0
-    aside, known = tmp_path / "aside", run.paths.run_base_dir / "mirror"
-    shutil.copytree(tmp_path / "mirror", aside / "mirror")
-    shutil.copytree(known, aside / "known")
+    backup, mirror_records = tmp_path / "aside", run.paths.run_base_dir / "mirror"
+    shutil.copytree(tmp_path / "mirror", backup / "mirror")
+    shutil.copytree(mirror_records, backup / "known")
     while not finished and at < 100:
-        _put_back(aside / "mirror", tmp_path / "mirror")
-        _put_back(aside / "known", known)
+        _put_back(backup / "mirror", tmp_path / "mirror")
+        _put_back(backup / "known", mirror_records)
         shutil.rmtree(tmp_path / "second", ignore_errors=True)
         with contextlib.suppress(Killed):
             run.upload(DyingStore(run.store(), at))
@@ -147,7 +147,7 @@ def _put_back(source, target):
     shutil.copytree(source, target)
 
 
-def test_what_retention_deletes_during_its_upload_is_still_there_to_go_on_from(run, tmp_path, url):
+def test_a_checkpoint_pruned_during_its_upload_stays_resumable(run, tmp_path, url):
     class SlowStore(DyingStore):
         def put(self, path, key):
             if "checkpoint_step_1-" in key:
@@ -164,7 +164,7 @@ def test_what_retention_deletes_during_its_upload_is_still_there_to_go_on_from(r
     assert other.steps() == [1]
 
 
-def test_a_killed_upload_is_taken_up_again_and_leaves_nothing_behind(run):
+def test_a_killed_upload_is_completed_later_without_leftovers(run):
     store = run.store()
     for step in (1, 2):
         run.save(step)
@@ -179,7 +179,7 @@ def test_a_killed_upload_is_taken_up_again_and_leaves_nothing_behind(run):
     assert {key.rsplit("/", 1)[0] for key in clean if key.endswith(("/COMMIT", "/MANIFEST.json"))} == unmarked
 
 
-def test_another_run_of_the_same_name_is_left_alone(run, tmp_path, url):
+def test_a_namesake_in_the_mirror_is_left_unchanged(run, tmp_path, url):
     run.save(1)
     run.upload()
     before = run.store().list()
@@ -190,7 +190,7 @@ def test_another_run_of_the_same_name_is_left_alone(run, tmp_path, url):
     assert run.store().list() == before
 
 
-def test_a_directory_that_the_run_has_left_writes_no_more(run, tmp_path, url):
+def test_a_directory_that_the_run_has_left_stops_uploading(run, tmp_path, url):
     run.save(1)
     upload = run.upload()
     other, _ = restored(tmp_path, url)
@@ -207,7 +207,7 @@ def test_a_directory_that_the_run_has_left_writes_no_more(run, tmp_path, url):
     assert committed == {key for key in before if key.endswith("/COMMIT")}
 
 
-def test_a_damaged_mark_of_a_state_is_passed_over_and_replaced(run, tmp_path):
+def test_a_damaged_state_mark_is_skipped_and_replaced(run, tmp_path):
     run.save(1)
     run.upload()
     key = whole_states(run.store().list())[0][1]
@@ -218,7 +218,7 @@ def test_a_damaged_mark_of_a_state_is_passed_over_and_replaced(run, tmp_path):
     assert key not in run.store().list()
 
 
-def test_while_it_is_not_known_who_needs_a_part_no_part_goes(run, tmp_path, url):
+def test_parts_are_not_deleted_while_a_manifest_is_unreadable(run, tmp_path, url):
     log = Log()
     for step in (1, 2):
         log.extend(10)

@@ -1,4 +1,4 @@
-"""A run, and one that has an MLflow store."""
+"""Fixtures: a run, also with a prepared MLflow store."""
 
 import pytest
 

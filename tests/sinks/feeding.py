@@ -1,4 +1,4 @@
-"""Points for a sink's thread, and how they reach it."""
+"""Points for a sink thread, and functions that pass them on."""
 
 from trieye.sinks.thread import SinkThread
 from trieye.stats.point import Point

@@ -35,12 +35,12 @@ def ends(calls):
     return [(call.weight, call.end) for call in calls]
 
 
-def test_points_that_follow_each_other_are_one_call_and_every_operation_is_another():
+def test_consecutive_points_are_batched_and_operations_are_single_calls():
     items = [*points(0, 3), SetTags({"a": "1"}), LogParams({"b": "2"}), *points(3, 2), LogText("t", 1, 1.7e9, "x")]
     assert ends(SinkCalls(MemorySink()).convert(items, 100, 108)) == [(3, 103), (1, 104), (1, 105), (2, 107), (1, 108)]
 
 
-def test_a_file_is_where_the_directory_of_the_run_is_now():
+def test_artifact_paths_are_relative_to_the_current_run_directory():
     sink = MemorySink()
     for call in SinkCalls(sink, Path("/now/run")).convert(
         [LogArtifact("artifacts/1/a.txt"), LogArtifact("/now/run/b")], 0, 2
@@ -50,7 +50,7 @@ def test_a_file_is_where_the_directory_of_the_run_is_now():
 
 
 @pytest.mark.parametrize("planted", ["/etc/passwd", "../../other/secret", "link/secret"])
-def test_a_file_outside_of_the_run_is_never_handed_to_a_tracker(tmp_path, planted):
+def test_artifacts_outside_the_run_directory_are_never_passed_on(tmp_path, planted):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "link").symlink_to(tmp_path)
     sink = MemorySink()
@@ -60,14 +60,14 @@ def test_a_file_outside_of_the_run_is_never_handed_to_a_tracker(tmp_path, plante
     assert sink.artifacts == []
 
 
-def test_a_sink_without_the_method_is_not_called():
+def test_operations_without_a_sink_method_are_skipped():
     items = [LogParams({"a": "1"}), *points(0, 2), LogText("t", 1, 1.7e9, "x"), *points(2, 1), SetTags({"b": "2"})]
     calls = SinkCalls(PlainSink()).convert(items, 0, 6)
     assert ends(calls) == [(2, 4), (1, 6)]
     assert SinkCalls(PlainSink()).convert(items[:1], 0, 1) == []
 
 
-def test_only_sinks_named_like_a_target_choose():
+def test_only_sinks_named_as_targets_filter_points():
     items = [*points(0, 2, ("tensorboard",)), *points(2, 2), *points(4, 1, ())]
     assert ends(SinkCalls(MemorySink("mlflow")).convert(items, 0, 5)) == [(2, 5)]
     assert ends(SinkCalls(MemorySink("tensorboard")).convert(items, 0, 5)) == [(2, 5)]
@@ -75,6 +75,6 @@ def test_only_sinks_named_like_a_target_choose():
     assert ends(SinkCalls(MemorySink("mine")).convert(items, 0, 5)) == [(5, 5)]
 
 
-def test_an_index_is_claimed_only_where_it_is_known():
+def test_only_calls_with_a_known_end_index_report_it():
     items = [*points(0, 3), SetTags({"a": "1"}), *points(3, 2)]
     assert ends(SinkCalls(MemorySink()).convert(items, 0, 10)) == [(3, None), (1, None), (2, 10)]

@@ -25,7 +25,7 @@ sink.close("FINISHED")
 
 @pytest.fixture
 def printed(tmp_path):
-    """Return a function that gives (stdout, stderr) of a process of its own: pytest configures logging in this one."""
+    """Return a function that runs a program and returns (stdout, stderr); pytest configures logging in this process."""
 
     def run(before="", after=""):
         (tmp_path / "program.py").write_text(PROGRAM.format(before=before, after=after))
@@ -36,7 +36,7 @@ def printed(tmp_path):
     return run
 
 
-def test_lines_are_visible_although_nobody_configured_logging(printed):
+def test_lines_are_visible_without_configured_logging(printed):
     assert printed() == ("", "STATS [10]: Rate/Steps = 12.3457\nSTATS [11]: loss = -1.0000\n")
 
 
@@ -48,12 +48,12 @@ def test_lines_are_visible_although_nobody_configured_logging(printed):
         "logging.basicConfig(level=logging.INFO, format='app %(message)s', stream=sys.stderr)",
     ],
 )
-@pytest.mark.parametrize("place", ["before", "after"])
-def test_lines_are_not_doubled_when_the_application_configured_logging(printed, setup, place):
-    assert printed(**{place: setup})[1] == "app STATS [10]: Rate/Steps = 12.3457\napp STATS [11]: loss = -1.0000\n"
+@pytest.mark.parametrize("position", ["before", "after"])
+def test_lines_are_printed_once_if_the_application_configures_logging(printed, setup, position):
+    assert printed(**{position: setup})[1] == "app STATS [10]: Rate/Steps = 12.3457\napp STATS [11]: loss = -1.0000\n"
 
 
-def test_a_handler_that_takes_warnings_only_does_not_hide_the_lines(printed):
+def test_a_handler_for_warnings_does_not_hide_the_lines(printed):
     setup = "h = logging.StreamHandler(); h.setLevel(logging.WARNING); logging.getLogger().addHandler(h)"
     assert printed(before=setup)[1].count("STATS") == 2
 
@@ -69,11 +69,11 @@ def test_an_application_can_silence_the_lines(printed, name):
     assert printed(before=f"logging.getLogger({name!r}).setLevel(logging.ERROR)") == ("", "")
 
 
-def test_several_sinks_in_one_process_print_a_line_once(printed):
+def test_several_sinks_in_one_process_print_each_line_once(printed):
     assert printed(after="ConsoleSink().open(make_run_info(Path('.')))")[1].count("STATS") == 2
 
 
-def test_lines_go_above_a_progress_bar(printed):
+def test_lines_are_printed_above_a_progress_bar(printed):
     before = "from rich.console import Console; from rich.progress import Progress"
     after = """
 progress = Progress(console=Console(file=sys.stdout, force_terminal=True, width=60), redirect_stderr=True)
@@ -94,14 +94,14 @@ def test_a_closed_terminal_does_not_stop_the_sink(printed):
 
 
 @pytest.fixture
-def _logger_as_it_was():
+def _restored_logger():
     yield
     LOGGER.handlers = [handler for handler in LOGGER.handlers if not isinstance(handler, LastResort)]
     LOGGER.setLevel(logging.NOTSET)
 
 
-@pytest.mark.usefixtures("_logger_as_it_was")
-def test_records_can_be_read_by_tests(tmp_path, caplog):
+@pytest.mark.usefixtures("_restored_logger")
+def test_caplog_captures_the_lines(tmp_path, caplog):
     sink = ConsoleSink()
     sink.open(make_run_info(tmp_path))
     sink.write([Point("loss", 0.5, 3, 1.7e9)])
@@ -110,8 +110,8 @@ def test_records_can_be_read_by_tests(tmp_path, caplog):
     ]
 
 
-@pytest.mark.usefixtures("_logger_as_it_was")
-def test_what_was_logged_before_is_not_shown_again(tmp_path, caplog):
+@pytest.mark.usefixtures("_restored_logger")
+def test_points_of_earlier_attempts_are_not_printed_again(tmp_path, caplog):
     source = MemoryHistory([Point("loss", 0.5, 3, 1.7e9, ("console",))])
     thread = SinkThread(ConsoleSink(), make_run_info(tmp_path), source)
     source.append([Point("loss", 0.5, 4, 1.7e9, ("console",)), Point("other", 0.5, 4, 1.7e9, ("mlflow",))])

@@ -16,7 +16,7 @@ class NumberedSink(MemorySink):
         self.run_id = "abc"
 
 
-def test_every_sink_gets_what_is_meant_for_it(run):
+def test_every_sink_receives_its_targeted_points_and_all_parameters(run):
     sinks = [MemorySink("mlflow"), MemorySink("tensorboard"), MemorySink("console"), MemorySink("mine")]
     source = MemoryHistory()
     fan_out = FanOut(sinks, run, source)
@@ -30,7 +30,7 @@ def test_every_sink_gets_what_is_meant_for_it(run):
     assert fan_out.close("FINISHED", SOON_S)
 
 
-def test_a_broken_sink_does_not_hold_up_the_others(run):
+def test_a_broken_sink_does_not_delay_the_others(run):
     good, broken = MemorySink("good"), FlakySink()
     fan_out = FanOut([broken, good], run, MemoryHistory([Point("m", 0.5, 1, 1.7e9)]))
     assert not fan_out.flush(0.3)
@@ -49,10 +49,10 @@ def test_all_broken_sinks_share_one_deadline(run):
     assert not fan_out.close("FINISHED", 1)
 
 
-def test_a_patient_end_lasts_as_long_as_a_sink_takes_something(run):
+def test_a_patient_close_waits_while_a_sink_makes_progress(run):
     class Slow(MemorySink):
         def set_tags(self, tags):
-            time.sleep(0.05)  # as slow as a server that is far away
+            time.sleep(0.05)  # simulates a slow server
             super().set_tags(tags)
 
     tags = [SetTags({"a": str(number)}) for number in range(40)]
@@ -62,7 +62,7 @@ def test_a_patient_end_lasts_as_long_as_a_sink_takes_something(run):
     assert (slow.tags, slow.statuses) == ({"a": "39"}, ["FINISHED"])
 
 
-def test_a_patient_end_lasts_as_long_as_a_sink_computes_or_others_write_to_its_store(run, monkeypatch):
+def test_a_patient_close_waits_for_computation_and_other_writers(run, monkeypatch):
     monkeypatch.setattr("trieye.sinks.fan_out.CLOSE_GRACE_S", 0.0)
 
     class Importing(MemorySink):
@@ -78,7 +78,7 @@ def test_a_patient_end_lasts_as_long_as_a_sink_computes_or_others_write_to_its_s
             return self.activity
 
         def write(self, points):
-            for self.activity in range(15):  # so many others
+            for self.activity in range(15):  # one write of another process each
                 time.sleep(0.1)
             super().write(points)
 
@@ -88,18 +88,18 @@ def test_a_patient_end_lasts_as_long_as_a_sink_computes_or_others_write_to_its_s
         assert (len(sink.points), sink.statuses) == (1, ["FINISHED"])
 
 
-def test_a_patient_end_leaves_a_sink_that_hangs(run):
-    go_on = threading.Event()
+def test_a_patient_close_abandons_a_hanging_sink(run):
+    unblock = threading.Event()
 
     class Hanging(MemorySink):
         def write(self, points):
-            go_on.wait(SOON_S)
+            unblock.wait(SOON_S)
 
     assert not FanOut([Hanging()], run, MemoryHistory([Point("m", 0.5, 1, 1.7e9)])).close("FINISHED", 0.2, patient=True)
-    go_on.set()
+    unblock.set()
 
 
-def test_one_sink_can_be_closed_while_the_others_go_on(run):
+def test_one_sink_can_be_closed_while_the_others_continue(run):
     first, second, source = MemorySink("first"), MemorySink("second"), MemoryHistory([Point("m", 0.5, 1, 1.7e9)])
     fan_out = FanOut([first, second], run, source)
     assert fan_out.close_sink("first", SOON_S)
@@ -132,13 +132,13 @@ def test_a_rewind_reaches_every_sink(run):
     assert fan_out.close("FINISHED", SOON_S)
 
 
-def test_the_id_of_the_mlflow_run_is_waited_for(run):
+def test_mlflow_run_id_waits_for_the_sink(run):
     fan_out = FanOut([MemorySink(), NumberedSink("mlflow")], run, MemoryHistory())
     assert fan_out.mlflow_run_id(SOON_S) == "abc"
     fan_out.close("FINISHED", SOON_S)
 
 
-def test_without_mlflow_there_is_no_id_and_no_waiting(run):
+def test_mlflow_run_id_returns_none_at_once_without_mlflow(run):
     start = time.monotonic()
     fan_out = FanOut([MemorySink()], run, MemoryHistory())
     assert fan_out.mlflow_run_id(SOON_S) is None
@@ -146,7 +146,7 @@ def test_without_mlflow_there_is_no_id_and_no_waiting(run):
     fan_out.close("FINISHED", SOON_S)
 
 
-def test_a_run_without_sinks_is_fine(run):
+def test_a_fan_out_without_sinks_works(run):
     fan_out = FanOut([], run, MemoryHistory([Point("m", 0.5, 1, 1.7e9)]))
     fan_out.wake()
     fan_out.rewind(0)

@@ -11,7 +11,7 @@ from trieye.stats.point import Point
 
 
 def failing(num, error):
-    """Return a call that fails so often."""
+    """Return a function whose first calls raise an error."""
     errors = [error] * num
 
     def call():
@@ -26,7 +26,7 @@ def retry():
     return Retry("s", 1.0)
 
 
-def test_a_call_is_repeated_after_growing_pauses_until_it_works_or_is_given_up(retry):
+def test_a_failing_call_is_retried_with_exponential_backoff(retry):
     pauses = []
 
     def again(failures, delay_s):
@@ -42,13 +42,13 @@ def test_a_call_is_repeated_after_growing_pauses_until_it_works_or_is_given_up(r
     assert retry.error == "OSError: away"
 
 
-def test_a_refusal_settles_a_call_that_has_something_to_refuse(retry):
+def test_a_rejection_settles_only_calls_with_items(retry):
     for weight, error in ((5, None), (0, "ProcessingError: no")):
         is_settled = retry.run(failing(1, ProcessingError("no")), weight, lambda *_: False)
         assert (is_settled, retry.refused, retry.error) == (bool(weight), 5, error)
 
 
-def test_a_store_in_which_others_are_at_work_has_not_failed_and_is_asked_again_soon(retry):
+def test_a_busy_store_is_retried_soon_without_an_error(retry):
     seen = []
 
     def again(failures, delay_s):
@@ -60,7 +60,7 @@ def test_a_store_in_which_others_are_at_work_has_not_failed_and_is_asked_again_s
     assert retry.error is None
 
 
-def test_the_author_of_a_sink_is_told_the_line_and_what_a_point_has(retry, caplog):
+def test_programming_errors_of_a_sink_are_reported_with_their_line(retry, caplog):
     def call():
         return Point("loss", 0.5, 1, 1.7e9).names
 
@@ -74,16 +74,18 @@ def test_the_author_of_a_sink_is_told_the_line_and_what_a_point_has(retry, caplo
         assert part in retry.error
     assert not retry.run(lambda: {}["lr"], 1, lambda *_: False)
     assert "KeyError: 'lr' (test_health.py, line" in retry.error
-    for error, told in ((NotImplementedError(), "NotImplementedError"), (queue.Full(), "Full")):
-        other = Retry(told)
+    for error, error_name in ((NotImplementedError(), "NotImplementedError"), (queue.Full(), "Full")):
+        other = Retry(error_name)
         assert not other.run(failing(1, error), 1, lambda *_: False)
-        assert re.search(rf"sink '{told}' does not work: {told} \(test_health.py, line \d+\)\n", caplog.text)
-        assert other.error.startswith(f"{told} (test_health.py, line")
+        assert re.search(
+            rf"sink '{error_name}' does not work: {error_name} \(test_health.py, line \d+\)\n", caplog.text
+        )
+        assert other.error.startswith(f"{error_name} (test_health.py, line")
 
 
-def test_a_sink_works_again_when_it_takes_what_it_did_not_take(retry, caplog):
+def test_a_sink_recovers_only_when_it_accepts_items(retry, caplog):
     assert not retry.run(failing(1, OSError("away")), 1, lambda *_: False)
-    assert retry.run(failing(0, None), 0, lambda *_: False)  # it can be closed, which says nothing
+    assert retry.run(failing(0, None), 0, lambda *_: False)  # closing does not prove that it accepts items
     assert retry.error == "OSError: away"
     assert "works again" not in caplog.text
     assert retry.run(failing(0, None), 1, lambda *_: False)
@@ -95,7 +97,7 @@ def pause():
     threading.Event().wait(0.02)
 
 
-def test_lag_is_the_age_of_the_oldest_item_that_is_missing():
+def test_lag_is_the_age_of_the_oldest_undelivered_item():
     lag, start = Lag(), time.monotonic()
     assert lag.seconds(0) == 0.0
     lag.note(5)
@@ -109,7 +111,7 @@ def test_lag_is_the_age_of_the_oldest_item_that_is_missing():
     assert lag.seconds(9) == 0.0
 
 
-def test_the_lag_of_a_sink_that_is_away_for_long_takes_no_memory():
+def test_lag_marks_stay_bounded_during_long_outages():
     lag = Lag()
     lag.note(1)
     pause()

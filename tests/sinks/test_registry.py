@@ -13,7 +13,7 @@ from trieye.testing import MemoryHistory, make_run_info
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Return a function that installs a package with sinks, as far as entry points are concerned."""
+    """Return a function that makes a package with sinks importable, with its entry points."""
 
     def install(source, *entries):
         site = tmp_path / "site"
@@ -32,20 +32,20 @@ def names(config):
     return [sink.name for sink in make_sinks(config)]
 
 
-def test_the_enabled_sinks_are_made():
+def test_only_enabled_sinks_are_created():
     assert names(SinksConfig.all_enabled()) == ["mlflow", "tensorboard", "console"]
     assert names(SinksConfig()) == []
     assert names(SinksConfig(console={"enabled": True})) == ["console"]
     assert names(SinksConfig(wandb={"enabled": True})) == ["wandb"]
 
 
-def test_settings_reach_the_sinks():
+def test_sinks_receive_their_settings():
     (sink,) = make_sinks(SinksConfig(tensorboard={"enabled": True, "flush_interval_s": 7.5}))
     assert sink.flush_interval_s == 7.5
 
 
 class OnlyADirectory:
-    """What Python finds where `wandb` is no package but the directory into which wandb writes."""
+    """A finder for which `wandb` is a directory without a package, such as wandb's output directory."""
 
     def find_spec(self, name, path=None, target=None):
         return ModuleSpec("wandb", None, is_package=True) if name == "wandb" else None
@@ -63,7 +63,7 @@ def test_a_library_that_is_not_installed_is_a_config_error(monkeypatch, finders)
     assert names(SinksConfig()) == []
 
 
-def test_a_sink_of_another_package_gets_every_point(installed, tmp_path):
+def test_a_sink_of_another_package_receives_all_points(installed, tmp_path):
     installed(
         """
 class Mine:
@@ -87,7 +87,7 @@ class Mine:
     assert (run.run_dir / "mine.txt").read_text() == "a 1\nb 2\nFINISHED"
 
 
-def test_a_broken_package_is_left_out_with_a_warning(installed, caplog):
+def test_broken_entry_points_are_skipped_with_a_warning(installed, caplog):
     installed(
         """
 class Good:
@@ -112,7 +112,7 @@ class Nameless:
     assert "not today" in caplog.text
 
 
-def test_a_sink_of_a_package_is_left_out_by_the_name_of_its_entry_or_its_own(installed, caplog):
+def test_plugins_are_excluded_by_entry_name_or_sink_name(installed, caplog):
     installed(
         "class Mine:\n    name = 'mine'\nclass Other:\n    name = 'other'\n",
         "mine = their_sinks:Mine",
@@ -125,12 +125,12 @@ def test_a_sink_of_a_package_is_left_out_by_the_name_of_its_entry_or_its_own(ins
     assert caplog.text == ""
 
 
-def test_a_sink_of_ours_is_not_left_out_but_switched_off():
+def test_excluding_a_builtin_sink_suggests_disabling_it():
     with pytest.raises(ValueError, match=r"mlflow is a sink of trieye; type sinks\.mlflow\.enabled=false"):
         SinksConfig(exclude_plugins=["mlflow"])
 
 
-def test_making_sinks_imports_no_heavy_library():
+def test_creating_sinks_imports_no_heavy_library():
     program = (
         "import sys; from trieye.config import SinksConfig; from trieye.sinks import make_sinks; "
         "make_sinks(SinksConfig.all_enabled()); make_sinks(SinksConfig(wandb={'enabled': True})); "

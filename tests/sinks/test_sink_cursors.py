@@ -14,7 +14,7 @@ from trieye.testing import FlakySink, MemoryHistory, MemorySink
 
 
 class Flaky:
-    """What the sinks below have in common: they work, fail for a while, or are dead like their process."""
+    """Base of the sinks below: they work, fail for a number of calls, or are dead like their process."""
 
     def __init__(self):
         self.num_failures = 0
@@ -33,7 +33,7 @@ class Flaky:
 
 
 class FileSink(Flaky):
-    """A sink like TensorBoard's: a buffer, and a file that attempts share and that can be cut."""
+    """A sink like TensorBoard's: a buffer, and a file that attempts share and can truncate."""
 
     name = "file"
     flush_interval_s = 0.001
@@ -69,7 +69,7 @@ class FileSink(Flaky):
 
 
 class StoreSink(Flaky):
-    """A sink like MLflow: it drops exact duplicates, takes nothing back, and leaves out what it is told to."""
+    """A sink like MLflow: it drops exact duplicates and superseded points, and deletes nothing."""
 
     name = "store"
 
@@ -96,7 +96,7 @@ class StoreSink(Flaky):
 
 
 class LossySource(MemoryHistory):
-    """A history that has lost everything before an index."""
+    """A history that has lost all items before an index."""
 
     lost_to = 50
     is_whole = False
@@ -106,7 +106,7 @@ class LossySource(MemoryHistory):
 
 
 @pytest.mark.parametrize("cursor", [Cursor(50, "0 50"), Cursor(50, "7 50"), Cursor(50, "0 99"), Cursor(50, None), None])
-def test_a_sink_that_can_go_back_keeps_what_the_history_has_lost(run, cursor):
+def test_a_resumable_sink_keeps_points_that_the_history_has_lost(run, cursor):
     file = points(0, 50)
     source = LossySource([*points(0, 50)])
     if cursor is not None:
@@ -120,17 +120,17 @@ def test_a_sink_that_can_go_back_keeps_what_the_history_has_lost(run, cursor):
     add(thread, source, points(60, 5))
     assert thread.close("KILLED", SOON_S)
     assert SinkThread(FileSink(file), run, source).close("FINISHED", SOON_S)
-    assert [point.step for point in file] == list(range(65)), "and of what was superseded it takes nothing back"
+    assert [point.step for point in file] == list(range(65)), "superseded points stay, too"
 
 
-def test_a_sink_that_shows_nothing_gets_what_is_left_of_the_history(run):
+def test_an_empty_sink_receives_the_rest_of_the_history(run):
     sink = FileSink([])
     sink.is_empty = True
     assert SinkThread(sink, run, LossySource([*points(0, 60)])).close("FINISHED", SOON_S)
     assert [point.step for point in sink.file] == list(range(50, 60))
 
 
-def test_the_next_attempt_sends_first_what_the_last_one_could_not(run):
+def test_the_next_attempt_delivers_undelivered_items_first(run):
     source = MemoryHistory([*points(0, 1500), SetTags({"a": "old"})])
     assert not SinkThread(FlakySink(), run, source).close("KILLED", 1)
     source.append([*points(1500, 10), SetTags({"a": "new"})])
@@ -140,7 +140,7 @@ def test_the_next_attempt_sends_first_what_the_last_one_could_not(run):
     assert sink.tags == {"a": "new"}
 
 
-def test_a_live_sink_shows_what_comes_and_what_a_kill_may_have_kept_from_it(run):
+def test_a_live_sink_shows_new_points_and_points_after_its_cursor(run):
     class LiveSink(MemorySink):
         live_only = True
 
@@ -155,7 +155,7 @@ def test_a_live_sink_shows_what_comes_and_what_a_kill_may_have_kept_from_it(run)
     assert steps_of(second) == [8, 9]
 
 
-def test_a_cursor_is_stored_about_once_a_second_and_when_a_flush_is_asked_for(run):
+def test_a_cursor_is_stored_every_second_and_on_flush(run):
     class Watched(MemoryHistory):
         def __init__(self):
             super().__init__()
@@ -175,11 +175,11 @@ def test_a_cursor_is_stored_about_once_a_second_and_when_a_flush_is_asked_for(ru
     assert thread.flush(SOON_S)
     assert source.stored[-1] == 100
     add(thread, source, points(100, 1))
-    wait_until(lambda: source.stored[-1] == 101)  # without a flush, and although nothing happens any more
+    wait_until(lambda: source.stored[-1] == 101)  # without a flush or further items
     assert thread.close("FINISHED", SOON_S)
 
 
-def test_a_cursor_that_cannot_be_stored_is_tried_again_and_stops_nothing(run, caplog):
+def test_storing_a_cursor_is_retried_and_blocks_no_points(run, caplog):
     class FullSource(MemoryHistory):
         is_full = True
 
@@ -202,7 +202,7 @@ def test_a_cursor_that_cannot_be_stored_is_tried_again_and_stops_nothing(run, ca
     assert source.cursors["memory"] == Cursor(10)
 
 
-def test_a_history_that_cannot_be_read_is_tried_again(run):
+def test_reading_the_history_is_retried(run):
     class DamagedSource(MemoryHistory):
         num_failures = 3
 
@@ -218,7 +218,7 @@ def test_a_history_that_cannot_be_read_is_tried_again(run):
     assert steps_of(sink) == list(range(10))
 
 
-def test_a_cursor_beyond_a_damaged_history_misses_nothing_new_and_takes_nothing_back(run):
+def test_a_cursor_beyond_a_damaged_history_skips_no_new_points(run):
     source, sink, file = MemoryHistory(points(0, 10)), MemorySink(), points(0, 500)
     source.cursors |= {"memory": Cursor(500), "file": Cursor(500, "0 500")}
     threads = [SinkThread(each, run, source) for each in (sink, FileSink(file))]
@@ -228,7 +228,7 @@ def test_a_cursor_beyond_a_damaged_history_misses_nothing_new_and_takes_nothing_
     assert file == points(0, 503)
 
 
-def test_points_for_others_move_the_cursor(run):
+def test_points_for_other_sinks_advance_the_cursor(run):
     source = MemoryHistory(points(0, 5, log_to=("mlflow",)) + points(5, 5, log_to=("console",)))
     thread = SinkThread(sink := MemorySink("console"), run, source)
     assert thread.close("FINISHED", SOON_S)
@@ -238,7 +238,7 @@ def test_points_for_others_move_the_cursor(run):
     assert source.cursors["console"] == Cursor(15)
 
 
-def test_a_sink_that_cannot_go_back_begins_anew(run):
+def test_a_sink_that_cannot_resume_is_rewritten(run):
     source, file = MemoryHistory(points(0, 10)), []
     assert SinkThread(FileSink(file), run, source).close("KILLED", SOON_S)
     assert source.cursors["file"] == Cursor(10, "0 10")
@@ -248,14 +248,14 @@ def test_a_sink_that_cannot_go_back_begins_anew(run):
 
 
 @pytest.mark.parametrize("position", ["from the beginning", "", None, "7", "0"])
-def test_a_cursor_with_a_position_of_unknown_make_begins_anew(run, position):
+def test_a_cursor_with_an_unknown_position_causes_a_rewrite(run, position):
     source, file = MemoryHistory(points(0, 10)), points(3, 10)
     source.cursors["file"] = Cursor(5, position)
     assert SinkThread(FileSink(file), run, source).close("FINISHED", SOON_S)
     assert file == points(0, 10)
 
 
-def test_a_rewind_does_not_touch_what_a_sink_never_showed(run):
+def test_a_rewind_beyond_the_sinks_points_clears_nothing(run):
     class Picky(FileSink):
         def clear(self):
             raise AssertionError
@@ -271,19 +271,19 @@ def test_a_rewind_does_not_touch_what_a_sink_never_showed(run):
     assert file == points(0, 10) + points(10, 2, time_s=60)
 
 
-def test_a_flush_after_a_rewind_waits_for_all_that_comes_again(run):
+def test_a_flush_after_a_rewind_waits_for_the_rewritten_points(run):
     source, file = MemoryHistory(points(0, 5000)), []
     thread = SinkThread(FileSink(file), run, source)
-    for kept in (4000, 3000, 2000, 1000):
+    for num_retained in (4000, 3000, 2000, 1000):
         assert thread.flush(SOON_S)
-        source.supersede(kept, 5000)
-        thread.rewind(kept)
+        source.supersede(num_retained, 5000)
+        thread.rewind(num_retained)
         assert thread.flush(SOON_S)
-        assert file == points(0, kept)
+        assert file == points(0, num_retained)
     assert thread.close("FINISHED", SOON_S)
 
 
-def test_a_rewind_drops_what_a_failing_sink_was_about_to_get(run):
+def test_a_rewind_drops_superseded_points_of_a_failing_sink(run):
     source = MemoryHistory(points(0, 10))
     thread = SinkThread(sink := FlakySink(0), run, source, first_delay_s=1000)
     assert thread.flush(SOON_S)
@@ -299,7 +299,7 @@ def test_a_rewind_drops_what_a_failing_sink_was_about_to_get(run):
     assert thread.close("FINISHED", SOON_S)
 
 
-def test_a_rewind_between_two_calls_shows_nothing_twice(run):
+def test_a_rewind_between_two_calls_duplicates_no_points(run):
     class Stuck(FileSink):
         is_stuck = True
 
@@ -308,7 +308,7 @@ def test_a_rewind_between_two_calls_shows_nothing_twice(run):
                 raise ConnectionError("away")
             super().write(points)
 
-    # because something is left out, how far the sink is, is known only after the second call
+    # since superseded items are omitted, the sink's index is only determined after the second call
     source, file = MemoryHistory([*points(0, 5), *points(10, 3), SetTags({"a": "b"}), *points(20, 3)]), []
     source.supersede(0, 5)
     thread = SinkThread(sink := Stuck(file), run, source, first_delay_s=1000)
@@ -321,7 +321,7 @@ def test_a_rewind_between_two_calls_shows_nothing_twice(run):
     assert file == points(10, 3) + points(20, 3)
 
 
-def test_a_branch_that_a_store_never_saw_does_not_hide_the_next_one(run):
+def test_an_undelivered_branch_does_not_hide_the_next_one(run):
     source, store = MemoryHistory(points(0, 10)), {}
     sink = StoreSink(store)
     thread = SinkThread(sink, run, source, first_delay_s=0.001)
@@ -338,7 +338,7 @@ def test_a_branch_that_a_store_never_saw_does_not_hide_the_next_one(run):
 
 
 class World:
-    """Runs both kinds of sinks on one history, in processes that are killed."""
+    """Both kinds of sinks on one history, in simulated processes that are killed."""
 
     def __init__(self, run, seed):
         self.run, self.rng = run, random.Random(seed)
@@ -366,25 +366,25 @@ class World:
     def flush(self):
         self.rng.choice(self.threads).flush(0.005)
 
-    def rewind(self, *, told=True):
+    def rewind(self, *, notify_sinks=True):
         if not self.alive:
             return
-        kept = self.rng.choice(self.alive)[0]
-        self.source.supersede(kept, self.source.end)
-        self.alive = [pair for pair in self.alive if pair[0] < kept]
+        num_retained = self.rng.choice(self.alive)[0]
+        self.source.supersede(num_retained, self.source.end)
+        self.alive = [pair for pair in self.alive if pair[0] < num_retained]
         self.step = self.alive[-1][1].step + 1 if self.alive else 0
         if self.rng.random() < 0.3:
-            self.log()  # before the sinks hear of the rewind
-        if told:
+            self.log()  # before the sinks are notified
+        if notify_sinks:
             for thread in self.threads:
-                thread.rewind(kept)
+                thread.rewind(num_retained)
 
     def rewind_and_die(self):
-        self.rewind(told=False)
+        self.rewind(notify_sinks=False)
         self.kill()
 
     def kill(self):
-        self.process.is_dead = True  # no cursor is stored any more, but something may still be sent
+        self.process.is_dead = True  # stores no further cursor, but may still send points
         threading.Event().wait(self.rng.random() * 0.01)
         for sink in self.sinks:
             sink.is_dead = True
@@ -394,7 +394,7 @@ class World:
 
 
 class Process(MemoryHistory):
-    """The history as one process sees it."""
+    """The history in one process, which stops storing cursors when it dies."""
 
     def __init__(self, source):
         self.__dict__.update(source.__dict__)
@@ -406,7 +406,7 @@ class Process(MemoryHistory):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_kills_outages_and_rewinds_at_random_leave_every_point_once(run, seed):
+def test_random_kills_outages_and_rewinds_keep_every_point_once(run, seed):
     world = World(run, seed)
     actions = [world.log, world.outage, world.flush, world.rewind, world.rewind_and_die, world.kill]
     for _ in range(60):

@@ -33,7 +33,7 @@ class StuckSink(MemorySink):
 
 
 class OwnSink(FlakySink):
-    """A sink that is no class of trieye."""
+    """A sink defined outside of trieye."""
 
 
 class BufferedSink(MemorySink):
@@ -61,7 +61,7 @@ def test_a_burst_is_written_in_full_batches(run, source):
     assert sink.writes == [1000] * 5
 
 
-def test_other_operations_keep_their_place(run, tmp_path):
+def test_operations_keep_their_order_among_points(run, tmp_path):
     class Diary(MemorySink):
         def __init__(self):
             super().__init__()
@@ -81,16 +81,16 @@ def test_other_operations_keep_their_place(run, tmp_path):
     assert sink.statuses == ["FAILED"]
 
 
-def test_a_tracker_gets_parameters_files_and_pictures(run):
+def test_a_tracker_receives_parameters_artifacts_and_media(run):
     sink = MemorySink()
-    picture, text = LogImage("i", 1, 1.7e9, 1, 1, 1, b"png"), LogText("t", 1, 1.7e9, "hello")
-    operations = [LogParams({"lr": "0.1"}), SetTags({"a": "1"}), LogArtifact("a.txt", "sub"), picture, text]
+    image, text = LogImage("i", 1, 1.7e9, 1, 1, 1, b"png"), LogText("t", 1, 1.7e9, "hello")
+    operations = [LogParams({"lr": "0.1"}), SetTags({"a": "1"}), LogArtifact("a.txt", "sub"), image, text]
     assert SinkThread(sink, run, MemoryHistory(operations)).close("FINISHED", SOON_S)
     assert (sink.params, sink.tags, sink.artifacts) == ({"lr": "0.1"}, {"a": "1"}, [(run.run_dir / "a.txt", "sub")])
-    assert sink.media == [picture, text]
+    assert sink.media == [image, text]
 
 
-def test_an_outage_is_told_once_and_its_end_once(run, source, caplog):
+def test_an_outage_and_its_end_are_each_reported_once(run, source, caplog):
     sink = FlakySink()
     thread = SinkThread(sink, run, source, first_delay_s=0.01)
     add(thread, source, points(0, 3))
@@ -108,9 +108,9 @@ def test_an_outage_is_told_once_and_its_end_once(run, source, caplog):
     thread.close("FINISHED", SOON_S)
 
 
-def test_nobody_waits_for_a_stuck_sink(run, source):
+def test_a_stuck_sink_blocks_no_other_calls(run, source):
     sink, other = StuckSink(), MemorySink()
-    thread, its_neighbor = SinkThread(sink, run, source), SinkThread(other, run, source)
+    thread, other_thread = SinkThread(sink, run, source), SinkThread(other, run, source)
     add(thread, source, points(0, 1))
     assert sink.entered.wait(SOON_S)
     start = time.monotonic()
@@ -119,18 +119,18 @@ def test_nobody_waits_for_a_stuck_sink(run, source):
     thread.rewind(1001)
     assert thread.health.backlog == 1001
     assert time.monotonic() - start < 1
-    its_neighbor.wake()
-    assert its_neighbor.flush(SOON_S)
+    other_thread.wake()
+    assert other_thread.flush(SOON_S)
     assert steps_of(other) == list(range(1001))
     assert not thread.flush(0.01)
     sink.release.set()
     assert thread.close("FINISHED", SOON_S)
-    assert its_neighbor.close("FINISHED", SOON_S)
+    assert other_thread.close("FINISHED", SOON_S)
     assert steps_of(sink) == list(range(1001))
 
 
 @pytest.mark.parametrize("kind", [FlakySink, OwnSink])
-def test_closing_an_unreachable_sink_is_quick_and_says_what_is_kept(run, source, caplog, kind):
+def test_closing_an_unreachable_sink_is_quick_and_reports_the_backlog(run, source, caplog, kind):
     thread = SinkThread(kind(), run, source)
     add(thread, source, [*points(0, 1500), SetTags({"a": "1"})])
     wait_until(lambda: thread.error)
@@ -152,7 +152,7 @@ def test_a_long_pause_ends_when_the_run_is_closed(run, source):
     assert sink.statuses == ["FINISHED"]
 
 
-def test_closing_a_stuck_sink_returns_in_time_and_the_points_come_again(run, source, caplog):
+def test_points_of_a_stuck_sink_are_redelivered_by_the_next_attempt(run, source, caplog):
     sink = StuckSink()
     thread = SinkThread(sink, run, source)
     add(thread, source, points(0, 1))
@@ -163,15 +163,15 @@ def test_closing_a_stuck_sink_returns_in_time_and_the_points_come_again(run, sou
     assert time.monotonic() - start < 5
     assert "did not receive 6 points" in caplog.text
     # the point in flight may or may not have arrived: it is delivered again
-    again = MemorySink("stuck")
-    assert SinkThread(again, run, source).close("FINISHED", SOON_S)
-    assert steps_of(again) == list(range(6))
+    next_sink = MemorySink("stuck")
+    assert SinkThread(next_sink, run, source).close("FINISHED", SOON_S)
+    assert steps_of(next_sink) == list(range(6))
     sink.release.set()
     wait_until(lambda: sink.statuses)
     assert source.cursors["stuck"].index == 6
 
 
-def test_a_sink_that_fails_while_closing_gets_more_than_one_chance(run, source):
+def test_failures_during_close_are_retried(run, source):
     sink = FlakySink(0)
     thread = SinkThread(sink, run, source, first_delay_s=0.01)
     assert thread.when_ready(SOON_S)
@@ -181,7 +181,7 @@ def test_a_sink_that_fails_while_closing_gets_more_than_one_chance(run, source):
     assert steps_of(sink) == [0, 1, 2]
 
 
-def test_what_comes_after_the_close_is_not_sent(run, source):
+def test_items_after_request_close_are_not_sent(run, source):
     sink = StuckSink()
     thread = SinkThread(sink, run, source)
     add(thread, source, points(0, 1500))
@@ -198,7 +198,7 @@ def test_what_comes_after_the_close_is_not_sent(run, source):
     assert time.monotonic() - start < SOON_S / 2
 
 
-def test_what_a_sink_refuses_for_good_is_counted_and_told_once(run, source, caplog):
+def test_rejected_points_are_counted_and_reported_once(run, source, caplog):
     sink = FlakySink(0, error=ProcessingError("no such thing"))
     thread = SinkThread(sink, run, source)
     assert thread.when_ready(SOON_S)
@@ -212,7 +212,7 @@ def test_what_a_sink_refuses_for_good_is_counted_and_told_once(run, source, capl
     assert caplog.text.count("no such thing") == 1
 
 
-def test_a_refusal_to_open_means_not_now(run, source):
+def test_a_rejected_open_is_retried(run, source):
     sink = FlakySink(2, error=ProcessingError("not yet"))
     thread = SinkThread(sink, run, source, first_delay_s=0.01)
     add(thread, source, points(0, 1))
@@ -241,7 +241,7 @@ class CountingSink(FlakySink):
         self.num_points += len(points)
 
 
-def test_a_long_backlog_takes_no_memory(run):
+def test_a_long_backlog_needs_no_memory(run):
     tracemalloc.start()
     try:
         sink, source = CountingSink(), LongSource()
@@ -271,7 +271,7 @@ def test_flush_waits_for_the_sinks_own_buffer(run, source):
     thread.close("FINISHED", SOON_S)
 
 
-def test_a_sink_with_a_buffer_is_flushed_in_its_interval_and_not_when_idle(run, source):
+def test_a_buffered_sink_is_flushed_at_its_interval_but_not_when_idle(run, source):
     sink = BufferedSink()
     thread = SinkThread(sink, run, source)
     add(thread, source, points(0, 10))
@@ -283,7 +283,7 @@ def test_a_sink_with_a_buffer_is_flushed_in_its_interval_and_not_when_idle(run, 
     thread.close("FINISHED", SOON_S)
 
 
-def test_a_second_close_changes_nothing(run, source):
+def test_a_second_close_has_no_effect(run, source):
     sink = MemorySink()
     thread = SinkThread(sink, run, source)
     assert thread.close("FINISHED", SOON_S)
@@ -291,7 +291,7 @@ def test_a_second_close_changes_nothing(run, source):
     assert sink.statuses == ["FINISHED"]
 
 
-def test_health_tells_all_of_it(run, source):
+def test_health_reports_backlog_lag_and_error(run, source):
     sink = FlakySink()
     thread = SinkThread(sink, run, source, first_delay_s=0.01)
     assert thread.health.lag_s == 0.0
@@ -306,7 +306,7 @@ def test_health_tells_all_of_it(run, source):
     thread.close("FINISHED", 1)
 
 
-def test_an_idle_sink_sleeps(run):
+def test_an_idle_sink_uses_no_cpu(run):
     class NosySource(MemoryHistory):
         num_reads = 0
 

@@ -1,4 +1,4 @@
-"""Offline: wandb's own process writes files, which are read back here."""
+"""The wandb sink offline: wandb's own process writes files, and the tests read them back."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from trieye.testing import SinkContract, make_run_info
 
 @pytest.fixture(scope="module", autouse=True)
 def _own_wandb(tmp_path_factory):
-    """Keep the user's account and directories out of the tests, and end wandb's process after them."""
+    """Isolate the tests from the user's account and directories, and end wandb's process after them."""
     home = tmp_path_factory.mktemp("wandb")
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("WANDB_")]:
@@ -53,7 +53,7 @@ def files_of(run):
 
 
 def records_of(run):
-    """Return what all attempts left; wandb's process writes the last of it a moment after the run is closed."""
+    """Return the records of all attempts; wandb's process writes the last ones shortly after the close."""
     wait_until(lambda: any(record.HasField("exit") for record in records_in(files_of(run)[-1])))
     return [record for path in files_of(run) for record in records_in(path)]
 
@@ -96,7 +96,7 @@ def run(tmp_path):
     return make_run_info(tmp_path, app_name="my app", run_name="first try")
 
 
-def test_the_run_has_our_names_and_group(run, tmp_path, capfd):
+def test_the_wandb_run_has_our_names_and_group(run, tmp_path, capfd):
     run = make_run_info(tmp_path, app_name="my app", run_name="first try", group="/data/multirun/2026-11-21/07-41")
     sink = opened(run, entity="team")
     assert isinstance(sink, Tracker)
@@ -110,12 +110,12 @@ def test_the_run_has_our_names_and_group(run, tmp_path, capfd):
     assert (printed.out, printed.err) == ("", "")
 
 
-def test_points_of_a_step_are_one_row_with_its_own_x_axis_and_time(run):
+def test_points_of_a_step_share_a_row_with_step_and_time(run):
     sink = opened(run, project="else")
     sink.write(
         [Point("loss", 0.5, 10, 1.7e9), Point("acc@1/é", 1.0, 10, 1.7e9 + 1), Point("loss", 0.25, 11, 1.7e9 + 2)]
     )
-    sink.write([Point("loss", 0.75, 3, 1.7e9 + 3)])  # a late one
+    sink.write([Point("loss", 0.75, 3, 1.7e9 + 3)])  # an earlier step, logged late
     sink.close("FINISHED")
     rows = [{name: row[name] for name in row if name not in ("_runtime", "_step")} for row in rows_of(run)]
     assert rows == [
@@ -142,14 +142,14 @@ def test_the_summary_has_the_latest_values(run):
 
 
 @pytest.mark.parametrize(("status", "code"), [("FINISHED", 0), ("FAILED", 1), ("KILLED", 130), ("RUNNING", 1)])
-def test_how_the_run_ended_is_recorded(run, status, code):
+def test_the_exit_code_records_the_status(run, status, code):
     opened(run).close(status)
     records = list(records_of(run))
     assert [record.exit.exit_code for record in records if record.HasField("exit")] == [code]
     assert any(record.HasField("preempting") for record in records) == (status == "RUNNING")
 
 
-def test_parameters_are_numbers_where_they_look_like_it_and_do_not_change(run):
+def test_numeric_parameters_are_numbers_and_never_change(run):
     sink = opened(run)
     sink.log_params({"lr": "1e-3", "layers": "2", "double": "True", "name": "dqn", "sizes": "[64, 64]", "none": "None"})
     sink.log_params({"lr": "0.5", "path\udcff": "/a\udcff", "version": "1.2.3", "code": "07", "nan": "nan"})
@@ -179,7 +179,7 @@ def test_tags_are_replaced_by_later_ones(tmp_path):
     assert config_of(run)["tags"] == {"team": "b", "note": "x", "fold": "3"}
 
 
-def test_odd_points_neither_stop_the_others_nor_hide_what_wandb_needs(run):
+def test_invalid_points_affect_neither_others_nor_reserved_keys(run):
     sink = opened(run)
     points = [
         Point("global_step", 1.0, 5, 1.7e9),
@@ -199,7 +199,7 @@ def test_odd_points_neither_stop_the_others_nor_hide_what_wandb_needs(run):
     }
 
 
-def test_files_and_directories_are_copied_to_the_files_of_the_run(run, tmp_path):
+def test_artifacts_are_copied_to_the_files_of_the_run(run, tmp_path):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "a [1].yaml").write_text("a: 1")
     (tmp_path / "one.txt").write_text("1")
@@ -216,7 +216,7 @@ def test_files_and_directories_are_copied_to_the_files_of_the_run(run, tmp_path)
 
 
 @pytest.mark.parametrize("target", ["../../outside", "/tmp/outside", ".."])
-def test_an_artifact_cannot_leave_the_run(run, tmp_path, target):
+def test_an_artifact_path_outside_the_run_is_rejected(run, tmp_path, target):
     (tmp_path / "one.txt").write_text("1")
     sink = opened(run)
     with pytest.raises(ProcessingError, match=r"one\.txt"):
@@ -226,7 +226,7 @@ def test_an_artifact_cannot_leave_the_run(run, tmp_path, target):
     sink.close("FINISHED")
 
 
-def test_pictures_histograms_and_texts_are_logged_at_their_step(run):
+def test_images_histograms_and_texts_are_logged_at_their_step(run):
     sink = opened(run)
     sink.log_media(media.image("eval/board é", [[0.0, 1.0]], step=3, time=1.7e9))
     sink.log_media(media.histogram("weights", range(1300), bins=1300, step=3, time=1.7e9))
@@ -254,11 +254,11 @@ def test_videos_and_tables_are_logged_as_such(run):
     files = files_of(run)[0].parent / "files"
     with Image.open(files / shown["episode"]["path"]) as opened_again:
         assert opened_again.n_frames == 3
-    held = json.loads((files / rows["games"]["path"]).read_text())
-    assert (held["columns"], held["data"]) == (["won", "by"], [[True, 2], [None, "time"]])
+    table_file = json.loads((files / rows["games"]["path"]).read_text())
+    assert (table_file["columns"], table_file["data"]) == (["won", "by"], [[True, 2], [None, "time"]])
 
 
-def test_a_run_of_the_users_own_goes_on(run, tmp_path):
+def test_a_wandb_run_of_the_user_continues(run, tmp_path):
     import wandb
 
     theirs = wandb.init(project="theirs", mode="offline", dir=tmp_path / "theirs", settings=wandb.Settings(silent=True))
@@ -272,7 +272,7 @@ def test_a_run_of_the_users_own_goes_on(run, tmp_path):
     assert points_of(run) == [("loss", 1.0, 1)]
 
 
-def test_a_death_of_wandbs_process_costs_only_what_it_had_not_written(run):
+def test_a_crash_of_wandbs_process_loses_only_unwritten_points(run):
     sink = opened(run)
     sink.write([Point("loss", 1.0, 1, 1.7e9)])
     sink.flush()
@@ -301,23 +301,23 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def alone(program, tmp_path, **environment):
-    """Run a program that does not share the process of wandb with this one."""
+def run_program(program, tmp_path, **environment):
+    """Run a program with a separate wandb process."""
     mine = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"} | environment
     command = [sys.executable, "-c", program, str(tmp_path)]
     return subprocess.run(command, env=mine, capture_output=True, text=True, timeout=120)
 
 
-def test_what_was_flushed_survives_a_kill_of_the_hub(tmp_path):
-    done = alone(KILLED, tmp_path)
+def test_flushed_points_survive_a_kill_of_the_hub(tmp_path):
+    done = run_program(KILLED, tmp_path)
     assert done.returncode == -9
     (path,) = files_of(make_run_info(tmp_path))
     wait_until(
         lambda: sum(record.HasField("history") for record in records_in(path)) == 1000
-    )  # it notices that it is alone
+    )  # wandb's process detects the death of its parent
 
 
-NOBODY = """
+NOT_LOGGED_IN = """
 import sys
 from pathlib import Path
 from trieye.config.sinks import WandbSinkConfig
@@ -332,13 +332,13 @@ except TrieyeError as error:
 """
 
 
-def test_who_is_not_logged_in_is_told_and_never_asked(tmp_path):
-    done = alone(NOBODY, tmp_path, WANDB_BASE_URL="http://127.0.0.1:9", HOME=str(tmp_path))
+def test_a_missing_login_is_an_error_without_a_prompt(tmp_path):
+    done = run_program(NOT_LOGGED_IN, tmp_path, WANDB_BASE_URL="http://127.0.0.1:9", HOME=str(tmp_path))
     for part in ("wandb login", "WANDB_API_KEY", "sinks.wandb.mode=offline"):
         assert part in done.stdout, done.stderr
 
 
-def test_the_mode_of_the_environment_counts_where_the_config_says_nothing(tmp_path):
-    done = alone(NOBODY, tmp_path, WANDB_MODE="offline", HOME=str(tmp_path))
+def test_wandb_mode_applies_if_the_config_sets_no_mode(tmp_path):
+    done = run_program(NOT_LOGGED_IN, tmp_path, WANDB_MODE="offline", HOME=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert files_of(make_run_info(tmp_path))

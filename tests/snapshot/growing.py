@@ -1,4 +1,4 @@
-"""A log of rows that is saved by what is new, as small as it gets."""
+"""A minimal log with incremental state: each save writes only the new rows."""
 
 import secrets
 
@@ -19,21 +19,21 @@ class Log:
     def forget(self, below):
         self.first = below
 
-    def state_parts(self, known):
-        self._parts = [part for part in self._parts if part[2] in known and part[1] > self.first]
-        kept = tuple(name for *_, name in self._parts)
+    def state_parts(self, stored_names):
+        self._parts = [part for part in self._parts if part[2] in stored_names and part[1] > self.first]
+        retained = tuple(name for *_, name in self._parts)
         begin, end = (self._parts[-1][1] if self._parts else self.first), len(self.rows)
         if begin == end:
-            return StateParts({"end": end, "first": self.first}, kept)
+            return StateParts({"end": end, "first": self.first}, retained)
         name = f"seg-{begin}-{end}-{secrets.token_hex(4)}"
         self._parts.append((begin, end, name))
         new = {name: {"row": self.rows[begin:end].copy(), "half": self.rows[begin:end] / 2}}
-        return StateParts({"end": end, "first": self.first}, kept, new)
+        return StateParts({"end": end, "first": self.first}, retained, new)
 
-    def load_state_dict(self, held):
-        self.first = held.state["first"]
-        self.rows = np.zeros(held.state["end"], np.int64)
-        for name in held.names:
+    def load_state_dict(self, saved):
+        self.first = saved.state["first"]
+        self.rows = np.zeros(saved.state["end"], np.int64)
+        for name in saved.names:
             begin, end = map(int, name.split("-")[1:3])
-            self.rows[begin:end] = held.read(name)["row"]
+            self.rows[begin:end] = saved.read(name)["row"]
             self._parts.append((begin, end, name))

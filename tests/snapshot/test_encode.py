@@ -37,7 +37,7 @@ scalars = (
     st.none()
     | st.booleans()
     | st.integers()
-    | st.integers(min_value=-(2**14000), max_value=2**14000)  # with 4300 digits Hypothesis cannot show what it found
+    | st.integers(min_value=-(2**14000), max_value=2**14000)  # Hypothesis cannot print integers of 4300 digits
     | st.floats()
     | st.complex_numbers()
     | st.text()
@@ -80,23 +80,23 @@ states = st.recursive(
 
 @settings(deadline=None, max_examples=50)
 @given(states)
-def test_plain_data_and_arrays_come_back_from_disk_exactly_and_without_pickle(assert_same, state):
+def test_plain_data_and_arrays_round_trip_exactly_without_pickle(assert_same, state):
     assert is_plain(state)
     assert_same(through_disk(state), state)
 
 
-def test_integers_with_more_digits_than_python_reads_come_back(assert_same):
+def test_integers_above_the_digit_limit_of_python_round_trip(assert_same):
     assert_same(through_disk([2**20000, -(2**20000) + 1]), [2**20000, -(2**20000) + 1])
 
 
-def test_keys_that_equal_nothing_or_each_other_keep_type_and_order(assert_same):
+def test_nan_and_mixed_type_keys_keep_type_and_order(assert_same):
     state = {float("nan"): 1, -0.0: 2, (None, float("inf")): 3, True: 4, "1": 5, 2**70: 6, "$": 7, None: 8, b"k": 9}
     assert_same(through_disk(state), state)
 
 
 @settings(deadline=None, max_examples=60)
 @given(numpy_arrays, st.booleans(), st.integers(1, 3))
-def test_arrays_that_are_not_contiguous_come_back_exactly(assert_same, array, transposed, stride):
+def test_non_contiguous_arrays_round_trip_exactly(assert_same, array, transposed, stride):
     viewed = array.T if transposed else array
     viewed = viewed[::-stride] if viewed.ndim else viewed
     assert_same(through_disk({"a": viewed}), {"a": np.array(viewed, order="C")})
@@ -110,10 +110,10 @@ TENSOR_DTYPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")  # torch says so of complex32
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")  # complex32 triggers it
 @pytest.mark.parametrize("dtype", TENSOR_DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (4, 3)], ids=str)
-def test_tensors_of_every_dtype_come_back_exactly_and_without_pickle(assert_same, dtype, shape):
+def test_tensors_of_every_dtype_round_trip_exactly_without_pickle(assert_same, dtype, shape):
     size = torch.Size(shape).numel() * torch.empty(0, dtype=dtype).element_size()
     raw = torch.randint(0, 2, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     tensor = raw.view(dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
@@ -122,7 +122,7 @@ def test_tensors_of_every_dtype_come_back_exactly_and_without_pickle(assert_same
     assert_same(through_disk(state), state)
 
 
-def test_conjugated_and_strided_tensors_come_back_by_value(assert_same):
+def test_conjugated_and_strided_tensors_round_trip_by_value(assert_same):
     base = torch.view_as_complex(torch.arange(12.0).reshape(6, 2))
     state = {
         "conj": base.conj(),
@@ -134,7 +134,7 @@ def test_conjugated_and_strided_tensors_come_back_by_value(assert_same):
     assert_same(through_disk(state), state)
 
 
-def test_modules_and_optimizers_are_saved_by_their_state_dict_and_load_strictly():
+def test_modules_and_optimizers_are_saved_as_state_dicts_that_load_strictly():
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -177,7 +177,7 @@ class Note:
     weights: Any = field(default=None)
 
 
-def test_other_objects_are_pickled_with_their_tensors_beside_the_pickle(assert_same):
+def test_tensors_of_pickled_objects_are_stored_outside_the_pickle(assert_same):
     state = {"color": Color.RED, "note": Note("a", torch.arange(1000.0)), "shape": Shape(width=2), "path": Path("x")}
     encoded = encode(state)
     assert set(encoded.objects) == {"color", "note", "shape", "path"}
@@ -185,7 +185,7 @@ def test_other_objects_are_pickled_with_their_tensors_beside_the_pickle(assert_s
     assert_same(through_disk(state), state)
 
 
-def test_named_tuples_keep_their_type_and_pickle_only_the_class(assert_same):
+def test_named_tuples_keep_their_type_and_pickle_only_their_class(assert_same):
     state = [Transition(np.arange(3.0) + index, index) for index in range(50)]
     encoded = encode(state)
     assert len(encoded.objects) == 1
@@ -194,7 +194,7 @@ def test_named_tuples_keep_their_type_and_pickle_only_the_class(assert_same):
     assert_same(loaded[7].obs, state[7].obs)
 
 
-def test_a_module_inside_an_object_keeps_its_parameters_tied():
+def test_a_module_inside_a_pickled_object_keeps_tied_parameters():
     layer = torch.nn.Linear(2, 2)
     layer.register_parameter("again", layer.weight)
     loaded = through_disk({"note": Note("m", layer)})["note"].weights
@@ -209,7 +209,7 @@ def test_torch_sizes_dtypes_and_devices_need_no_pickle(assert_same):
     assert_same(through_disk(state), state)
 
 
-def test_a_pickled_part_is_announced_once_with_its_place(caplog, monkeypatch):
+def test_the_first_pickled_object_is_reported_once_with_its_path(caplog, monkeypatch):
     monkeypatch.setattr(objects, "_warned", False)
     with caplog.at_level(logging.WARNING):
         encode({"deep": [{"note": Note("a")}]})
@@ -222,18 +222,18 @@ def test_a_pickled_part_is_announced_once_with_its_place(caplog, monkeypatch):
 def test_an_object_that_cannot_be_pickled_is_named():
     with pytest.raises(SerializationError, match=r"^'a\.1' is a _thread.lock, which cannot be pickled"):
         encode({"a": [0, threading.Lock()]})
-    with pytest.raises(SerializationError, match=r"^'agent\.x' is a _thread.lock"):  # as Run.save gave it a name
+    with pytest.raises(SerializationError, match=r"^'agent\.x' is a _thread.lock"):  # as Run.save names it
         encode({"objects": {"agent": {"x": threading.Lock()}}})
 
 
-def test_a_state_that_contains_itself_is_refused():
+def test_a_state_that_contains_itself_is_rejected():
     state: dict[str, Any] = {}
     state["self"] = [state]
     with pytest.raises(SerializationError, match="does it contain itself"):
         encode(state)
 
 
-def test_the_deepest_state_that_is_accepted_can_be_read_from_deep_inside_a_program(assert_same):
+def test_the_deepest_accepted_state_decodes_on_a_deep_call_stack(assert_same):
     state: Any = 1
     for _ in range(MAX_DEPTH + 1):
         state = (state,) if isinstance(state, dict) else {"k": state}
@@ -244,7 +244,7 @@ def test_the_deepest_state_that_is_accepted_can_be_read_from_deep_inside_a_progr
     assert_same(deep(150), state)
 
 
-def test_the_snapshot_does_not_change_with_the_state():
+def test_later_changes_of_the_state_do_not_alter_the_snapshot():
     array, tensor, raw = np.zeros(1000), torch.zeros(1000), bytearray(1000)
     encoded = encode({"a": array, "t": tensor, "b": raw, "v": array[::2]})
     array += 1
@@ -257,14 +257,14 @@ def test_the_snapshot_does_not_change_with_the_state():
     assert not loaded["v"].any()
 
 
-def test_without_copy_nothing_of_the_state_is_copied():
+def test_encoding_without_copy_shares_the_memory_of_the_state():
     array, tensor = np.zeros(1000), torch.zeros(1000)
     encoded = encode({"a": array, "t": tensor}, copy=False)
     assert np.shares_memory(encoded.arrays["a"], array)
     assert np.shares_memory(encoded.arrays["t"], tensor.numpy())
 
 
-def test_two_decodings_of_a_snapshot_share_nothing():
+def test_two_decodings_of_a_snapshot_share_no_memory():
     encoded = encode({"a": np.zeros(3), "t": torch.zeros(3)})
     first, second = decode(encoded), decode(encoded)
     first["a"] += 1
@@ -273,7 +273,7 @@ def test_two_decodings_of_a_snapshot_share_nothing():
     assert not second["t"].any()
 
 
-def test_read_only_memory_is_copied_so_that_the_state_can_be_changed():
+def test_decoding_copies_read_only_memory_into_writable_tensors():
     encoded = encode({"t": torch.zeros(3)})
     encoded.arrays["t"].flags.writeable = False
     decode(encoded, copy=False)["t"].add_(1)
@@ -298,12 +298,12 @@ def test_read_only_memory_is_copied_so_that_the_state_can_be_changed():
         {"$": "set", "items": [[1]]},
     ],
 )
-def test_a_tree_that_does_not_fit_is_an_error_of_ours(tree):
+def test_an_inconsistent_tree_raises_a_serialization_error(tree):
     with pytest.raises(SerializationError):
         decode(EncodedState(tree, {"a": np.zeros(8, np.uint8)}))
 
 
-def test_a_process_without_torch_sends_and_writes_a_snapshot_of_tensors(tmp_path):
+def test_snapshots_of_tensors_are_written_and_read_without_torch(tmp_path):
     import pickle
 
     encoded = encode({"w": torch.arange(4.0).bfloat16()})

@@ -70,7 +70,7 @@ VECTORS = {
 
 
 def are_same(one, other):
-    """Equal in type and in every bit; wall-clock times of `RecordEpisodeStatistics` left out."""
+    """Compare types and bits, ignoring the wall-clock times of `RecordEpisodeStatistics`."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(are_same(one[key], other[key]) for key in one if key != "t")
     if isinstance(one, list | tuple) or (isinstance(one, np.ndarray) and one.dtype == object):
@@ -84,8 +84,8 @@ def through_disk(state, directory):
     return decode(load_state(save_state(directory / "saved", encoded)))
 
 
-def assert_goes_on(make, directory, *, steps=200, seed=3):
-    """Save an environment in the middle of an episode and compare what another one makes of it, with random actions."""
+def assert_resumes_exactly(make, directory, *, steps=200, seed=3):
+    """Save an environment mid-episode, restore it into another one, and compare both under random actions."""
     env, twin = make(), make()
     is_vector = isinstance(env, gym.vector.VectorEnv)
     env.reset(seed=seed)
@@ -106,13 +106,13 @@ def assert_goes_on(make, directory, *, steps=200, seed=3):
     for _ in range(steps):
         action, twin_action = env.action_space.sample(), twin.action_space.sample()
         assert are_same(action, twin_action)
-        (*_, terminated, truncated, _), found = expected, _ = env.step(action), twin.step(twin_action)
-        assert are_same(expected, found)
+        (*_, terminated, truncated, _), twin_outcome = expected, _ = env.step(action), twin.step(twin_action)
+        assert are_same(expected, twin_outcome)
         if not is_vector and (terminated or truncated):
             assert are_same(env.reset(), twin.reset())
 
 
-def test_gymnasium_has_the_attributes_that_are_left_out_of_a_state():
+def test_gymnasium_still_has_the_attributes_excluded_from_states():
     layer, names = gym.make(CARTPOLE), set(vars(EzPickle()))
     assert layer.spec is not None
     while layer is not layer.unwrapped:
@@ -123,24 +123,24 @@ def test_gymnasium_has_the_attributes_that_are_left_out_of_a_state():
 
 
 @pytest.mark.parametrize("env_id", PLAIN)
-def test_episodes_of_classic_control_and_toy_text_go_on_bit_for_bit(env_id, tmp_path):
+def test_classic_control_and_toy_text_resume_bit_exactly(env_id, tmp_path):
     if env_id not in gym.registry:
         pytest.skip(f"gymnasium {gym.__version__} has no {env_id}")
-    assert_goes_on(lambda: gym.make(env_id, max_episode_steps=30), tmp_path)
+    assert_resumes_exactly(lambda: gym.make(env_id, max_episode_steps=30), tmp_path)
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_wrapped_episodes_go_on_bit_for_bit(name, tmp_path):
-    assert_goes_on(lambda: WRAPPERS[name](gym.make(CARTPOLE, max_episode_steps=30)), tmp_path)
+def test_wrapped_environments_resume_bit_exactly(name, tmp_path):
+    assert_resumes_exactly(lambda: WRAPPERS[name](gym.make(CARTPOLE, max_episode_steps=30)), tmp_path)
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_vectors_of_environments_go_on_bit_for_bit(name, tmp_path):
-    assert_goes_on(VECTORS[name], tmp_path)
+def test_vector_environments_resume_bit_exactly(name, tmp_path):
+    assert_resumes_exactly(VECTORS[name], tmp_path)
 
 
-class Holding(gym.Env):
-    """An environment whose attributes are for a test to choose."""
+class WithAttribute(gym.Env):
+    """An environment with an attribute that the test chooses."""
 
     action_space = gym.spaces.Discrete(2)
     observation_space = gym.spaces.Box(0, 1, (1,))
@@ -159,7 +159,7 @@ class Holding(gym.Env):
 
 
 class Engine:
-    """Something that is pickled in a way of its own."""
+    """An object with a custom `__reduce__`."""
 
     def __reduce__(self):
         return Engine, ()
@@ -189,83 +189,85 @@ class Enemy:
     history: list
 
 
-def twice(value):
-    return {"there": value, "here": value}
+def aliased(value):
+    return {"original": value, "alias": value}
 
 
-def in_a_circle():
-    found = []
-    found.append(found)
-    return found
+def self_containing_list():
+    items = []
+    items.append(items)
+    return items
 
 
 @pytest.mark.parametrize(
-    ("make_attribute", "named"),
+    ("make_attribute", "description"),
     [
-        (ctypes.c_double * 4, "Holding.hidden is a .*c_double_Array_4"),
-        (threading.Lock, "Holding.hidden is a _thread.lock"),
-        (threading.Thread, "Holding.hidden is a threading.Thread"),
-        (lambda: iter([1]), "Holding.hidden is a builtins.list_iterator"),
-        (lambda: {"deep": [1, object()]}, r"Holding.hidden\['deep'\]\[1\] is a builtins.object"),
-        (lambda: {"red", "blue"}, "Holding.hidden is a builtins.set whose order"),
-        (lambda: np.array([object()]), "Holding.hidden is a numpy.ndarray"),
-        (lambda: types.ModuleType("simulator"), "Holding.hidden is a builtins.module"),
-        (lambda: [].append, "Holding.hidden is a builtins.builtin_function_or_method"),
-        (lambda: np.frombuffer(bytearray(8)), "Holding.hidden is a numpy.ndarray that shares memory"),
-        (lambda: twice(np.zeros(4))["here"][::2], "Holding.hidden is a numpy.ndarray .*strides"),
-        (lambda: [row := np.zeros((2, 2)), row[0]], r"Holding.hidden\[1\] is a numpy.ndarray that shares memory"),
+        (ctypes.c_double * 4, "WithAttribute.hidden is a .*c_double_Array_4"),
+        (threading.Lock, "WithAttribute.hidden is a _thread.lock"),
+        (threading.Thread, "WithAttribute.hidden is a threading.Thread"),
+        (lambda: iter([1]), "WithAttribute.hidden is a builtins.list_iterator"),
+        (lambda: {"deep": [1, object()]}, r"WithAttribute.hidden\['deep'\]\[1\] is a builtins.object"),
+        (lambda: {"red", "blue"}, "WithAttribute.hidden is a builtins.set whose order"),
+        (lambda: np.array([object()]), "WithAttribute.hidden is a numpy.ndarray"),
+        (lambda: types.ModuleType("simulator"), "WithAttribute.hidden is a builtins.module"),
+        (lambda: [].append, "WithAttribute.hidden is a builtins.builtin_function_or_method"),
+        (lambda: np.frombuffer(bytearray(8)), "WithAttribute.hidden is a numpy.ndarray that shares memory"),
+        (lambda: aliased(np.zeros(4))["alias"][::2], "WithAttribute.hidden is a numpy.ndarray .*strides"),
+        (lambda: [row := np.zeros((2, 2)), row[0]], r"WithAttribute.hidden\[1\] is a numpy.ndarray that shares memory"),
         (
             lambda: [torch.ones(2)] * 2 + [torch.ones(2, requires_grad=True)],
-            r"Holding.hidden\[2\] is a torch.Tensor .*grad",
+            r"WithAttribute.hidden\[2\] is a torch.Tensor .*grad",
         ),
-        (Engine, "Holding.hidden is a .*Engine with a custom __reduce__ or __getstate__"),
-        (lambda: [Enemy(1, [])], r"Holding.hidden\[0\] is a .*Enemy in a container"),
-        (lambda: {"phase": Phase.DAY}, r"Holding.hidden\['phase'\] is a .*Phase in a container"),
-        (lambda: types.MappingProxyType({}), "Holding.hidden is a builtins.mappingproxy"),
-        (lambda: Attributes(a=1), "Holding.hidden is a .*Attributes"),
-        (lambda: Sides.LEFT | Sides.RIGHT, "Holding.hidden is a .*Sides"),
-        (lambda: {"inner": gym.make(CARTPOLE)}, r"Holding.hidden\['inner'\] is a .*TimeLimit in a container"),
-        (lambda: iter(range(3)).__next__, "Holding.hidden is a builtins.method-wrapper"),
-        (lambda: Point(1), "Holding.hidden is a .*Point"),
-        (lambda: functools.partial(max, 1), "Holding.hidden is a functools.partial"),
-        (in_a_circle, "Holding.hidden is a builtins.list .*contains itself"),
-        (lambda: functools.reduce(lambda inner, _: [inner], range(300), 0), "Holding.* too deeply"),
+        (Engine, "WithAttribute.hidden is a .*Engine with a custom __reduce__ or __getstate__"),
+        (lambda: [Enemy(1, [])], r"WithAttribute.hidden\[0\] is a .*Enemy in a container"),
+        (lambda: {"phase": Phase.DAY}, r"WithAttribute.hidden\['phase'\] is a .*Phase in a container"),
+        (lambda: types.MappingProxyType({}), "WithAttribute.hidden is a builtins.mappingproxy"),
+        (lambda: Attributes(a=1), "WithAttribute.hidden is a .*Attributes"),
+        (lambda: Sides.LEFT | Sides.RIGHT, "WithAttribute.hidden is a .*Sides"),
+        (lambda: {"inner": gym.make(CARTPOLE)}, r"WithAttribute.hidden\['inner'\] is a .*TimeLimit in a container"),
+        (lambda: iter(range(3)).__next__, "WithAttribute.hidden is a builtins.method-wrapper"),
+        (lambda: Point(1), "WithAttribute.hidden is a .*Point"),
+        (lambda: functools.partial(max, 1), "WithAttribute.hidden is a functools.partial"),
+        (self_containing_list, "WithAttribute.hidden is a builtins.list .*contains itself"),
+        (lambda: functools.reduce(lambda inner, _: [inner], range(300), 0), "WithAttribute.* too deeply"),
     ],
 )
-def test_what_is_not_plain_data_makes_it_inexact_and_is_named(make_attribute, named, tmp_path, caplog, monkeypatch):
+def test_unsupported_attributes_make_the_resume_inexact_and_are_named(
+    make_attribute, description, tmp_path, caplog, monkeypatch
+):
     monkeypatch.setattr(environments, "_reported", set())
-    env, twin = Holding(make_attribute), Holding(make_attribute)
+    env, twin = WithAttribute(make_attribute), WithAttribute(make_attribute)
     env.reset(seed=1)
     state, other = EnvState(env), EnvState(twin)
-    assert re.match(named, state.reason)
+    assert re.match(description, state.reason)
     assert not state.is_exact
     assert not state.can_save
     with caplog.at_level(logging.WARNING):
-        held = [through_disk(state.state_dict(), tmp_path) for _ in range(2)][-1]
-        assert [record.message[:32] for record in caplog.records] == ["Holding cannot be saved in the m"]
-        other.load_state_dict(held)
+        saved = [through_disk(state.state_dict(), tmp_path) for _ in range(2)][-1]
+        assert [record.message[:32] for record in caplog.records] == ["WithAttribute cannot be saved in"]
+        other.load_state_dict(saved)
     assert other.between_episodes
     assert "a new episode starts, and the resume is not exact" in caplog.text
-    assert are_same(env.reset(), twin.reset())  # the random generator goes on
+    assert are_same(env.reset(), twin.reset())  # the random generator continues its stream
 
 
-def test_saved_between_two_episodes_it_goes_on_exactly_even_so(tmp_path, caplog):
-    env, twin = Holding(threading.Lock), Holding(threading.Lock)
+def test_a_state_saved_between_episodes_resumes_exactly_despite_locks(tmp_path, caplog):
+    env, twin = WithAttribute(threading.Lock), WithAttribute(threading.Lock)
     env.reset(seed=1)
-    env.action_space.seed(2)  # the space belongs to the class, and is that of both
+    env.action_space.seed(2)  # the class owns the space, so both environments share it
     state, other = EnvState(env), EnvState(twin)
     state.between_episodes = True
     assert state.can_save
-    held = through_disk(state.state_dict(), tmp_path)
+    saved = through_disk(state.state_dict(), tmp_path)
     expected = env.reset(), [env.action_space.sample() for _ in range(20)]
     with caplog.at_level(logging.WARNING):
-        other.load_state_dict(held)
+        other.load_state_dict(saved)
     assert not caplog.records
     assert other.between_episodes
     assert are_same((twin.reset(), [twin.action_space.sample() for _ in range(20)]), expected)
 
 
-def test_processes_of_a_vector_are_out_of_reach():
+def test_async_vector_environments_are_never_exact():
     env = gym.make_vec(CARTPOLE, num_envs=1, vectorization_mode="async")
     try:
         assert not EnvState(env).is_exact
@@ -273,15 +275,15 @@ def test_processes_of_a_vector_are_out_of_reach():
         env.close()
 
 
-class Pickled(Holding, EzPickle):
-    """An environment whose copy by pickle is a new one."""
+class Pickled(WithAttribute, EzPickle):
+    """An environment that pickle recreates from its constructor arguments."""
 
     def __init__(self):
         EzPickle.__init__(self)
         super().__init__()
 
 
-def test_ezpickle_is_exact_between_episodes_with_what_its_wrappers_learned(tmp_path, caplog):
+def test_ezpickle_environments_resume_exactly_between_episodes_with_wrapper_statistics(tmp_path, caplog):
     env, twin = (wrappers.NormalizeObservation(Pickled()) for _ in range(2))
     env.reset(seed=1)
     for _ in range(9):
@@ -296,15 +298,17 @@ def test_ezpickle_is_exact_between_episodes_with_what_its_wrappers_learned(tmp_p
     assert all(are_same(env.step(0), twin.step(0)) for _ in range(20))
 
 
-def test_generators_of_what_cannot_be_saved_go_on_wherever_they_are(tmp_path):
+def test_generators_nested_in_unsupported_objects_resume(tmp_path):
     def make_attribute():
-        held = types.SimpleNamespace(lock=threading.Lock(), generators=[np.random.default_rng(1)], own=random.Random(2))
-        return {"deep": (held,), "torch": torch.Generator()}
+        owner = types.SimpleNamespace(
+            lock=threading.Lock(), generators=[np.random.default_rng(1)], own=random.Random(2)
+        )
+        return {"deep": (owner,), "torch": torch.Generator()}
 
-    env, twin = Holding(make_attribute), Holding(make_attribute)
+    env, twin = WithAttribute(make_attribute), WithAttribute(make_attribute)
     env.reset(seed=1)
-    for held in (env.hidden["deep"][0],):
-        held.generators[0].random(), held.own.random(), torch.rand(1, generator=env.hidden["torch"])
+    owner = env.hidden["deep"][0]
+    owner.generators[0].random(), owner.own.random(), torch.rand(1, generator=env.hidden["torch"])
     EnvState(twin).load_state_dict(through_disk(EnvState(env).state_dict(), tmp_path))
     one, other = env.hidden["deep"][0], twin.hidden["deep"][0]
     assert one.generators[0].random() == other.generators[0].random()
@@ -317,9 +321,7 @@ def test_generators_of_what_cannot_be_saved_go_on_wherever_they_are(tmp_path):
     ("module", "env_id"),
     [("Box2D", "LunarLander-v3"), ("mujoco", "HalfCheetah-v5")],
 )
-def test_environments_of_c_libraries_are_exact_between_episodes_with_what_their_wrappers_learned(
-    module, env_id, tmp_path
-):
+def test_c_library_environments_resume_exactly_between_episodes_with_wrapper_statistics(module, env_id, tmp_path):
     pytest.importorskip(module)
     env, twin = (wrappers.NormalizeReward(gym.make(env_id, max_episode_steps=30)) for _ in range(2))
     env.reset(seed=1)
@@ -335,19 +337,19 @@ def test_environments_of_c_libraries_are_exact_between_episodes_with_what_their_
         assert are_same(env.step(env.action_space.sample()), twin.step(twin.action_space.sample()))
 
 
-def test_an_ignored_attribute_is_left_alone():
-    env, twin = Holding(threading.Lock), Holding(threading.Lock)
+def test_an_ignored_attribute_is_neither_checked_nor_restored():
+    env, twin = WithAttribute(threading.Lock), WithAttribute(threading.Lock)
     env.reset(seed=1)
-    other = EnvState(twin, ignored=["Holding.hidden"])
+    other = EnvState(twin, ignored=["WithAttribute.hidden"])
     twin.reset()
-    own = EnvState(env, ignored=["Holding.hidden"])
+    own = EnvState(env, ignored=["WithAttribute.hidden"])
     assert own.is_exact
     other.load_state_dict(own.state_dict())
     assert twin.hidden is not None
     assert are_same(env.step(0), twin.step(0))
 
 
-def test_a_snapshot_does_not_change_with_the_environment():
+def test_later_steps_of_the_environment_do_not_alter_its_saved_state():
     env = gym.make("FrozenLake-v1")
     env.reset(seed=1)
     env.unwrapped.path = [np.zeros(2)]
@@ -359,13 +361,13 @@ def test_a_snapshot_does_not_change_with_the_environment():
     assert encode(state).tree == expected
 
 
-def test_only_environments_are_taken():
+def test_env_state_accepts_only_environments():
     with pytest.raises(ConfigurationError, match=r"a list is neither a gymnasium.Env nor a gymnasium VectorEnv"):
         EnvState([])
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("make_other", "message"),
     [
         (
             lambda: wrappers.NormalizeObservation(gym.make(CARTPOLE)),
@@ -381,39 +383,39 @@ def test_only_environments_are_taken():
         ),
     ],
 )
-def test_another_environment_than_the_saved_one_is_an_error(changed, said):
+def test_restoring_into_another_kind_of_environment_is_an_error(make_other, message):
     env = gym.make(CARTPOLE)
     env.reset()
-    with pytest.raises(SerializationError, match=f"does not fit this environment: {said}.*with the same wrappers"):
-        EnvState(changed()).load_state_dict(EnvState(env).state_dict())
+    with pytest.raises(SerializationError, match=f"does not fit this environment: {message}.*with the same wrappers"):
+        EnvState(make_other()).load_state_dict(EnvState(env).state_dict())
 
 
 @pytest.mark.parametrize("state", [{}, {"between_episodes": False}, {"between_episodes": False, "reason": None}, [], 3])
-def test_what_is_no_state_of_an_environment_is_an_error(state):
+def test_loading_anything_but_an_environment_state_is_an_error(state):
     with pytest.raises(SerializationError, match=r"state of CartPole-v1 is not the state of an environment"):
         EnvState(gym.make(CARTPOLE)).load_state_dict(state)
 
 
 @pytest.mark.parametrize("between_episodes", [True, False])
 @pytest.mark.parametrize(
-    "held", [{"entries": [], "root": {"at": 0}, "reason": None}, {"generators": [], "reason": "C"}]
+    "old_state", [{"entries": [], "root": {"at": 0}, "reason": None}, {"generators": [], "reason": "C"}]
 )
-def test_states_of_earlier_versions_go_on_with_a_new_episode_and_it_is_said(between_episodes, held, caplog):
+def test_states_of_earlier_versions_start_a_new_episode_with_a_warning(between_episodes, old_state, caplog):
     state = EnvState(gym.make(CARTPOLE))
-    state.load_state_dict(held | {"between_episodes": between_episodes})
+    state.load_state_dict(old_state | {"between_episodes": between_episodes})
     assert state.between_episodes
     assert "the resume is not exact: its state was saved by an earlier version of trieye" in caplog.text
 
 
-def test_an_environment_whose_module_uses_a_compiled_engine_is_not_trusted(monkeypatch):
+def test_an_environment_whose_module_uses_a_compiled_engine_is_inexact(monkeypatch):
     engine = types.ModuleType("engine")
     engine.__file__ = "/somewhere/engine.so"
     monkeypatch.setitem(globals(), "engine", engine)
-    env = wrappers.TimeLimit(Holding(), 5)
+    env = wrappers.TimeLimit(WithAttribute(), 5)
     env.reset()
-    place = f"{__name__}.engine"
-    assert EnvState(env).reason.startswith(f"{place} is a builtins.module that is compiled")
-    assert EnvState(env, ignored=[place]).is_exact
+    engine_path = f"{__name__}.engine"
+    assert EnvState(env).reason.startswith(f"{engine_path} is a builtins.module that is compiled")
+    assert EnvState(env, ignored=[engine_path]).is_exact
 
 
 class Slotted:
@@ -429,7 +431,7 @@ class Slotted:
 
 
 class Game(gym.Env):
-    """All that an honest environment may be made of; what is data lies in two places here and there."""
+    """An environment with every supported kind of attribute; several attributes share an object."""
 
     def __init__(self):
         self.action_space = gym.spaces.Discrete(2)
@@ -504,12 +506,12 @@ class Game(gym.Env):
         )
 
 
-def test_an_environment_of_objects_goes_on_bit_for_bit(tmp_path):
-    assert_goes_on(Game, tmp_path)
-    assert_goes_on(lambda: gym.vector.SyncVectorEnv([Game] * 3), tmp_path)
+def test_an_environment_of_nested_objects_resumes_bit_exactly(tmp_path):
+    assert_resumes_exactly(Game, tmp_path)
+    assert_resumes_exactly(lambda: gym.vector.SyncVectorEnv([Game] * 3), tmp_path)
 
 
-def test_what_was_one_thing_in_two_places_is_so_again_and_what_was_not_there_is_gone(tmp_path):
+def test_shared_references_are_restored_and_absent_attributes_are_deleted(tmp_path):
     env, twin = Game(), Game()
     env.reset(seed=2)
     for _ in range(20):
@@ -522,7 +524,7 @@ def test_what_was_one_thing_in_two_places_is_so_again_and_what_was_not_there_is_
     assert not hasattr(twin, "days")
 
 
-def test_an_object_in_two_places_is_named_and_so_are_tensors_with_the_memory_of_another():
+def test_shared_objects_and_tensors_with_shared_memory_are_named():
     env = Game()
     env.reset()
     assert EnvState(env).is_exact
@@ -532,8 +534,8 @@ def test_an_object_in_two_places_is_named_and_so_are_tensors_with_the_memory_of_
     assert re.match(r"Game.target is a torch.Tensor that shares memory", EnvState(env).reason)
 
 
-def test_two_objects_that_would_become_one_are_refused(caplog):
-    env, twin = Holding(lambda: Enemy(1, [])), Holding(lambda: Enemy(1, []))
+def test_two_saved_objects_are_not_restored_into_a_single_one(caplog):
+    env, twin = WithAttribute(lambda: Enemy(1, [])), WithAttribute(lambda: Enemy(1, []))
     env.reset()
     env.other = Enemy(2, [])
     reset = twin.reset
@@ -545,7 +547,7 @@ def test_two_objects_that_would_become_one_are_refused(caplog):
 
 
 class WithMethods(gym.Env):
-    """An environment with a C object that it can describe."""
+    """An environment with a C object whose state it can export."""
 
     def __init__(self):
         self.action_space = gym.spaces.Discrete(2)
@@ -564,19 +566,19 @@ class WithMethods(gym.Env):
 
     def take(self, state):
         self.engine = iter(range(1000 - state["left"], 1000))
-        self.np_random.random()  # what comes back must be the generator as it was saved
+        self.np_random.random()  # the restored state of the generator must undo this draw
 
 
 @pytest.mark.parametrize(
     "names", [("state_dict", "load_state_dict"), ("get_state", "set_state"), ("clone_state", "restore_state")]
 )
-def test_an_environment_is_asked_for_its_state_if_it_has_methods_for_it(names, tmp_path):
+def test_state_methods_of_an_environment_are_used(names, tmp_path):
     methods = dict(zip(names, (WithMethods.get, WithMethods.take), strict=True))
     described = type("Described", (WithMethods,), methods)
-    assert_goes_on(lambda: wrappers.TimeLimit(described(), 50), tmp_path)
+    assert_resumes_exactly(lambda: wrappers.TimeLimit(described(), 50), tmp_path)
 
 
-def test_a_state_that_is_no_plain_data_or_needs_arguments_is_not_asked_for():
+def test_state_methods_with_arguments_or_opaque_results_are_not_used():
     class Opaque(WithMethods):
         def get_state(self):
             return object()
@@ -595,21 +597,21 @@ def test_a_state_that_is_no_plain_data_or_needs_arguments_is_not_asked_for():
     assert EnvState(env).reason.startswith("Opaque.engine is a builtins.range_iterator")
 
 
-ran = []
+destroy_calls = []
 
 
 def make_enemy():
     return Enemy(1, [])
 
 
-class Closing(Holding):
-    """An environment with a method that no file may choose."""
+class Closing(WithAttribute):
+    """An environment with a method that no saved state may call."""
 
     def destroy(self, *_):
-        ran.append("destroy")
+        destroy_calls.append("destroy")
 
 
-def planted(**changes):
+def planted_state(**changes):
     env = Closing(make_enemy)
     env.reset(seed=1)
     state = EnvState(env).state_dict()
@@ -621,73 +623,73 @@ def planted(**changes):
     return state | changes
 
 
-def made(name, **more):
+def object_node(name, **more):
     return {"is": name, "data": {}, "objects": {}, "left": None} | more
 
 
 @pytest.mark.parametrize(
     "state",
     [
-        planted(layer={"is": "subprocess.Popen"}),
-        planted(layer={"own": [1]}),
-        planted(layer={"objects": 3}),
-        planted(hidden=made("subprocess.Popen")),
-        planted(hidden=made("function os.system")),
-        planted(hidden=made("method test_environments.Closing.destroy")),
-        planted(hidden={"is": "subprocess.Popen", "items": {1: 2}}),
-        planted(hidden={"is": "subprocess.Popen", "member": "x"}),
-        planted(hidden={"is": "subprocess.Popen", "again": (0,)}),
-        planted(hidden={"is": f"{Enemy.__module__}.Enemy", "again": (0,)}),
-        planted(hidden={"is": f"{Enemy.__module__}.Enemy", "again": [[]]}),
-        planted(hidden=3),
-        planted(np_random={"is": "x", "state": {"generator": "os.system"}}),
-        planted(np_random={"is": "x", "state": 3}),
-        planted(same=[((0, "data", "x", 9), (0, "data"))]),
-        planted(same=[((), ())]),
-        planted(layers=3),
-        planted(layers=[3]),
+        planted_state(layer={"is": "subprocess.Popen"}),
+        planted_state(layer={"own": [1]}),
+        planted_state(layer={"objects": 3}),
+        planted_state(hidden=object_node("subprocess.Popen")),
+        planted_state(hidden=object_node("function os.system")),
+        planted_state(hidden=object_node("method test_environments.Closing.destroy")),
+        planted_state(hidden={"is": "subprocess.Popen", "items": {1: 2}}),
+        planted_state(hidden={"is": "subprocess.Popen", "member": "x"}),
+        planted_state(hidden={"is": "subprocess.Popen", "again": (0,)}),
+        planted_state(hidden={"is": f"{Enemy.__module__}.Enemy", "again": (0,)}),
+        planted_state(hidden={"is": f"{Enemy.__module__}.Enemy", "again": [[]]}),
+        planted_state(hidden=3),
+        planted_state(np_random={"is": "x", "state": {"generator": "os.system"}}),
+        planted_state(np_random={"is": "x", "state": 3}),
+        planted_state(same=[((0, "data", "x", 9), (0, "data"))]),
+        planted_state(same=[((), ())]),
+        planted_state(layers=3),
+        planted_state(layers=[3]),
     ],
     ids=range(18),
 )
-def test_a_planted_state_makes_and_calls_nothing_and_a_new_episode_begins(state, monkeypatch, caplog):
+def test_a_planted_state_runs_no_code_and_starts_a_new_episode(state, monkeypatch, caplog):
     def forbidden(*arguments, **_):
         raise AssertionError(arguments)
 
     monkeypatch.setattr(subprocess.Popen, "__init__", forbidden)
     env = Closing(make_enemy)
-    held, ran[:] = EnvState(env), []
+    env_state, destroy_calls[:] = EnvState(env), []
     try:
-        held.load_state_dict(decode(encode(state)))
+        env_state.load_state_dict(decode(encode(state)))
     except SerializationError as error:
         reasons = ("is not the state of an environment", "does not fit this environment: the saved layers")
-        assert any(f"state of Closing {reason}" in str(error) for reason in reasons)  # noqa: PT017 - or it is refused
+        assert any(f"state of Closing {reason}" in str(error) for reason in reasons)  # noqa: PT017 - or it is rejected
     else:
-        assert held.between_episodes
+        assert env_state.between_episodes
         assert "a new episode starts" in caplog.text
     assert type(env.hidden) is Enemy
-    assert ran == []
+    assert destroy_calls == []
     env.reset()
     env.step(0)
 
 
-def test_the_state_that_those_were_made_of_is_a_good_one(caplog):
+def test_the_unchanged_state_behind_the_planted_ones_is_valid(caplog):
     state = EnvState(Closing(make_enemy))
-    state.load_state_dict(decode(encode(planted())))
+    state.load_state_dict(decode(encode(planted_state())))
     assert not state.between_episodes
     assert not caplog.records
 
 
 class Sharing(gym.Wrapper):
-    """A wrapper that writes to a list of the environment inside it."""
+    """A wrapper that shares a list with the environment inside it."""
 
     def reset(self, **options):
-        found = self.env.reset(**options)
+        returns = self.env.reset(**options)
         self.shared = self.env.shared = [1]
-        return found
+        return returns
 
 
-def test_what_shares_data_with_a_layer_that_cannot_be_saved_is_left_alone_with_it():
-    env, twin = (wrappers.NormalizeObservation(Sharing(Holding(threading.Lock))) for _ in range(2))
+def test_data_shared_with_an_unsupported_layer_is_not_restored():
+    env, twin = (wrappers.NormalizeObservation(Sharing(WithAttribute(threading.Lock))) for _ in range(2))
     env.reset(seed=1)
     env.env.shared.append(2)
     EnvState(twin).load_state_dict(decode(encode(EnvState(env).state_dict())))

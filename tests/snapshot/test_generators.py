@@ -30,7 +30,7 @@ MAKERS = {
 
 
 def draws(generator):
-    """Return draws that leave halves of words and pairs inside the generator."""
+    """Return draws that leave buffered half words and a cached normal in the generator."""
     if isinstance(generator, random.Random):
         return [generator.random(), generator.gauss(0, 1), generator.getrandbits(7)]
     if isinstance(generator, torch.Generator):
@@ -44,47 +44,47 @@ def make(request):
     return MAKERS[request.param]
 
 
-def test_a_generator_comes_back_from_disk_as_one_that_goes_on(make, tmp_path):
+def test_a_generator_loaded_from_disk_continues_its_stream(make, tmp_path):
     generator = make(3)
     draws(generator)
     encoded = encode({"rng": generator})
     assert not encoded.objects
     expected = [draws(generator) for _ in range(3)]
-    again = decode(load_state(save_state(tmp_path / "s", encoded)))["rng"]
-    assert type(again) is type(generator)
-    assert [draws(again) for _ in range(3)] == expected
+    loaded = decode(load_state(save_state(tmp_path / "s", encoded)))["rng"]
+    assert type(loaded) is type(generator)
+    assert [draws(loaded) for _ in range(3)] == expected
 
 
 @pytest.mark.parametrize("form", ["a generator", "its state"])
 def test_a_generator_is_restored_in_place(make, form):
     generator, other = make(3), make(4)
     draws(generator)
-    held = new_generator(generator_state(generator)) if form == "a generator" else generator_state(generator)
-    set_generator_state(other, held)
+    source = new_generator(generator_state(generator)) if form == "a generator" else generator_state(generator)
+    set_generator_state(other, source)
     assert [draws(other) for _ in range(3)] == [draws(generator) for _ in range(3)]
 
 
-def test_a_state_does_not_change_with_its_generator(make):
+def test_later_draws_do_not_alter_a_captured_state(make):
     generator = make(3)
     state = generator_state(generator)
     expected = draws(new_generator(state))
-    for _ in range(700):  # more words than any of them holds
+    for _ in range(700):  # more than any of them buffers
         draws(generator)
     assert draws(new_generator(state)) == expected
 
 
-def test_the_children_of_a_restored_generator_are_those_of_the_one_saved():
+def test_a_restored_generator_spawns_the_same_children():
     generator = np.random.default_rng(3)
     generator.spawn(2)
-    again, in_place = decode(encode(generator)), np.random.default_rng(9)
+    decoded, in_place = decode(encode(generator)), np.random.default_rng(9)
     set_generator_state(in_place, generator_state(generator))
     expected = generator.spawn(1)[0].random()
-    assert again.spawn(1)[0].random() == expected
+    assert decoded.spawn(1)[0].random() == expected
     assert in_place.spawn(1)[0].random() == expected
 
 
 @pytest.mark.parametrize(
-    ("generator", "held", "message"),
+    ("generator", "state", "message"),
     [
         (random.Random(1), np.random.default_rng(1), "numpy.random.Generator does not fit a random.Random"),
         (
@@ -97,9 +97,9 @@ def test_the_children_of_a_restored_generator_are_those_of_the_one_saved():
         (random.Random(1), {"generator": "random.Random", "state": (3, (1,), None)}, "does not fit this"),
     ],
 )
-def test_a_state_of_another_kind_is_refused_by_name(generator, held, message):
+def test_a_state_of_another_generator_type_is_rejected_by_name(generator, state, message):
     with pytest.raises(SerializationError, match=message):
-        set_generator_state(generator, held)
+        set_generator_state(generator, state)
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_a_state_of_another_kind_is_refused_by_name(generator, held, message):
         {"generator": "numpy.random.Generator", "state": {"bit_generator": "RandomState"}},
     ],
 )
-def test_only_known_generators_are_made(state):
+def test_only_supported_generator_types_are_created(state):
     with pytest.raises(SerializationError, match="is inconsistent"):
         new_generator(state)
 
 
-def test_what_is_no_generator_has_no_state():
+def test_values_other_than_generators_have_no_generator_state():
     class Own(random.Random):
-        """It may keep more than Python's."""
+        """A subclass may have additional state."""
 
     assert [generator_state(value) for value in (3, None, Own(3), random.SystemRandom(), np.random)] == [None] * 5
 
@@ -127,24 +127,24 @@ CUDA_STATE = {
     "device": "cuda",
     "state": np.frombuffer((42).to_bytes(8, "little") + (1024).to_bytes(8, "little"), np.uint8),
 }
-"""What `torch.Generator("cuda").manual_seed(42)` holds after some draws: 16 bytes, the seed and how far it is."""
+"""State of `torch.Generator("cuda").manual_seed(42)` after some draws: 16 bytes, seed and offset."""
 
 
-def test_a_torch_generator_continues_from_the_state_of_another_type_of_device_by_a_seed_of_it(caplog):
-    ours = [torch.Generator(), torch.Generator().manual_seed(3)]
-    for generator in ours:
+def test_a_torch_generator_is_seeded_from_the_state_of_another_device_type(caplog):
+    cpu_generators = [torch.Generator(), torch.Generator().manual_seed(3)]
+    for generator in cpu_generators:
         set_generator_state(generator, CUDA_STATE)
-    assert draws(ours[0]) == draws(ours[1])  # the same whatever they were before
+    assert draws(cpu_generators[0]) == draws(cpu_generators[1])  # regardless of their previous states
     further = CUDA_STATE | {"state": np.roll(CUDA_STATE["state"], 1)}
-    set_generator_state(ours[0], further)
-    set_generator_state(ours[1], CUDA_STATE)
-    assert draws(ours[0]) != draws(ours[1])
+    set_generator_state(cpu_generators[0], further)
+    set_generator_state(cpu_generators[1], CUDA_STATE)
+    assert draws(cpu_generators[0]) != draws(cpu_generators[1])
     warning = "random generators were saved on cuda and continue on cpu: .* the resume is not bit-exact"
-    assert len(caplog.records) <= 1  # said once in a process, which another test may have heard
+    assert len(caplog.records) <= 1  # logged once per process, perhaps in an earlier test
     assert all(re.match(warning, record.message) for record in caplog.records)
 
 
-def test_a_generator_of_a_missing_device_comes_back_as_its_state():
+def test_a_generator_of_a_missing_device_is_loaded_as_its_state():
     state = generator_state(torch.Generator().manual_seed(3)) | {"device": "xpu"}
     assert new_generator(state)["state"].dtype == np.uint8
 
@@ -173,7 +173,7 @@ def test_capturing_does_not_load_torch():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_state_that_is_none_is_refused():
+def test_an_invalid_state_of_global_generators_is_rejected():
     with pytest.raises(SerializationError, match="random generators"):
         restore_all({"python": (3, (1, 2), None)})
 
@@ -196,19 +196,19 @@ from trieye.checkpoints.directory import load_state, save_state
 from trieye.snapshot.encode import decode, encode
 from trieye.snapshot.generators import capture_all, restore_all, seed_all
 path, seed = Path(sys.argv[1]), int(sys.argv[2])
-seed_all(seed)  # CUDA is not initialized yet, so that torch puts the seed off
+seed_all(seed)  # before CUDA is initialized, torch defers the seed
 if path.exists():
     restore_all(decode(load_state(path)))
 else:
     for device in range(torch.cuda.device_count()):
-        torch.rand(device + 1, device=f"cuda:{device}")  # each is somewhere else
+        torch.rand(device + 1, device=f"cuda:{device}")  # every device at another offset
     save_state(path, encode(capture_all()), step=1, sequence=1)
 print(json.dumps([torch.rand(3, device=f"cuda:{device}").tolist() for device in range(torch.cuda.device_count())]))
 """
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: the generators of its devices are not looked at")
-def test_every_cuda_device_goes_on_in_another_process_that_was_seeded_otherwise(tmp_path):
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: generators of CUDA devices are not tested")
+def test_cuda_generators_resume_in_a_process_with_another_seed(tmp_path):
     drawn = [
         subprocess.run(
             [sys.executable, "-c", ON_CUDA, str(tmp_path / "saved"), seed], capture_output=True, text=True, check=True

@@ -11,7 +11,7 @@ from trieye.snapshot.environments import stateful
 
 
 class Sampler:
-    """Deals the numbers of a data set in a random order, a user's own class."""
+    """A user-defined sampler that deals the indices of a data set in random order."""
 
     def __init__(self, size, seed):
         self.generator = np.random.default_rng(seed)
@@ -31,7 +31,7 @@ class Sampler:
 
 
 class Training:
-    """Everything whose state decides how a training goes on, in a loop of its own."""
+    """A custom training loop with every kind of state that determines its losses."""
 
     def __init__(self, seed):
         torch.manual_seed(seed)
@@ -57,40 +57,40 @@ class Training:
         self.scheduler.step()
         if terminated or truncated:
             self.env.reset()
-        return loss.item() + float(np.random.random())  # noqa: NPY002 - the global one
+        return loss.item() + float(np.random.random())  # noqa: NPY002 - the global generator
 
     def objects(self):
         return vars(self)
 
 
 @pytest.fixture
-def held_run(make_config):
-    def held(training, *, steps):
+def train_and_save_run(make_config):
+    def train_and_save(training, *, steps):
         with trieye.Run(make_config()) as run:
             run.restore(**training.objects())
             losses = [training.step() for _ in run.steps(steps)]
             run.save(**training.objects())
         return run, losses
 
-    return held
+    return train_and_save
 
 
-def test_everything_that_decides_goes_on_bit_for_bit_in_another_object(held_run, make_config):
+def test_new_objects_resume_the_training_bit_exactly(train_and_save_run, make_config):
     random.seed(1)
-    np.random.seed(1)  # noqa: NPY002 - the global one
-    held_run(training := Training(seed=1), steps=10)
+    np.random.seed(1)  # noqa: NPY002 - the global generator
+    train_and_save_run(training := Training(seed=1), steps=10)
     with trieye.Run(make_config()) as run:
         other = Training(seed=2)
         assert run.restore(**other.objects())
-        found = [other.step() for _ in range(20)]
-        assert run.restore(**training.objects())  # the global generators go back, too
-        assert [training.step() for _ in range(20)] == found
+        losses = [other.step() for _ in range(20)]
+        assert run.restore(**training.objects())  # restores the global generators, too
+        assert [training.step() for _ in range(20)] == losses
     assert other.scheduler.get_last_lr() == training.scheduler.get_last_lr() != [0.1]
     assert other.scaler.get_scale() == training.scaler.get_scale() != 8.0
 
 
-def test_what_is_not_restored_in_place_comes_back_as_new_generators(held_run, make_config):
-    held_run(training := Training(seed=1), steps=5)
+def test_generators_not_restored_in_place_are_returned_as_new_ones(train_and_save_run, make_config):
+    train_and_save_run(training := Training(seed=1), steps=5)
     with trieye.Run(make_config()) as run:
         run.restore()
     for name in ("numpy", "legacy"):
@@ -102,7 +102,7 @@ def test_what_is_not_restored_in_place_comes_back_as_new_generators(held_run, ma
     assert env.env.step(0)[0].tobytes() == training.env.step(0)[0].tobytes()
 
 
-def test_what_has_methods_of_its_own_is_left_as_it_is():
+def test_stateful_returns_objects_with_state_methods_unchanged():
     class Env(gym.Env):
         def state_dict(self):
             return {}
@@ -111,14 +111,14 @@ def test_what_has_methods_of_its_own_is_left_as_it_is():
         assert stateful(value) is value
 
 
-def test_what_cannot_take_a_state_is_named(held_run, make_config):
+def test_restoring_a_value_without_state_methods_names_it(train_and_save_run, make_config):
     with trieye.Run(make_config()) as run:
         run.save(number=3)
     with trieye.Run(make_config()) as run, pytest.raises(ConfigurationError, match=r"restore\(number=.*: a int has no"):
         run.restore(number=4)
 
 
-def test_a_grad_scaler_goes_on_with_its_scale_and_where_it_was_on_the_way_to_the_next(make_config):
+def test_a_grad_scaler_resumes_with_its_scale_and_growth_counter(make_config):
     def grow(scaler, steps):
         parameter = torch.nn.Parameter(torch.ones(2))
         optimizer = torch.optim.SGD([parameter], lr=0.1)
@@ -143,4 +143,4 @@ def test_a_grad_scaler_goes_on_with_its_scale_and_where_it_was_on_the_way_to_the
         with pytest.raises(CheckpointError, match=r"'off'.*disabled instance"):
             run.restore(off=fresh())
     assert restored.get_scale() == 16.0
-    assert grow(restored, 1) == grow(whole, 6) == 32.0  # the sixth step is the third since the scale grew
+    assert grow(restored, 1) == grow(whole, 6) == 32.0  # the sixth step is the third after the scale grew

@@ -13,7 +13,7 @@ EMBEDDING_BYTES = WIDTH * WORDS * 4
 
 
 class Tied(torch.nn.Module):
-    """A model of language in small: the output layer is the embedding."""
+    """A minimal language model whose output layer is tied to the embedding."""
 
     def __init__(self):
         super().__init__()
@@ -26,7 +26,7 @@ def through_disk(state, directory):
     return decode(load_state(save_state(directory / "saved", encode(state))))
 
 
-def test_tied_weights_are_stored_once_and_come_back_tied(tmp_path):
+def test_tied_weights_are_stored_once_and_loaded_tied(tmp_path):
     model = Tied()
     loaded = through_disk({"model": model}, tmp_path)["model"]
     size = (tmp_path / "saved" / "state.safetensors").stat().st_size
@@ -38,14 +38,14 @@ def test_tied_weights_are_stored_once_and_come_back_tied(tmp_path):
     assert other[3, 3] == 7.0
 
 
-def test_a_tied_model_loads_them_and_stays_tied(tmp_path):
+def test_a_tied_model_stays_tied_after_loading(tmp_path):
     model, other = Tied(), Tied()
     other.load_state_dict(through_disk({"model": model}, tmp_path)["model"])
     assert other.out.weight is other.embedding.weight
     assert torch.equal(other.out.weight, model.out.weight)
 
 
-def test_what_only_equals_or_overlaps_is_stored_apart(tmp_path):
+def test_equal_or_overlapping_tensors_are_stored_separately(tmp_path):
     base = torch.arange(12.0)
     state = {
         "base": base,
@@ -63,9 +63,9 @@ def test_what_only_equals_or_overlaps_is_stored_apart(tmp_path):
     assert [tensor.shape for tensor in loaded["empty"]] == [(0,), (0, 3)]
 
 
-def test_tensors_that_live_only_while_they_are_saved_are_not_taken_for_one_another():
+def test_temporary_tensors_with_reused_memory_stay_distinct():
     class Fleeting:
-        """Makes its tensors when asked, so that one may get the memory of another."""
+        """Creates temporary tensors, so that one may reuse the memory of another."""
 
         def state_dict(self):
             return {"parts": [Part(float(number)) for number in range(50)]}
@@ -81,7 +81,7 @@ def test_tensors_that_live_only_while_they_are_saved_are_not_taken_for_one_anoth
     assert [part["tensor"][0].real.item() for part in loaded["parts"]] == list(range(50))
 
 
-def test_conjugates_and_raw_dtypes_share_only_what_is_the_same():
+def test_a_conjugated_view_does_not_share_memory_with_its_base():
     base = torch.view_as_complex(torch.arange(6.0).reshape(3, 2))
     loaded = decode(encode({"a": base, "b": base, "c": base.conj()}))
     assert loaded["a"].data_ptr() == loaded["b"].data_ptr() != loaded["c"].data_ptr()
@@ -91,7 +91,7 @@ def test_conjugates_and_raw_dtypes_share_only_what_is_the_same():
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bool, torch.bfloat16, torch.complex64, torch.float8_e8m0fnu], ids=str
 )
-def test_packed_tensors_are_pickled_without_a_copy_and_saved_as_if_they_had_not_been(dtype, tmp_path, assert_same):
+def test_packed_tensors_are_pickled_without_copies_and_encoded_like_the_originals(dtype, tmp_path, assert_same):
     base = torch.arange(24).reshape(4, 6).to(torch.float32).to(dtype)
     state = {
         "whole": base,
@@ -112,7 +112,7 @@ def test_packed_tensors_are_pickled_without_a_copy_and_saved_as_if_they_had_not_
     assert loaded["whole"].data_ptr() == loaded["same"].data_ptr() != loaded["other"].data_ptr()
 
 
-def test_what_is_no_dense_tensor_is_left_as_it_is():
+def test_the_packer_returns_other_values_unchanged():
     packer = TensorPacker()
     for value in (1, np.ones(2), torch.eye(2).to_sparse(), torch.empty(2, device="meta"), torch.Size([2])):
         assert packer.packed(value) is value

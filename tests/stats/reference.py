@@ -1,4 +1,4 @@
-"""What the aggregator is to do, said as plainly as possible: one event after the other, no NumPy, no merging."""
+"""A plain reference of the aggregator: one event after another, without NumPy and without merging."""
 
 import math
 import statistics
@@ -18,9 +18,9 @@ class Event:
 
 def quantile(values, share):
     ordered = sorted(values)
-    place = (len(ordered) - 1) * share
-    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return below + (above - below) * (place - math.floor(place))
+    position = (len(ordered) - 1) * share
+    below, above = ordered[math.floor(position)], ordered[math.ceil(position)]
+    return below + (above - below) * (position - math.floor(position))
 
 
 class Reference:

@@ -39,7 +39,7 @@ actions = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(actions, max_size=25), frequencies, frequencies)
-def test_events_sent_equal_the_sum_of_counts_over_all_points(stream, train_frequency, env_frequency):
+def test_counts_of_points_add_up_to_the_number_of_events(stream, train_frequency, env_frequency):
     def fresh():
         return Aggregator([metric("train", **train_frequency), metric("env", **env_frequency)])
 
@@ -68,7 +68,7 @@ def test_events_sent_equal_the_sum_of_counts_over_all_points(stream, train_frequ
         assert all(-(1 << 63) <= point.step < 1 << 63 for point in of_metric)
 
 
-def test_non_finite_values_are_counted_and_cost_nothing_else(caplog):
+def test_non_finite_values_are_counted_and_affect_no_others(caplog):
     aggregator = Aggregator([metric(aggregation="sum", log_frequency_steps=10)])
     aggregator.ingest(batch(*[("m", value, 1, 0.0) for value in (1.0, math.nan, math.inf, 2.0)]), at=0.0)
     points = {point.metric: point.value for point in aggregator.flush(at=1.0)}
@@ -83,14 +83,14 @@ def test_undeclared_names_become_means_at_every_step():
 
 
 @pytest.mark.parametrize("policy", ["warn", "drop"])
-def test_undeclared_names_can_be_refused_and_are_counted(policy, caplog):
+def test_undeclared_names_can_be_rejected_and_are_counted(policy, caplog):
     aggregator = Aggregator([metric()], undeclared=policy)
     aggregator.ingest(batch(*[("nwe", 1.0, step, 0.0) for step in range(3)]), at=0.0)
     assert [(point.metric, point.value) for point in aggregator.flush(at=1.0)] == [("trieye/dropped/undeclared", 3.0)]
     assert any("nwe" in record.message for record in caplog.records) == (policy == "warn")
 
 
-def test_values_come_from_the_context_and_other_events_are_not_meant_for_the_metric():
+def test_context_values_are_read_only_from_events_with_the_key():
     aggregator = Aggregator([metric("score", raw_event_name="episode_end", context_key="score", aggregation="mean")])
     rows = [("episode_end", 1.0, 1, 0.0, context) for context in ({"score": 3}, {"length": 9}, {"score": "x"}, None)]
     aggregator.ingest(batch(*rows, ("episode_end", math.nan, 1, 0.0, {"score": 5})), at=0.0)
@@ -98,7 +98,7 @@ def test_values_come_from_the_context_and_other_events_are_not_meant_for_the_met
     assert points == {"score": 4.0, "trieye/dropped/context": 1.0}
 
 
-def test_a_step_out_of_range_is_counted_and_its_neighbors_are_kept():
+def test_a_step_out_of_range_is_counted_and_affects_no_others():
     aggregator = Aggregator([metric(aggregation="sum", log_frequency_steps=10)])
     aggregator.ingest(batch(("m", 1.0, MAX_STEP + 1, 0.0), ("m", 2.0, 4, 0.0)), at=0.0)
     points = {point.metric: point.value for point in aggregator.flush(at=1.0)}
@@ -115,7 +115,7 @@ def test_a_step_out_of_range_is_counted_and_its_neighbors_are_kept():
         {"episode": 1 << 64, "score": 1.0},
     ],
 )
-def test_no_context_costs_the_neighbors_of_its_event(context):
+def test_an_invalid_context_affects_no_other_events(context):
     aggregator = Aggregator([metric("n"), metric("s", raw_event_name="n", context_key="score", x_axis="episode")])
     aggregator.ingest(batch(("n", 1.0, 1, 0.0), ("n", 1.0, 1, 0.0, context), ("n", 1.0, 1, 0.0)), at=0.0)
     assert {point.metric: point.value for point in aggregator.flush(at=1.0)}["n"] == 3.0
@@ -124,14 +124,14 @@ def test_no_context_costs_the_neighbors_of_its_event(context):
 @pytest.mark.parametrize(
     ("name", "reason"), [("", "unnamed"), ("\ud800", "unnamed"), ("n" * (MAX_NAME_LENGTH + 1), "name_too_long")]
 )
-def test_a_name_that_nothing_can_show_is_counted(name, reason):
+def test_an_invalid_metric_name_is_counted_as_a_drop(name, reason):
     aggregator, good = Aggregator([]), "n" * MAX_NAME_LENGTH
     aggregator.ingest(batch((name, 1.0, 1, 0.0), (good, 1.0, 1, 0.0)), at=0.0)
     points = {point.metric: point.value for point in aggregator.flush(at=1.0)}
     assert points == {good: 1.0, f"trieye/dropped/{reason}": 1.0}
 
 
-def test_an_event_that_several_metrics_read_is_counted_once_when_it_is_not_finite():
+def test_a_non_finite_event_read_by_several_metrics_is_counted_once():
     readers = [metric(name, raw_event_name="e") for name in ("a", "b", "c")]
     from_context = [metric(key, raw_event_name="e", context_key=key) for key in ("x", "y")]
     aggregator = Aggregator(readers + from_context)
@@ -141,7 +141,7 @@ def test_an_event_that_several_metrics_read_is_counted_once_when_it_is_not_finit
     assert points == {"a": 1.0, "b": 1.0, "c": 1.0, "y": 1.0, **counts}
 
 
-def test_a_metric_that_ends_with_non_finite_values_is_named_with_its_step_across_a_restore():
+def test_non_finite_metrics_are_reported_with_their_step_after_a_restore():
     first = Aggregator([metric(), metric("n")])
     values = [("m", 1.0, 5, 0.0), ("m", math.nan, 6, 3.0), ("m", math.inf, 7, 4.0), ("n", math.nan, 6, 0.0)]
     first.ingest(batch(*values, ("n", 2.0, 7, 0.0)), at=0.0)
@@ -149,12 +149,12 @@ def test_a_metric_that_ends_with_non_finite_values_is_named_with_its_step_across
     second.restore(first.to_state())
     points = {point.metric: point for point in second.flush(at=1.0)}
     assert points.keys() == {"m", "n", "trieye/dropped/non_finite", "trieye/dropped/non_finite/m"}
-    named = points["trieye/dropped/non_finite/m"]
-    assert (named.value, named.step, named.wall_time, named.count) == (2.0, 6, 3.0, 0)
+    drop = points["trieye/dropped/non_finite/m"]
+    assert (drop.value, drop.step, drop.wall_time, drop.count) == (2.0, 6, 3.0, 0)
     assert second.flush(at=2.0) == []
 
 
-def test_an_event_with_the_name_of_a_metric_that_reads_other_events_spoils_nothing():
+def test_an_event_named_like_another_events_metric_is_undeclared():
     aggregator = Aggregator([metric("score", raw_event_name="episode_end", log_frequency_steps=10)])
     aggregator.ingest(batch(("episode_end", 1.0, 1, 0.0)), at=0.0)
     aggregator.ingest(batch(("score", 1.0, 1, 0.0)), at=0.0)
@@ -165,7 +165,7 @@ def test_an_event_with_the_name_of_a_metric_that_reads_other_events_spoils_nothi
 
 @pytest.mark.parametrize(("undeclared", "sent"), [("auto", 200_000), ("warn", 100_000), ("drop", 100_000)])
 @pytest.mark.slow
-def test_memory_is_bounded_whatever_names_come(undeclared, sent, caplog):
+def test_memory_is_bounded_for_unbounded_numbers_of_names(undeclared, sent, caplog):
     aggregator, size = Aggregator([], undeclared=undeclared), 20_000
     for begin in range(0, sent, size):
         names = tuple(f"{begin + number}/{'x' * 50}" for number in range(size))
@@ -177,32 +177,32 @@ def test_memory_is_bounded_whatever_names_come(undeclared, sent, caplog):
             aggregator.flush(at=0.0)
             blocks = sys.getallocatedblocks()
     assert sys.getallocatedblocks() - blocks < 10_000
-    taken = MAX_UNDECLARED_NAMES if undeclared == "auto" else 0
-    assert aggregator.drops.by_reason == {"undeclared": sent - taken}
+    num_accepted = MAX_UNDECLARED_NAMES if undeclared == "auto" else 0
+    assert aggregator.drops.by_reason == {"undeclared": sent - num_accepted}
     assert len(caplog.messages) <= 100
-    assert len(json.dumps(aggregator.to_state())) < 1000 * taken + 1000
+    assert len(json.dumps(aggregator.to_state())) < 1000 * num_accepted + 1000
 
 
-def test_what_metrics_read_of_contexts_is_known():
+def test_context_keys_lists_the_keys_that_metrics_read():
     assert Aggregator([metric()]).context_keys == frozenset()
     declared = [metric("a", context_key="score"), metric("b", context_key="length"), metric("c", x_axis="episode")]
     assert Aggregator(declared).context_keys == {"score", "length", "episode"}
 
 
-def test_the_highest_step_is_that_of_any_metric():
+def test_highest_step_covers_all_metrics():
     aggregator = Aggregator([metric()])
     assert aggregator.highest_step == -1
     aggregator.ingest(batch(("m", 1.0, 7, 0.0), ("new", 1.0, 9, 0.0)), at=0.0)
     assert aggregator.highest_step == 9
 
 
-def test_a_metric_that_fails_costs_its_own_events_only_and_they_are_counted(monkeypatch):
+def test_a_failing_metric_drops_and_counts_only_its_own_events(monkeypatch):
     aggregator = Aggregator([metric(name=name, raw_event_name="loss") for name in ("first", "bad", "last")])
     add = MetricWindows.add
 
     def failing(windows, *columns, **options):
         if windows.config.name == "bad":
-            raise RuntimeError("what nobody thought of")
+            raise RuntimeError("unexpected")
         add(windows, *columns, **options)
 
     monkeypatch.setattr(MetricWindows, "add", failing)

@@ -10,7 +10,7 @@ from tests.stats.test_windows import actions, fresh, metrics
 from trieye.stats.aggregator import MAX_UNDECLARED_NAMES, Aggregator
 
 
-def test_summary_holds_the_extremes_over_attempts():
+def test_the_summary_has_the_extremes_of_all_attempts():
     first = Aggregator([metric(aggregation="mean")])
     first.ingest(batch(*[("m", value, step, 0.0) for step, value in enumerate((3.0, 9.0, 5.0))]), at=0.0)
     first.flush(at=1.0)
@@ -22,7 +22,7 @@ def test_summary_holds_the_extremes_over_attempts():
 
 
 @pytest.mark.parametrize("length", [1, 7, 100])
-def test_windows_of_another_length_are_taken_over(length):
+def test_open_windows_continue_with_another_length(length):
     first = Aggregator([metric(log_frequency_steps=10)])
     first.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(1, 18)]), at=0.0)
     first.advance(at=0.5)
@@ -30,11 +30,11 @@ def test_windows_of_another_length_are_taken_over(length):
     second.restore(first.to_state())
     second.ingest(batch(*[("m", 1.0, step, 0.0) for step in range(18, 31)]), at=0.0)
     points = second.flush(at=1.0)
-    assert sum(point.value for point in points) == 20.0  # those after the window that was logged as step 10
+    assert sum(point.value for point in points) == 20.0  # without the window that was logged at step 10
     assert [point.step for point in points] == sorted(point.step for point in points)
 
 
-def test_windows_of_another_aggregation_are_logged_as_they_are():
+def test_open_windows_of_another_aggregation_are_logged_unchanged():
     first = Aggregator([metric(aggregation="mean", log_frequency_steps=10)])
     first.ingest(batch(("m", 2.0, 1, 0.0), ("m", 4.0, 2, 0.0)), at=0.0)
     second = Aggregator([metric(aggregation="latest", log_frequency_steps=10)])
@@ -43,22 +43,22 @@ def test_windows_of_another_aggregation_are_logged_as_they_are():
     assert [(point.step, point.value) for point in second.flush(at=1.0)] == [(2, 3.0), (3, 7.0)]
 
 
-def counted(*numbers, **settings):
-    """Return an aggregator that has one event at each of the steps."""
+def aggregator_with_events(*numbers, **settings):
+    """Return an aggregator with one event at each of the steps."""
     aggregator = Aggregator([metric(**{"log_frequency_steps": 10, **settings})])
     aggregator.ingest(batch(*[("m", 1.0, number, 0.0) for number in numbers]), at=0.0)
     return aggregator
 
 
-def test_an_empty_state_is_the_very_beginning():
-    aggregator = counted(1, 2)
+def test_restoring_an_empty_state_resets_the_aggregator():
+    aggregator = aggregator_with_events(1, 2)
     aggregator.ingest(batch(("other", 1.0, 1, 0.0), ("other", float("inf"), 1, 0.0)), at=0.0)
     aggregator.restore({})
     assert aggregator.to_state() == Aggregator([metric(log_frequency_steps=10)]).to_state()
     assert aggregator.flush(at=1.0) == []
 
 
-def test_undeclared_metrics_keep_their_order_and_their_number():
+def test_undeclared_metrics_keep_their_order_and_limit_after_a_restore():
     first = Aggregator([metric("declared")])
     names = [f"m{number * 7919 % 10_007}" for number in range(MAX_UNDECLARED_NAMES - 1)]
     first.ingest(batch(("nan", float("nan"), 1, 0.0), *[(name, 1.0, 1, 0.0) for name in names]), at=0.0)
@@ -72,24 +72,24 @@ def test_undeclared_metrics_keep_their_order_and_their_number():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("undeclared", "found"), [("auto", ["m"]), ("warn", []), ("drop", [])])
-def test_metrics_that_are_declared_no_more_are_left_out_unless_all_names_are_taken(undeclared, found):
+@pytest.mark.parametrize(("undeclared", "metric_names"), [("auto", ["m"]), ("warn", []), ("drop", [])])
+def test_removed_metrics_are_restored_only_if_undeclared_names_are_accepted(undeclared, metric_names):
     second = Aggregator([metric("n")], undeclared=undeclared)
-    second.restore(counted(1, 2).to_state())
-    assert [point.metric for point in second.flush(at=1.0)] == found
+    second.restore(aggregator_with_events(1, 2).to_state())
+    assert [point.metric for point in second.flush(at=1.0)] == metric_names
 
 
-def test_journal_times_are_shifted_to_those_of_the_attempt():
+def test_restored_journal_times_are_shifted_to_the_new_attempt():
     settings = {"log_frequency_steps": 0, "log_frequency_seconds": 5.0}
     first = Aggregator([metric(**settings), rate(log_frequency_seconds=5.0)])
     first.ingest(batch(("m", 1.0, 1, 0.0), ("done", 20.0, 1, 0.0)), at=103.0)
     second = Aggregator([metric(**settings), rate(log_frequency_seconds=5.0)])
     second.restore(first.to_state(), shift_s=7.0 - 104.0)
-    assert second.advance(at=10.9)[0].metric == "r"  # 107.9 s after the beginning
+    assert second.advance(at=10.9)[0].metric == "r"  # 107.9 s after the start
     assert second.advance(at=11.0)[0].metric == "m"
 
 
-def test_windows_with_other_seconds_stay_open_since_they_were_opened():
+def test_a_longer_time_window_still_counts_from_its_opening():
     first = Aggregator([metric(log_frequency_steps=0, log_frequency_seconds=5.0)])
     first.ingest(batch(("m", 1.0, 1, 0.0)), at=2.0)
     second = Aggregator([metric(log_frequency_steps=0, log_frequency_seconds=20.0)])
@@ -102,7 +102,7 @@ def test_windows_with_other_seconds_stay_open_since_they_were_opened():
     ("before", "value"),
     [("quantile", 4.0), ("ema", (0.125 * 2.0 + 0.25 * 4.0 + 0.5 * 6.0) / 0.875), ("std", (8 / 3) ** 0.5)],
 )
-def test_open_windows_of_every_aggregation_become_points_when_there_is_another_one(before, value):
+def test_open_windows_become_points_if_the_aggregation_changes(before, value):
     first = Aggregator([metric(aggregation=before, ema_alpha=0.5, log_frequency_steps=10)])
     first.ingest(batch(("m", 2.0, 1, 0.0), ("m", 4.0, 2, 0.0), ("m", 6.0, 3, 0.0)), at=0.0)
     second = Aggregator([metric(aggregation="mean", log_frequency_steps=10)])
@@ -116,8 +116,8 @@ def test_open_windows_of_every_aggregation_become_points_when_there_is_another_o
     assert not third.waits_for_time
 
 
-def test_late_events_of_another_aggregation_become_a_point_at_the_highest_step():
-    first = counted(*range(1, 11))
+def test_late_events_become_a_point_if_the_aggregation_changes():
+    first = aggregator_with_events(*range(1, 11))
     first.flush(at=1.0)
     first.ingest(batch(("m", 7.0, 3, 0.0)), at=1.0)
     second = Aggregator([metric(aggregation="std", log_frequency_steps=10)])
@@ -127,7 +127,7 @@ def test_late_events_of_another_aggregation_become_a_point_at_the_highest_step()
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(["mean", "rate", "quantile", "ema"], 2)))
 @pytest.mark.parametrize("length", [0, 10])
-def test_any_aggregation_can_follow_any_other(before, after, length):
+def test_any_aggregation_can_replace_any_other(before, after, length):
     def declared(aggregation):
         return [metric(aggregation=aggregation, rate_numerator_event="m", log_frequency_steps=length)]
 
@@ -142,7 +142,7 @@ def test_any_aggregation_can_follow_any_other(before, after, length):
     assert second.to_state()
 
 
-def test_another_quantile_is_taken_of_the_values_that_came_before_too():
+def test_a_changed_quantile_applies_to_restored_values_too():
     first = Aggregator([metric(aggregation="quantile", quantile=0.5, log_frequency_steps=10)])
     first.ingest(batch(("m", 1.0, 1, 0.0), ("m", 2.0, 2, 0.0)), at=0.0)
     second = Aggregator([metric(aggregation="quantile", quantile=1.0, log_frequency_steps=10)])
@@ -151,7 +151,7 @@ def test_another_quantile_is_taken_of_the_values_that_came_before_too():
     assert [point.value for point in second.flush(at=1.0)] == [2.0]
 
 
-OLD = {
+OLD_STATE = {
     "attempt": "0" * 32,
     "windows": {
         "m": {
@@ -170,10 +170,10 @@ OLD = {
 }  # fmt: skip
 
 
-def test_a_state_of_an_older_version_goes_on_and_its_rates_begin_anew():
+def test_a_state_of_an_older_version_resumes_and_restarts_its_rates():
     aggregator = Aggregator([metric(log_frequency_steps=10), rate(log_frequency_seconds=5.0)], undeclared="drop")
     aggregator.attempt_started = 300.0
-    aggregator.restore(OLD)
+    aggregator.restore(OLD_STATE)
     aggregator.ingest(batch(("m", 1.0, 13, 0.0), ("done", 10.0, 13, 0.0)), at=301.0)
     points = aggregator.flush(at=305.0)
     assert [(point.metric, point.step, point.value) for point in points] == [("m", 13, 3.0), ("r", 13, 2.0)]
@@ -183,7 +183,7 @@ def test_a_state_of_an_older_version_goes_on_and_its_rates_begin_anew():
 
 
 @pytest.mark.parametrize("state", [{"windows": {"m": {}, "r": {}, "q": {}, "e": {}}}, {"drops": {}}, {"summary": {}}])
-def test_a_state_that_lacks_keys_is_no_trouble(state):
+def test_a_state_with_missing_keys_can_be_restored(state):
     kinds = [
         metric(),
         rate(log_frequency_seconds=5.0),
@@ -196,8 +196,8 @@ def test_a_state_that_lacks_keys_is_no_trouble(state):
     assert len(aggregator.flush(at=5.0)) == 4
 
 
-def test_the_summary_of_an_older_record_widens_the_extremes():
-    aggregator = counted(1, 2)
+def test_remember_widens_the_extremes_of_the_summary():
+    aggregator = aggregator_with_events(1, 2)
     aggregator.flush(at=1.0)
     aggregator.remember(
         {
@@ -211,7 +211,7 @@ def test_the_summary_of_an_older_record_widens_the_extremes():
 
 @settings(max_examples=100, deadline=None)
 @given(metrics(), st.lists(actions, max_size=12))
-def test_a_pass_without_events_gives_points_exactly_if_the_aggregator_says_so(declared, stream):
+def test_waits_for_time_predicts_points_of_a_flush_without_events(declared, stream):
     aggregator = fresh(declared)
     at = 0.0
     for action, argument in stream:
@@ -229,7 +229,7 @@ def test_a_pass_without_events_gives_points_exactly_if_the_aggregator_says_so(de
         assert msgspec.msgpack.encode(aggregator.to_state()) == before
 
 
-def test_drops_that_were_not_reported_yet_wait_for_a_pass():
+def test_unreported_drops_wait_for_the_next_flush():
     aggregator = Aggregator([])
     assert not aggregator.waits_for_time
     aggregator.drops.add("overflow", "*", 3)
@@ -238,7 +238,7 @@ def test_drops_that_were_not_reported_yet_wait_for_a_pass():
     assert not aggregator.waits_for_time
 
 
-def test_times_of_points_without_events_are_those_of_the_present_attempt():
+def test_points_without_events_have_times_of_the_current_attempt():
     aggregator = Aggregator([], started=1000.0)
     aggregator.started = 7000.0
     aggregator.drops.add("overflow", "*", 3)

@@ -10,8 +10,8 @@ rows = st.tuples(st.sampled_from("abc"), st.floats(-1, 1), st.integers(0, 9), st
 
 
 @given(st.lists(rows, max_size=30))
-def test_events_of_a_name_stay_in_the_order_of_their_arrival(events):
-    found = {
+def test_events_of_a_name_keep_their_order(events):
+    events_by_name = {
         name: [
             (value, step, time, part.contexts.get(row))
             for row, (value, step, time) in enumerate(
@@ -23,10 +23,10 @@ def test_events_of_a_name_stay_in_the_order_of_their_arrival(events):
     expected = {}
     for name, value, step, time, context in events:
         expected.setdefault(name, []).append((value, step, time, context or None))
-    assert found == expected
+    assert events_by_name == expected
 
 
-def test_rows_that_no_batch_can_hold_are_named_and_the_others_kept():
+def test_salvage_separates_invalid_rows_and_names_the_reason():
     good = EventRow("m", 1.0, 1, 0.0)
     rows = [good, EventRow("m", 10**400, 1, 0.0), EventRow("m", 1.0, 1 << 70, 0.0), EventRow("m", "x", 1, 0.0)]
     with pytest.raises((OverflowError, ValueError)):

@@ -6,19 +6,19 @@ from trieye.stats.drops import EXPLANATIONS, MAX_WARNED_NAMES, Drops
 
 
 @pytest.mark.parametrize("reason", ["undeclared", "name_too_long", "journal_damage", "gave_up"])
-def test_a_reason_is_explained(reason, caplog):
+def test_warnings_explain_the_reason_of_a_drop(reason, caplog):
     Drops().add(reason, "loss", 3)
     assert caplog.messages == [f"event 'loss' is not logged ({reason}): {EXPLANATIONS[reason]}"]
 
 
-def test_an_unknown_reason_speaks_for_itself(caplog):
+def test_a_reason_without_an_explanation_is_logged_verbatim(caplog):
     drops = Drops()
     drops.add("cosmic_ray", "loss", 3)
     assert caplog.messages == ["event 'loss' is not logged (cosmic_ray)"]
     assert drops.by_reason == {"cosmic_ray": 3}
 
 
-def test_warnings_and_memory_are_bounded_for_each_reason(caplog):
+def test_warnings_and_memory_are_bounded_per_reason(caplog):
     drops = Drops()
     for number in range(1000):
         drops.add("undeclared", f"{number}" * 1000)
@@ -28,7 +28,7 @@ def test_warnings_and_memory_are_bounded_for_each_reason(caplog):
     assert drops.by_reason == {"undeclared": 1000, "non_finite": 1}
 
 
-def test_what_was_reported_is_part_of_the_state(caplog):
+def test_the_state_includes_the_reported_counts(caplog):
     caplog.set_level(logging.CRITICAL)
     drops = Drops()
     drops.add("a", "x", 2)
@@ -36,15 +36,15 @@ def test_what_was_reported_is_part_of_the_state(caplog):
     assert drops.changed() == {"a": 2}
     assert not drops.has_news
     drops.add("b", "x")
-    again = Drops()
-    again.add("c", "is forgotten")
-    again.restore(drops.to_state())
-    assert again.has_news
-    assert again.changed() == {"b": 1}
-    assert again.by_reason == {"a": 2, "b": 1}
+    restored = Drops()
+    restored.add("c", "is forgotten")
+    restored.restore(drops.to_state())
+    assert restored.has_news
+    assert restored.changed() == {"b": 1}
+    assert restored.by_reason == {"a": 2, "b": 1}
 
 
-def test_totals_of_an_older_version_were_reported():
+def test_restored_totals_of_an_older_version_count_as_reported():
     drops = Drops()
     drops.restore({"non_finite": 7})
     assert drops.by_reason == {"non_finite": 7}

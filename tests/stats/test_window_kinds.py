@@ -12,7 +12,7 @@ from trieye.stats.aggregator import Aggregator
 from trieye.stats.window_kinds import smoothed_sums
 
 
-def test_a_rate_is_the_sum_since_the_last_point_over_the_seconds_since_then():
+def test_a_rate_divides_the_sum_by_the_seconds_since_the_last_point():
     aggregator = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop")
     aggregator.ingest(batch(*[("done", 2.0, step, 0.0) for step in range(10)]), at=1.0)
     assert aggregator.advance(at=4.0) == []
@@ -22,7 +22,7 @@ def test_a_rate_is_the_sum_since_the_last_point_over_the_seconds_since_then():
     assert [point.value for point in aggregator.advance(at=11.0)] == [2.0]
 
 
-def test_a_rate_goes_on_in_another_attempt_with_the_time_that_the_first_one_measured():
+def test_a_rate_includes_the_time_measured_by_the_previous_attempt():
     first = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", started=1000.0)
     first.ingest(batch(*[("done", 3.0, step, 0.0) for step in range(10)]), at=4.0)
     second = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop", started=9000.0, attempt_started=9004.0)
@@ -31,7 +31,7 @@ def test_a_rate_goes_on_in_another_attempt_with_the_time_that_the_first_one_meas
     assert [point.value for point in second.advance(at=5.0)] == [10.0]
 
 
-def test_a_rate_of_a_later_attempt_that_has_no_past_is_measured_from_its_beginning():
+def test_a_rate_without_a_restored_state_starts_with_its_attempt():
     aggregator = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop")
     aggregator.started, aggregator.attempt_started = 8000.0, 8500.0
     aggregator.ingest(batch(("done", 10.0, 1, 0.0)), at=501.0)
@@ -39,7 +39,7 @@ def test_a_rate_of_a_later_attempt_that_has_no_past_is_measured_from_its_beginni
     assert [point.value for point in aggregator.advance(at=505.0)] == [2.0]
 
 
-def test_a_pause_logs_no_rate_which_would_stand_in_place_of_the_last_one():
+def test_a_pause_logs_no_rate_that_would_replace_the_last_one():
     first = Aggregator([rate(log_frequency_seconds=5.0)], undeclared="drop")
     first.ingest(batch(("done", 10.0, 1, 0.0)), at=5.0)
     assert [point.value for point in first.advance(at=5.0)] == [2.0]
@@ -59,7 +59,7 @@ def smoothed(alpha):
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200), st.floats(1e-6, 1), st.floats(-1e6, 1e6))
-def test_sums_are_those_of_the_recurrence(values, alpha, before):
+def test_smoothed_sums_match_the_recurrence(values, alpha, before):
     expected, total = [], before
     for value in values:
         total = (1 - alpha) * total + alpha * value
@@ -75,7 +75,7 @@ def test_the_average_of_a_constant_is_that_constant(alpha):
         assert aggregator.flush(at=float(step))[0].value == pytest.approx(3.5, rel=1e-9)
 
 
-def test_another_weight_in_another_attempt_goes_on_from_the_same_average():
+def test_a_changed_weight_continues_from_the_restored_average():
     first = smoothed(0.1)
     first.ingest(batch(*[("m", 3.0, step, 0.0) for step in range(1, 200)]), at=0.0)
     second = smoothed(0.001)
@@ -85,7 +85,7 @@ def test_another_weight_in_another_attempt_goes_on_from_the_same_average():
 
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1])
-def test_the_weight_of_a_new_value_is_positive_and_at_most_1(alpha):
+def test_ema_alpha_must_be_positive_and_at_most_1(alpha):
     with pytest.raises(ValueError, match="ema_alpha"):
         metric(ema_alpha=alpha)
 
@@ -99,19 +99,19 @@ def points_of(values, quantile, *, size):
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=60), st.floats(0, 1), st.integers(1, 60))
-def test_a_quantile_is_that_of_numpy_however_the_events_were_batched(values, quantile, size):
+def test_quantiles_equal_numpys_for_any_batch_size(values, quantile, size):
     (point,) = points_of(values, quantile, size=size)
     assert point.value == np.quantile(values, quantile)
     assert point.count == len(values)
 
 
-def test_the_greatest_values_are_interpolated_too():
+def test_the_largest_floats_are_interpolated_without_overflow():
     greatest = sys.float_info.max
     assert points_of([-greatest, greatest], 0.5, size=1)[0].value == 0.0
     assert points_of([-greatest, greatest], 0.75, size=1)[0].value == pytest.approx(greatest / 2)
 
 
-def test_a_large_window_takes_eight_bytes_an_event():
+def test_a_large_window_needs_eight_bytes_per_event():
     aggregator = Aggregator([metric(aggregation="quantile", log_frequency_steps=10)])
     values = np.random.default_rng(0).normal(size=1_000_000)
     events = batch(("m", 0.0, 1, 0.0))
@@ -119,13 +119,13 @@ def test_a_large_window_takes_eight_bytes_an_event():
     for part in np.split(values, 100):
         rows = np.zeros(len(part), dtype=np.intp)
         aggregator.ingest(replace(events.take(rows), values=part), at=0.0)
-    held_bytes, _ = tracemalloc.get_traced_memory()
+    allocated_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held_bytes < 8 * 1.3e6
+    assert allocated_bytes < 8 * 1.3e6
     assert aggregator.flush(at=1.0)[0].value == np.quantile(values, 0.5)
 
 
 @pytest.mark.parametrize("quantile", [-0.1, 1.1])
-def test_a_quantile_lies_between_0_and_1(quantile):
+def test_quantile_must_be_between_0_and_1(quantile):
     with pytest.raises(ValueError, match="quantile"):
         metric(quantile=quantile)

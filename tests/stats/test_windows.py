@@ -32,7 +32,7 @@ frequencies = st.sampled_from([(1, 0.0), (7, 0.0), (10, 0.0), (0, 2.0), (10, 2.0
 
 @st.composite
 def metrics(draw):
-    """One metric of each aggregation, all of the same events."""
+    """Draw one metric per aggregation; all read the same events."""
     return [
         MetricConfig(
             name=name,
@@ -55,12 +55,12 @@ def fresh(declared):
 
 
 def stored(state):
-    """Return a state after its way through a file."""
+    """Return a state after a round trip through its file format."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(state))
 
 
 def play(declared, stream, *, saves):
-    """Return the points of all passes, and the aggregator; `saves`: with another one after each save."""
+    """Return the points of all flushes, and the aggregator; with `saves`, a new one replaces it after each save."""
     aggregator, at, points = fresh(declared), 0.0, []
     for action, argument in stream:
         match action:
@@ -75,7 +75,7 @@ def play(declared, stream, *, saves):
             case "save" if saves:
                 state = stored(aggregator.to_state())
                 aggregator = fresh(declared)
-                aggregator.ingest(batch(("e", 5.0, 3, 0.0), ("other", 1.0, 1, 0.0)), at=at)  # is forgotten
+                aggregator.ingest(batch(("e", 5.0, 3, 0.0), ("other", 1.0, 1, 0.0)), at=at)  # restore discards these
                 aggregator.restore(state)
     points.append(aggregator.flush(at=at + 1))
     return points, aggregator
@@ -98,33 +98,33 @@ def expected(config, stream):
 
 @settings(max_examples=300, deadline=None)
 @given(metrics(), st.lists(actions, max_size=20))
-def test_points_are_those_of_the_plain_rules_and_a_state_that_was_saved_anywhere_goes_on_bit_by_bit(declared, stream):
+def test_points_match_the_reference_and_survive_saves_bit_exactly(declared, stream):
     passes, aggregator = play(declared, stream, saves=False)
-    again, saved = play(declared, stream, saves=True)
-    assert again == passes
+    passes_with_saves, saved = play(declared, stream, saves=True)
+    assert passes_with_saves == passes
     assert saved.to_state() == aggregator.to_state()
     assert (saved.summary, saved.num_late) == (aggregator.summary, aggregator.num_late)
-    points = [point for made in passes for point in made]
+    points = [point for points_of_pass in passes for point in points_of_pass]
     largest = max((abs(row[1]) for action, argument in stream if action == "events" for row in argument), default=1.0)
     for config in declared:
-        found = [(p.step, p.value, p.count, p.wall_time) for p in points if p.metric == config.name]
-        wanted, reference = expected(config, stream)
-        assert [(step, count, time) for step, _, count, time in found] == [
-            (step, count, time) for step, _, count, time in wanted
+        actual = [(p.step, p.value, p.count, p.wall_time) for p in points if p.metric == config.name]
+        reference_points, reference = expected(config, stream)
+        assert [(step, count, time) for step, _, count, time in actual] == [
+            (step, count, time) for step, _, count, time in reference_points
         ]
         is_exact = config.aggregation in {"min", "max", "count", "latest"}
         tolerance = 0.0 if is_exact else 1e-9 * (1e3 * largest if config.aggregation == "std" else largest)
-        assert [value for _, value, _, _ in found] == pytest.approx(
-            [value for _, value, _, _ in wanted], rel=0.0 if is_exact else 1e-9, abs=tolerance
+        assert [value for _, value, _, _ in actual] == pytest.approx(
+            [value for _, value, _, _ in reference_points], rel=0.0 if is_exact else 1e-9, abs=tolerance
         )
         assert aggregator.late_by_metric.get(config.name, 0) == reference.num_late
         if config.log_frequency_steps or config.log_frequency_seconds:
-            assert sum(count for _, _, count, _ in found) == reference.num_events
+            assert sum(count for _, _, count, _ in actual) == reference.num_events
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 50), values, st.just(0.0)), min_size=1, max_size=80), st.integers(1, 80))
-def test_points_do_not_depend_on_how_events_were_batched(events, size):
+def test_points_do_not_depend_on_the_batch_size(events, size):
     declared = [
         metric(name, raw_event_name="e", aggregation=name, log_frequency_steps=12, ema_alpha=0.3, quantile=0.9)
         for name in AGGREGATIONS
@@ -137,7 +137,7 @@ def test_points_do_not_depend_on_how_events_were_batched(events, size):
     assert [p.value for p in split] == pytest.approx([p.value for p in whole], rel=1e-9, abs=1.0)
 
 
-def test_a_sum_beyond_the_range_of_a_float_is_logged_as_the_largest_float():
+def test_an_overflowing_sum_is_logged_as_the_largest_float():
     aggregator = Aggregator([metric(aggregation="sum")])
     aggregator.ingest(batch(("m", 1.7e308, 1, 0.0), ("m", 1.7e308, 1, 0.0)), at=0.0)
     assert math.isfinite(aggregator.flush(at=1.0)[0].value)
@@ -150,7 +150,7 @@ def test_sums_are_exact():
         assert aggregator.flush(at=1.0)[0].value == value
 
 
-def test_every_due_step_is_a_point_although_all_come_in_one_pass():
+def test_each_due_step_is_a_point_within_a_single_flush():
     aggregator = Aggregator([metric(aggregation="mean", log_frequency_steps=10)])
     aggregator.ingest(batch(*[("m", float(step), step, 0.0) for step in range(1, 102)]), at=0.1)
     points = aggregator.advance(at=1.0)
@@ -174,13 +174,13 @@ def test_a_metric_without_frequency_is_never_logged():
 
 
 @pytest.mark.parametrize("time", [math.nan, math.inf, -math.inf, 1e300])
-def test_a_time_that_is_no_date_costs_nothing_else(time):
+def test_an_invalid_time_affects_no_other_values(time):
     aggregator = Aggregator([metric(x_axis="wall_time", log_frequency_steps=10)], started=1000.0)
     aggregator.ingest(batch(("m", 1.0, 1, 1010.0), ("m", 1.0, 2, time)), at=0.0)
     assert [point.count for point in aggregator.flush(at=1.0)] == [2]
 
 
-def test_episode_axis_takes_the_number_from_the_context_or_counts():
+def test_the_episode_axis_uses_the_context_or_counts_episodes():
     aggregator = Aggregator([metric(x_axis="episode")])
     aggregator.ingest(batch(("m", 1.0, 10, 0.0), ("m", 1.0, 20, 0.0), ("m", 1.0, 30, 0.0, {"episode": 12})), at=0.0)
     assert [point.step for point in aggregator.flush(at=1.0)] == [1, 2, 12]

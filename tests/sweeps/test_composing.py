@@ -1,4 +1,4 @@
-"""Configs of jobs that share a composed config are equal to those that Hydra composes."""
+"""Configs of jobs that share a composed config equal the configs that Hydra composes."""
 
 import pytest
 from hydra import initialize_config_dir
@@ -43,7 +43,7 @@ def composer(tmp_path, hydra_restore_singletons):
         [],
     ],
 )
-def test_the_config_is_the_one_that_hydra_composes(composer, overrides):
+def test_the_config_equals_the_one_that_hydra_composes(composer, overrides):
     loader, sweep = composer
     fast, slow = with_values(shared_base(loader, sweep), loader, overrides), loader.load_sweep_config(sweep, overrides)
     assert OmegaConf.to_container(fast, resolve=False) == OmegaConf.to_container(slow, resolve=False)
@@ -58,7 +58,7 @@ def test_other_overrides_are_left_to_hydra(composer, override):
     assert with_values(shared_base(loader, sweep), loader, [override]) is None
 
 
-def test_an_error_is_the_one_of_hydra_and_the_base_stays_unchanged(composer):
+def test_errors_are_hydras_and_the_base_stays_unchanged(composer):
     loader, sweep = composer
     base = shared_base(loader, sweep)
     with pytest.raises(ConfigCompositionException, match="Could not override 'rl'"):

@@ -91,7 +91,7 @@ leaves = st.one_of(
 
 
 @given(st.lists(leaves | st.lists(leaves, max_size=2), min_size=1, max_size=3, unique_by=str))
-def test_every_value_reaches_a_job_as_it_was_written(tmp_path_factory, listed):
+def test_values_reach_jobs_exactly_as_written(tmp_path_factory, listed):
     path = tmp_path_factory.getbasetemp() / "one.json"
     path.write_text(json.dumps({"metaParameters": {"x": listed}}))
     jobs = grid(Description.read(path))
@@ -126,13 +126,13 @@ def test_an_error_names_the_file_and_the_key(described, description, message):
         described(description)
 
 
-def test_a_file_that_is_not_there_is_said_with_the_nearest(described):
+def test_a_missing_file_is_named_with_the_closest_match(described):
     described(SARSA)
     with pytest.raises(ConfigurationError, match=r"srsa.json does not exist; did you mean 'sarsa.json'\?"):
         Description.read(described(SARSA).path.with_name("srsa.json"))
 
 
-def test_a_name_is_its_own_or_that_of_its_directory(described, tmp_path):
+def test_a_description_is_named_explicitly_or_after_its_directory(described, tmp_path):
     assert described(SARSA).name == "MountainCar-v0"
     assert described(SARSA, "experiments/a/b/x.json").name == "a/b"
     assert described({**SARSA, "name": "mine"}).name == "mine"
@@ -141,7 +141,7 @@ def test_a_name_is_its_own_or_that_of_its_directory(described, tmp_path):
     assert described(SARSA, "studies/deep/x.json").name == "deep"
 
 
-def test_a_job_saves_where_the_config_says(described, tmp_path):
+def test_a_job_saves_to_the_path_in_the_config(described, tmp_path):
     (tmp_path / "config.json").write_text('{"save_path": "results/{name}/{environment}/{algorithm}/{params}"}')
     description = described(SARSA)
     assert description.save_path(1) == "results/MountainCar-v0/MountainCar/SARSA/alpha-1.0_lambda-0.99"
@@ -174,7 +174,7 @@ def test_no_two_jobs_share_a_path(described):
         ("{param}/{run}", 1, r"\{param\} is undefined in .*; did you mean 'params'\?"),
     ],
 )
-def test_a_path_that_jobs_would_share_is_refused(described, pattern, runs, message):
+def test_a_path_that_jobs_would_share_is_rejected(described, pattern, runs, message):
     with pytest.raises(ConfigurationError, match=message):
         described({**SARSA, "save_path": pattern}, runs=runs).save_path(0)
 

@@ -70,7 +70,7 @@ words = st.one_of(
 
 @settings(max_examples=150)
 @given(st.lists(words, max_size=5))
-def test_jobs_have_the_numbers_that_hydra_gives_them(spec):
+def test_jobs_have_the_same_numbers_as_in_hydra(spec):
     try:
         jobs = hydras(spec)
     except HydraException:  # `choice(0,null)`
@@ -93,7 +93,7 @@ def test_jobs_have_the_numbers_that_hydra_gives_them(spec):
         assert list(ours.find(wanted)) == alike
 
 
-def test_a_glob_has_the_options_that_the_program_has(tmp_path):
+def test_a_glob_expands_to_the_options_of_the_program(tmp_path):
     (tmp_path / "train.yaml").write_text("seed: 0\n")
     (tmp_path / "agent").mkdir()
     for name in ("dqn", "ppo", "sac"):
@@ -126,7 +126,7 @@ def test_a_glob_has_the_options_that_the_program_has(tmp_path):
         ("db.password=[hunter2", r"^db\.password=\*\*\*(?!.*hunter2)"),
     ],
 )
-def test_what_makes_no_grid_is_refused(word, message):
+def test_overrides_that_define_no_grid_are_rejected(word, message):
     with pytest.raises(ConfigurationError, match=f"(?s){message}"):
         grid("x=1", word)
 
@@ -135,7 +135,7 @@ def test_values_of_the_command_line_replace_an_interval_of_the_config():
     assert grid("x=interval(0,1)", "y=3", "x=1,2")[1] == ("x=2", "y=3")
 
 
-def test_a_number_beyond_the_grid_is_no_job():
+def test_a_number_beyond_the_grid_is_an_index_error():
     ours = grid("lr=1,2", "seed=range(0,3)")
     for index in (-1, 6):
         with pytest.raises(IndexError, match=f"job {index} does not exist: the sweep has jobs 0 to 5"):
@@ -144,14 +144,14 @@ def test_a_number_beyond_the_grid_is_no_job():
             ours.places_of(index)
 
 
-def test_a_grid_of_a_billion_jobs_is_never_made():
+def test_a_grid_of_a_billion_jobs_is_never_materialized():
     ours = grid(*(f"k{number}=range(0,1000)" for number in range(3)))
     assert ours[999_999_999] == ("k0=999", "k1=999", "k2=999")
     assert list(ours.find({"k0": "3", "k1": "0", "k2": "7"})) == [3_000_007]
     assert min(timeit.repeat(lambda: ours[123_456_789], number=1000, repeat=5)) < 0.02
 
 
-def test_jobs_are_found_by_some_of_their_values():
+def test_find_selects_jobs_by_some_of_their_values():
     ours = grid("agent=ppo,dqn", "+lr=1e-4,0.5,'7'", "deep=true,false", "net=[1, 2],null")
     assert list(ours.find({"agent": "dqn", "lr": "0.0001"})) == [12, 13, 14, 15]
     assert list(ours.find({"deep": "false", "net": "[1, 2]", "+lr": "7"})) == [10, 22]
@@ -175,7 +175,7 @@ def test_seeds_are_the_slowest_axis():
         with_seeds([], 0)
 
 
-def test_zipped_keys_vary_together_where_the_first_of_them_stood():
+def test_zipped_keys_vary_together_at_the_position_of_the_first():
     ours = grid("a=1,2", "b=x,y", "+c=p,q", "d=5", zip=[["c", "a"]])
     assert [ours[index] for index in ours] == [
         ("+c=p", "a=1", "b=x", "d=5"),
@@ -190,19 +190,19 @@ def test_zipped_keys_vary_together_where_the_first_of_them_stood():
 
 
 @pytest.mark.parametrize("group", [["a"], ["a", "a"]])
-def test_a_key_that_is_zipped_with_itself_stays_as_it_is(group):
+def test_a_key_zipped_with_itself_is_unchanged(group):
     axes = (Axis(("a",), (("1",), ("2",))), Axis(("b",), (("3",), ("4",))))
     assert zipped(axes, [group]) == axes
 
 
-def test_keys_of_other_lengths_cannot_be_zipped():
+def test_keys_of_different_lengths_cannot_be_zipped():
     with pytest.raises(ConfigurationError, match=r"zip=a,b: .*equal numbers of values; a has 2, b has 3"):
         grid("a=1,2", "b=range(0,3)", zip=[["a", "b"]])
     with pytest.raises(ConfigurationError, match=r"zip=a,agnt: the sweep has no axis agnt; did you mean 'agent'\?"):
         grid("a=1,2", "agent=x,y", zip=[["a", "agnt"]])
 
 
-def test_a_job_that_is_left_out_leaves_its_number_free():
+def test_the_number_of_an_excluded_job_stays_unused():
     ours = grid("agent=ppo,dqn", "lr=1,2,3", exclude=[{"agent": "ppo", "lr": 2.0}, {"lr": "3"}])
     assert list(ours) == [0, 3, 4]
     assert ours[3] == ("agent=dqn", "lr=1")
@@ -212,14 +212,14 @@ def test_a_job_that_is_left_out_leaves_its_number_free():
             grid("agent=ppo,dqn", "lr=1,2,3", exclude=[combination])
 
 
-def test_values_that_are_left_out_may_be_those_of_yaml():
+def test_excluded_values_may_be_yaml_values():
     ours = grid(
         "deep=true,false", "net=null,[1,2]", exclude=[{"deep": True, "net": None}, {"net": [1, 2], "deep": False}]
     )
     assert list(ours) == [1, 2]
 
 
-def test_the_fingerprint_tells_grids_apart_and_nothing_else():
+def test_the_fingerprint_depends_only_on_the_jobs_of_a_grid():
     first = grid("lr=1,2", "seed=range(0,3)")
     assert first.fingerprint == grid("lr=choice(1,2)", "seed=0,1,2").fingerprint
     others = [
@@ -237,7 +237,7 @@ def recorded(ours, spec=()):
 
 
 @pytest.mark.parametrize(
-    ("then", "now"),
+    ("before_spec", "now"),
     [
         (["lr=1,2", "b=3,4"], ["lr=1,2,3", "b=3,4"]),
         (["lr=1", "b=3,4"], ["lr=1,2", "b=3,4"]),
@@ -245,10 +245,10 @@ def recorded(ours, spec=()):
         (["lr=1,2"], ["lr=1,2"]),
         ([], []),
     ],
-    ids=["first key", "first key had one value", "key after those that do not vary", "same", "nothing varies"],
+    ids=["first key", "first key had one value", "key after constant keys", "same", "nothing varies"],
 )
-def test_growth_of_the_slowest_key_needs_no_other_numbering_than_hydras(tmp_path, then, now):
-    before, after = grid(*then), grid(*now)
+def test_growth_of_the_slowest_key_keeps_hydras_numbering(tmp_path, before_spec, now):
+    before, after = grid(*before_spec), grid(*now)
     assert recorded(before).going_on(after, now, tmp_path) == after
     assert [after[index] for index in before] == [before[index] for index in before]
 
@@ -261,8 +261,8 @@ def test_values_appended_to_any_key_add_jobs_after_the_existing_ones(tmp_path):
     assert list(grown.find({"seed": "2"})) == [4, 5]
     assert grown.fingerprint != second.fingerprint
     recorded(grown).write(tmp_path)
-    again = SweepRecord.of(tmp_path).going_on(second, [], tmp_path)
-    assert again == grown, "the same command keeps the numbering"
+    repeated = SweepRecord.of(tmp_path).going_on(second, [], tmp_path)
+    assert repeated == grown, "the same command keeps the numbering"
 
 
 sizes = st.lists(st.integers(1, 3), min_size=1, max_size=4)
@@ -271,7 +271,7 @@ increments = st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), max_s
 
 @settings(max_examples=20)
 @given(sizes, increments)
-def test_every_growth_keeps_all_indices_and_adds_each_new_combination_once(lengths, steps):
+def test_growth_keeps_all_indices_and_adds_each_combination_once(lengths, steps):
     words = lambda: [f"k{at}={','.join(map(str, range(length)))}" for at, length in enumerate(lengths)]  # noqa: E731
     now = grid(*words())
     for step in steps:
@@ -288,7 +288,7 @@ def test_every_growth_keeps_all_indices_and_adds_each_new_combination_once(lengt
 PPO = ["agent=dqn,ppo", "clip=0.1,0.2", "lr=1,2"]
 
 
-def test_a_conditional_key_is_left_out_where_it_does_not_exist_and_repeats_no_job():
+def test_jobs_without_a_conditional_key_are_not_repeated():
     ours = grid(*PPO, when={"clip": {"agent": "ppo"}})
     assert [(index, " ".join(ours[index])) for index in ours] == [
         (0, "agent=dqn lr=1"),
@@ -305,7 +305,7 @@ def test_a_conditional_key_is_left_out_where_it_does_not_exist_and_repeats_no_jo
     assert Grid.of_plain(json.loads(json.dumps(ours.plain()))) == ours
 
 
-def test_a_condition_may_list_values_depend_on_a_condition_and_cover_keys_that_vary_together():
+def test_conditions_may_list_values_nest_and_apply_to_zipped_keys():
     ours = grid("agent=dqn,ppo,a2c", "+gae=true,false", "lam=0.9,1", when={
         "gae": {"agent": ["ppo", "a2c"]}, "lam": {"gae": True},
     })  # fmt: skip
@@ -316,10 +316,10 @@ def test_a_condition_may_list_values_depend_on_a_condition_and_cover_keys_that_v
     ]  # fmt: skip
 
 
-def test_a_conditional_grid_grows_and_excludes_without_another_numbering(tmp_path):
+def test_a_conditional_grid_keeps_its_numbers_under_growth_and_exclusion(tmp_path):
     when = {"clip": {"agent": "ppo"}}
     before = grid(*PPO, when=when, exclude=[{"clip": 0.1, "lr": 1}])
-    assert list(before) == [0, 1, 5, 6, 7], "an exclusion by a key that does not exist excludes nothing"
+    assert list(before) == [0, 1, 5, 6, 7], "an exclusion by an absent key excludes nothing"
     now = recorded(before).going_on(grid("agent=dqn,ppo", "clip=0.1,0.2,0.3", "lr=1,2", when=when), [], tmp_path)
     assert [now[index] for index in before] == [before[index] for index in before]
     assert [" ".join(now[index]) for index in now][6:] == ["agent=ppo clip=0.3 lr=1", "agent=ppo clip=0.3 lr=2"]
@@ -336,7 +336,7 @@ def test_a_conditional_grid_grows_and_excludes_without_another_numbering(tmp_pat
         ({"clip": {"agent": "ppo"}, "agent": {"clip": 0.1}}, r"depend on each other: (clip|agent) -> "),
     ],
 )
-def test_a_condition_that_cannot_hold_is_refused(when, message):
+def test_an_impossible_condition_is_rejected(when, message):
     with pytest.raises(ConfigurationError, match=message):
         grid(*PPO, when=when)
 
@@ -345,17 +345,17 @@ def test_a_sweep_restricted_to_one_value_may_leave_a_condition_unused():
     assert list(grid("agent=dqn", *PPO[1:], when={"clip": {"agent": "ppo"}})) == [0, 1]
 
 
-def test_more_seeds_make_a_sweep_longer(tmp_path):
+def test_more_seeds_extend_a_sweep(tmp_path):
     record = recorded(grid("lr=1,2", seeds=2))
     assert record.going_on(grid("lr=1,2", seeds=5), ["lr=1,2"], tmp_path).size == 10
 
 
-def test_leaving_a_job_out_renumbers_nothing(tmp_path):
+def test_excluding_a_job_renumbers_no_others(tmp_path):
     record = recorded(grid("lr=1,2,3"))
     assert list(record.going_on(grid("lr=1,2,3", exclude=[{"lr": 2}]), ["lr=1,2,3"], tmp_path)) == [0, 2]
 
 
-def test_a_sweep_that_was_stored_with_an_old_key_resumes_with_the_new_one(tmp_path):
+def test_a_sweep_stored_with_a_renamed_key_resumes(tmp_path):
     record = recorded(grid("tune.grace=1,2", "explorer.steps=8,16", exclude=[{"tune.grace": 1, "explorer.steps": 8}]))
     renamed = [{"tune.grace_period": 1, "explorer.fragment_steps": 8}]
     now = grid("tune.grace_period=1,2,3", "explorer.fragment_steps=8,16", exclude=renamed)
@@ -371,7 +371,7 @@ def test_the_command_of_a_stored_sweep_has_the_current_keys(tmp_path):
         own=["hydra.sweeper.without=[{seed: 1}]", "hydra.launcher.env={}"],
     )
     words = ["hydra.sweeper.exclude=[{seed: 1}]", "hydra.launcher.runtime_env={}", "tune.grace_period=1,2"]
-    assert command_of(record, tmp_path)[3:7] == [*words, "explorer.steps=8"], "it may be a key of the project"
+    assert command_of(record, tmp_path)[3:7] == [*words, "explorer.steps=8"], "an unknown key may belong to the project"
     config = {"explorer": {"steps": None}, "explore": {}, "bench": {}, "tune": {"grace": 1}}
     (tmp_path / "0/run").mkdir(parents=True)
     (tmp_path / "0/run/configs.json").write_text(json.dumps(config))
@@ -390,7 +390,7 @@ def test_the_command_of_a_stored_sweep_has_the_current_keys(tmp_path):
         (["lr=1,2"], "its job 0 is 'lr=1 b=3' and would be 'lr=1'"),
     ],
 )
-def test_a_sweep_is_never_numbered_anew(tmp_path, now, message):
+def test_a_change_that_would_renumber_jobs_is_rejected(tmp_path, now, message):
     record = recorded(grid("lr=1,2", "b=3,4"))
     with pytest.raises(ConfigurationError) as error:
         record.going_on(grid(*now), now, tmp_path)
@@ -401,31 +401,31 @@ def test_a_sweep_is_never_numbered_anew(tmp_path, now, message):
 
 def test_a_shuffled_axis_keeps_its_order(tmp_path):
     spec = ["lr=shuffle(range(0,50))", "a=1,2,3,4", "b=shuffle(5,6,7,8)"]
-    then, *more = (grid(*spec, seeds=seeds, zip=[["a", "b"]]) for seeds in (2, 2, 3))
-    recorded(then, spec).write(tmp_path)
+    before, *more = (grid(*spec, seeds=seeds, zip=[["a", "b"]]) for seeds in (2, 2, 3))
+    recorded(before, spec).write(tmp_path)
     record = SweepRecord.of(tmp_path)
     for now in more:
         after = record.going_on(now, spec, tmp_path)
         assert after.size == now.size
-        assert [after[index] for index in then] == [then[index] for index in then]
+        assert [after[index] for index in before] == [before[index] for index in before]
     with pytest.raises(ConfigurationError, match=r"its job \d+ is "):
         record.going_on(grid("lr=shuffle(range(1,51))", *spec[1:], seeds=2, zip=[["a", "b"]]), spec, tmp_path)
-    other = ["lr=" + ",".join(map(str, range(50))), *spec[1:]]  # typed in order, which is another sweep
+    other = ["lr=" + ",".join(map(str, range(50))), *spec[1:]]  # in ascending order, which is another sweep
     with pytest.raises(ConfigurationError, match="its job "):
         record.going_on(grid(*other, seeds=2, zip=[["a", "b"]]), other, tmp_path)
 
 
-def test_secrets_are_kept_out_of_the_record_and_change_nothing(tmp_path):
+def test_the_record_omits_secrets_and_the_sweep_still_resumes(tmp_path):
     spec = ["db.password=hunter2,swordfish", "seed=0,1"]
-    then = grid(*spec, exclude=[{"db.password": "hunter2", "seed": 1}])
-    recorded(then).write(tmp_path)
+    before = grid(*spec, exclude=[{"db.password": "hunter2", "seed": 1}])
+    recorded(before).write(tmp_path)
     content = (tmp_path / SWEEP).read_text()
     assert "hunter2" not in content
     assert "swordfish" not in content
-    assert SweepRecord.of(tmp_path).going_on(then, spec, tmp_path) == then
+    assert SweepRecord.of(tmp_path).going_on(before, spec, tmp_path) == before
 
 
-def test_a_directory_without_a_sweep_is_said_to_have_none(tmp_path):
+def test_a_directory_without_a_sweep_is_an_error(tmp_path):
     (tmp_path / "first").mkdir()
     recorded(grid("a=1,2")).write(tmp_path / "first")
     with pytest.raises(ConfigurationError, match=r"contains no sweep \(no sweep\.json\); there is one in first"):

@@ -18,7 +18,7 @@ def shares(values, objectives):
 
 
 @pytest.mark.parametrize("num", [60, 400])
-def test_keys_are_ranked_by_their_effect_on_the_objective_whatever_its_scale(num):
+def test_keys_are_ranked_by_effect_on_the_objective_at_any_scale(num):
     draw = random.Random(0)
     rows = [
         {"lr": repr(10 ** draw.uniform(-5, -1)), "agent": draw.choice("ab"), "idle": draw.random()} for _ in range(num)
@@ -38,7 +38,7 @@ def test_a_key_that_determines_the_objective_explains_all_of_it():
     assert shares(rows, [row["x"] * 10.0 for row in rows]) == {"x": 1.0, "seed": 0.0}
 
 
-def test_jobs_without_a_key_or_an_objective_do_not_count():
+def test_jobs_without_a_key_or_an_objective_are_ignored():
     rows = [{"x": x % 2, "clip": x % 4 if x < 10 else None, "same": 1} for x in range(20)]
     objectives = [math.nan if number == 0 else float(row["x"]) for number, row in enumerate(rows)]
     assert importances(rows, objectives) == [Importance("x", 1.0, 19), Importance("clip", 1.0, 9)]
@@ -68,7 +68,7 @@ def test_the_table_of_a_search_has_a_column_for_each_objective():
     assert importance_table(jobs[:5]) is None
 
 
-def test_jobs_whose_condition_excludes_a_key_do_not_count_with_its_default(sweep, capfd):
+def test_jobs_without_a_conditional_key_are_not_counted_with_its_default(sweep, capfd):
     words = ["hydra.sweeper.kind=random", "hydra.sweeper.num_trials=10", "hydra.sweeper.when={cpus: {agent: ppo}}"]
     jobs = sweep.search(lambda cfg: float(cfg.cpus), "+agent=dqn,ppo", "cpus=1,2,3", *words)
     capfd.readouterr()

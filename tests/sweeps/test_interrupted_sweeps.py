@@ -25,7 +25,7 @@ import trieye
 
 
 class Walk(trieye.Experiment):
-    '''In the middle, and again later, it waits until it may go on.'''
+    '''Waits at two steps until a file allows it to continue.'''
 
     def setup(self, config):
         self.done, self.name = 0, config.seed
@@ -46,7 +46,7 @@ class Walk(trieye.Experiment):
 
     def load_checkpoint(self, checkpoint):
         self.done = checkpoint["done"]
-        print(f"goes on after {self.done} steps")
+        print(f"resumes after {self.done} steps")
 
 
 @trieye.main(config_path="pkg://trieye.conf", config_name="trieye")
@@ -83,24 +83,24 @@ class Driver:
     def await_step(self, step, index):
         wait_until((self.directory / f"at{step}_{index}").exists, within_s=120, pause_s=0.05)
 
-    def go_on(self, index, *steps):
+    def release(self, index, *steps):
         for step in steps or (MIDDLE, LATE):
             (self.directory / f"go{step}_{index}").touch()
 
-    def printed(self, index):
+    def job_output(self, index):
         return (self.directory / "sweep" / str(index) / "output.log").read_text()
 
     def ctrl_c(self):
         os.killpg(self.process.pid, signal.SIGINT)
 
-    def ended(self):
+    def wait(self):
         return self.process.wait(120)
 
-    def said(self):
+    def output(self):
         return self._log.read_text()
 
     def left_behind(self):
-        """Return the processes of its session that are still there."""
+        """Return the live processes of its session."""
         workers = []
         for process in psutil.process_iter():
             try:
@@ -129,53 +129,53 @@ def start(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.long)])
-def test_the_first_ctrl_c_lets_jobs_finish_and_the_second_lets_them_save_and_none_stops_the_last(start, backend):
+def test_ctrl_c_finishes_jobs_and_a_second_one_saves_and_stops_them(start, backend):
     whole, backend = backend == "ray", f"hydra.launcher.backend={backend}"
     if whole:
         driver = start("seed=0,1", backend)
         driver.await_step(MIDDLE, 0)
         driver.ctrl_c()
-        wait_until(lambda: "SIGINT: no further jobs start" in driver.said())
-        driver.go_on(0)
-        assert driver.ended() == 130
+        wait_until(lambda: "SIGINT: no further jobs start" in driver.output())
+        driver.release(0)
+        assert driver.wait() == 130
         first = driver.record(0)
         assert (first.state, first.step, first.objective) == ("completed", STEPS, STEPS)
         assert driver.record(1) is None
-        assert "sweep: 1 done, 1 left" in driver.said()
-        assert "Traceback" not in driver.said()
+        assert "sweep: 1 done, 1 left" in driver.output()
+        assert "Traceback" not in driver.output()
         wait_until(lambda: not driver.left_behind())
 
     driver = start("seed=0,1", backend)
-    driver.go_on(0)
+    driver.release(0)
     driver.await_step(MIDDLE, 1)
     driver.ctrl_c()
-    wait_until(lambda: driver.said().count("SIGINT: no further jobs start") == 1 + whole)
-    assert "a second Ctrl-C" in driver.said()
+    wait_until(lambda: driver.output().count("SIGINT: no further jobs start") == 1 + whole)
+    assert "a second Ctrl-C" in driver.output()
     driver.ctrl_c()
-    wait_until(lambda: "stopping after this step" in driver.printed(1))
-    driver.go_on(1, MIDDLE)
-    assert driver.ended() == 130
-    assert "interrupting 1 job; jobs still running after 30 s are killed" in driver.said()
-    assert re.search(r"trieye sweep relaunch \S+/sweep\n", driver.said())
+    wait_until(lambda: "stopping after this step" in driver.job_output(1))
+    driver.release(1, MIDDLE)
+    assert driver.wait() == 130
+    assert "interrupting 1 job; jobs still running after 30 s are killed" in driver.output()
+    assert re.search(r"trieye sweep relaunch \S+/sweep\n", driver.output())
     stopped = driver.record(1)
     assert stopped.state == "interrupted"
-    assert "Traceback" not in driver.said()
+    assert "Traceback" not in driver.output()
     wait_until(lambda: not driver.left_behind())
 
     if not whole:
         return
-    num_said = len(driver.said())
+    output_size = len(driver.output())
     driver = start("seed=0,1", backend)
     driver.await_step(LATE, 1)
     driver.ctrl_c()  # while the last job runs: it stops nothing
-    wait_until(lambda: "SIGINT: no further jobs start" in driver.said()[num_said:])
-    driver.go_on(1)
-    assert driver.ended() == 0
-    assert "relaunch" not in driver.said()[num_said:]
+    wait_until(lambda: "SIGINT: no further jobs start" in driver.output()[output_size:])
+    driver.release(1)
+    assert driver.wait() == 0
+    assert "relaunch" not in driver.output()[output_size:]
     assert (driver.record(0).attempt, driver.record(0).state) == (1, "completed")
     last = driver.record(1)
     assert (last.attempt, last.deaths, last.state, last.objective) == (2, 0, "completed", STEPS)
-    assert re.findall(r"goes on after (\d+) steps", driver.printed(1)) == [str(MIDDLE)]
+    assert re.findall(r"resumes after (\d+) steps", driver.job_output(1)) == [str(MIDDLE)]
 
 
 @pytest.mark.slow
@@ -185,11 +185,11 @@ def test_sigterm_after_ctrl_c_lets_jobs_save_and_stop(start, backend):
     driver = start("seed=0,1", f"hydra.launcher.backend={backend}")
     driver.await_step(MIDDLE, 0)
     driver.ctrl_c()
-    wait_until(lambda: "SIGINT: no further jobs start" in driver.said())
+    wait_until(lambda: "SIGINT: no further jobs start" in driver.output())
     driver.process.terminate()
-    wait_until(lambda: "stopping after this step" in driver.printed(0))
-    driver.go_on(0, MIDDLE)
-    assert driver.ended() == 143
+    wait_until(lambda: "stopping after this step" in driver.job_output(0))
+    driver.release(0, MIDDLE)
+    assert driver.wait() == 143
     assert (driver.record(0).state, driver.record(1)) == ("interrupted", None)
     wait_until(lambda: not driver.left_behind())
 
@@ -218,7 +218,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_stubborn", [True, False])
-def test_signals_to_the_sweep_of_a_plain_program_say_what_they_do_to_its_jobs(tmp_path, is_stubborn, capsys):
+def test_signals_to_the_sweep_of_a_plain_program_report_their_effect(tmp_path, is_stubborn, capsys):
     (tmp_path / "fit.py").write_text(STUBBORN)
     words = ["-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", f"+is_stubborn={is_stubborn}", "hydra.sweep.dir=s"]
     with (tmp_path / "log").open("wb") as log:
@@ -237,7 +237,7 @@ def test_signals_to_the_sweep_of_a_plain_program_say_what_they_do_to_its_jobs(tm
     else:
         driver.terminate()
     assert driver.wait(30) == (130 if is_stubborn else 143)
-    assert not is_stubborn or time.monotonic() - interrupted < 3, "it waited for the process of the job"
+    assert not is_stubborn or time.monotonic() - interrupted < 3, "the sweep waited for the job's process"
     (tmp_path / "end").touch()
     assert ("second Ctrl-C" in lines()) == is_stubborn
     assert lines().count("interrupting 1 job") == 1

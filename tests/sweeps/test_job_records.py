@@ -33,7 +33,7 @@ def edit(directory, **fields):
     (directory / STATUS).write_text(json.dumps(record | fields))
 
 
-def test_a_job_is_running_while_its_process_lives_and_whatever_the_clock_does(tmp_path, status, monkeypatch):
+def test_a_job_is_running_while_its_process_lives_despite_clock_changes(tmp_path, status, monkeypatch):
     from psutil import _pslinux
 
     boot_time = _pslinux.boot_time()
@@ -58,21 +58,21 @@ with RunningJob(Path("0"), 0, ["a=1"]).running():
     assert status() == "incomplete"
 
 
-def test_a_job_on_a_host_whose_clock_is_behind_is_not_taken_for_dead(tmp_path, status):
+def test_a_job_on_a_host_with_a_slow_clock_counts_as_running(tmp_path, status):
     with RunningJob(tmp_path / "0", 0, ["a=1"]).running():
         edit(tmp_path / "0", host="elsewhere", boot="another", heartbeat=time.time() - 40.0)
-        assert status() == "running"  # since its lock is held
+        assert status() == "running"  # because its lock is taken
     edit(tmp_path / "0", host="elsewhere", boot="another", heartbeat=time.time() - 40.0, state="running")
     assert status() == "unknown"
 
 
-def test_a_running_job_in_a_copied_directory_is_not_the_one_that_runs(tmp_path, status):
+def test_a_copy_of_a_running_jobs_directory_is_incomplete(tmp_path, status):
     with RunningJob(tmp_path / "original" / "0", 0, ["a=1"]).running():
         shutil.copytree(tmp_path / "original" / "0", tmp_path / "0")
         assert status() == "incomplete"
 
 
-def test_a_record_that_is_empty_after_a_loss_of_power_is_none_and_a_damaged_one_says_what_to_do(tmp_path):
+def test_an_empty_record_is_ignored_and_a_damaged_one_explained(tmp_path):
     (tmp_path / STATUS).touch()
     assert JobRecord.read(tmp_path) is None
     (tmp_path / STATUS).write_text('{"index": ')
@@ -80,9 +80,9 @@ def test_a_record_that_is_empty_after_a_loss_of_power_is_none_and_a_damaged_one_
         JobRecord.read(tmp_path)
 
 
-def test_what_a_job_wrote_on_the_disk_of_another_machine_comes_to_the_one_that_started_it(tmp_path):
+def test_the_record_of_a_job_on_another_machine_is_copied_back(tmp_path):
     record = JobRecord(index=0, overrides=[], state="completed", host="elsewhere", objective=3.0)
-    run_dir = tmp_path / "runs" / "first"  # there, not here
+    run_dir = tmp_path / "runs" / "first"  # only on the other machine
     done = Done(0, 3.0, record=record, run_dir=run_dir)
     done.bring_to(tmp_path / "0")
     assert JobRecord.read(tmp_path / "0").objective == 3.0
@@ -90,16 +90,16 @@ def test_what_a_job_wrote_on_the_disk_of_another_machine_comes_to_the_one_that_s
     assert (tmp_path / "0" / RUN).resolve() == run_dir
 
 
-def test_attempts_on_the_disks_of_several_machines_are_counted_together(tmp_path):
+def test_attempts_on_several_machines_are_added_up(tmp_path):
     JobRecord(index=0, overrides=[], state="lost", host="one", attempt=2, deaths=2).write(tmp_path)
     Done(0, record=JobRecord(index=0, overrides=[], state="completed", host="other")).bring_to(tmp_path)
     record = JobRecord.read(tmp_path)
     assert (record.host, record.state, record.attempt, record.deaths) == ("other", "completed", 3, 2)
-    Done(0, record=record).bring_to(tmp_path)  # of the same process: a disk that both see
+    Done(0, record=record).bring_to(tmp_path)  # the same process again, as on a shared disk
     assert JobRecord.read(tmp_path).attempt == 3
 
 
-def test_a_signal_after_the_end_of_a_job_does_not_make_it_run_again(tmp_path):
+def test_a_signal_after_the_end_of_a_job_keeps_it_completed(tmp_path):
     job = RunningJob(tmp_path, 0, ["seed=1"])
     with pytest.raises(KeyboardInterrupt), job.running():
         job.end("completed", done=Done(0, 1.0))
@@ -116,11 +116,11 @@ def test_a_signal_after_the_end_of_a_job_does_not_make_it_run_again(tmp_path):
         ([], ["python", "fit.py"]),
     ],
 )
-def test_the_program_of_a_sweep_may_move(tmp_path, before, now):
+def test_the_program_of_a_sweep_may_move_to_another_path(tmp_path, before, now):
     SweepRecord(spec=[], program=now).check_program(SweepRecord(spec=[], program=before), tmp_path)
 
 
-def test_another_program_in_the_directory_of_a_sweep_is_refused(tmp_path):
+def test_another_program_in_the_directory_of_a_sweep_is_rejected(tmp_path):
     before, now = (SweepRecord(spec=[], program=["python", name]) for name in ("/a/slow.py", "/a/fit.py"))
     with pytest.raises(ConfigurationError, match=r"its jobs are of the program 'slow', not 'fit'; for another sweep"):
         now.check_program(before, tmp_path)

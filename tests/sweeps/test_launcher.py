@@ -28,11 +28,11 @@ def done(cfg):
 
 
 def values(returned):
-    """Return what jobs returned, and the words of their errors."""
+    """Return the return values of jobs, and the messages of their errors."""
     return [job._return_value if job.status.name == "COMPLETED" else str(job._return_value) for job in returned]
 
 
-def test_jobs_that_fail_stop_no_other_and_leave_what_they_printed(sweep_on):
+def test_failing_jobs_stop_no_others_and_their_output_is_stored(sweep_on):
     class StubbornError(Exception):
         def __init__(self, first, second):
             super().__init__(f"{first} {second}")
@@ -70,7 +70,7 @@ def test_jobs_that_fail_stop_no_other_and_leave_what_they_printed(sweep_on):
     assert "cannot be pickled" in logs[4]
 
 
-def test_a_config_that_cannot_be_composed_fails_its_job_alone(sweep_on):
+def test_a_config_that_cannot_be_composed_fails_only_its_job(sweep_on):
     def task(cfg):
         del cfg
 
@@ -80,7 +80,7 @@ def test_a_config_that_cannot_be_composed_fails_its_job_alone(sweep_on):
     assert "whta" in (sweep_on.directory / "1" / "output.log").read_text()
 
 
-def test_a_config_without_the_key_of_the_first_job_is_refused_before_any_job_starts(sweep):
+def test_an_unknown_key_is_rejected_before_any_job_starts(sweep):
     for kind in ("grid", "optuna"):
         with pytest.raises(
             ConfigurationError, match=r"job 0 \(whta=\d\): Could not override 'whta'. To append to your"
@@ -89,7 +89,7 @@ def test_a_config_without_the_key_of_the_first_job_is_refused_before_any_job_sta
         assert {path.name for path in sweep.directory.iterdir()} == {LOCK}
 
 
-def test_a_missing_key_in_the_resources_is_refused_before_any_job_starts(sweep):
+def test_a_missing_key_in_the_resources_is_rejected_before_any_job_starts(sweep):
     with pytest.raises(ConfigurationError, match=r"hydra\.launcher: Interpolation key 'cpuz' not found"):
         sweep.search(done, "what=1,2", "hydra.launcher.num_cpus=${cpuz}")
 
@@ -104,12 +104,12 @@ def test_a_missing_key_in_the_resources_is_refused_before_any_job_starts(sweep):
         ("hydra.sweeper.max_batch_size=2", r"max_batch_size belongs to .*; set hydra\.launcher\.num_jobs"),
     ],
 )
-def test_an_unknown_option_is_answered_with_the_option_to_set(sweep, word, message):
+def test_an_unknown_option_is_rejected_with_the_right_option(sweep, word, message):
     with pytest.raises((InstantiationException, ConfigurationError), match=message):  # in Hydra 1.3, and in Hydra 1.4
         sweep.search(done, "+x=1,2", word)
 
 
-def test_fail_fast_begins_no_other_job(sweep_on):
+def test_fail_fast_starts_no_other_job(sweep_on):
     def task(cfg):
         raise ValueError(cfg.what)
 
@@ -117,7 +117,7 @@ def test_fail_fast_begins_no_other_job(sweep_on):
     assert sweep_on.states(4) == ["failed", None, None, None]
 
 
-def test_a_job_that_is_killed_gets_another_process_until_it_has_had_its_retries(sweep_on):
+def test_a_killed_job_restarts_until_its_retries_are_used_up(sweep_on):
     def task(cfg):
         if cfg.what == "always" or not Path("been_here").exists():
             Path("been_here").touch()
@@ -138,7 +138,7 @@ def test_a_job_that_is_killed_gets_another_process_until_it_has_had_its_retries(
     assert "died 2 times" in values(returned)[1]
 
 
-def test_each_job_has_the_cpus_that_its_own_config_asks_for(sweep_on, monkeypatch):
+def test_each_job_has_the_cpus_of_its_own_config(sweep_on, monkeypatch):
     def task(cfg):
         return int(os.environ["OMP_NUM_THREADS"])
 
@@ -151,7 +151,7 @@ def test_each_job_has_the_cpus_that_its_own_config_asks_for(sweep_on, monkeypatc
     assert "hydra.launcher.num_cpus='${cpus}'" in SweepRecord.of(sweep_on.directory).own
 
 
-def test_a_gpu_that_the_machine_lacks_is_refused(sweep_on):
+def test_a_request_for_a_missing_gpu_is_rejected(sweep_on):
     with pytest.raises(ConfigurationError, match=r"hydra\.launcher\.num_gpus=0.25: this machine has 0"):
         sweep_on.launch(print, ["what=x", "what=y"], "hydra.launcher.num_gpus=0.25")
     assert not (sweep_on.directory / SWEEP).exists()
@@ -176,7 +176,7 @@ def test_local_jobs_share_gpus_and_see_only_their_own(sweep, monkeypatch):
         sweep.launch(done, ["what=x"], "hydra.launcher.num_gpus=1.5")
 
 
-def test_a_job_that_runs_too_long_is_stopped_and_not_restarted(sweep_on, monkeypatch):
+def test_a_job_beyond_its_time_limit_is_stopped_and_not_restarted(sweep_on, monkeypatch):
     def task(cfg):
         if cfg.what == "stubborn":
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -254,7 +254,7 @@ def test_custom_resources_and_addresses_need_ray(sweep):
             sweep.launch(done, ["what=x"], option)
 
 
-def test_no_more_jobs_run_at_once_than_are_allowed(sweep_on):
+def test_num_jobs_limits_concurrent_jobs(sweep_on):
     directory = sweep_on.directory  # the fixture's own class is not to be found in a worker
 
     def task(cfg):
@@ -271,7 +271,7 @@ def test_no_more_jobs_run_at_once_than_are_allowed(sweep_on):
 
 
 @pytest.mark.parametrize(("isolate", "num_processes"), [("process", 2), ("worker", 1)])
-def test_jobs_have_a_process_each_or_share_one(sweep_on, isolate, num_processes):
+def test_jobs_run_in_separate_processes_or_share_one(sweep_on, isolate, num_processes):
     def pid(cfg):
         del cfg
         return os.getpid()
@@ -282,7 +282,7 @@ def test_jobs_have_a_process_each_or_share_one(sweep_on, isolate, num_processes)
     assert os.getpid() not in pids
 
 
-def test_what_a_job_does_to_hydra_reaches_no_other_job_of_its_process(sweep_on):
+def test_changes_of_hydra_in_a_job_affect_no_other_job(sweep_on):
     def task(cfg):
         from hydra.core.config_store import ConfigStore
         from omegaconf import OmegaConf
@@ -297,7 +297,7 @@ def test_what_a_job_does_to_hydra_reaches_no_other_job_of_its_process(sweep_on):
     assert outcomes[0][2] == outcomes[1][2]
 
 
-def test_a_sweep_that_is_started_again_runs_what_is_not_completed(sweep):
+def test_a_restarted_sweep_runs_only_incomplete_jobs(sweep):
     def task(cfg):
         with (sweep.directory / "ran").open("a") as file:
             file.write(f"{cfg.what} ")
@@ -313,7 +313,7 @@ def test_a_sweep_that_is_started_again_runs_what_is_not_completed(sweep):
     assert (sweep.record(1).attempt, sweep.record(1).deaths, sweep.record(1).state) == (2, 0, "completed")
 
 
-def test_a_job_that_would_be_another_one_is_refused_before_any_begins(sweep):
+def test_a_restart_with_changed_jobs_is_rejected_before_any_starts(sweep):
     alone = "hydra.launcher.isolate=none"
     sweep.launch(done, ["what=a", "what=b"], alone)
     (sweep.directory / "0" / "status.json").unlink()
@@ -322,14 +322,14 @@ def test_a_job_that_would_be_another_one_is_refused_before_any_begins(sweep):
     assert sweep.states(2) == [None, "completed"]
 
 
-def test_a_second_driver_of_a_sweep_is_refused_and_changes_nothing(sweep):
+def test_a_second_driver_of_a_sweep_is_rejected_and_changes_nothing(sweep):
     sweep.directory.mkdir()
     with lock_in(sweep.directory), pytest.raises(RunLockedError, match=r"sweep 'sweep' .*hydra.sweep.dir"):
         sweep.launch(done, ["what=a"], "hydra.launcher.isolate=none")
     assert sorted(path.name for path in sweep.directory.iterdir()) == [LOCK]
 
 
-def test_a_job_that_another_process_runs_is_left_out_and_fails_the_sweep(sweep, monkeypatch):
+def test_a_job_run_by_another_process_is_skipped_and_fails_the_sweep(sweep, monkeypatch):
     monkeypatch.setattr(orphans, "ORPHAN_WAIT_S", 0.2)
     with RunningJob(sweep.directory / "0", 0, ["what=a"]).running():
         returned = sweep.launch(done, ["what=a", "what=b"], "hydra.launcher.isolate=none")
@@ -338,7 +338,7 @@ def test_a_job_that_another_process_runs_is_left_out_and_fails_the_sweep(sweep, 
     assert sweep.record(0).state == "completed"
 
 
-def test_the_defaults_of_the_plugins_are_those_of_their_models():
+def test_plugin_defaults_equal_the_defaults_of_their_models():
     assert LauncherConfig().model_dump() == LAUNCHER
     assert SweeperConfig().model_dump() == SWEEPER
 
@@ -352,7 +352,7 @@ def test_a_job_without_an_output_directory_fails_alone(sweep, monkeypatch):
 
 
 @pytest.mark.parametrize("subdir", ["same", "of_${what}"])
-def test_jobs_that_would_share_an_output_directory_are_refused(sweep, subdir):
+def test_jobs_that_would_share_an_output_directory_are_rejected(sweep, subdir):
     words = ["what=a,b", "cpus=1,2", "hydra.launcher.num_jobs=1", f"hydra.sweep.subdir={subdir}"]
     with pytest.raises(ConfigurationError, match="jobs 0 and 1 would share the output directory"):
         sweep.search(lambda cfg: cfg.cpus, *words)

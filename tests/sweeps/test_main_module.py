@@ -78,7 +78,7 @@ def swept(directory, program, start, *words):
 
 
 @pytest.mark.parametrize(("isolate", "start"), [("process", ["project/fit.py"]), ("worker", ["-m", "project.fit"])])
-def test_jobs_import_a_guarded_main_module_as_processes_of_multiprocessing_do(tmp_path, isolate, start):
+def test_jobs_import_a_guarded_main_module_like_multiprocessing(tmp_path, isolate, start):
     lines, job = swept(tmp_path, PROGRAM, start, f"hydra.launcher.isolate={isolate}", "+method=fork,spawn")
     assert "1 done, 1 failed" in lines, job.error
     assert job.objective == 7.0

@@ -37,7 +37,7 @@ def logging_task(tmp_path):
     return task
 
 
-def test_the_objective_is_the_return_value_or_taken_from_the_points_of_the_run(sweep, logging_task):
+def test_the_objective_is_the_return_value_or_derived_from_points(sweep, logging_task):
     sweep.search(logging_task, "+x=1", "hydra.mode=MULTIRUN", "hydra.sweeper.objective=last")
     assert sweep.record(0).objective == 3.0
     run_dir = sweep.directory / "0" / RUN
@@ -48,7 +48,7 @@ def test_the_objective_is_the_return_value_or_taken_from_the_points_of_the_run(s
 
 
 @pytest.mark.parametrize("kind", ["grid", "random"])
-def test_points_of_a_job_without_a_run_are_refused_at_the_first_job(sweep, kind):
+def test_objectives_from_points_require_jobs_with_a_run(sweep, kind):
     words = [f"hydra.sweeper.kind={kind}", "hydra.sweeper.objective=last"]
     with pytest.raises(
         ConfigurationError, match=r"objective=last reads the points .* set hydra\.sweeper\.objective=re"
@@ -76,7 +76,7 @@ def test_other_launchers_have_the_same_objectives(sweep, logging_task):
         ({"objective": "mean:0"}, "mean:"),
     ],
 )
-def test_options_of_objectives_that_do_not_go_together_are_refused(options, message):
+def test_incompatible_options_of_objectives_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         SweeperConfig.model_validate(options)
 
@@ -111,7 +111,7 @@ def test_a_search_with_several_objectives_resumes_with_its_proposals(sweep):
         at_once.tell(index, overrides, list(sweep.record(index).objectives.values()), is_pruned=False)
 
 
-def test_a_wrong_number_of_objectives_is_refused_at_the_first_job(sweep):
+def test_a_wrong_number_of_objectives_fails_at_the_first_job(sweep):
     with pytest.raises(ConfigurationError, match=r"mode=\[max,min\] expects 2 numbers, but the job returned 1;"):
         sweep.search(lambda cfg: cfg.x, "+x=1,2", "hydra.sweeper.mode=[max,min]")
 
@@ -139,7 +139,7 @@ def test_the_numbers_of_a_return_value_have_names():
     ("returned", "shown"),
     [({"a": 1.0, "b": 2.0}, "2 numbers: a, b"), (None, "None"), ("3.5", "a value of type str")],
 )
-def test_a_search_refuses_jobs_that_return_no_number_to_compare_at_the_first_job(sweep, returned, shown):
+def test_a_search_fails_at_the_first_job_without_a_numeric_return_value(sweep, returned, shown):
     with pytest.raises(ConfigurationError, match=rf"one number, but the job returned {shown}; return a number"):
         sweep.search(lambda _: returned, "+x=interval(0,1)", "hydra.sweeper.kind=optuna")
     assert sweep.states(2) == ["failed", None]

@@ -22,7 +22,7 @@ def record(tmp_path):
     return written
 
 
-def test_a_silent_job_on_another_machine_starts_again_only_after_a_long_observation(tmp_path, record, monkeypatch):
+def test_a_silent_remote_job_restarts_only_after_a_long_observation(tmp_path, record, monkeypatch):
     jobs = Orphans(tmp_path)
     assert jobs.add(JOB, record)
     assert jobs.ended() == []
@@ -31,7 +31,7 @@ def test_a_silent_job_on_another_machine_starts_again_only_after_a_long_observat
     assert not jobs
 
 
-def test_a_heartbeat_is_compared_with_earlier_ones_of_the_same_machine_only(tmp_path, record, monkeypatch):
+def test_heartbeats_are_compared_only_within_the_same_machine(tmp_path, record, monkeypatch):
     monkeypatch.setattr(orphans, "ORPHAN_WAIT_S", 0.0)
     jobs, beats = Orphans(tmp_path), count(-1000.0)  # a clock that was never set
     jobs.add(JOB, JobRecord.read(tmp_path / "0"))
@@ -45,7 +45,7 @@ def test_a_heartbeat_is_compared_with_earlier_ones_of_the_same_machine_only(tmp_
     assert f"process {record.pid} on elsewhere is still running job 0" in str(error)
 
 
-def test_a_job_of_this_machine_starts_again_as_soon_as_its_process_has_ended(tmp_path):
+def test_a_local_job_restarts_as_soon_as_its_process_has_ended(tmp_path):
     jobs = Orphans(tmp_path)
     with RunningJob(tmp_path / "0", 0, JOB.overrides).running():
         assert jobs.add(JOB, JobRecord.read(tmp_path / "0"))

@@ -1,4 +1,4 @@
-"""docs/pyexputils.md: the indices of its example are those of `trieye sweep`, and its jobs write where it says."""
+"""docs/pyexputils.md: `trieye sweep` produces the indices and paths of its example."""
 
 import json
 import re
@@ -18,7 +18,7 @@ def block(language):
     return text
 
 
-def test_the_worked_example_has_the_indices_and_the_paths_of_the_page(tmp_path, monkeypatch, capsys):
+def test_the_worked_example_matches_the_indices_and_paths_of_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "experiments/mountain_car/sarsa.json"
     path.parent.mkdir(parents=True)

@@ -29,7 +29,7 @@ def values(overrides):
     return dict(word.split("=", 1) for word in overrides)
 
 
-def test_what_may_vary_is_read_by_hydras_grammar():
+def test_dimensions_are_parsed_with_hydras_grammar():
     x, lr, n, k, a, fixed, units = dimensions_of([*SPEC, "agent.depth=3", "u=int(interval(1,8))"])
     assert (x.low, x.high, x.is_int, x.is_log) == (-1, 1, False, False)
     assert (lr.low, lr.high, lr.is_log) == (1e-5, 1e-1, True)
@@ -48,13 +48,13 @@ def test_what_may_vary_is_read_by_hydras_grammar():
         ("x=tag(lgo,interval(1,2))", "unknown tag 'lgo'"),
     ],
 )
-def test_an_interval_that_is_none_is_refused(word, message):
+def test_an_invalid_interval_is_rejected(word, message):
     with pytest.raises(ConfigurationError, match=message):
         dimensions_of([word])
 
 
 @pytest.mark.parametrize("kind", ["random", "optuna"])
-def test_all_that_is_drawn_is_within_bounds_and_spread_over_them(kind):
+def test_proposals_are_within_bounds_and_cover_them(kind):
     dimensions = dimensions_of(SPEC)
     search = RandomSearch(SearchSpace.of(dimensions), 3)
     if kind == "optuna":
@@ -70,7 +70,7 @@ def test_all_that_is_drawn_is_within_bounds_and_spread_over_them(kind):
     assert sum(int(values["n"]) <= 8 for values in drawn) > 150
 
 
-def test_a_job_of_a_random_search_tries_the_same_whenever_it_is_begun():
+def test_a_random_search_proposes_the_same_values_in_any_order():
     dimensions = dimensions_of(SPEC)
     first = [RandomSearch(SearchSpace.of(dimensions), 0).ask(index) for index in range(5)]
     assert [RandomSearch(SearchSpace.of(dimensions), 0).ask(index) for index in reversed(range(5))] == first[::-1]
@@ -83,13 +83,13 @@ def trained(search, indices, reach):
         search.tell(index, overrides, [reach(float(values(overrides)["x"]))], is_pruned=False)
 
 
-def test_tpe_comes_near_the_optimum_and_knows_what_earlier_starts_reached():
+def test_tpe_approaches_the_optimum_using_results_of_earlier_starts():
     dimensions, options = [Dimension("x", low=-10, high=10)], SweeperConfig(kind="optuna", seed=1)
     reach = lambda x: -((x - 3) ** 2)  # noqa: E731
     begun = OptunaSearch(SearchSpace.of(dimensions), options, "max")
     trained(begun, range(40), reach)
     later = OptunaSearch(SearchSpace.of(dimensions), options, "max")
-    for trial in begun._study.trials:  # its own
+    for trial in begun._study.trials:  # of the first start
         later.tell(trial.number, [f"x={trial.params['x']!r}"], [trial.value], is_pruned=False)
     trained(later, range(40, 50), reach)
     proposed = [trial.params["x"] for trial in later._study.trials[40:]]
@@ -98,7 +98,7 @@ def test_tpe_comes_near_the_optimum_and_knows_what_earlier_starts_reached():
     assert abs(fresh[0] - 3) > 2
 
 
-def test_a_search_that_is_started_again_hears_once_and_first_of_what_is_known(tmp_path):
+def test_a_restarted_search_receives_earlier_results_first_and_once(tmp_path):
     class Heard(RandomSearch):
         def __init__(self):
             super().__init__(SearchSpace.of([Dimension("x", low=0, high=1)]), 0)
@@ -114,14 +114,14 @@ def test_a_search_that_is_started_again_hears_once_and_first_of_what_is_known(tm
     }
     source = SearchQueue(search, 5, begun, tmp_path, None)
     reported = [(0, ("x=0.0",), [0.0], False), (2, ("x=0.2",), [2.0], True)]
-    assert search.heard == reported  # also where a relaunch asks for the others alone
+    assert search.heard == reported  # even if a relaunch selects only the other jobs
     assert [source.next().index for _ in range(5)] == list(range(5))
     for index in range(4):
         source.ended(Job(index, (f"x=0.{index}",)), Done(index, 7.0))
     assert search.heard == [*reported, (1, ("x=0.1",), [7.0], False), (3, ("x=0.3",), [7.0], False)]
 
 
-def test_what_failed_or_lies_outside_of_the_new_bounds_teaches_nothing_and_stops_nothing():
+def test_failed_and_out_of_bounds_results_are_ignored():
     search = OptunaSearch(SearchSpace.of([Dimension("x", low=0, high=1)]), SweeperConfig(kind="optuna"), "min")
     search.tell(0, ["x=7.5"], [1.0], is_pruned=False)
     search.tell(1, ["y=0.5"], [1.0], is_pruned=False)
@@ -131,7 +131,7 @@ def test_what_failed_or_lies_outside_of_the_new_bounds_teaches_nothing_and_stops
     assert states == ["FAIL", "FAIL"]
 
 
-def test_fewer_trials_than_an_existing_search_has_start_none(sweep, capfd):
+def test_a_lower_num_trials_starts_no_jobs(sweep, capfd):
     words = ["+x=interval(0,1)", "hydra.sweeper.kind=random"]
     first = sweep.search(lambda cfg: cfg.x, *words, "hydra.sweeper.num_trials=3")
     assert sweep.search(lambda cfg: cfg.x, *words, "hydra.sweeper.num_trials=2") == first
@@ -145,13 +145,13 @@ def test_seeds_need_a_key_of_the_config(sweep):
         sweep.search(float, "what=a,b", "hydra.sweeper.seeds=2")
 
 
-def test_a_pruner_is_refused_in_a_program_that_reports_no_points(sweep):
+def test_a_pruner_requires_a_program_that_reports_points(sweep):
     with pytest.raises(ConfigurationError, match=r"pruner=median: .* has no loop.objective"):
         sweep.search(float, "+x=interval(0,1)", "hydra.sweeper.kind=optuna", "hydra.sweeper.pruner=median")
     assert not (sweep.directory / SWEEP).exists()
 
 
-def test_a_pruner_gives_up_what_stays_below_the_others():
+def test_a_pruner_stops_trials_below_the_others():
     search = OptunaSearch(
         SearchSpace.of([Dimension("x", low=0, high=1)]), SweeperConfig(kind="optuna", pruner="median"), "max"
     )
@@ -165,13 +165,13 @@ def test_a_pruner_gives_up_what_stays_below_the_others():
     assert not any(search.is_hopeless(5, step, 20.0) for step in range(1, 6))
 
 
-def test_optuna_that_is_not_there_is_named(monkeypatch):
+def test_a_missing_optuna_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'trieye\[optuna\]', or set hydra.sweeper.kind=random"):
         OptunaSearch(SearchSpace.of([]), SweeperConfig(kind="optuna"), "max")
 
 
-def test_a_sampler_whose_package_is_missing_is_refused_before_a_job_begins(sweep, monkeypatch):
+def test_a_sampler_with_a_missing_package_is_rejected_before_any_job(sweep, monkeypatch):
     monkeypatch.setitem(sys.modules, "cmaes", None)
     words = ["+x=interval(0,1)", "+y=interval(0,1)", "hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=3"]
     with pytest.raises(ConfigurationError, match=r"sampler=cmaes needs cmaes, .*: pip install 'trieye\[optuna\]'"):
@@ -187,7 +187,7 @@ def test_a_sampler_whose_package_is_missing_is_refused_before_a_job_begins(sweep
         ({"kind": "optuna", "sampler": "tpee"}, "sampler"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(options, message):
+def test_incompatible_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         SweeperConfig.model_validate(options)
 
@@ -219,7 +219,7 @@ def test_a_restarted_sampler_continues_its_sequence_of_proposals(sampler, num):
     assert proposals(restarted, range(num - 4, num)) == uninterrupted[num - 4 :]
 
 
-def test_values_of_a_discrete_space_repeat_only_after_an_identical_job_was_completed():
+def test_discrete_values_repeat_only_after_an_identical_job_completed():
     search = OptunaSearch(SearchSpace.of(dimensions_of(["a=b,c", "k=range(0,4)"])), SweeperConfig(kind="optuna"), "max")
     running = [search.ask(index) for index in range(8)]
     assert len(set(running)) == 8
@@ -228,7 +228,7 @@ def test_values_of_a_discrete_space_repeat_only_after_an_identical_job_was_compl
     assert {search.ask(index) for index in range(8, 12)} == {running[5]}
 
 
-def test_a_search_whose_jobs_tie_or_repeat_says_so(sweep, capsys):
+def test_a_search_reports_ties_and_duplicate_values(sweep, capsys):
     words = ["hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=4"]
     sweep.search(lambda _: 90.4, "+x=interval(0,1)", *words)
     output = " ".join(capsys.readouterr().err.split())
@@ -242,7 +242,7 @@ def test_a_search_whose_jobs_tie_or_repeat_says_so(sweep, capsys):
     assert "different values" not in output
 
 
-def test_a_search_that_is_extended_and_interrupted_proposes_the_points_of_an_uninterrupted_one(sweep):
+def test_an_interrupted_and_extended_search_proposes_the_same_points(sweep):
     words = ["+x=interval(0,1)", "hydra.sweeper.kind=optuna"]
 
     def interrupted_once(cfg):
@@ -260,7 +260,7 @@ def test_a_search_that_is_extended_and_interrupted_proposes_the_points_of_an_uni
     assert sweep.search(negative_square, *words, "hydra.sweeper.num_trials=5") == resumed
 
 
-def test_a_search_with_a_secret_override_resumes_with_the_secret_of_the_command_line(sweep):
+def test_a_resumed_search_takes_secrets_from_the_command_line(sweep):
     def needs_key(cfg):
         assert cfg.api_key == "sk-7a1f"
         if not (sweep.directory / "was_interrupted").exists():
@@ -277,7 +277,7 @@ def test_a_search_with_a_secret_override_resumes_with_the_secret_of_the_command_
     assert sweep.states(2) == ["completed"] * 2
 
 
-def test_a_search_that_varies_or_omits_a_secret_is_refused(sweep):
+def test_a_search_that_varies_or_omits_a_secret_is_rejected(sweep):
     words = ["+x=interval(0,1)", "hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=1"]
     with pytest.raises(ConfigurationError, match=r"\+api_key: a search cannot vary a secret"):
         sweep.search(lambda cfg: cfg.x, "+api_key=sk-1,sk-2", *words)
@@ -287,7 +287,7 @@ def test_a_search_that_varies_or_omits_a_secret_is_refused(sweep):
 
 
 @pytest.mark.parametrize("launcher", ["trieye", "basic"])
-def test_files_of_a_sweep_under_plain_hydra_hold_no_secret(sweep, launcher):
+def test_files_of_a_sweep_under_plain_hydra_contain_no_secret(sweep, launcher):
     received = []
     sweep.search(lambda cfg: received.append(cfg.api_key), "+api_key=sk-7a1f", "+x=1,2", f"hydra/launcher={launcher}")
     assert received == ["sk-7a1f"] * 2
@@ -399,7 +399,7 @@ def test_a_grid_grows_and_raises_its_budget_in_one_start(sweep):
         (["+x=1,2", "hydra.sweeper.kind=grid"], "kind=optuna, and would have hydra.sweeper.kind=grid"),
     ],
 )
-def test_a_resumed_search_refuses_another_search(sweep, words, parts):
+def test_a_resumed_search_rejects_incompatible_options(sweep, words, parts):
     options = ["hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=1"]
     sweep.search(lambda cfg: cfg.x, "+x=interval(0,1)", "+a=b,c", *options)
     before = SweepRecord.of(sweep.directory)
@@ -450,7 +450,7 @@ PROGRAM = textwrap.dedent("""
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["random", "optuna"])
-def test_a_search_runs_to_its_end_in_one_go_or_two(tmp_path, kind):
+def test_a_search_completes_in_one_start_or_two(tmp_path, kind):
     words = ["-m", "hydra/launcher=trieye", "hydra/sweeper=trieye", "+x=interval(0,1)", "hydra.sweep.dir=s"]
     words += ["hydra.launcher.isolate=none", f"hydra.sweeper.kind={kind}"]
     first = started(tmp_path, PROGRAM, *words, "hydra.sweeper.num_trials=3")

@@ -114,22 +114,22 @@ def header(script):
 @pytest.mark.parametrize(
     ("hours", "text"), [(3, "2:59:59"), (1, "0:59:59"), (0.5, "0:29:59"), (100, "99:59:59"), (1 / 60, "0:00:59")]
 )
-def test_a_time_limit_ends_a_second_below_so_many_hours(hours, text):
+def test_a_time_limit_is_a_second_below_the_hours(hours, text):
     assert time_text(hours) == text
 
 
-def test_memory_is_told_in_whole_units():
+def test_memory_is_formatted_in_whole_units():
     gib = 1 << 30
     assert [memory_text(size) for size in (4 * gib, gib // 2, gib * 3 // 2, 1)] == ["4G", "512M", "1536M", "1M"]
 
 
 @given(st.sets(st.integers(0, 60), min_size=1))
-def test_numbers_are_told_in_ranges(indices):
+def test_indices_round_trip_through_ranges(indices):
     assert numbers(ranges(sorted(indices))) == sorted(indices)
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-", "1,,2", "-1"])
-def test_what_names_no_jobs_is_refused(text):
+def test_invalid_job_indices_are_rejected(text):
     with pytest.raises(ConfigurationError, match="expected indices of jobs, such as 7 or 0-9,12"):
         numbers(text)
 
@@ -147,11 +147,16 @@ def test_the_script_requests_what_its_jobs_need(tmp_path):
         memory=2 << 30,
     )
     script = script_of(tmp_path / "it's one", [[0, 1, 2, 5], [7, 8], [11]], request)
-    told = header(script)
-    assert told["array"] == "0-2%5"
-    assert (told["time"], told["mem"], told["cpus-per-task"], told["gres"]) == ("2:59:59", "8G", "8", "gpu:1")
-    assert (told["signal"], told["requeue"], told["exclusive"]) == ("B:USR1@120", "", "")
-    assert (told["qos"], told["partition"]) == ("long", "gpu")
+    directives = header(script)
+    assert directives["array"] == "0-2%5"
+    assert (directives["time"], directives["mem"], directives["cpus-per-task"], directives["gres"]) == (
+        "2:59:59",
+        "8G",
+        "8",
+        "gpu:1",
+    )
+    assert (directives["signal"], directives["requeue"], directives["exclusive"]) == ("B:USR1@120", "", "")
+    assert (directives["qos"], directives["partition"]) == ("long", "gpu")
     assert "jobs=(0-2,5 7-8 11)\n" in script
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     assert not {"time", "mem", "gres", "account"} & header(script_of(tmp_path, [[0]], options())).keys()
@@ -169,7 +174,7 @@ def test_the_script_requests_what_its_jobs_need(tmp_path):
         ({"options": {"qos": "a\rb"}}, "control characters"),
     ],
 )
-def test_mistakes_are_named(tmp_path, values, message):
+def test_invalid_options_are_named(tmp_path, values, message):
     with pytest.raises((ValidationError, ConfigurationError), match=message):
         script_of(tmp_path, [[0]], options(**values))
 
@@ -179,12 +184,12 @@ def test_only_an_array_can_be_detached():
         LauncherConfig(detach=True)
 
 
-def test_a_line_break_in_the_directory_reaches_no_script(tmp_path):
+def test_a_line_break_in_the_directory_is_rejected(tmp_path):
     with pytest.raises(ConfigurationError, match="control characters"):
         script_of(tmp_path / "one\ntouch two", [[0]], options())
 
 
-def test_what_a_directory_is_called_reaches_sbatch_as_a_name(tmp_path):
+def test_special_characters_of_a_directory_are_escaped_for_sbatch(tmp_path):
     script = script_of(tmp_path / "100%j of 'it'", [[0]], options())
     assert shlex.split(header(script)["output"]) == [f"{tmp_path}/100%%j of 'it'/slurm/%A_%a.log"]
 
@@ -201,7 +206,7 @@ def test_what_a_directory_is_called_reaches_sbatch_as_a_name(tmp_path):
         ("something new", "refused the script: something new"),
     ],
 )
-def test_what_sbatch_refuses_is_told_with_a_way_out(slurm, message, hint):
+def test_errors_of_sbatch_are_reported_with_a_remedy(slurm, message, hint):
     (slurm / "refusal").write_text(message)
     with pytest.raises(ConfigurationError) as refused:
         submit_jobs(Path("sweep"), [0, 1], options(hours=1))
@@ -210,7 +215,7 @@ def test_what_sbatch_refuses_is_told_with_a_way_out(slurm, message, hint):
     assert SlurmArray.read(Path("sweep")) is None
 
 
-def test_where_there_is_no_sbatch_it_is_said(slurm, monkeypatch):
+def test_a_missing_sbatch_is_reported_with_the_script(slurm, monkeypatch):
     (slurm / "sbatch").unlink()
     monkeypatch.setenv("PATH", str(slurm))
     with pytest.raises(ConfigurationError, match=r"sbatch is not installed .* submit the script elsewhere: sbatch /"):
@@ -269,7 +274,7 @@ def test_a_plain_program_submits_its_jobs_detached_and_relaunches_the_missing_on
 
 
 @pytest.mark.long
-def test_a_driver_that_waits_shows_the_jobs_and_the_best(slurm):
+def test_a_waiting_driver_shows_the_jobs_and_the_best(slurm):
     Path("train.py").write_text(PLAIN)
     words = ["hydra.launcher.backend=slurm", "hydra.sweep.dir=sweep", "+x=1,2"]
     command = [sys.executable, "train.py", "-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", *words]
@@ -302,7 +307,7 @@ def test_an_interrupted_driver_leaves_the_array_running(slurm):
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
-def test_a_task_whose_time_is_over_saves_and_goes_on_when_it_runs_again(slurm, number):
+def test_a_task_at_its_time_limit_saves_and_resumes_when_requeued(slurm, number):
     plan("seed=0,1", "+tags.slow=yes")
     submit_jobs(Path("sweep"), [0, 1], options(hours=1, jobs_per_task=2))
     first = task(0)

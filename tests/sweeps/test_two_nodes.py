@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_jobs_of_a_node_that_is_lost_go_on_from_their_checkpoints_on_another(tmp_path):
+def test_jobs_of_a_lost_node_resume_on_another_node(tmp_path):
     command = [sys.executable, str(Path(__file__).with_name("two_nodes.py")), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     report = json.loads(done.stdout.splitlines()[-1])
@@ -25,7 +25,7 @@ def test_jobs_of_a_node_that_is_lost_go_on_from_their_checkpoints_on_another(tmp
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_twelve_jobs_on_three_nodes_of_which_one_is_lost_half_way_are_all_completed(tmp_path):
+def test_twelve_jobs_on_three_nodes_complete_despite_the_loss_of_one(tmp_path):
     command = [sys.executable, str(Path(__file__).with_name("two_nodes.py")), str(tmp_path), "3", "12"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=290)
     report = json.loads(done.stdout.splitlines()[-1])

@@ -142,29 +142,29 @@ def check_reference(files: RunFiles, config: PersistenceConfig) -> None:
         choice.called(choice.other_run(reference), reference)
 
 
-def named_checkpoint(files: RunFiles, which: str, *, asked: str) -> CheckpointEntry:
+def named_checkpoint(files: RunFiles, which: str, *, option: str) -> CheckpointEntry:
     """Resolve `best`, `latest` or `step:1200` to a checkpoint of a run, without changing anything.
 
     Args:
         files: File names of the run.
         which: The reference.
-        asked: The option or argument, for the message.
+        option: The option or argument, for the message.
 
     Raises:
         ConfigurationError: The reference is invalid, or the run has no such checkpoint.
         CheckpointError: All such checkpoints are damaged.
     """
-    reference = reference_of(which, asked=asked)
+    reference = reference_of(which, option=option)
     choice = Choice(files, files.persist_config, read=lambda _: None, changes_nothing=True)
-    return choice.called(files, reference, asked=asked)
+    return choice.called(files, reference, option=option)
 
 
-def reference_of(which: str, *, asked: str) -> CheckpointReference:
+def reference_of(which: str, *, option: str) -> CheckpointReference:
     """Parse `best`, `latest` or `step:1200` without a run name.
 
     Args:
         which: The text.
-        asked: The option or argument, for the message.
+        option: The option or argument, for the message.
 
     Raises:
         ConfigurationError: The text is no such reference.
@@ -172,7 +172,7 @@ def reference_of(which: str, *, asked: str) -> CheckpointReference:
     reference = checkpoint_reference(which)
     if reference is None or reference.run_name is not None:
         hint = did_you_mean(which, ("best", "latest", "step"))
-        raise ConfigurationError(f"{asked}: {which!r} is not a checkpoint{hint} (choose from: best, latest, step:N)")
+        raise ConfigurationError(f"{option}: {which!r} is not a checkpoint{hint} (choose from: best, latest, step:N)")
     return reference
 
 
@@ -290,14 +290,14 @@ class Choice:
             )
         return _candidate(entry)
 
-    def called(self, files: RunFiles, reference: CheckpointReference, *, asked: str | None = None) -> CheckpointEntry:
+    def called(self, files: RunFiles, reference: CheckpointReference, *, option: str | None = None) -> CheckpointEntry:
         """Return the checkpoint of a run that a reference denotes: the best, the newest, or a step.
 
         Raises:
             ConfigurationError: The run has no such checkpoint.
             CheckpointError: All such checkpoints are damaged.
         """
-        which, subject = reference.which, f"{asked or f'persistence.{self._setting}'}: run {files.run_base_dir.name!r}"
+        which, subject = reference.which, f"{option or f'persistence.{self._setting}'}: run {files.run_base_dir.name!r}"
         store = self._store(files, files.checkpoint_dir, CHECKPOINT_PREFIX)
         entries = store.entries()
         if not entries and store.latest() is None:  # `latest` raises if all are damaged
@@ -316,7 +316,7 @@ class Choice:
             names = ", ".join(entry.path.name for entry in ranked[:MAX_SHOWN])
             raise CheckpointError(
                 f"{subject} has no intact checkpoint with an objective: {names} are damaged; "
-                f"`trieye checkpoints {files.run_base_dir}` lists those that latest or step:N would load"
+                f"`trieye checkpoints {files.run_base_dir}` lists the checkpoints that latest or step:N would load"
             )
         raise ConfigurationError(
             f"{subject} has no best checkpoint, because none has an objective; pass `objective` or `is_best` to the "

@@ -155,7 +155,7 @@ def save_parts(path: Path, state: IncrementalState) -> Path:
     """
     recover(path.parent, path.name)
     linkable, sequence = _linkable_parts(path)
-    return save_state(path, encode(state, copy=False, known=linkable), sequence=sequence + 1)
+    return save_state(path, encode(state, copy=False, known_parts=linkable), sequence=sequence + 1)
 
 
 def load_parts(path: Path) -> SavedParts:

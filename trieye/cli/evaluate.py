@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
     roots = roots_of(options.root)
     run_dir = run_directory(options.run_name, root=options.root) if options.run_name else _newest(roots)
-    which = reference_of(options.checkpoint, asked="--checkpoint").which
+    which = reference_of(options.checkpoint, option="--checkpoint").which
     add_working_directory()
     with Terminal(stderr=True).status(f"evaluating {run_dir.name}"):
         from trieye.training.launch import evaluate

@@ -68,12 +68,12 @@ class ActorLogic(HubLogic):
             self._state.update_last_processed_step(plain_step(step))
 
     def _make_sinks(self) -> list[Sink]:
-        given: dict[str, Sink] = {}
+        injected: dict[str, Sink] = {}
         if self._client is not None:
-            given["mlflow"] = MlflowSink(self.files.note_mlflow_run_id, self._client)
+            injected["mlflow"] = MlflowSink(self.files.note_mlflow_run_id, self._client)
         if self._writer is not None:
-            given["tensorboard"] = ScalarWriterSink(self._writer, self.config.sinks.tensorboard.flush_interval_s)
-        return [given.get(sink.name, sink) for sink in super()._make_sinks()]
+            injected["tensorboard"] = ScalarWriterSink(self._writer, self.config.sinks.tensorboard.flush_interval_s)
+        return [injected.get(sink.name, sink) for sink in super()._make_sinks()]
 
     @request("ingest")
     def log_event(self, event: RawMetricEvent | SentEvents, *, key: str = "") -> None:

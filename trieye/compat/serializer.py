@@ -180,10 +180,10 @@ class Serializer:
 
     def _content(self, path: Path, state: EncodedState | None) -> Any:
         if path.is_dir():
-            held = state or load_state(path, key=self.key, allow_pickle=self.allow_pickle)
-            return decode(held, copy=False, on_damage=self.on_damage)
+            encoded = state or load_state(path, key=self.key, allow_pickle=self.allow_pickle)
+            return decode(encoded, copy=False, on_damage=self.on_damage)
         loaded = load_pickle(path, allow_pickle=self.allow_pickle)
-        # the fields, not the object: its class was the one of 0.1.5
+        # the fields, not the object, whose class belongs to 0.1.5
         return dict(vars(loaded)) if isinstance(loaded, BaseModel) else loaded
 
 

@@ -22,7 +22,7 @@ class TrainingStates:
 
     Args:
         states: The checkpoints of the run.
-        config: Says whether buffers are saved, and where to resume.
+        config: Determines whether buffers are saved, and where to resume.
         files: File names of the run.
         serializer: Encodes the states.
     """

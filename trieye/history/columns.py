@@ -1,4 +1,4 @@
-"""Columns: consecutive items of the history as one array per field; serialized as chunks of the journal."""
+"""Columns: consecutive items of the history as an array per field; serialized as chunks of the journal."""
 
 import zlib
 from collections import deque

@@ -145,7 +145,7 @@ class SegmentFile:
                 raise ValueError("the metadata are damaged")
             self.about = msgspec.json.decode(text, type=About)
             if self._parquet.schema_arrow.remove_metadata() != _schema():
-                raise ValueError("the columns are not those of a history file")
+                raise ValueError("its columns do not belong to a history file")
             if (self.about.groups[0].first, self.about.groups[-1].end) != span:
                 raise ValueError("the content does not match the file name")
 

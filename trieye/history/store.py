@@ -51,7 +51,7 @@ class Inventory(NamedTuple):
 
     Attributes:
         stored: Locations in ascending order without overlaps, including those in missing files.
-        end: Index after the last item ever stored, as far as it can be determined.
+        end: Index after the last item ever stored, if it can be determined.
         adopted: Unregistered files with items that exist nowhere else.
         superfluous: Unregistered files whose items exist elsewhere.
     """

@@ -39,7 +39,7 @@ def read_history(
     Args:
         run_dir: Directory of the run.
         metrics: Return only these metrics.
-        lost: A list to which the ranges of missing or damaged items of all metrics are added.
+        lost: A list that receives the ranges of missing or damaged items of all metrics.
         superseded: Return superseded points instead.
 
     Returns:

@@ -124,7 +124,7 @@ def ascending(steps: ArrayLike, name: str, *, least: int) -> Floats:
 
 
 def well_supported(at: Floats, n: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return a mask `[point]` of the points at which enough runs have values for an aggregate.
+    """Return a mask `[point]` of the points where enough runs have values for an aggregate.
 
     At least half of the runs need a value. Short stretches at either end, where some runs have not started or have
     already ended, are excluded: the aggregate of the other runs jumps there, which would look like a spike.
@@ -179,7 +179,7 @@ def diverged_at(series: Series, dropped: Series) -> int | None:
     """Return the first step of the trailing non-finite values of a metric; None if its last value is finite.
 
     Args:
-        series: The points, in which foreign stores include NaN and infinity.
+        series: The points; foreign stores include NaN and infinity.
         dropped: The points of `NON_FINITE_METRIC`, at whose steps a trieye run dropped such values.
     """
     x, y = _ascending(series.steps.astype(np.float64), series.values)

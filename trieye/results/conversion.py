@@ -26,7 +26,7 @@ Values = Mapping[str, Any]
 
 
 def table(runs: Sequence[LoadedRun], points: Sequence[Mapping[str, Series]]) -> pa.Table:
-    """Return points as one long table: run, metric, seed, varying parameters, step, value and wall_time.
+    """Return points as a long table: run, metric, seed, varying parameters, step, value and wall_time.
 
     A parameter with the name of another column becomes `param.<name>`.
 

@@ -71,8 +71,8 @@ def points_in_csv(path: Path, problems: Problems) -> Points:
 
 def _step_column(names: Sequence[str]) -> int | None:
     last_parts = [name.strip().lower().rpartition("/")[2] for name in names]
-    found = next((last_parts.index(name) for name in _STEPS if name in last_parts), None)
-    return 0 if found is None and names and names[0] in _INDEX else found
+    index = next((last_parts.index(name) for name in _STEPS if name in last_parts), None)
+    return 0 if index is None and names and names[0] in _INDEX else index
 
 
 def _numbers(column: Any) -> NDArray[np.float64] | None:

@@ -1,4 +1,4 @@
-"""EventDirectories: runs stored only as TensorBoard event files, such as those of Stable-Baselines3."""
+"""EventDirectories: runs stored only as TensorBoard event files, such as runs of Stable-Baselines3."""
 
 import math
 import re
@@ -14,7 +14,7 @@ _FIRST_BYTES = 64 << 10
 """Bytes read for parameters, which are written before the points; points are read on demand."""
 
 OF_ADD_HPARAMS = re.compile(r"\d{10}\.\d+")
-"""Name of the subdirectory in which `SummaryWriter.add_hparams` stores the parameters of a run."""
+"""Name of the subdirectory where `SummaryWriter.add_hparams` stores the parameters of a run."""
 
 _NUMBERED = re.compile(r"(.+?)_(\d+)")
 """Run names of Stable-Baselines3: `PPO_1`, `PPO_2`."""

@@ -316,7 +316,7 @@ class RunGroups:
         return curve.x, [scoring.scaled(self._of(curve.y, row), self.tasks) for row in self.rows]
 
     def differences(self) -> dict[str, list[Any]]:
-        """Return the parameters other than seeds in which groups differ, with the value of each group or None."""
+        """Return the parameters, except seeds, that differ between groups, with the value of each group or None."""
         firsts = []
         for tasks in self._candidates:
             numbers = [number for candidates in tasks for number in candidates]

@@ -34,8 +34,8 @@ class Selection:
     Attributes:
         best: Index of the best config; the first of equal configs.
         estimates: The aggregate of each config.
-        p_best: float64 `[config]`, fraction of resamples in which the config is the best; ties share it.
-        p_as_good: float64 `[config]`, fraction of resamples in which the config is at least as good as `best`.
+        p_best: float64 `[config]`, fraction of resamples where the config is the best; ties share it.
+        p_as_good: float64 `[config]`, fraction of resamples where the config is at least as good as `best`.
         not_worse: Indices of the configs indistinguishable from the best config, including it: `p_as_good` is at least
             `1 - confidence`, or either config has a task with a single run, whose spread is unknown.
         ranked: Indices of all configs, best first; configs without an aggregate are last.
@@ -57,7 +57,7 @@ class Setting:
         value: The value.
         best: Aggregate of the best config with the value; its interval ignores the selection.
         best_config: Index of that config; None if no config has an aggregate.
-        mean: Mean of the aggregates of all configs with the value; NaN if one of them is missing.
+        mean: Mean of the aggregates of all configs with the value; NaN if any is missing.
         configs: Indices of these configs.
     """
 

@@ -47,8 +47,8 @@ def load(places: Place | Iterable[Place]) -> Results:
         ConfigurationError: A path does not exist or contains no run.
     """
     search = _Search()
-    for place in [places] if isinstance(places, str | PathLike) else places:
-        search.add(place)
+    for location in [places] if isinstance(places, str | PathLike) else places:
+        search.add(location)
     return Results.of(search.runs(), problems=search.problems, sweeps=search.sweeps)
 
 

@@ -53,7 +53,7 @@ class Origin:
         return cls(record.attempt, duration, Provenance.last(directory), _in_mlflow(directory, record))
 
     def exported(self) -> dict[str, Any]:
-        """Return the attempt, the duration, and what may be published of the provenance: no user, host or path."""
+        """Return the attempt, the duration, and the provenance without private fields: no user, host or path."""
         of_run = {"attempt": self.attempt, "duration_s": self.duration_s}
         if self.provenance is None:
             return of_run

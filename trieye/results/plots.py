@@ -57,7 +57,7 @@ _NAMES = {"step": "step", "env_steps": "environment steps", "updates": "updates"
 
 
 def style() -> AbstractContextManager[None]:
-    """Return the rc context in which figures are created and saved."""
+    """Return the rc context for creating and saving figures."""
     return mpl.rc_context(_STYLE)
 
 

@@ -1,4 +1,4 @@
-"""Report: a comparison of runs as one self-contained HTML page."""
+"""Report: a comparison of runs as a self-contained HTML page."""
 
 import base64
 import hashlib
@@ -55,8 +55,8 @@ class Comparison:
         sources: Locations of the runs, as typed.
         command: Command that regenerates the page.
         created: Creation time.
-        working_dir: Directory to which displayed paths are relative.
-        directory: Directory of the page, to which links are relative; None: the page is not a file and has no links.
+        working_dir: Base directory of displayed paths.
+        directory: Directory of the page, the base of its links; None: the page is not a file and has no links.
         by: Parameters to group by.
         task: The parameter that distinguishes environments; None: a single environment.
         stat: Aggregate of the runs of a group.
@@ -327,7 +327,7 @@ class Report:
     # parameters and runs
 
     def differences(self) -> dict[str, list[Any]]:
-        """Return the parameters in which the plotted groups differ, with the value of each group."""
+        """Return the differing parameters of the plotted groups, with the value of each group."""
         shown = self.drawn or range(len(self.groups.labels))[:_MOST_DRAWN]
         differences = self.groups.differences()
         return {key: redacted([values[group] for group in shown], key) for key, values in differences.items()}
@@ -360,7 +360,7 @@ class Report:
         return {run.path: Origin.of(run) for run in self.groups.results.runs}
 
     def runs(self) -> list[RunLine]:
-        """Return all runs: those of the best group first, and those of no group last."""
+        """Return all runs: runs of the best group first, runs without a group last."""
         results, scoring = self.groups.results, self.scoring
         values = results.values(
             scoring.metric,

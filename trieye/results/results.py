@@ -76,7 +76,7 @@ class Results:
         """Return the runs that meet all conditions: `where(algo="ppo", lr__ge=1e-4, seed__in=[0, 1])`.
 
         Args:
-            conditions: Values by key. The last part of a dotted key suffices if it is unique. A key may have the suffix
+            conditions: Values by key. The last part of a dotted key is enough if it is unique. A key may have a suffix:
                 `__ge`, `__le`, `__gt`, `__lt`, `__ne` or `__in`.
             strict: Whether runs without a parameter are rejected; by default they match, so that algorithms with
                 different parameters can be compared.
@@ -366,7 +366,7 @@ class Results:
         return self._arranged(values, np.nan)
 
     def _without_infinity(self, values: Floats) -> None:
-        """Replace infinite values `[run, ...]`, of which no mean or interval exists, by NaN in place."""
+        """Replace infinite values `[run, ...]`, which have no mean or interval, by NaN in place."""
         for number in np.unique(np.nonzero(np.isinf(values))[0]).tolist():
             self.note(self.runs[number].path, "infinite values count as missing")
         values[np.isinf(values)] = np.nan
@@ -401,7 +401,7 @@ class Results:
     # other packages
 
     def to_arrow(self, metrics: Sequence[str] | None = None) -> Any:
-        """Return points as one long `pyarrow.Table`: run, metric, seed, varying parameters, step, value, wall_time.
+        """Return points as a long `pyarrow.Table`: run, metric, seed, varying parameters, step, value, wall_time.
 
         Args:
             metrics: Only these; None: all.

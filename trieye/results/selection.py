@@ -130,7 +130,7 @@ def is_compared(key: str) -> bool:
 
 
 def varying(runs: Sequence[LoadedRun]) -> list[str]:
-    """Return the parameters except seeds in which runs differ, or which only some runs have."""
+    """Return the parameters, except seeds, that differ between runs or that only some runs have."""
     keys = dict.fromkeys(key for run in runs for key in run.params if is_compared(key))
     with_defaults = [{**run.defaults, **run.params} for run in runs]
     return [key for key in keys if len({identity(params.get(key, MISSING)) for params in with_defaults}) > 1]
@@ -218,7 +218,7 @@ def _are_trials(one: LoadedRun, other: LoadedRun) -> bool:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> set[str]:
-    """Return the keys except seeds in which parameters differ."""
+    """Return the keys, except seeds, of differing parameters."""
     return {
         key
         for key in one.keys() | other.keys()

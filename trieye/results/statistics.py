@@ -106,7 +106,7 @@ def difference(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
-    """Return the aggregate of X minus that of Y; both are resampled independently, since equal seeds are not pairs.
+    """Return the difference of the aggregates, X minus Y; both are resampled independently, as seeds are no pairs.
 
     Args:
         x: `[seed, task]` or `[seed]`; NaN where a score is missing.
@@ -193,7 +193,7 @@ def _operands(x: ArrayLike, y: ArrayLike) -> tuple[Strata, Strata]:
 
 
 def _improvement(x: Strata, y: Strata) -> Statistic:
-    """Return P(X > Y) as a function of the counts of the runs of X, followed by those of Y."""
+    """Return P(X > Y) as a function of the counts of the runs of X, followed by the runs of Y."""
     tasks = []
     for size_x, start_x, size_y, start_y in zip(x.sizes, x.starts, y.sizes, y.starts, strict=True):
         rows, columns = slice(start_x, start_x + size_x), slice(start_y, start_y + size_y)

@@ -144,7 +144,7 @@ def selection_table(selection: Selection, labels: Sequence[str], stat: str, *, t
 
 
 def differences_table(differences: Mapping[str, Sequence[Any]], labels: Sequence[str], *, most: int = 30) -> TextTable:
-    """Return a table of the parameters in which configs differ."""
+    """Return a table of the differing parameters of configs."""
     table = TextTable(title="differing parameters")
     for name in ("parameter", *labels):
         table.add_column(name)

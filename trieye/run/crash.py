@@ -24,7 +24,7 @@ def save_crash(run: Run, **objects: Any) -> Path:
     """
     attempt, step = run._begun_attempt(), run.step  # noqa: SLF001 - its own package
     content = {"objects": objects, "rng": capture_all(), "step": step, "config": attempt.recorded_config}
-    state = encode(content, known=attempt.saves.known_parts)
+    state = encode(content, known_parts=attempt.saves.known_parts)
     hub_state = attempt.hub.ask(HubLogic.packed_state, step)
     metadata = {"is_crash": True, "config_hash": attempt.config_hash, "seed": run.config.seed}
     saved = attempt.hub.begin(HubLogic.save_checkpoint, step, state, metadata, hub_state)

@@ -340,7 +340,7 @@ class Run(Recorder):
         if replay is not None and objects.setdefault("replay", replay) is not replay:
             raise ConfigurationError("save(replay=...): the name 'replay' belongs to run.replay; choose another name")
         content = {"objects": objects, "rng": capture_all(), "step": step, "config": attempt.recorded_config}
-        state = encode(content, known=saves.known_parts)
+        state = encode(content, known_parts=saves.known_parts)
         attempt.flusher.flush()
         hub_state = hub.ask(HubLogic.packed_state, step)
         metadata = {"objective": quality, "mode": self.config.loop.mode, "config_hash": attempt.config_hash}

@@ -66,8 +66,8 @@ def _persistence(recorded: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
         raise ConfigurationError(
             f"{run_dir} is not where its sinks expect a run: move it to <root>/<app>/{runs}/{run_dir.name}"
         )
-    kept = {key: value for key, value in recorded.items() if key != "MLFLOW_TRACKING_URI"}
-    return {**kept, "root_data_dir": str(app_dir.parent), "mlflow_tracking_uri": tracking_uri_of(recorded, run_dir)}
+    settings = {key: value for key, value in recorded.items() if key != "MLFLOW_TRACKING_URI"}
+    return {**settings, "root_data_dir": str(app_dir.parent), "mlflow_tracking_uri": tracking_uri_of(recorded, run_dir)}
 
 
 def tracking_uri_of(persistence: Mapping[str, Any], run_dir: Path) -> str:

@@ -108,12 +108,12 @@ def rebuild(
         RunLockedError: A process writes to it.
     """
     record, config = idle_run(run_directory(run, root=root))
-    known = sinks_of(config)
-    chosen = sinks or [name for name in known if name not in SHOW_ALL_TWICE]
+    sink_names = sinks_of(config)
+    chosen = sinks or [name for name in sink_names if name not in SHOW_ALL_TWICE]
     for name in chosen:
-        if name not in known:
-            has = f"it has: {', '.join(known)}" if known else "it has none"
-            raise ConfigurationError(f"--sink {name}: the run has no such sink{did_you_mean(name, known)} ({has})")
+        if name not in sink_names:
+            has = f"it has: {', '.join(sink_names)}" if sink_names else "it has none"
+            raise ConfigurationError(f"--sink {name}: the run has no such sink{did_you_mean(name, sink_names)} ({has})")
     if record.status != "RUNNING":  # otherwise every sink has to receive the status, too
         settings = config.sinks
         enabled = {kind: getattr(settings, kind).model_copy(update={"enabled": kind in chosen}) for kind in OUR_NAMES}

@@ -27,7 +27,7 @@ SortKey = Literal["created", "objective", "step", "took", "size", "name", "statu
 DEFAULT_ROOT = ".trieye_data"
 _SWEEP, _RUNS, _RUN, _MULTIRUN = "sweep.json", "runs", "run", Path("multirun")
 _DEPTH = 3
-"""Runs lie at <root>/<app>/runs/<run>."""
+"""Depth of run directories: <root>/<app>/runs/<run>."""
 
 _ROOT_IN_CONFIG = re.compile(r"^\s+root_data_dir:\s*['\"]?([^'\"#\n]+?)['\"]?\s*(?:#.*)?$", re.MULTILINE)
 _MAX_SHOWN = 10

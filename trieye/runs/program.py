@@ -112,8 +112,8 @@ class Program:
         """
         replaced = {key_of(word) for word in extra} | fixed.keys() | set(without)
         if missing := set(without) - {key_of(word) for word in self.overrides}:
-            known = ", ".join(map(key_of, self.overrides)) or "none"
-            raise ConfigurationError(f"--without {min(missing)}: the run has no such override (it has: {known})")
+            available = ", ".join(map(key_of, self.overrides)) or "none"
+            raise ConfigurationError(f"--without {min(missing)}: the run has no such override (it has: {available})")
         inherited = [word for word in self.overrides if key_of(word) not in replaced and not _is_own(word, own_name)]
         if hidden := next((word for word in inherited if HIDDEN in word), None):
             raise ConfigurationError(
@@ -213,7 +213,7 @@ def _sweep_of(record: RunRecord) -> SweepRecord | None:
 
 
 def _without_overrides(command: Sequence[str]) -> list[str]:
-    """Return the words of a command up to its program, and the flags that say where its configs are."""
+    """Return the words of a command up to its program, and the flags that locate its configs."""
     at = 1
     while at < len(command) and command[at].startswith("-") and command[at] not in {"-m", "-c", "-"}:
         at += 2 if command[at] in _PYTHON_WITH_VALUE else 1
@@ -242,6 +242,6 @@ def _is_own(word: str, own_name: str) -> bool:
 
 
 def _end_of(output: str) -> str:
-    """Return the error with which a program ended, or else its last lines."""
+    """Return the error message of a program, or else its last lines."""
     before, error, text = f"\n{output}".rpartition("\nerror: ")
     return "\n".join((text if error else before or text).strip().splitlines()[-_MAX_LINES:])

@@ -146,7 +146,7 @@ def plan_fork(
     purpose = f"fork of {source} --checkpoint {checkpoint}"
     if any(word.lstrip("+~").startswith(LOAD) for word in overrides):
         raise ConfigurationError(f"{LOAD}: a fork starts from the checkpoint that --checkpoint names")
-    entry = named_checkpoint(RunFiles(config_of(source.run_dir).persistence), checkpoint, asked=purpose)
+    entry = named_checkpoint(RunFiles(config_of(source.run_dir).persistence), checkpoint, option=purpose)
     fixed = {RUN_NAME: _new_name(source, overrides, "fork"), LOAD: str(entry.path)}
     return _plan(source, overrides, without, fixed, confirm, purpose=purpose, checkpoint=entry)
 

@@ -275,9 +275,9 @@ def _states(name: str, directory: Path, prefix: str) -> VerifiedPart:
     saved = sorted((state for state in rows if state.is_usable or state.is_broken), key=lambda state: state.step)
     usable = [state.step for state in saved if state.is_usable]
     newest = str(usable[-1]) if usable else "none"
-    advice = f"no action is needed: the newest one that is whole, of step {newest}, is used instead"
+    advice = f"no action is needed: the newest intact one, of step {newest}, is used instead"
     if not usable:
-        advice = "restore one from a backup; to start afresh, delete them or choose another run_name"
+        advice = "restore one from a backup; to start from scratch, delete them or choose another run_name"
     text = f"{len(saved):,}, the highest step is {newest}" if saved else "none"
     broken = [
         Damage(problem, *(_lost_rows(state) if state.is_usable else ("it cannot be loaded", advice)))

@@ -28,22 +28,22 @@ _ALIGNMENT_BYTES = 64
 _PART_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,100}")
 
 
-def encode(state: Any, *, copy: bool = True, known: Collection[str] = ()) -> EncodedState:
+def encode(state: Any, *, copy: bool = True, known_parts: Collection[str] = ()) -> EncodedState:
     """Take a snapshot of `state`.
 
     Plain data, NumPy arrays and scalars, tensors of any device and random generators are restored exactly; tensors are
     restored on the CPU and without gradient. An object with a `state_dict()` is represented by its state dict, an
-    object with `state_parts(known)` by its new parts. cloudpickle pickles everything else.
+    object with `state_parts(known_parts)` by its new parts. cloudpickle pickles everything else.
 
     Args:
         state: Nested containers of any values.
         copy: With False, arrays on the CPU are shared with `state`, which must not change before they are written.
-        known: Names of parts in complete checkpoints; see `StateParts`.
+        known_parts: Names of parts in complete checkpoints; see `StateParts`.
 
     Raises:
         SerializationError: A value can neither be encoded nor pickled, or contains itself; the message names it.
     """
-    encoder = Encoder(known)
+    encoder = Encoder(known_parts)
     tree = encoder.node(state, "", 0)
     arrays = encoder.contiguous_arrays(copy=copy)
     return EncodedState(tree, arrays, encoder.objects, encoder.formats, encoder.parts)
@@ -52,12 +52,12 @@ def encode(state: Any, *, copy: bool = True, known: Collection[str] = ()) -> Enc
 class Encoder:
     """Encodes one state; collects the arrays and pickles that the tree refers to by name."""
 
-    def __init__(self, known: Collection[str] = ()) -> None:
+    def __init__(self, known_parts: Collection[str] = ()) -> None:
         self.objects: dict[str, bytes] = {}
         self.formats: dict[str, str] = {}
         self.parts: dict[str, Part] = {}
         self.tensors: dict[Any, tuple[Any, Node]] = {}
-        self._known = known
+        self._known_parts = known_parts
         self._arrays: dict[str, NDArray[Any]] = {}
         self._owned: set[str] = set()
 
@@ -130,7 +130,7 @@ class Encoder:
         if node is not None:
             return node
         if not isinstance(value, type) and callable(getattr(value, "state_parts", None)):
-            return self._parts(value.state_parts(self._known), path, depth)
+            return self._parts(value.state_parts(self._known_parts), path, depth)
         generator = generator_state(value)
         if generator is not None:
             return {KIND: "generator", "state": self.node(generator, path, depth + 1)}
@@ -146,7 +146,7 @@ class Encoder:
                 raise SerializationError(
                     f"{quoted_path(path)}: part name {name!r} is invalid or a duplicate; use a-z, 0-9, - and _"
                 )
-        if unknown := [name for name in parts.kept if name not in self._known]:
+        if unknown := [name for name in parts.kept if name not in self._known_parts]:
             raise SerializationError(
                 f"{quoted_path(path)} refers to part {unknown[0]!r}, which no complete checkpoint has"
             )

@@ -165,7 +165,7 @@ class GeneratorState:
         return self._generator
 
     def load_state_dict(self, state: Any) -> None:
-        """Set the state to that of another generator, or to a result of `generator_state`.
+        """Copy the state of another generator, or a result of `generator_state`.
 
         Raises:
             SerializationError: The state belongs to another kind of generator.

@@ -175,7 +175,7 @@ def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_branch(value: Any) -> bool:
-    """Return whether a value is a dict whose items are matched individually; plain data count as one value."""
+    """Return whether a value is a dict whose items are matched individually; plain data count as a single value."""
     return isinstance(value, Mapping) and not _is_optimizer_state(value) and any(map(_has_array, value.values()))
 
 

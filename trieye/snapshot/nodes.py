@@ -46,9 +46,9 @@ Part = Mapping[str, NDArray[Any]] | PartFile | None
 class StateParts:
     """An incremental snapshot of a growing object, such as a replay buffer: new parts and valid earlier parts.
 
-    An object with a method `state_parts(known)` is saved as its return value, and its `load_state_dict` receives a
-    `SavedParts`. `known` contains the names of the parts in complete checkpoints; all data outside of them must be in
-    new parts, even if it was written before.
+    An object with a method `state_parts(known_parts)` is saved as its return value, and its `load_state_dict` receives
+    a `SavedParts`. `known_parts` has the names of the parts in complete checkpoints; all data outside of them must be
+    in new parts, even if it was written before.
 
     Attributes:
         state: Plain data and small arrays, written with every save.

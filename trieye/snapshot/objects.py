@@ -54,7 +54,7 @@ def decode_object(data: bytes, path: str, node_value: Callable[[Node], Any]) -> 
     except Exception as error:  # a border: user classes may raise anything
         raise SerializationError(
             f"the pickled part {path!r} cannot be restored: {type(error).__name__}: {error}; "
-            "the module that defines its class must be importable, as it was at the time of the save"
+            "the module that defines its class must be importable, as at the time of the save"
         ) from error
 
 

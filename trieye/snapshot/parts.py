@@ -20,9 +20,9 @@ OnDamage = Literal["partial", "refuse"]
 
 
 class IncrementalState(Protocol):
-    """An object that is saved in parts, of which a save writes only new ones."""
+    """An object that is saved in parts; a save writes only the new ones."""
 
-    def state_parts(self, known: Collection[str]) -> StateParts:
+    def state_parts(self, known_parts: Collection[str]) -> StateParts:
         """Return a snapshot; see `StateParts`."""
 
     def load_state_dict(self, state: Any) -> None:
@@ -90,10 +90,10 @@ class SavedParts:
             logger.warning("%s; its rows are dropped", error)
             return None
 
-    def state_parts(self, known: Collection[str]) -> StateParts:
+    def state_parts(self, known_parts: Collection[str]) -> StateParts:
         """Return the unchanged parts, so that a loaded state can be saved again, even to another directory."""
-        linked = tuple(name for name in self.names if name in known)
-        return StateParts(self.state, linked, {name: self.map(name) for name in self.names if name not in known})
+        linked = tuple(name for name in self.names if name in known_parts)
+        return StateParts(self.state, linked, {name: self.map(name) for name in self.names if name not in known_parts})
 
     def _part(self, name: str) -> Mapping[str, NDArray[Any]] | PartFile:
         part = self._parts.get(name)

@@ -57,7 +57,7 @@ class Trust(NamedTuple):
     def of_this_process(cls) -> Self:
         """Return the key and the permission of this process, for a hub on another node."""
         key = None
-        with contextlib.suppress(ConfigurationError):  # the hub looks for a key of its own, and reports the error
+        with contextlib.suppress(ConfigurationError):  # the hub looks for its own key, and reports the error
             key = load_key()
         return cls(key, pickles_allowed(None) or None)
 

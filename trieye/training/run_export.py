@@ -42,7 +42,7 @@ def export_run(
         ConfigurationError: The run does not exist, its engine cannot be imported, or the directory is not writable.
         CheckpointError: The checkpoint does not exist, or no engine saved it.
     """
-    run_dir, which = run_directory(run, root=root), reference_of(checkpoint, asked="--checkpoint").which
+    run_dir, which = run_directory(run, root=root), reference_of(checkpoint, option="--checkpoint").which
     loaded = load_checkpoint(run_dir, which)
     policy = policy_of(run_dir, loaded)
     origin = {"run": run_dir.name, "step": loaded.step, "objective": loaded.objective}

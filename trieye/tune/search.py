@@ -43,7 +43,7 @@ class GrowingVariants(BasicVariantGenerator):  # type: ignore[misc]  # Ray has n
 
 
 class GrowingSearch(SearchGenerator):  # type: ignore[misc]  # Ray has no types for us
-    """Creates the trials of a searcher, also those that a resumed study adds."""
+    """Creates the trials of a searcher, including trials that a resumed study adds."""
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state, with the number of trials of this start."""

@@ -69,7 +69,7 @@ def as_trainable(
     """
     check_limits(base_config)
     kind = checked(experiment, base_config)
-    attributes = {"experiment": kind, "base_config": base_config, "place": place, "__doc__": kind.__doc__}
+    attributes = {"experiment": kind, "base_config": base_config, "study_place": place, "__doc__": kind.__doc__}
     return type(f"{kind.__name__}Trainable", (ExperimentTrainable,), attributes)
 
 
@@ -92,12 +92,12 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
     Attributes:
         experiment: The experiment to train.
         base_config: The config of all trials.
-        place: Directories of the study, or None.
+        study_place: Directories of the study, or None.
     """
 
     experiment: ClassVar[type[Experiment[Any]]]
     base_config: ClassVar[TrieyeConfig]
-    place: ClassVar[StudyPlace | None]
+    study_place: ClassVar[StudyPlace | None]
 
     def setup(self, config: dict[str, Any]) -> None:
         """Receive the values of a trial; the run and experiment are created later, since a restore may follow."""
@@ -105,7 +105,7 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         self._printing = ExitStack()
         made, values = self._config_of(config)
         self._enter_working_dir()
-        group = None if self.place is None else str(self.place.directory)
+        group = None if self.study_place is None else str(self.study_place.directory)
         self._trial = Trial(self.experiment, made, values, group)
 
     def step(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
     def _config_of(self, config: Mapping[str, Any]) -> tuple[TrieyeConfig, dict[str, Any]]:
         values = {key: _plain(value) for key, value in flat(config).items() if key != INDEX}
         base = self.base_config
-        index = None if self.place is None else index_of(self.trial_id, config)
+        index = None if self.study_place is None else index_of(self.trial_id, config)
         own = self._own_name if self.trial_id == _OUTSIDE else self.trial_id
         name = run_name_of(base, own if index is None else index)
         explorer = getattr(base, "explorer", None)
@@ -176,26 +176,26 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
             update={"kind": kind, "address": base.runtime.address if has_explorers else None}
         )
         shown = " ".join(f"{key.rpartition('.')[2]}={short(str(value))}" for key, value in values.items())
-        tags = {**({"mlflow.runName": shown} if shown and self.place is not None else {}), **base.tags}
+        tags = {**({"mlflow.runName": shown} if shown and self.study_place is not None else {}), **base.tags}
         made = named(with_values(base, values), name, runtime=runtime, tune=TuneConfig(), tags=tags)
         return made, values
 
     def _enter_working_dir(self) -> None:
         """Change back to the working directory of the study, and redirect output to the trial's file."""
-        if self.place is None:
+        if self.study_place is None:
             return
         try:
-            os.chdir(self.place.working_dir)
+            os.chdir(self.study_place.working_dir)
         except FileNotFoundError as error:
             raise ConfigurationError(
-                f"the study was started in {self.place.working_dir}, which does not exist on this machine "
+                f"the study was started in {self.study_place.working_dir}, which does not exist on this machine "
                 f"({gethostname()}): all nodes of its trials must share this directory and persistence.root_data_dir"
             ) from error
-        sys.path += [path for path in self.place.path if path not in sys.path]
+        sys.path += [path for path in self.study_place.path if path not in sys.path]
         self._printing.close()
         index = index_of(self.trial_id, self.config)
         if index is not None:
-            self._printing.enter_context(printing_to(self.place.directory / str(index) / OUTPUT))
+            self._printing.enter_context(printing_to(self.study_place.directory / str(index) / OUTPUT))
 
 
 def _nonzero(bundles: list[dict[str, float]]) -> list[dict[str, float]]:

@@ -149,7 +149,7 @@ class Trial:
     def restore(self, directory: Path) -> None:
         """Restore the complete state that `save` wrote to a directory, from this trial or another one.
 
-        If the checkpoint is damaged, the trial resumes from the newest checkpoint of its own run, and its next result
+        If the checkpoint is damaged, the trial resumes from the newest checkpoint of its run, and its next result
         reports the damage.
 
         Raises:

@@ -50,7 +50,7 @@ def saved_in_parts(buffer, world, rounds=(40, 1, 30, 25, 3, 60)):
             world.step(buffer)
         saved = buffer.state_parts(parts)
         parts |= saved.new
-    encoded = encode(buffer, known=parts)
+    encoded = encode(buffer, known_parts=parts)
     return replace(encoded, parts={name: parts[name] for name in encoded.parts})
 
 
@@ -127,7 +127,7 @@ def test_priorities_stay_with_their_rows(tmp_path):
         ids = np.arange(before.stats()["added"])
         before.update_priorities(ids, (before.rows(_draw(ids))["obs"][:, 2] % 2 == 0).astype(float))
         parts |= before.state_parts(parts).new
-    encoded = encode(before, known=parts)
+    encoded = encode(before, known_parts=parts)
     encoded, _ = damaged(replace(encoded, parts=parts), tmp_path, (1, 2))
     after = loaded(encoded, **options)
     drawn = after.sample(2000)
@@ -170,7 +170,7 @@ def test_goals_in_hindsight_are_of_the_same_episode(tmp_path, strategy):
     for first, end in ((0, 3), (3, 38), (38, 73), (73, 108), (108, 143), (143, 145)):
         add(before, first, end)
         parts |= before.state_parts(parts).new
-    encoded, _ = damaged(replace(encode(before, known=parts), parts=dict(parts)), tmp_path, (1, 4))
+    encoded, _ = damaged(replace(encode(before, known_parts=parts), parts=dict(parts)), tmp_path, (1, 4))
     after = loaded(encoded, her=her)
     add(after, 145, 150)  # the open episode began in the last gap
     drawn = after.sample(4000)

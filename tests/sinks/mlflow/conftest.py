@@ -1,4 +1,4 @@
-"""What a server of MLflow takes."""
+"""A port for an MLflow server, and settings of MLflow's client."""
 
 import socket
 

@@ -11,7 +11,7 @@ NASTY = st.text(alphabet="ax_045ef2sha/.@ é\n\ud800", max_size=12)
 @pytest.mark.parametrize(
     "name", ["Loss/Total", "a_x", "pos_x1", "box_xa", "a b", "a:b", "v1.2-3", "é", ".hidden", "a/...", "_"]
 )
-def test_a_valid_name_stays_as_it_is(name):
+def test_a_valid_name_is_unchanged(name):
     assert mlflow_name(name) == name
 
 
@@ -31,14 +31,14 @@ def test_a_valid_name_stays_as_it_is(name):
         ("", "_x_"),
     ],
 )
-def test_a_name_that_mlflow_refuses_is_escaped(name, mapped):
+def test_a_name_that_mlflow_rejects_is_escaped(name, mapped):
     assert mlflow_name(name) == mapped
 
 
 @given(NASTY)
 @example("/" * 5)
 @example("a/./../.")
-def test_every_name_becomes_one_that_mlflow_takes(name):
+def test_every_mapped_name_is_valid_in_mlflow(name):
     _validate_metric_name(mlflow_name(name))
     assert "\n" not in mlflow_name(name)
 
@@ -53,7 +53,7 @@ def test_different_names_stay_different(names):
     assert (mlflow_name(first) == mlflow_name(second)) == (first == second)
 
 
-def test_escaping_can_be_undone_whatever_stands_beside_it():
+def test_escaping_has_no_collisions_between_neighboring_characters():
     # all words of a small alphabet: chance would miss the collisions of neighbors
     words = [""]
     for _ in range(6):
@@ -61,7 +61,7 @@ def test_escaping_can_be_undone_whatever_stands_beside_it():
     assert len({mlflow_name(word) for word in words}) == len(set(words)) > 4000
 
 
-def test_long_names_are_cut_and_stay_different():
+def test_long_names_are_truncated_and_stay_different():
     first, second = "a" * 300, "a" * 301
     assert mlflow_name("a" * MAX_NAME_LENGTH) == "a" * MAX_NAME_LENGTH
     assert len(mlflow_name(first)) <= MAX_NAME_LENGTH

@@ -38,7 +38,7 @@ def opened(run, **options):
     return sink
 
 
-def stored(run, sink):
+def stored_run(run, sink):
     return client_of(run).get_run(sink.run_id)
 
 
@@ -50,12 +50,14 @@ class TestContract(SinkContract):
 
     def read_points(self, run):
         client = client_of(run)
-        # search_runs leaves out the metrics of 64 bits that no float holds, so their names are asked for by id
+        # search_runs omits metrics with 64-bit values that no float represents, so get_run lists the names
         return [
             (metric.key, metric.value, metric.step)
-            for found in runs_of(run)
-            for key in client.get_run(found.info.run_id).data.metrics
-            for metric in sorted(client.get_metric_history(found.info.run_id, key), key=lambda metric: metric.timestamp)
+            for mlflow_run in runs_of(run)
+            for key in client.get_run(mlflow_run.info.run_id).data.metrics
+            for metric in sorted(
+                client.get_metric_history(mlflow_run.info.run_id, key), key=lambda metric: metric.timestamp
+            )
         ]
 
 
@@ -64,16 +66,16 @@ def run(tmp_path):
     return make_run_info(tmp_path, app_name="my app", run_name="first try")
 
 
-def test_the_run_carries_the_names_times_and_status_of_ours(run):
-    told = []
-    sink = opened(run, on_run_id=told.append)
-    found = stored(run, sink)
-    assert told == [sink.run_id]
-    assert (found.info.run_name, found.info.status) == ("first try", "RUNNING")
-    assert abs(found.info.start_time - run.created * 1000) < 2
+def test_the_mlflow_run_has_our_names_times_and_status(run):
+    reported_ids = []
+    sink = opened(run, on_run_id=reported_ids.append)
+    mlflow_run = stored_run(run, sink)
+    assert reported_ids == [sink.run_id]
+    assert (mlflow_run.info.run_name, mlflow_run.info.status) == ("first try", "RUNNING")
+    assert abs(mlflow_run.info.start_time - run.created * 1000) < 2
     sink.close("KILLED")
-    assert stored(run, sink).info.status == "KILLED"
-    assert client_of(run).get_experiment_by_name("my app").experiment_id == found.info.experiment_id
+    assert stored_run(run, sink).info.status == "KILLED"
+    assert client_of(run).get_experiment_by_name("my app").experiment_id == mlflow_run.info.experiment_id
 
 
 def test_points_keep_their_wall_time_in_milliseconds(run):
@@ -85,42 +87,42 @@ def test_points_keep_their_wall_time_in_milliseconds(run):
     assert client_of(run).get_metric_history(sink.run_id, "old")[0].timestamp == 0
 
 
-def test_a_later_attempt_continues_the_run(run, tmp_path):
+def test_a_later_attempt_continues_the_mlflow_run(run, tmp_path):
     first = opened(run)
     first.log_params({"lr": "0.1"})
     first.close("FAILED")
-    again = make_run_info(
+    later_info = make_run_info(
         tmp_path, app_name="my app", run_name="first try", mlflow_run_id=first.run_id, tags={"b": "2"}
     )
-    second = opened(again)
+    second = opened(later_info)
     second.write([Point("loss", 1.0, 1, 1.7e9)])
     assert second.run_id == first.run_id
     assert len(runs_of(run)) == 1
-    assert stored(run, second).info.status == "RUNNING"
-    assert stored(run, second).data.tags["b"] == "2"
+    assert stored_run(run, second).info.status == "RUNNING"
+    assert stored_run(run, second).data.tags["b"] == "2"
     second.close("FINISHED")
-    assert stored(run, second).info.status == "FINISHED"
+    assert stored_run(run, second).info.status == "FINISHED"
 
 
-def test_an_attempt_that_died_before_it_told_the_id_is_found_by_its_tag(run):
+def test_a_run_whose_id_was_not_recorded_is_identified_by_its_tag(run):
     first = opened(run)
-    assert stored(run, first).data.tags[RUN_ID_TAG] == run.run_id
+    assert stored_run(run, first).data.tags[RUN_ID_TAG] == run.run_id
     assert opened(run).run_id == first.run_id
     assert len(runs_of(run)) == 1
 
 
-def test_an_id_of_another_store_gives_a_new_run_and_a_warning(run, caplog):
+def test_a_run_id_unknown_to_the_store_causes_a_new_run(run, caplog):
     run = dataclasses.replace(run, mlflow_run_id="0123456789abcdef0123456789abcdef")
     sink = opened(run)
     assert sink.run_id != run.mlflow_run_id
     assert "using another one" in caplog.text
 
 
-def test_parameters_are_logged_once_and_do_not_change(run, caplog):
+def test_parameters_are_logged_once_and_never_change(run, caplog):
     sink = opened(run)
     sink.log_params({f"p{n}": str(n) for n in range(250)})
     sink.log_params({"p1": "1", "p2": "22", "bad@name": "x", "empty": ""})
-    params = stored(run, sink).data.params
+    params = stored_run(run, sink).data.params
     assert len(params) == 252
     assert (params["p2"], params["bad_x40_name"], params["empty"]) == ("2", "x", "")
     assert sink.refused == 0
@@ -129,38 +131,40 @@ def test_parameters_are_logged_once_and_do_not_change(run, caplog):
     assert "'p1'" not in caplog.text
 
 
-def test_what_a_parameter_of_an_earlier_attempt_became_is_in_a_tag(run, caplog):
+def test_a_changed_parameter_of_a_later_attempt_is_in_a_tag(run, caplog):
     first = opened(run)
     first.log_params({"lr": "0.1", "seed": "1"})
     for value in ("0.2", "0.2", "0.1"):
         later = opened(run)
         later.log_params({"lr": value, "seed": "1"})
-        found = stored(run, later).data
-        assert found.params == {"lr": "0.1", "seed": "1"}
-        assert found.tags["trieye.changed.lr"] == value
-        assert "trieye.changed.seed" not in found.tags
+        data = stored_run(run, later).data
+        assert data.params == {"lr": "0.1", "seed": "1"}
+        assert data.tags["trieye.changed.lr"] == value
+        assert "trieye.changed.seed" not in data.tags
     assert caplog.text.count("'lr' remains '0.1'") == 2
 
 
-def test_the_experiment_opens_as_trainings_whoever_made_it(run):
+def test_the_experiment_gets_the_training_kind_unless_it_has_one(run):
     client = MlflowClient(tracking_uri=run.tracking_uri)
-    for app_name, kind in [("ours", None), ("theirs", None), ("chosen", "genai_development")]:
+    for app_name, experiment_kind in [("ours", None), ("theirs", None), ("chosen", "genai_development")]:
         if app_name != "ours":
-            opened(run)  # makes the database
-            client.create_experiment(app_name, tags={} if kind is None else {"mlflow.experimentKind": kind})
+            opened(run)  # creates the database
+            client.create_experiment(
+                app_name, tags={} if experiment_kind is None else {"mlflow.experimentKind": experiment_kind}
+            )
         opened(dataclasses.replace(run, app_name=app_name, run_id=app_name))
         tags = client.get_experiment_by_name(app_name).tags
-        assert tags["mlflow.experimentKind"] == (kind or "custom_model_development")
+        assert tags["mlflow.experimentKind"] == (experiment_kind or "custom_model_development")
 
 
-def test_long_values_are_cut_with_a_warning(run, caplog):
+def test_long_values_are_truncated_with_a_warning(run, caplog):
     sink = opened(run)
     sink.log_params({"config": "x" * 7000})
     sink.log_params({"config": "x" * 7000})
     sink.set_tags({"note": "y" * 9000})
-    found = stored(run, sink).data
-    assert len(found.params["config"]) == 6000
-    assert len(found.tags["note"]) == 8000
+    data = stored_run(run, sink).data
+    assert len(data.params["config"]) == 6000
+    assert len(data.tags["note"]) == 8000
     assert sink.refused == 0
     assert caplog.text.count("is truncated from 7000 to 6000") == 1
 
@@ -168,22 +172,22 @@ def test_long_values_are_cut_with_a_warning(run, caplog):
 def test_tags_are_set_and_replaced(run):
     sink = opened(dataclasses.replace(run, tags={"team": "a", "mlflow.note.content": "hello"}))
     sink.set_tags({"team": "b", "x@y": "1"})
-    tags = stored(run, sink).data.tags
+    tags = stored_run(run, sink).data.tags
     assert (tags["team"], tags["x_x40_y"], tags["mlflow.note.content"]) == ("b", "1", "hello")
 
 
-def test_text_that_no_database_stores_is_escaped(run):
+def test_text_that_databases_cannot_store_is_escaped(run):
     sink = opened(run)
     sink.log_params({"path\ud800": "/data/\udcff\0"})
     sink.set_tags({"path": "\udcff"})
     sink.write([Point("a\ud800\0", 1.0, 1, 1.7e9)])
-    found = stored(run, sink).data
-    assert found.params == {"path_xd800_": "/data/\\udcff\\x00"}
-    assert found.tags["path"] == "\\udcff"
-    assert found.metrics == {"a_xd800__x0_": 1.0}
+    data = stored_run(run, sink).data
+    assert data.params == {"path_xd800_": "/data/\\udcff\\x00"}
+    assert data.tags["path"] == "\\udcff"
+    assert data.metrics == {"a_xd800__x0_": 1.0}
 
 
-def test_files_and_directories_become_artifacts_below_the_apps_store(run, tmp_path):
+def test_files_and_directories_become_artifacts_of_the_run(run, tmp_path):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "a.yaml").write_text("a: 1")
     (tmp_path / "one.txt").write_text("1")
@@ -197,13 +201,13 @@ def test_files_and_directories_become_artifacts_below_the_apps_store(run, tmp_pa
 
 
 @pytest.mark.parametrize("target", ["../../outside", "/tmp/outside"])
-def test_an_artifact_cannot_leave_the_run(run, tmp_path, target):
+def test_an_artifact_path_outside_the_run_is_rejected(run, tmp_path, target):
     (tmp_path / "one.txt").write_text("1")
     with pytest.raises(ProcessingError, match=r"one\.txt"):
         opened(run).log_artifact(tmp_path / "one.txt", target)
 
 
-def test_an_artifact_that_comes_again_and_is_gone_is_none_that_is_missing(run, tmp_path):
+def test_a_repeated_artifact_may_have_been_deleted_locally(run, tmp_path):
     (tmp_path / "one.txt").write_text("1")
     sink = opened(run)
     sink.log_artifact(tmp_path / "one.txt", "sub")
@@ -213,21 +217,21 @@ def test_an_artifact_that_comes_again_and_is_gone_is_none_that_is_missing(run, t
         sink.log_artifact(tmp_path / "one.txt", None)
 
 
-def test_odd_names_are_mapped_with_one_warning_each(run, caplog):
+def test_invalid_names_are_mapped_with_one_warning_each(run, caplog):
     sink = opened(run)
     for step in range(3):
         sink.write(
             [Point("acc@1", 0.5, step, 1.7e9), Point("a//b", 0.5, step, 1.7e9), Point("acc_x40_1", 2.0, step, 1.7e9)]
         )
-    assert stored(run, sink).data.metrics == {"acc_x40_1": 0.5, "a/_x2f_b": 0.5, "acc_x5f_x40_1": 2.0}
+    assert stored_run(run, sink).data.metrics == {"acc_x40_1": 0.5, "a/_x2f_b": 0.5, "acc_x5f_x40_1": 2.0}
     assert caplog.text.count("'acc@1' is logged as 'acc_x40_1'") == 1
     assert sink.refused == 0
 
 
-def test_a_step_beyond_64_bits_costs_only_its_own_point(run, caplog):
+def test_a_step_beyond_64_bits_drops_only_its_own_point(run, caplog):
     sink = opened(run)
     sink.write([Point("a", 1.0, 2**63, 1.7e9), Point("a", 2.0, 2**63 - 1, 1.7e9), Point("b", 3.0, -(2**63) - 1, 1.7e9)])
-    assert stored(run, sink).data.metrics == {"a": 2.0}
+    assert stored_run(run, sink).data.metrics == {"a": 2.0}
     assert sink.refused == 2
     assert "beyond 64 bits" in caplog.text
 
@@ -235,22 +239,22 @@ def test_a_step_beyond_64_bits_costs_only_its_own_point(run, caplog):
 NO_TIMES = [math.nan, math.inf, -math.inf, 1e300, -1e300, 1e16, None, "yesterday"]
 
 
-def test_a_time_that_cannot_be_stored_costs_only_its_own_point(run, caplog):
+def test_an_invalid_time_drops_only_its_own_point(run, caplog):
     sink = opened(run)
     sink.write([Point("odd", 1.0, step, wall_time) for step, wall_time in enumerate(NO_TIMES)])
     sink.write([Point("loss", 1.0, 1, math.nan), Point("loss", 2.0, 2, 1.7e9)])
-    assert stored(run, sink).data.metrics == {"loss": 2.0}
+    assert stored_run(run, sink).data.metrics == {"loss": 2.0}
     assert sink.refused == len(NO_TIMES) + 1
     assert caplog.text.count("cannot be stored as a time") == 2  # once for each metric
 
 
-def test_a_run_whose_beginning_is_no_time_begins_now(run):
+def test_a_run_with_an_invalid_creation_time_starts_now(run):
     run = dataclasses.replace(run, created=math.nan)
-    assert abs(stored(run, opened(run)).info.start_time / 1000 - time.time()) < 60
+    assert abs(stored_run(run, opened(run)).info.start_time / 1000 - time.time()) < 60
 
 
-def test_a_point_that_mlflow_refuses_costs_only_itself(run, caplog):
-    # no point of ours is refused, so one is made that our own checks let through
+def test_a_point_that_mlflow_rejects_drops_only_itself(run, caplog):
+    # our checks catch all known cases; text as a value passes them and fails in MLflow
     sink = opened(run)
     points = [Point("loss", float(step), step, 1.7e9 + step) for step in range(50)]
     points[17] = Point("text", "no number", 17, 1.7e9)
@@ -260,7 +264,7 @@ def test_a_point_that_mlflow_refuses_costs_only_itself(run, caplog):
     assert "'text'" in caplog.text
 
 
-def test_the_database_is_in_wal_mode_and_open_for_readers(run):
+def test_the_database_is_in_wal_mode_so_readers_block_no_writes(run):
     sink = opened(run)
     path = run.mlflow_dir / "mlflow.db"
     connection = sqlite3.connect(path)
@@ -271,10 +275,10 @@ def test_the_database_is_in_wal_mode_and_open_for_readers(run):
         sink.write([Point("loss", 1.0, 1, 1.7e9)])  # an open reader does not stop the writer
     finally:
         connection.close()
-    assert stored(run, sink).data.metrics == {"loss": 1.0}
+    assert stored_run(run, sink).data.metrics == {"loss": 1.0}
 
 
-def test_a_deleted_experiment_is_explained_and_points_wait_for_its_return(run, caplog):
+def test_points_wait_until_a_deleted_experiment_is_restored(run, caplog):
     opened(run)
     client = client_of(run)
     experiment_id = client.get_experiment_by_name("my app").experiment_id
@@ -286,10 +290,10 @@ def test_a_deleted_experiment_is_explained_and_points_wait_for_its_return(run, c
     assert "my app" in thread.error
     client.restore_experiment(experiment_id)
     assert thread.close("FINISHED", 20)
-    assert stored(run, sink).data.metrics == {"loss": 1.0}
+    assert stored_run(run, sink).data.metrics == {"loss": 1.0}
 
 
-def test_a_run_deleted_meanwhile_keeps_its_points_until_it_is_restored(run):
+def test_points_wait_until_a_deleted_run_is_restored(run):
     sink = opened(run)
     client_of(run).delete_run(sink.run_id)
     points = [Point("loss", 1.0, 1, 1.7e9), Point("loss", 0.5, 2, 1.7e9)]
@@ -303,7 +307,7 @@ def test_a_run_deleted_meanwhile_keeps_its_points_until_it_is_restored(run):
     assert len(client_of(run).get_metric_history(sink.run_id, "loss")) == 2
 
 
-def test_an_experiment_deleted_meanwhile_is_named_with_what_restores_it(run):
+def test_a_deleted_experiment_is_named_with_the_restore_command(run):
     sink = opened(run)
     client = client_of(run)
     experiment_id = client.get_experiment_by_name("my app").experiment_id
@@ -313,7 +317,7 @@ def test_an_experiment_deleted_meanwhile_is_named_with_what_restores_it(run):
 
 
 @pytest.mark.parametrize("deleted", ["database", "directory", "run"])
-def test_what_was_deleted_while_a_run_wrote_to_it_is_said_once_and_filled_at_the_next_start(run, caplog, deleted):
+def test_a_store_deleted_during_a_run_is_refilled_at_the_next_start(run, caplog, deleted):
     source, sink = MemoryHistory(points(0, 10)), MlflowSink()
     thread = SinkThread(sink, run, source, first_delay_s=0.01)
     assert thread.flush(SOON_S)
@@ -331,24 +335,24 @@ def test_what_was_deleted_while_a_run_wrote_to_it_is_said_once_and_filled_at_the
         add(thread, source, points(first, 10))
         assert not thread.flush(0.1)
     assert thread.health.is_gone
-    began = time.monotonic()
+    started_at = time.monotonic()
     assert not thread.close("FINISHED", SOON_S)
-    assert time.monotonic() - began < SOON_S / 2
+    assert time.monotonic() - started_at < SOON_S / 2
     warnings = [record.getMessage() for record in caplog.records if "trieye rebuild" in record.getMessage()]
     assert len(warnings) == 1
     assert f"`trieye rebuild {run.run_dir} --sink mlflow`" in warnings[0]
-    again = SinkThread(sink := MlflowSink(), dataclasses.replace(run, mlflow_run_id=sink.run_id), source)
-    assert again.close("FINISHED", SOON_S)
+    next_thread = SinkThread(sink := MlflowSink(), dataclasses.replace(run, mlflow_run_id=sink.run_id), source)
+    assert next_thread.close("FINISHED", SOON_S)
     assert sorted(m.step for m in client_of(run).get_metric_history(sink.run_id, "m")) == list(range(40))
 
 
-def test_a_store_that_cannot_be_made_is_explained(tmp_path):
+def test_a_store_that_cannot_be_created_is_explained(tmp_path):
     (tmp_path / "app").write_text("a file where the app's directory belongs")
     with pytest.raises(TrieyeError, match=r"MLflow at sqlite:.* failed to open: .*directory is writable"):
         opened(make_run_info(tmp_path))
 
 
-def test_a_given_client_and_run_are_used_as_they_are(run, tmp_path):
+def test_an_injected_client_and_run_are_used_unchanged(run, tmp_path):
     client = client_of(run)
     run_id = client.create_run(client.create_experiment("theirs")).info.run_id
     sink = opened(make_run_info(tmp_path / "here", mlflow_run_id=run_id), client=client)
@@ -357,8 +361,8 @@ def test_a_given_client_and_run_are_used_as_they_are(run, tmp_path):
     assert not (tmp_path / "here").exists()
 
 
-def test_a_store_of_files_in_an_explicit_uri_still_works(tmp_path):
-    # in a process of its own: MLflow reads the environment, and the run must not leave it changed for other tests
+def test_a_file_store_in_an_explicit_uri_works(tmp_path):
+    # in a separate process, as MLflow reads the environment, which other tests share
     program = f"""
 from pathlib import Path
 from mlflow import MlflowClient

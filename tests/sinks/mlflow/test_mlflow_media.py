@@ -1,4 +1,4 @@
-"""Pictures and texts become artifacts of the MLflow run."""
+"""Images and texts become artifacts of the MLflow run."""
 
 import io
 import json
@@ -36,27 +36,27 @@ def files(run, sink):
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_a_picture_is_kept_under_its_name_and_step(run, sink):
+def test_an_image_is_stored_under_its_name_and_step(run, sink):
     assert isinstance(sink, MediaSink)
     sink.log_media(image("eval/board", 7))
     sink.log_media(image("eval/board", -8))
-    kept = files(run, sink)
-    assert set(kept) == {"images/eval/board/step_7.png", "images/eval/board/step_-8.png"}
-    assert (np.asarray(Image.open(io.BytesIO(kept["images/eval/board/step_7.png"]))) == PIXELS).all()
+    stored_files = files(run, sink)
+    assert set(stored_files) == {"images/eval/board/step_7.png", "images/eval/board/step_-8.png"}
+    assert (np.asarray(Image.open(io.BytesIO(stored_files["images/eval/board/step_7.png"]))) == PIXELS).all()
 
 
-def test_a_text_is_kept_as_markdown(run, sink):
+def test_a_text_is_stored_as_markdown(run, sink):
     sink.log_media(text())
     assert files(run, sink) == {"texts/note/step_7.md": "# Größe\n".encode()}
 
 
-def test_what_comes_again_replaces_itself(run, sink):
+def test_a_repeated_text_replaces_the_earlier_one(run, sink):
     sink.log_media(text(text="first"))
     sink.log_media(text(text="second"))
     assert files(run, sink) == {"texts/note/step_7.md": b"second"}
 
 
-def test_a_histogram_is_no_error(run, sink):
+def test_a_histogram_is_ignored_without_an_error(run, sink):
     sink.log_media(media.histogram("weights", [1.0, 2.0], step=1, time=1.7e9))
     assert files(run, sink) == {}
 
@@ -78,7 +78,7 @@ def test_a_histogram_is_no_error(run, sink):
         "%2e",
     ],
 )
-def test_a_name_never_leaves_the_directory_of_its_kind(run, sink, name, tmp_path):
+def test_image_names_cannot_escape_the_image_directory(run, sink, name, tmp_path):
     before = set(tmp_path.rglob("*.png"))
     sink.log_media(image(name))
     ((path, content),) = files(run, sink).items()
@@ -88,13 +88,13 @@ def test_a_name_never_leaves_the_directory_of_its_kind(run, sink, name, tmp_path
     assert len(set(tmp_path.rglob("*.png")) - before) == 1
 
 
-def test_names_that_differ_only_at_their_end_stay_apart(run, sink):
+def test_names_that_differ_only_at_the_end_stay_distinct(run, sink):
     for name in ("é" * 250, "é" * 251, "@" * 60, "@" * 61):
         sink.log_media(text(name))
     assert len(files(run, sink)) == 4
 
 
-def test_a_store_that_cannot_be_written_means_not_now(run, sink):
+def test_a_failed_write_can_be_retried(run, sink):
     directory = run.mlflow_dir / "artifacts" / sink.run_id / "artifacts"
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.write_text("a file where the artifacts belong")
@@ -105,12 +105,12 @@ def test_a_store_that_cannot_be_written_means_not_now(run, sink):
     assert MlflowClient(tracking_uri=run.tracking_uri).list_artifacts(sink.run_id, "images/board")
 
 
-def test_the_tag_of_tables_never_outgrows_what_mlflow_takes(run, sink):
-    names = ["/".join([f"{number:03}", *(["x" * 45] * 4)]) for number in range(45)]  # 45 of them are 10,000 characters
-    for number, name in enumerate([*names, names[-2]]):  # one comes again
+def test_the_tag_of_logged_tables_stays_within_the_limit_of_mlflow(run, sink):
+    names = ["/".join([f"{number:03}", *(["x" * 45] * 4)]) for number in range(45)]  # 45 names have 10,000 characters
+    for number, name in enumerate([*names, names[-2]]):  # repeats one name
         sink.log_media(table.table(name, {"a": [number]}, step=1, time=1.7e9))
     tag = MlflowClient(run.tracking_uri).get_run(sink.run_id).data.tags["mlflow.loggedArtifacts"]
-    known = [held["path"].split("/")[1] for held in json.loads(tag)]
-    assert known == [*(f"{number:03}" for number in range(45 - len(known), 43)), "044", "043"]
+    listed = [entry["path"].split("/")[1] for entry in json.loads(tag)]
+    assert listed == [*(f"{number:03}" for number in range(45 - len(listed), 43)), "044", "043"]
     assert 7500 < len(tag) <= 8000
     assert len(files(run, sink)) == 45

@@ -1,4 +1,4 @@
-"""What happens when the MLflow server is away."""
+"""Runs continue without their MLflow server."""
 
 import logging
 import socket
@@ -32,7 +32,7 @@ def run(tmp_path, port):
     return make_run_info(tmp_path, tracking_uri=f"http://127.0.0.1:{port}")
 
 
-def test_an_unreachable_server_costs_neither_time_nor_points(run, port, caplog):
+def test_an_unreachable_server_blocks_nothing_and_loses_no_points(run, port, caplog):
     other = MemorySink()
     sink = MlflowSink()
     source = MemoryHistory()
@@ -59,7 +59,7 @@ def test_an_unreachable_server_costs_neither_time_nor_points(run, port, caplog):
     assert "delivered when the run is restarted" in warnings[1]
 
 
-def test_a_server_that_never_answers_does_not_hold_up_the_end(tmp_path):
+def test_a_server_that_never_answers_does_not_delay_the_end(tmp_path):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

@@ -1,4 +1,4 @@
-"""Points that come twice: after a kill of the hub with the same times, after a rewind with other ones."""
+"""Points that are delivered twice: after a kill with the same times, after a rewind with other times."""
 
 import dataclasses
 import random
@@ -44,7 +44,7 @@ def expected():
     return [(step * 0.25, step) for step in range(NUM_STEPS)]
 
 
-def test_what_comes_again_after_a_kill_is_there_once(run):
+def test_points_redelivered_after_a_kill_are_stored_once(run):
     points = [point for step in zip(*map(points_of, METRICS), strict=True) for point in step]
     first = opened(run)
     write(first, points[:2400])
@@ -61,7 +61,7 @@ def test_what_comes_again_after_a_kill_is_there_once(run):
     assert latest(run, third) == dict.fromkeys(("loss", "episode/return", "acc_x40_1"), (NUM_STEPS - 1) * 0.25)
 
 
-def test_any_overlap_and_order_leaves_each_point_once_and_the_latest_value_right(run):
+def test_overlapping_redeliveries_store_each_point_once_with_the_latest_value(run):
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     points = points_of("loss")
@@ -76,7 +76,7 @@ def test_any_overlap_and_order_leaves_each_point_once_and_the_latest_value_right
     assert latest(run, sink) == {"loss": (NUM_STEPS - 1) * 0.25}
 
 
-def test_points_of_a_rewound_branch_come_only_if_they_differ(run):
+def test_points_of_a_rewound_branch_are_stored_only_if_they_differ(run):
     first = opened(run)
     branch = points_of("loss", 200)
     write(first, branch)
@@ -84,14 +84,14 @@ def test_points_of_a_rewound_branch_come_only_if_they_differ(run):
     second.note_superseded(branch[100:])
     rerun = [Point("loss", step * 0.25 + (step >= 150), step, 1.8e9 + step) for step in range(100, 220)]
     write(second, rerun, size=33)
-    kept = [(step * 0.25, step) for step in range(200)]
+    original = [(step * 0.25, step) for step in range(200)]
     assert sorted(histories(run, second, ["loss"])["loss"]) == sorted(
-        [*kept, *((step * 0.25 + 1, step) for step in range(150, 220))]
+        [*original, *((step * 0.25 + 1, step) for step in range(150, 220))]
     )
     assert latest(run, second) == {"loss": 219 * 0.25 + 1}
 
 
-def test_a_write_that_is_repeated_leaves_the_same_points_out(run):
+def test_a_repeated_write_omits_the_same_points(run):
     first = opened(run)
     write(first, points_of("loss", 10))
     first.note_superseded(points_of("loss", 10))
@@ -100,12 +100,12 @@ def test_a_write_that_is_repeated_leaves_the_same_points_out(run):
     assert sorted(histories(run, first, ["loss"])["loss"]) == expected()[:12]
 
 
-def test_a_store_that_knows_nothing_of_the_run_gets_all_of_it(run):
+def test_another_store_without_the_run_receives_all_points(run):
     source = MemoryHistory(points_of("loss", 30))
     assert SinkThread(MlflowSink(), run, source).close("KILLED", 60.0)
     assert source.cursor("mlflow").index == 30
-    elsewhere = dataclasses.replace(run, tracking_uri=f"sqlite:///{run.mlflow_dir / 'other.db'}")
+    run_in_other_store = dataclasses.replace(run, tracking_uri=f"sqlite:///{run.mlflow_dir / 'other.db'}")
     source.append(points_of("loss", 40)[30:])
     sink = MlflowSink()
-    assert SinkThread(sink, elsewhere, source).close("FINISHED", 60.0)
-    assert sorted(step for _, step in histories(elsewhere, sink, ("loss",))["loss"]) == list(range(40))
+    assert SinkThread(sink, run_in_other_store, source).close("FINISHED", 60.0)
+    assert sorted(step for _, step in histories(run_in_other_store, sink, ("loss",))["loss"]) == list(range(40))

@@ -1,4 +1,4 @@
-"""Members of a sweep and the run above them."""
+"""Members of a sweep and their parent run."""
 
 import dataclasses
 
@@ -35,11 +35,11 @@ def member(run, number, **changes):
 
 def parents(client, view=ViewType.ACTIVE_ONLY):
     experiment = client.get_experiment_by_name("app")
-    found = client.search_runs([experiment.experiment_id], f"tags.`{SWEEP_PARENT_TAG}` = 'true'", view)
-    return {run.info.run_id: run for run in found}
+    parent_runs = client.search_runs([experiment.experiment_id], f"tags.`{SWEEP_PARENT_TAG}` = 'true'", view)
+    return {run.info.run_id: run for run in parent_runs}
 
 
-def test_members_of_a_sweep_are_shown_below_one_run(run, client):
+def test_members_of_a_sweep_share_a_parent_run(run, client):
     sinks = [member(run, number) for number in range(3)]
     ((parent_id, parent),) = parents(client).items()
     assert parent.info.run_name == "2026-11-21/07-41-45"
@@ -54,14 +54,14 @@ def test_members_of_a_sweep_are_shown_below_one_run(run, client):
         assert SWEEP_PARENT_TAG not in tags
 
 
-def test_a_run_of_its_own_has_no_parent(run, client):
+def test_a_run_without_a_sweep_has_no_parent(run, client):
     sink = member(run, 0, group=None)
     assert PARENT_TAG not in client.get_run(sink.run_id).data.tags
     assert parents(client) == {}
 
 
 def test_every_sweep_has_its_own_parent(run, client):
-    # LIKE is not strict about some of these
+    # SQL's LIKE would confuse some of these
     groups = [
         GROUP,
         GROUP + "/",
@@ -76,11 +76,11 @@ def test_every_sweep_has_its_own_parent(run, client):
         group: client.get_run(member(run, number, group=group).run_id).data.tags[PARENT_TAG]
         for number, group in enumerate(groups)
     }
-    again = {
+    later_ids = {
         group: client.get_run(member(run, number + 100, group=group).run_id).data.tags[PARENT_TAG]
         for number, group in enumerate(groups)
     }
-    assert again == ids
+    assert later_ids == ids
     assert {group: run.data.tags[SWEEP_TAG] for group, run_id in ids.items() for run in [client.get_run(run_id)]} == {
         group: group for group in groups
     }
@@ -91,11 +91,11 @@ def test_every_sweep_has_its_own_parent(run, client):
     ("group", "name"),
     [(GROUP, "2026-11-21/07-41-45"), ("/sweep", "sweep"), ("sweep", "sweep"), ("/", "/"), ("a/b/c/", "b/c")],
 )
-def test_a_sweep_is_named_after_the_end_of_its_directory(group, name):
+def test_a_sweep_is_named_by_the_last_parts_of_its_directory(group, name):
     assert sweep_name(group) == name
 
 
-def test_the_parent_runs_from_the_first_member_to_the_last(run, client):
+def test_the_parent_is_running_while_any_member_is(run, client):
     statuses = []
     first = member(run, 1)
     ((parent_id, parent),) = parents(client).items()
@@ -112,28 +112,28 @@ def test_a_preempted_member_leaves_its_parent_running(run, client):
     assert [parent.info.status for parent in parents(client).values()] == ["RUNNING"]
 
 
-def test_a_member_is_found_again_and_never_taken_for_its_parent(run, client):
+def test_a_restarted_member_continues_its_run_and_is_no_parent(run, client):
     first = member(run, 1)
     first.close("FINISHED")
-    again = member(run, 1)
-    assert again.run_id == first.run_id
-    assert again.run_id not in parents(client)
+    restarted = member(run, 1)
+    assert restarted.run_id == first.run_id
+    assert restarted.run_id not in parents(client)
     assert len(parents(client)) == 1
 
 
-def test_a_deleted_parent_is_replaced_and_does_not_stop_a_member(run, client):
+def test_a_deleted_parent_is_replaced_and_stops_no_member(run, client):
     first = member(run, 1)
     (deleted,) = parents(client)
     client.delete_run(deleted)
     first.close("FINISHED")
     assert client.get_run(first.run_id).info.status == "FINISHED"
-    again = member(run, 1)
+    restarted = member(run, 1)
     (new,) = parents(client)
     assert new != deleted
-    assert client.get_run(again.run_id).data.tags[PARENT_TAG] == new
+    assert client.get_run(restarted.run_id).data.tags[PARENT_TAG] == new
 
 
-def test_of_several_parents_the_oldest_wins(client, experiment_id):
+def test_the_oldest_of_several_parents_is_used(client, experiment_id):
     tags = {SWEEP_TAG: GROUP, SWEEP_PARENT_TAG: "true"}
     younger, older = (client.create_run(experiment_id, start_time=at, tags=tags).info.run_id for at in (2000, 1000))
     assert sweep_parent(client, experiment_id, GROUP) == older
@@ -155,7 +155,7 @@ class LateClient:
         return self._client.search_runs(*arguments) if has_searched else []
 
 
-def test_who_comes_second_in_a_race_deletes_its_own_parent(client, experiment_id):
+def test_the_loser_of_a_creation_race_deletes_its_own_parent(client, experiment_id):
     winner = sweep_parent(client, experiment_id, GROUP)
     assert sweep_parent(LateClient(client), experiment_id, GROUP) == winner
     assert set(parents(client)) == {winner}

@@ -1,4 +1,4 @@
-"""What a process that dies while it makes the MLflow database leaves to the next one."""
+"""Creating the MLflow database, also after a process was killed during its creation."""
 
 import contextlib
 import logging
@@ -29,7 +29,7 @@ from pathlib import Path
 import mlflow.store.tracking.sqlalchemy_store
 from trieye.sinks.mlflow import store
 from trieye.sinks.mlflow.sink import MlflowSink
-importlib.reload(store)  # in a warm program it copies tables
+importlib.reload(store)  # a warm program copies tables instead of creating them
 from trieye.testing import make_run_info
 print("ready", flush=True)
 MlflowSink().open(make_run_info(Path(sys.argv[1])))
@@ -37,8 +37,8 @@ MlflowSink().open(make_run_info(Path(sys.argv[1])))
 
 
 @pytest.fixture
-def _tables_of_its_own(monkeypatch):
-    """Let MLflow make the tables, which elsewhere are copies."""
+def _real_tables(monkeypatch):
+    """Let MLflow create the tables, which other tests copy."""
     monkeypatch.setattr(store, "_make_tables", warm.make_tables)
 
 
@@ -66,8 +66,8 @@ def execute(path, *statements):
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("_tables_of_its_own")
-def test_a_process_killed_amid_the_migrations_leaves_no_database(tmp_path):
+@pytest.mark.usefixtures("_real_tables")
+def test_a_process_killed_during_migrations_leaves_no_partial_database(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n"
     path = database_of(tmp_path)
@@ -84,32 +84,32 @@ def num_tables_in(path):
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
             return connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]
-    except sqlite3.Error:  # not there yet, or locked
+    except sqlite3.Error:  # missing or locked
         return -1
 
 
 @pytest.fixture
 def path(run_with_store):
-    """Return where a copy of a whole and empty database is."""
+    """Return the path of an intact database without runs."""
     return run_with_store.mlflow_dir / "mlflow.db"
 
 
-def test_a_file_that_is_no_database_is_left_alone_and_explained(tmp_path, path):
+def test_a_file_that_is_no_database_is_reported_and_unchanged(tmp_path, path):
     path.write_bytes(b"not a database " * 1000)
     with pytest.raises(TrieyeError, match="file is not a database"):
         MlflowSink().open(make_run_info(tmp_path))
     assert path.read_bytes().startswith(b"not a database")
 
 
-def test_a_whole_database_without_runs_is_used_as_it_is(tmp_path, path):
+def test_an_intact_database_without_runs_is_reused(tmp_path, path):
     execute(path, "INSERT INTO workspaces (name) VALUES ('of the user')")
     open_and_write(tmp_path)
     assert execute(path, "SELECT count(*) FROM workspaces WHERE name = 'of the user'") == [[(1,)]]
     assert names_in(path.parent) == {"mlflow.db"}
 
 
-@pytest.mark.usefixtures("_tables_of_its_own")
-def test_drafts_of_dead_processes_and_journals_without_their_database_go(tmp_path):
+@pytest.mark.usefixtures("_real_tables")
+def test_drafts_of_dead_processes_and_orphaned_journals_are_removed(tmp_path):
     path = database_of(tmp_path)
     path.parent.mkdir(parents=True)
     for suffix in (".new-1", ".new-1-journal", "-wal", "-journal"):
@@ -119,11 +119,9 @@ def test_drafts_of_dead_processes_and_journals_without_their_database_go(tmp_pat
     assert execute(path, "PRAGMA journal_mode", "PRAGMA integrity_check") == [[("wal",)], [("ok",)]]
 
 
-@pytest.mark.usefixtures("_tables_of_its_own")
+@pytest.mark.usefixtures("_real_tables")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_database_is_made_where_a_link_leads_without_a_word_and_its_name_survives_a_power_loss(
-    tmp_path, monkeypatch, caplog, capfd
-):
+def test_a_database_is_created_durably_at_the_target_of_a_link(tmp_path, monkeypatch, caplog, capfd):
     link, target = database_of(tmp_path), tmp_path / "a b [1] ü#" / "real.db"
     link.parent.mkdir(parents=True)
     link.symlink_to(target)

@@ -1,4 +1,4 @@
-"""A real MLflow server on this machine: what is not the same as with a database that one opens oneself."""
+"""A real MLflow server on this machine, in aspects that differ from a local database."""
 
 import dataclasses
 import subprocess
@@ -29,7 +29,7 @@ def port():
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, port, warm_programs):
-    """Start a server, which has all it stores in a directory, at the first use."""
+    """Start a server with all its data in a directory, at the first use."""
     root = tmp_path_factory.mktemp("server")
     prepare_database(root / "server.db")
     command = [sys.executable, str(Path(__file__).parents[1] / "mlflow_server.py"), str(root), str(port)]
@@ -62,9 +62,11 @@ def opened(run, **options):
     return sink
 
 
-def test_points_arrive_when_the_server_comes_up(tmp_path, port, request):  # the first test: no other has started one
+def test_points_arrive_when_the_server_comes_up(
+    tmp_path, port, request
+):  # the first test, before another starts the server
     run, source = make_run_info(tmp_path, tracking_uri=f"http://127.0.0.1:{port}"), MemoryHistory(points(1200))
-    assert not SinkThread(MlflowSink(), run, source).close("KILLED", 2)  # an attempt that never sees the server
+    assert not SinkThread(MlflowSink(), run, source).close("KILLED", 2)  # an attempt without the server
     sink = MlflowSink()
     source.append(points(1500)[1200:])
     second = SinkThread(sink, run, source)
@@ -82,7 +84,7 @@ def test_points_arrive_when_the_server_comes_up(tmp_path, port, request):  # the
     assert source.cursor("mlflow").index == 1500
 
 
-def test_what_comes_again_is_there_once(run, client):
+def test_repeated_points_are_stored_once(run, client):
     sink = opened(run)
     for first, end in ((0, 1000), (1000, 2000), (500, 1500), (2000, 2500), (0, 1000), (1200, 2200)):
         sink.write(points(2500)[first:end])
@@ -91,7 +93,7 @@ def test_what_comes_again_is_there_once(run, client):
     assert client.get_run(sink.run_id).data.metrics == {"loss": 2499 * 0.25}
 
 
-def test_members_that_start_at_once_get_one_parent(run, client):
+def test_members_that_start_concurrently_share_a_parent(run, client):
     members = [dataclasses.replace(run, run_id=str(number), group="/it's/a sweep") for number in range(NUM_MEMBERS)]
     with ThreadPoolExecutor(NUM_MEMBERS) as pool:
         sinks = list(pool.map(opened, members))
@@ -101,12 +103,12 @@ def test_members_that_start_at_once_get_one_parent(run, client):
     for sink in sinks:
         sink.close("FINISHED")
     (parent_id,) = {client.get_run(sink.run_id).data.tags["mlflow.parentRunId"] for sink in sinks}
-    everything = client.search_runs([parent.info.experiment_id])
-    assert {run.info.run_id for run in everything} == {parent_id, *(sink.run_id for sink in sinks)}
+    all_runs = client.search_runs([parent.info.experiment_id])
+    assert {run.info.run_id for run in all_runs} == {parent_id, *(sink.run_id for sink in sinks)}
     assert client.get_run(parent_id).info.status == "FINISHED"
 
 
-def test_pictures_and_texts_arrive(run, client, tmp_path):
+def test_images_and_texts_are_stored(run, client, tmp_path):
     sink = opened(run)
     for _ in range(2):
         sink.log_media(media.image("a b:c/é@1", [[0.0, 1.0]], step=3, time=1.7e9))
@@ -118,7 +120,7 @@ def test_pictures_and_texts_arrive(run, client, tmp_path):
     assert Path(downloaded).read_text(encoding="utf-8") == "# Größe"
 
 
-def test_the_machine_is_watched(run, client):
+def test_system_metrics_are_logged(run, client):
     sink = opened(run, system_metrics_interval_s=0.2)
     wait_until(lambda: "system/cpu_utilization_percentage" in client.get_run(sink.run_id).data.metrics)
     sink.close("FINISHED")

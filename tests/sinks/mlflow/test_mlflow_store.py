@@ -45,50 +45,50 @@ print(json.dumps(sink.run_id))
 """
 
 
-def test_the_end_of_a_run_waits_for_the_other_runs_that_are_before_it_at_the_database(run_with_store, monkeypatch):
+def test_a_patient_close_waits_for_other_writers_of_the_database(run_with_store, monkeypatch):
     monkeypatch.setattr("trieye.sinks.fan_out.CLOSE_GRACE_S", 0.0)
-    database, others = run_with_store.mlflow_dir / "mlflow.db", threading.Event()
+    database, has_started = run_with_store.mlflow_dir / "mlflow.db", threading.Event()
 
-    def be_before_it():
+    def hold_the_lock():
         with database_lock(run_with_store.tracking_uri), closing(sqlite3.connect(database)) as connection:
-            others.set()
+            has_started.set()
             for number in range(15):
                 connection.execute("INSERT INTO experiment_tags VALUES (?, '', 0)", (f"tag {number}",))
                 connection.commit()
                 time.sleep(0.1)
 
-    before = threading.Thread(target=be_before_it)
-    before.start()
-    assert others.wait(20)
+    other_writer = threading.Thread(target=hold_the_lock)
+    other_writer.start()
+    assert has_started.wait(20)
     fan_out = FanOut([sink := MlflowSink()], run_with_store, MemoryHistory([Point("m", 0.5, 1, 1.7e9)]))
     assert fan_out.close("FINISHED", 0.8, patient=True)
-    before.join()
+    other_writer.join()
     client = MlflowClient(tracking_uri=run_with_store.tracking_uri)
     assert [point.step for point in client.get_metric_history(sink.run_id, "m")] == [1]
 
 
-def test_a_database_that_others_keep_locked_is_busy_and_one_that_is_gone_is_not(run_with_store):
+def test_a_locked_database_is_busy_but_a_missing_one_is_not(run_with_store):
     class Client:
-        place = run_with_store.mlflow_dir / "mlflow.db"
+        path = run_with_store.mlflow_dir / "mlflow.db"
 
         def log_batch(self, run_id, **entities):  # MLflow's own waits 20 s
-            with closing(sqlite3.connect(f"file:{self.place}?mode=rw", uri=True, timeout=0)) as connection:
+            with closing(sqlite3.connect(f"file:{self.path}?mode=rw", uri=True, timeout=0)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
 
     sink, run = MlflowSink(client=Client()), dataclasses.replace(run_with_store, mlflow_run_id="abc", tags={"a": "b"})
-    with closing(sqlite3.connect(Client.place)) as other:
+    with closing(sqlite3.connect(Client.path)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(SinkBusyError, match=r"mlflow\.db is locked by other processes"):
             sink.open(run)
     sink.open(run)
-    Client.place = Client.place / "gone"
+    Client.path = Client.path / "gone"
     with pytest.raises(TrieyeError, match="failed to write") as raised:
         sink.set_tags({"a": "b"})
     assert not isinstance(raised.value, SinkBusyError)
 
 
 @pytest.mark.slow
-def test_many_processes_may_open_a_fresh_database_at_once(tmp_path):
+def test_processes_can_create_the_database_concurrently(tmp_path):
     children = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(number), str(tmp_path)],
@@ -101,7 +101,7 @@ def test_many_processes_may_open_a_fresh_database_at_once(tmp_path):
     ]
     for child in children:
         assert child.stdout.readline() == "ready\n"
-    for child in children:  # all have imported everything: now they race for the schema
+    for child in children:  # all imports are done: the processes race for the schema
         child.stdin.write("go\n")
         child.stdin.flush()
     outputs = [child.communicate(timeout=200) for child in children]
@@ -122,15 +122,15 @@ def test_many_processes_may_open_a_fresh_database_at_once(tmp_path):
         assert sum(map(len, histories)) == 1000
 
 
-def test_a_store_whose_password_was_left_out_is_never_asked(tmp_path, monkeypatch):
+def test_a_store_with_a_redacted_password_is_never_contacted(tmp_path, monkeypatch):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         server.settimeout(0)
-        place = f"127.0.0.1:{server.getsockname()[1]}"
+        address = f"127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://bob:s3cret@elsewhere")
         with pytest.raises(ConfigurationError, match=r"set the environment variable MLFLOW_TRACKING_URI") as caught:
-            MlflowSink().open(make_run_info(tmp_path, tracking_uri=f"http://ann:***@{place}"))
+            MlflowSink().open(make_run_info(tmp_path, tracking_uri=f"http://ann:***@{address}"))
         assert "currently http://bob:***@elsewhere" in str(caught.value)
         with pytest.raises(BlockingIOError):
             server.accept()
@@ -144,12 +144,14 @@ def environment(monkeypatch):
 
 
 def settings(uri=None):
-    """Return what MLflow goes by in a thread of its own: one that prepares its client for a store, or a user's."""
-    from mlflow import environment_variables  # those of now: a test may have loaded MLflow anew
+    """Return MLflow's settings in a new thread, which first prepares the client for `uri` unless it is None."""
+    from mlflow import environment_variables  # imported here, as a test may have reloaded MLflow
 
     names = ("HTTP_REQUEST_MAX_RETRIES", "HTTP_REQUEST_TIMEOUT", "ALLOW_FILE_STORE", "SUPPRESS_PRINTING_URL_TO_STDOUT")
-    variables = [getattr(environment_variables, f"MLFLOW_{name}", None) for name in names]  # an older MLflow lacks one
-    with ThreadPoolExecutor(1) as pool:  # this thread may have opened a sink in another test
+    variables = [
+        getattr(environment_variables, f"MLFLOW_{name}", None) for name in names
+    ]  # older versions of MLflow lack one
+    with ThreadPoolExecutor(1) as pool:  # another test may have opened a sink in this thread
         if uri is not None:
             pool.submit(prepare_client, uri).result()
         return [None if variable is None else pool.submit(variable.get).result() for variable in variables]
@@ -169,22 +171,24 @@ def settings(uri=None):
         ),
     ],
 )
-def test_what_a_store_needs_is_set_for_our_threads_only(environment, uri, expected):
-    before, found = settings(), settings(uri)
+def test_settings_of_a_store_apply_to_our_threads_only(environment, uri, expected):
+    before, actual = settings(), settings(uri)
     assert before[:2] != [1, 30]
-    assert [value if wanted is None else wanted for value, wanted in zip(found, expected, strict=True)] == found
+    assert [value if wanted is None else wanted for value, wanted in zip(actual, expected, strict=True)] == actual
     assert settings() == before
     assert not [name for name in os.environ if name.startswith("MLFLOW_")]
 
 
-def test_settings_of_the_user_stay(environment):
+def test_user_settings_take_precedence(environment):
     environment.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "6")
     assert settings("https://localhost:1")[:2] == [6, 30]
 
 
-def test_what_a_database_refuses_is_told_by_the_sink_and_not_by_a_traceback_for_each_retry(caplog, monkeypatch):
+def test_database_errors_of_mlflow_are_logged_only_outside_sink_threads(caplog, monkeypatch):
     prepare_client("sqlite:///store.db")
-    monkeypatch.setattr(logging.getLogger("mlflow"), "propagate", True)  # without, only newer pytests see its records
+    monkeypatch.setattr(
+        logging.getLogger("mlflow"), "propagate", True
+    )  # otherwise, older versions of pytest miss its records
     fail = partial(logging.getLogger("mlflow.store.db.utils").error, "SQLAlchemy database error")
     sink = threading.Thread(target=fail, name="trieye-sink-mlflow")
     sink.start()
@@ -196,13 +200,13 @@ def test_what_a_database_refuses_is_told_by_the_sink_and_not_by_a_traceback_for_
 
 @pytest.fixture
 def moved(run_with_store, tmp_path):
-    """A store with a run that ended and one that did not, each with a file, moved to another root; the run there."""
+    """Move a store with a finished and an unfinished run, each with a file; return the moved run and the run ids."""
     (tmp_path / "a.txt").write_text("a")
     opened = {}
     for run_id, status in (("ended", "FINISHED"), ("alive", "RUNNING")):
         opened[run_id] = sink = MlflowSink()
         sink.open(dataclasses.replace(run_with_store, run_id=run_id))
-        # not by MLflow, which remembers for the life of a process where a run has its files
+        # written directly, as MLflow caches the artifact directory of a run for the life of the process
         directory = run_with_store.mlflow_dir / "artifacts" / sink.run_id / "artifacts"
         directory.mkdir(parents=True)
         (directory / "a.txt").write_text("a")
@@ -213,7 +217,7 @@ def moved(run_with_store, tmp_path):
     return make_run_info(tmp_path / "new"), {name: sink.run_id for name, sink in opened.items()}
 
 
-def places(run, ids):
+def artifact_uris(run, ids):
     client = MlflowClient(tracking_uri=run.tracking_uri)
     return {name: client.get_run(run_id).info.artifact_uri for name, run_id in ids.items()}
 
@@ -222,26 +226,26 @@ def artifact_uri(run, run_id):
     return (run.mlflow_dir / "artifacts" / run_id / "artifacts").as_uri()
 
 
-def test_a_store_that_was_moved_finds_its_artifacts_and_leaves_a_run_under_way_alone(moved, tmp_path, caplog):
+def test_a_moved_store_updates_artifact_paths_except_of_running_runs(moved, tmp_path, caplog):
     run, ids = moved
-    before = places(run, ids)
+    before = artifact_uris(run, ids)
     sink = MlflowSink()
     sink.open(dataclasses.replace(run, run_id="new"))
     sink.log_artifact(tmp_path / "a.txt", None)
-    assert places(run, ids) == {"ended": artifact_uri(run, ids["ended"]), "alive": before["alive"]}
+    assert artifact_uris(run, ids) == {"ended": artifact_uri(run, ids["ended"]), "alive": before["alive"]}
     assert "was moved: 1 of its runs" in caplog.text
     MlflowSink().open(dataclasses.replace(run, run_id="alive", mlflow_run_id=ids["alive"]))
-    assert places(run, ids)["alive"] == artifact_uri(run, ids["alive"])
+    assert artifact_uris(run, ids)["alive"] == artifact_uri(run, ids["alive"])
     client = MlflowClient(tracking_uri=run.tracking_uri)
     listed = {name: [file.path for file in client.list_artifacts(run_id)] for name, run_id in ids.items()}
     assert listed == {"ended": ["a.txt"], "alive": ["a.txt"]}
     assert not (tmp_path / "app").exists()
 
 
-def test_a_store_that_was_copied_writes_nothing_into_the_first_one(moved, tmp_path):
+def test_a_copied_store_writes_nothing_into_the_original(moved, tmp_path):
     run, ids = moved
     shutil.copytree(tmp_path / "new", tmp_path / "app_of_before")
-    (tmp_path / "app_of_before" / "app").rename(tmp_path / "app")  # the rows of both say that they are here
+    (tmp_path / "app_of_before" / "app").rename(tmp_path / "app")  # the rows of both stores refer to this path
     sink = MlflowSink()
     sink.open(dataclasses.replace(run, run_id="alive", mlflow_run_id=ids["alive"]))
     sink.log_artifact(tmp_path / "a.txt", "more")
@@ -249,18 +253,18 @@ def test_a_store_that_was_copied_writes_nothing_into_the_first_one(moved, tmp_pa
     assert not list((tmp_path / "app").rglob("more"))
 
 
-def test_artifacts_that_were_not_moved_and_places_that_the_user_chose_stay(moved, tmp_path):
+def test_unmoved_artifacts_and_user_defined_locations_are_unchanged(moved, tmp_path):
     run, ids = moved
-    shutil.move(run.mlflow_dir / "artifacts", tmp_path / "app" / "mlruns" / "artifacts")  # only the database was
-    before = places(run, ids)
+    shutil.move(run.mlflow_dir / "artifacts", tmp_path / "app" / "mlruns" / "artifacts")  # only the database has moved
+    before = artifact_uris(run, ids)
     client = MlflowClient(tracking_uri=run.tracking_uri)
     chosen = client.create_experiment("other", artifact_location=(tmp_path / "gone" / "mlruns" / "artifacts").as_uri())
     MlflowSink().open(dataclasses.replace(run, run_id="ended", mlflow_run_id=ids["ended"]))
-    assert places(run, ids) == before
+    assert artifact_uris(run, ids) == before
     assert client.get_experiment(chosen).artifact_location == (tmp_path / "gone" / "mlruns" / "artifacts").as_uri()
 
 
-def test_a_database_that_was_replaced_is_opened_again(tmp_path):
+def test_a_replaced_database_is_reopened(tmp_path):
     path, backup = tmp_path / "mlflow.db", tmp_path / "backup.db"
     client = MlflowClient(f"sqlite:///{path}")
     client.create_experiment("first")

@@ -34,7 +34,7 @@ def steps_of(run, sink, name="system/cpu_utilization_percentage"):
     return sorted(metric.step for metric in client.get_metric_history(sink.run_id, name))
 
 
-def test_the_machine_is_watched_as_long_as_the_sink_is_open(run, caplog):
+def test_system_metrics_are_logged_while_the_sink_is_open(run, caplog):
     sink = opened(run)
     sink.write([Point("loss", 1.0, 1, 1.7e9)])
     wait_until(lambda: "system/disk_usage_megabytes" in metrics_of(run, sink))
@@ -46,7 +46,7 @@ def test_the_machine_is_watched_as_long_as_the_sink_is_open(run, caplog):
     assert caplog.records == []
 
 
-def test_a_later_attempt_goes_on_with_the_steps(run):
+def test_a_later_attempt_continues_the_steps(run):
     for _ in range(2):
         sink = opened(run)
         before = len(steps_of(run, sink))
@@ -56,19 +56,19 @@ def test_a_later_attempt_goes_on_with_the_steps(run):
     assert steps == list(range(len(steps)))
 
 
-def test_there_are_none_unless_asked_for(run):
+def test_system_metrics_are_disabled_by_default(run):
     sink = opened(run, None)
     assert not has_thread()
     sink.close("FINISHED")
 
 
 @pytest.mark.parametrize(("settings", "interval_s"), [({}, None), ({"system_metrics": True}, 10.0)])
-def test_the_config_reaches_the_sink(settings, interval_s):
+def test_the_sink_receives_the_interval_of_the_config(settings, interval_s):
     (sink,) = make_sinks(SinksConfig(mlflow={"enabled": True, **settings}))
     assert sink._system_metrics_interval_s == interval_s
 
 
-def test_a_missing_psutil_costs_the_system_metrics_only(run, monkeypatch, caplog):
+def test_a_missing_psutil_disables_only_the_system_metrics(run, monkeypatch, caplog):
     for name in [name for name in sys.modules if name.startswith("mlflow.system_metrics")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psutil", None)
@@ -83,7 +83,7 @@ def test_a_missing_psutil_costs_the_system_metrics_only(run, monkeypatch, caplog
 
 
 class Interrupted:
-    """A monitor whose store is away for a while."""
+    """A monitor whose store is temporarily unavailable."""
 
     sampling_interval = 0.01
 
@@ -102,19 +102,19 @@ class Interrupted:
 
     def publish_metrics(self, metrics):
         if not self.works:
-            raise ConnectionError("the store is away")
+            raise ConnectionError("the store is unavailable")
         self.published += 1
 
     def flush(self):
         self.flushed += 1
-        raise ConnectionError("the store is away")
+        raise ConnectionError("the store is unavailable")
 
 
-def test_an_outage_ends_nothing_and_is_told_once(caplog):
+def test_an_outage_is_reported_once_and_sampling_continues(caplog):
     monitor = Interrupted()
     metrics = SystemMetrics(monitor)
     wait_until(lambda: monitor.tries > 3)
-    assert caplog.text.count("the store is away") == 1
+    assert caplog.text.count("the store is unavailable") == 1
     monitor.works = True
     wait_until(lambda: monitor.published > 3)
     metrics.stop()

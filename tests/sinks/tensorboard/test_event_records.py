@@ -22,11 +22,11 @@ def framed_by_tensorboard(records):
 
 
 @pytest.mark.parametrize("longest", [5, 300, 2000, 4096, 4097, 6000, 8193, 100_003])
-def test_records_are_the_same_as_those_of_tensorboard(longest):
+def test_records_are_byte_identical_to_tensorboards(longest):
     random = np.random.default_rng(longest)
     records = [random.bytes(size) for size in [4, longest, *random.integers(4, longest, 40)]]
     assert frame(records) == framed_by_tensorboard(records)
 
 
-def test_no_records_are_no_bytes():
+def test_framing_no_records_yields_no_bytes():
     assert frame([]) == b""

@@ -11,7 +11,7 @@ def parsed(records):
     return [Event.FromString(record) for record in records]
 
 
-def test_points_of_a_step_share_an_event_when_they_share_the_time():
+def test_points_of_equal_step_and_time_share_an_event():
     points = [Point("a", 1.0, 1, 10.5), Point("b", 2.0, 1, 10.5), Point("c", 3.0, 1, 11.5), Point("a", 4.0, 2, 12.0)]
     events = parsed(scalars(points))
     assert [(event.step, event.wall_time, [value.tag for value in event.summary.value]) for event in events] == [
@@ -21,7 +21,7 @@ def test_points_of_a_step_share_an_event_when_they_share_the_time():
     ]
 
 
-def test_an_event_stays_small_whatever_a_step_holds():
+def test_events_stay_small_for_steps_with_many_metrics():
     points = [Point(f"layer_{number}/" + "x" * 200, 1.0, 1, 10.5) for number in range(1000)]
     events = parsed(scalars(points))
     assert max(len(event.summary.value) for event in events) <= 64
@@ -29,14 +29,14 @@ def test_an_event_stays_small_whatever_a_step_holds():
 
 
 @pytest.mark.parametrize("value", [1e300, -1e300, 1e-300, 3.4028235e38])
-def test_values_beyond_single_precision_do_not_stop_the_others(value):
+def test_values_beyond_single_precision_do_not_block_other_points(value):
     (event,) = parsed(scalars([Point("a", value, 1, 10.5), Point("b", 1.0, 1, 10.5)]))
-    assert [found.tag for found in event.summary.value] == ["a", "b"]
+    assert [summary.tag for summary in event.summary.value] == ["a", "b"]
 
 
-def test_names_that_are_no_text_do_not_stop_the_others():
+def test_invalid_metric_names_do_not_block_other_points():
     (event,) = parsed(scalars([Point("a\ud800", 1.0, 1, 10.5), Point("b", 2.0, 1, 10.5)]))
-    assert [(found.tag, found.simple_value) for found in event.summary.value] == [("a\\ud800", 1.0), ("b", 2.0)]
+    assert [(summary.tag, summary.simple_value) for summary in event.summary.value] == [("a\\ud800", 1.0), ("b", 2.0)]
 
 
 def params_shown(tmp_path, params):
@@ -45,7 +45,7 @@ def params_shown(tmp_path, params):
     assert value.tag == hparams.SESSION_START_INFO_TAG
     shown = hparams.parse_session_start_info_plugin_data(value.metadata.plugin_data.content)
     assert (shown.group_name, shown.start_time_secs) == ("my run", 12.5)
-    return {name: getattr(found, found.WhichOneof("kind")) for name, found in shown.hparams.items()}
+    return {name: getattr(parameter, parameter.WhichOneof("kind")) for name, parameter in shown.hparams.items()}
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def params_shown(tmp_path, params):
         ("\ud800", "\\ud800"),
     ],
 )
-def test_parameters_are_shown_as_what_they_look_like(tmp_path, text, shown):
-    (found,) = params_shown(tmp_path, {"p": text}).values()
-    assert (type(found), found) == (type(shown), shown)
+def test_parameters_are_shown_with_the_type_of_their_text(tmp_path, text, shown):
+    (parameter,) = params_shown(tmp_path, {"p": text}).values()
+    assert (type(parameter), parameter) == (type(shown), shown)
 
 
-def test_a_file_begins_with_its_version():
+def test_a_file_starts_with_its_version():
     assert [event.file_version for event in parsed(header(restarted=False))] == ["brain.Event:2"]

@@ -5,7 +5,7 @@ from trieye.testing import make_run_info
 
 
 class Writer:
-    """What trieye 0.1.5 let one inject."""
+    """A writer as users of trieye 0.1.5 could inject it."""
 
     def __init__(self):
         self.calls = []
@@ -20,7 +20,7 @@ class Writer:
         self.calls.append("close")
 
 
-def test_a_given_writer_is_used_as_it_is(tmp_path):
+def test_an_injected_writer_receives_points_and_calls(tmp_path):
     run, writer = make_run_info(tmp_path), Writer()
     sink = ScalarWriterSink(writer)
     sink.open(run)
@@ -31,5 +31,5 @@ def test_a_given_writer_is_used_as_it_is(tmp_path):
     assert not run.tensorboard_dir.exists()
 
 
-def test_it_does_not_claim_that_it_can_take_points_back():
+def test_the_scalar_writer_sink_is_not_resumable():
     assert not isinstance(ScalarWriterSink(Writer()), Resumable)

@@ -29,12 +29,12 @@ def scalars_of(run, tag="a"):
 
 
 def params_of(run):
-    """Return the parameters that the HParams dashboard shows: those that came first."""
+    """Return the parameters in the HParams dashboard, which shows the first summary."""
     shown = loaded(run).summary_metadata.get(hparams.SESSION_START_INFO_TAG)
     if shown is None:
         return None
-    found = hparams.parse_session_start_info_plugin_data(shown.plugin_data.content).hparams
-    return {name: value.number_value for name, value in found.items()}
+    parameters = hparams.parse_session_start_info_plugin_data(shown.plugin_data.content).hparams
+    return {name: value.number_value for name, value in parameters.items()}
 
 
 class TestContract(SinkContract):
@@ -72,8 +72,8 @@ def point(step, value=1.0):
     return Point("a", value, step, 10.5 + step)
 
 
-@pytest.mark.parametrize("is_own", [False, True], ids=["the run's directory", "a directory of their own"])
-def test_files_deleted_while_a_run_writes_to_them_are_said_once_and_written_anew_at_the_next_start(run, is_own, caplog):
+@pytest.mark.parametrize("is_own", [False, True], ids=["the run directory", "a separate directory"])
+def test_files_deleted_during_a_run_are_rewritten_at_the_next_start(run, is_own, caplog):
     run = run if is_own else replace(run, tensorboard_dir=run.run_dir)
     source = MemoryHistory(points(0, 10))
     thread = SinkThread(TensorboardSink(0.01), run, source, first_delay_s=0.01)
@@ -91,12 +91,12 @@ def test_files_deleted_while_a_run_writes_to_them_are_said_once_and_written_anew
     assert [step for step, _ in scalars_of(run, "m")] == list(range(40))
 
 
-def test_it_is_all_that_a_sink_can_be():
+def test_the_tensorboard_sink_implements_all_protocols():
     sink = TensorboardSink()
     assert all(isinstance(sink, protocol) for protocol in (Tracker, MediaSink, Flushable, Resumable))
 
 
-def test_an_attempt_goes_on_where_the_one_before_was_known_to_be(run, open_sink):
+def test_an_attempt_resumes_at_the_recorded_position(run, open_sink):
     first = open_sink()
     assert first.resume(None)
     first.write([point(1), point(2)])
@@ -110,7 +110,7 @@ def test_an_attempt_goes_on_where_the_one_before_was_known_to_be(run, open_sink)
     assert scalars_of(run) == [(step, 1.0) for step in (1, 2, 3, 4, 5)]
 
 
-def test_an_attempt_that_wrote_nothing_has_the_position_of_the_one_before(run, open_sink):
+def test_an_idle_attempt_keeps_the_previous_position(run, open_sink):
     first = open_sink()
     first.write([point(1)])
     position = first.position()
@@ -121,7 +121,7 @@ def test_an_attempt_that_wrote_nothing_has_the_position_of_the_one_before(run, o
     assert len(list(run.tensorboard_dir.iterdir())) == 1
 
 
-def test_what_came_before_the_first_position_comes_again(run, open_sink):
+def test_points_before_the_first_position_are_rewritten_once(run, open_sink):
     first = open_sink()
     first.write([point(1)])
     first.flush()
@@ -132,7 +132,7 @@ def test_what_came_before_the_first_position_comes_again(run, open_sink):
     assert scalars_of(run) == [(1, 1.0), (2, 1.0)]
 
 
-def test_a_lost_file_is_written_again_from_the_beginning(run, open_sink):
+def test_a_lost_file_is_rewritten_from_the_start(run, open_sink):
     first = open_sink()
     first.log_params({"lr": "0.1"})
     first.write([point(1)])
@@ -150,11 +150,11 @@ def test_a_lost_file_is_written_again_from_the_beginning(run, open_sink):
 
 
 @pytest.mark.parametrize("position", ["", "7", "{}x", '{"place": ["a", "b", 3]}', '{"place": ["../a", 1, 3]}'])
-def test_a_position_that_says_nothing_leads_to_a_new_beginning(open_sink, position):
+def test_an_invalid_position_cannot_be_resumed(open_sink, position):
     assert not open_sink().resume(position)
 
 
-def test_the_newest_value_of_each_parameter_is_shown_whichever_attempt_brings_it(run, open_sink):
+def test_the_latest_value_of_each_parameter_is_shown_across_attempts(run, open_sink):
     first = open_sink()
     first.log_params({"lr": "0.1", "loop.steps": "100"})
     first.log_params({"gamma": "0.9"})
@@ -171,7 +171,7 @@ def test_the_newest_value_of_each_parameter_is_shown_whichever_attempt_brings_it
     assert scalars_of(run) == [(1, 1.0), (2, 1.0)]
 
 
-def test_parameters_of_a_run_without_values_are_shown(run, open_sink):
+def test_parameters_are_shown_without_any_points(run, open_sink):
     sink = open_sink()
     assert not run.tensorboard_dir.exists()
     sink.log_params({"lr": "0.1"})
@@ -179,7 +179,7 @@ def test_parameters_of_a_run_without_values_are_shown(run, open_sink):
     assert params_of(run) == {"lr": 0.1}
 
 
-def test_a_damaged_file_of_parameters_costs_no_value(run, open_sink):
+def test_a_damaged_parameter_file_loses_no_points(run, open_sink):
     first = open_sink()
     first.log_params({"lr": "0.1"})
     first.write([point(1)])
@@ -194,7 +194,7 @@ def test_a_damaged_file_of_parameters_costs_no_value(run, open_sink):
     assert scalars_of(run) == [(1, 1.0)]
 
 
-def test_parameters_come_again_after_a_rewind(run, open_sink):
+def test_parameters_are_shown_after_a_rewind(run, open_sink):
     sink = open_sink()
     sink.log_params({"lr": "0.1"})
     sink.write([point(1)])
@@ -206,7 +206,7 @@ def test_parameters_come_again_after_a_rewind(run, open_sink):
     assert params_of(run) == {"lr": 0.1}
 
 
-def test_tags_and_files_are_taken_and_not_shown(run, open_sink, tmp_path):
+def test_tags_and_artifacts_are_accepted_but_not_written(run, open_sink, tmp_path):
     sink = open_sink()
     sink.set_tags({"a": "b"})
     sink.log_artifact(tmp_path, None)
@@ -214,7 +214,7 @@ def test_tags_and_files_are_taken_and_not_shown(run, open_sink, tmp_path):
     assert not run.tensorboard_dir.exists()
 
 
-def test_histograms_pictures_and_texts_can_be_read_back(run, open_sink):
+def test_histograms_images_and_texts_can_be_read_back(run, open_sink):
     sink = open_sink()
     values = np.arange(100.0)
     for step in (1, 2):
@@ -233,13 +233,13 @@ def test_histograms_pictures_and_texts_can_be_read_back(run, open_sink):
         (step, [[24.75 * step * n, 24.75 * step * (n + 1), 25.0] for n in range(4)]) for step in (1, 2)
     ]
     assert [(step, text.item().decode()) for step, text in tensors("t")] == [(1, "# é 1"), (2, "# é 2")]
-    pictures = accumulator.Images("i")
-    assert [(event.step, event.width, event.height) for event in pictures] == [(1, 3, 2), (2, 3, 2)]
-    pixels = [Image.open(io.BytesIO(event.encoded_image_string)).getpixel((0, 0)) for event in pictures]
+    images = accumulator.Images("i")
+    assert [(event.step, event.width, event.height) for event in images] == [(1, 3, 2), (2, 3, 2)]
+    pixels = [Image.open(io.BytesIO(event.encoded_image_string)).getpixel((0, 0)) for event in images]
     assert pixels == [(40, 40, 40), (80, 80, 80)]
 
 
-def test_a_full_disk_while_closing_may_be_tried_again(run, open_sink, tmp_path):
+def test_a_failed_close_can_be_retried(run, open_sink, tmp_path):
     run.run_dir.mkdir(parents=True)
     run.tensorboard_dir.write_text("in the way")
     sink = open_sink()

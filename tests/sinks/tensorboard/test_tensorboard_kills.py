@@ -1,4 +1,4 @@
-"""A process that writes is killed at random moments, again and again, until everything is written."""
+"""A writing process is killed at random moments and restarted until all points are written."""
 
 import json
 import random
@@ -34,7 +34,7 @@ sink.open(make_run_info(root))
 if not sink.resume(position):
     sink.clear()
     index = 0
-frame(scalars([Point("a", float(step), step, 10.5) for step in range(400)]))  # imports and tables take their time
+frame(scalars([Point("a", float(step), step, 10.5) for step in range(400)]))  # warm-up
 print("ready", index, flush=True)
 while index < num_points:
     end = min(num_points, index + chance.randint(1, 400))
@@ -51,31 +51,31 @@ sink.close("FINISHED")
 
 
 def attempt(root, seed, delay_s):
-    """Run the writer, kill it after some time, and tell whether it came to its end, and where it began."""
+    """Run the writer, kill it after a delay; return whether it finished, and the index of its first point."""
     arguments = [str(root), str(root / "cursor.json"), str(NUM_POINTS), str(seed)]
     with subprocess.Popen([sys.executable, "-c", WRITER, *arguments], stdout=subprocess.PIPE, text=True) as process:
-        begun_at = int(process.stdout.readline().split()[1])
+        first_index = int(process.stdout.readline().split()[1])
         deadline = None if delay_s is None else time.monotonic() + delay_s
         try:
             process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
-    return process.returncode == 0, begun_at
+    return process.returncode == 0, first_index
 
 
 @pytest.mark.slow
-def test_every_point_is_there_exactly_once_after_kills_at_random_moments(tmp_path):
+def test_every_point_is_written_exactly_once_despite_random_kills(tmp_path):
     seed = random.randrange(2**32)
-    print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
+    print(f"seed {seed}")  # noqa: T201 - pytest shows it if the test fails
     chance = random.Random(seed)
-    begun_at = []
+    first_indices = []
     for number in range(NUM_KILLS):
-        done, index = attempt(tmp_path, seed + number, chance.uniform(0.0, 0.08))
-        begun_at.append(index)
-        if done:
+        is_finished, index = attempt(tmp_path, seed + number, chance.uniform(0.0, 0.08))
+        first_indices.append(index)
+        if is_finished:
             break
     assert attempt(tmp_path, seed, None)[0]
-    assert begun_at == sorted(begun_at)
+    assert first_indices == sorted(first_indices)
     files = sorted(make_run_info(tmp_path).tensorboard_dir.iterdir())
     steps = [event.step for path in files for event in EventFileLoader(str(path)).Load() if event.summary.value]
     assert steps == list(range(NUM_POINTS))
@@ -85,7 +85,7 @@ def test_every_point_is_there_exactly_once_after_kills_at_random_moments(tmp_pat
     assert len(files) > 1
 
 
-def test_a_kill_before_the_first_cursor_leaves_nothing_twice(tmp_path):
+def test_a_kill_before_the_first_cursor_duplicates_no_points(tmp_path):
     for seed in range(3):
         attempt(tmp_path, seed, 0.01)
         (tmp_path / "cursor.json").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A real `tensorboard` reads along while the sink writes; its JSON routes are what its pages are made of."""
+"""A real `tensorboard` reads while the sink writes; its pages are rendered from the JSON routes tested here."""
 
 import importlib.util
 import json
@@ -46,14 +46,14 @@ class Server:
             return json.loads(data) if "json" in response.headers["Content-Type"] else data
 
     def scalars(self, tag):
-        """Return (step, value) of a curve, or None as long as it is not there."""
+        """Return (step, value) of a curve, or None before it exists."""
         if tag not in self.get("scalars/tags").get(RUN, {}):
             return None
         return [(step, value) for _, step, value in self.get("scalars/scalars", run=RUN, tag=tag)]
 
-    def wait_for(self, tag, wanted):
-        """Wait until a curve is as wanted."""
-        wait_until(lambda: self.scalars(tag) == wanted, pause_s=0.1)
+    def wait_for(self, tag, expected):
+        """Wait until a curve has the expected points."""
+        wait_until(lambda: self.scalars(tag) == expected, pause_s=0.1)
 
 
 @pytest.fixture(params=["true", "false"], ids=["data server", "loader in Python"])
@@ -69,8 +69,8 @@ def server(request, tmp_path):
         text=True,
     ) as process:
         try:
-            url = next(found[0] for line in process.stderr if (found := re.search(r"http://\S+", line)))
-            rest = threading.Thread(target=process.stderr.read)  # it must not fill the pipe
+            url = next(match[0] for line in process.stderr if (match := re.search(r"http://\S+", line)))
+            rest = threading.Thread(target=process.stderr.read)  # so that the pipe never fills
             rest.start()
             yield Server(url)
         finally:
@@ -91,7 +91,7 @@ def write(sink, first, end, value):
     sink.flush()
 
 
-def test_each_dashboard_shows_what_was_logged(server, sink):
+def test_each_dashboard_shows_the_logged_values(server, sink):
     sink.log_params({"lr": "0.1", "env": "CartPole"})
     sink.log_media(media.histogram("h", np.arange(100.0), bins=4, step=3, time=10.5))
     sink.log_media(media.image("i", np.zeros((2, 3), np.uint8), step=3, time=10.5))
@@ -113,7 +113,7 @@ def test_each_dashboard_shows_what_was_logged(server, sink):
     assert [(metric["name"]["tag"], metric["value"]) for metric in group["metricValues"]] == [("a", 1.0)]
 
 
-def test_a_server_that_reads_along_shows_the_surviving_branch(server, sink, tmp_path):
+def test_a_running_server_shows_the_surviving_branch(server, sink, tmp_path):
     write(sink, 0, 20, 1.0)
     position = sink.position()
     server.wait_for("a", [(step, 1.0) for step in range(20)])

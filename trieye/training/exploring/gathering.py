@@ -52,7 +52,7 @@ def explore(config: TrainingConfig) -> Path:
         ConfigurationError: The file exists, or the environment cannot be created.
     """
     run_dir = RunFiles(config.persistence).run_base_dir
-    saved = load_checkpoint(run_dir, reference_of(config.explore.checkpoint, asked="explore.checkpoint").which)
+    saved = load_checkpoint(run_dir, reference_of(config.explore.checkpoint, option="explore.checkpoint").which)
     policy = policy_of(run_dir, saved)
     run_config, limit = policy.config, config.explore_steps
     env = run_config.env.model_copy(update={"num": config.env.num, "normalize_rewards": False})
