@@ -72,7 +72,7 @@ def check(root: Path, kills: int) -> tuple[dict[str, Any], list[str]]:
     (run_dir,) = root.glob(".trieye_data/*/runs/*")
     record = RunRecord.read(run_dir / "run.json")
     if record is None or (record.attempt, record.status) != (kills + 1, "FINISHED"):
-        problems.append(f"the run is {record}")
+        problems.append(f"not FINISHED after {kills + 1} attempts: {record}")
     table = read_history(run_dir)
     rows = zip(*(table[name].to_pylist() for name in ("metric", "step", "value")), strict=True)
     history = Counter((name, step, round(value, 4)) for name, step, value in rows)

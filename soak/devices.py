@@ -1,8 +1,8 @@
 """Train the algorithms of the template on one device and resume on another, and optionally time each precision.
 
-Without a GPU, it only repeats `training_kills`. After a resume on another device, the weights equal the
-checkpoint bit for bit, training completes with finite weights on the new device, and one warning states that the
-resume is not bit-exact. `training_kills --device cuda` tests a bit-exact resume on the same device.
+Without a GPU, it only repeats `training_kills`. After a resume on another device, the weights must equal the
+checkpoint bit for bit, training must complete with finite weights on the new device, and one warning must state that
+the resume is not bit-exact. `training_kills --device cuda` tests a bit-exact resume on the same device.
 """
 
 import argparse

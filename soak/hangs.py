@@ -204,7 +204,7 @@ def problems_of(root: Path, location: str, kind: str, code: int, expected: int, 
     if not was_killed:
         env_steps = int((root / "progress").read_text())
         if record is None or record.status != "KILLED":
-            problems.append(f"run.json is {record}")
+            problems.append(f"the status is not KILLED: {record}")
         if step < env_steps:
             problems.append(f"{step} of {env_steps} environment steps are saved")
     until = time.monotonic() + (RAY_AGENTS_S if was_killed and location == "ray" else 10.0)

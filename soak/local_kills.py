@@ -1,7 +1,7 @@
 """Kill the only process of a run with `runtime=local` repeatedly, and count the delivered events.
 
 Two variants: a run that only logs and continues with the next step after each kill; and a run that saves checkpoints
-and resumes from them, whose curves must equal those without kills.
+and resumes from them, whose curves must equal the curves of a run without kills.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Kill a training with SIGKILL and resume it from its mirror in an empty directory, repeatedly; compare the result."""
+"""Kill a training repeatedly, and resume it each time in an empty directory from its mirror, without any difference."""
 
 import argparse
 import contextlib

@@ -70,7 +70,7 @@ def check(root: Path, kills: int) -> list[str]:
     (run_dir,) = root.glob(".trieye_data/*/runs/*")
     record, problems = RunRecord.read(run_dir / "run.json"), []
     if record is None or (record.attempt, record.status) != (kills + 1, "FINISHED"):
-        problems.append(f"the run is {record}")
+        problems.append(f"not FINISHED after {kills + 1} attempts: {record}")
     saved: dict[int, list[Any]] = {}
     resumed: list[int] = []
     for kind, step, *digest in read_digests(root):
