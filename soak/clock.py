@@ -1,6 +1,6 @@
-"""Set the clock back and forward by days between the attempts of a run: times stay sane and intervals go on.
+"""Shift the clock by days between the attempts of a run, and check the times and intervals of its points.
 
-Each attempt is a process of its own, in which Python's clock is shifted before anything else is imported.
+Each attempt is a separate process, which shifts the clock of Python before it imports anything else.
 """
 
 import argparse
@@ -27,7 +27,7 @@ time.time_ns = lambda: _now_ns() + int(_by * 1e9)
 
 
 def config_of(root: Path) -> trieye.TrieyeConfig:
-    """Return a config with a metric for each kind of axis and interval."""
+    """Return a config with a metric for each type of axis and interval."""
     metrics = [
         {"name": "by_step", "raw_event_name": "value", "aggregation": "count", "log_frequency_steps": 100},
         {
@@ -63,7 +63,7 @@ def config_of(root: Path) -> trieye.TrieyeConfig:
 
 
 def attempt(root: Path, first: int, steps: int) -> None:
-    """Log some steps, 2 ms apart."""
+    """Log steps at intervals of 2 ms."""
     with trieye.Run(config_of(root)) as run:
         for step in range(first, first + steps):
             run.log({"value": float(step), "one": 1.0}, step=step)
@@ -71,7 +71,7 @@ def attempt(root: Path, first: int, steps: int) -> None:
 
 
 def soak(root: Path, *, steps: int) -> dict[str, Any]:
-    """Run an attempt for each shift of the clock and return what is wrong with the points."""
+    """Run an attempt for each shift of the clock, and return the number of points and their problems."""
     from trieye.history.history import read_history
 
     site = root / "site"
@@ -89,7 +89,7 @@ def soak(root: Path, *, steps: int) -> dict[str, Any]:
 
 
 def problems_of(rows: list[dict[str, Any]], spans: list[tuple[float, float]], steps: int) -> list[str]:
-    """Return what is wrong with the points of all attempts."""
+    """Return the problems of the points of all attempts."""
     problems = []
     for row in rows:
         times = [began - TOLERANCE_S <= row["wall_time"] <= ended + TOLERANCE_S for began, ended in spans]
@@ -99,13 +99,13 @@ def problems_of(rows: list[dict[str, Any]], spans: list[tuple[float, float]], st
     for row in rows:
         curves.setdefault(row["metric"], []).append(row)
     problems += [
-        f"{name}: not every event is counted once"
+        f"{name}: not every event is counted exactly once"
         for name in ("by_step", "by_time")
         if sum(row["value"] for row in curves[name]) != steps * len(spans)
     ]
     ages = [row["step"] for row in curves["age"]]
     if ages != sorted(ages) or min(ages) < 0:
-        problems.append(f"age goes back: {ages}")
+        problems.append(f"the steps of age decrease: {ages}")
     fewest = steps * len(spans) * 0.002 / 0.5 / 2
     most = sum(ended - began for began, ended in spans) / 0.5 + 2 * len(spans)
     problems += [
@@ -114,14 +114,14 @@ def problems_of(rows: list[dict[str, Any]], spans: list[tuple[float, float]], st
         if not fewest <= len(curves[name]) <= most
     ]
     rates = [row["value"] for row in curves["rate"] if row["value"]]
-    # events come in batches, so a short interval at the end of an attempt shows some of the one before
+    # events arrive in batches, so a short last interval of an attempt contains events of the previous interval
     if not 50 <= sorted(rates)[len(rates) // 2] <= 1000:
         problems.append(f"rate: {rates}")
     return problems
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--steps", type=int, default=2_000, help="steps of each attempt")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -132,9 +132,9 @@ def main() -> int:
         attempt(options.root, options.first, options.steps)
         return 0
     with tempfile.TemporaryDirectory() as root:
-        found = soak(Path(root), steps=options.steps)
-    print(json.dumps({"benchmark": "clock", **found, "met": not found["problems"]}))
-    return 0 if not found["problems"] else 1
+        figures = soak(Path(root), steps=options.steps)
+    print(json.dumps({"benchmark": "clock", **figures, "met": not figures["problems"]}))
+    return 0 if not figures["problems"] else 1
 
 
 if __name__ == "__main__":

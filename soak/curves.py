@@ -1,4 +1,4 @@
-"""What a run shows in each of the three places, and whether it is what was logged."""
+"""Read the curves of a run from MLflow, TensorBoard and the history, and compare them with the logged events."""
 
 import time
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ Curve = list[tuple[int, float]]
 
 
 def curves_in_mlflow(run_dir: Path) -> dict[str, Curve]:
-    """Return the curves of the one MLflow run that belongs to a run."""
+    """Return the curves in the MLflow run of a run, which must be the only MLflow run."""
     from mlflow import MlflowClient
     from mlflow.entities import ViewType
 
@@ -35,9 +35,9 @@ def curves_in_mlflow(run_dir: Path) -> dict[str, Curve]:
 
 
 def event_dir(run_dir: Path) -> Path:
-    """Return where the event files of a run are: in its directory, those of trieye 0.1.5 in one of their own."""
-    own = run_dir / "tensorboard"
-    return own if own.is_dir() else run_dir
+    """Return the directory of the event files of a run; only trieye 0.1.5 has a subdirectory for them."""
+    subdirectory = run_dir / "tensorboard"
+    return subdirectory if subdirectory.is_dir() else run_dir
 
 
 def curves_in_tensorboard(run_dir: Path) -> dict[str, Curve]:
@@ -51,11 +51,11 @@ def curves_in_tensorboard(run_dir: Path) -> dict[str, Curve]:
 
 
 def curves_in_history(run_dir: Path) -> dict[str, Curve]:
-    """Return the curves in the history of a run; none if there is no file of it."""
+    """Return the curves in the history of a run; empty if it has no files."""
     from trieye.history.history import read_history
 
     if not any((run_dir / name).exists() for name in ("journal.db", "history")):
-        return {}  # a damage took the journal before anything was in Parquet
+        return {}  # the journal was deleted before anything was written to Parquet
     table = read_history(run_dir)
     curves: defaultdict[str, Curve] = defaultdict(list)
     columns = (table[name].to_pylist() for name in ("metric", "step", "value"))
@@ -65,7 +65,7 @@ def curves_in_history(run_dir: Path) -> dict[str, Curve]:
 
 
 def deliver(config: trieye.TrieyeConfig) -> trieye.Run:
-    """Start a run once more, so that every sink gets what is left, however slow the machine is; return it closed."""
+    """Reopen a run until every sink has received its backlog, and return it closed."""
     until = time.monotonic() + DEADLINE_S
     with trieye.Run(config) as run:
         while any(sink["backlog"] for sink in run.health()["sinks"]) and time.monotonic() < until:
@@ -73,16 +73,16 @@ def deliver(config: trieye.TrieyeConfig) -> trieye.Run:
     return run
 
 
-def places(run_dir: Path) -> dict[str, dict[str, Curve]]:
-    """Return the curves in all three places, without the hub's own metrics."""
-    found = {
+def stored_curves(run_dir: Path) -> dict[str, dict[str, Curve]]:
+    """Return the curves in MLflow, TensorBoard and the history, without the metrics of the hub."""
+    curves_by_store = {
         "mlflow": curves_in_mlflow(run_dir),
         "tensorboard": curves_in_tensorboard(run_dir),
         "history": curves_in_history(run_dir),
     }
     return {
-        place: {name: curve for name, curve in curves.items() if not name.startswith("trieye/")}
-        for place, curves in found.items()
+        store: {name: curve for name, curve in curves.items() if not name.startswith("trieye/")}
+        for store, curves in curves_by_store.items()
     }
 
 
@@ -94,12 +94,13 @@ def repeated(curve: Curve) -> list[int]:
 def problems_of_prefix(
     curves: Mapping[str, Curve], name: str, *, first: int, acknowledged: int, sent: int, window: int
 ) -> list[str]:
-    """Return what is wrong with the curves `<name>/count` and `<name>/sum` of events first, first + 1, ...
+    """Return the problems of the curves `<name>/count` and `<name>/sum` of events first, first + 1, ...
 
-    Event n has step n and value n - first. What was acknowledged has to be there once, what was sent may be.
+    Event n has step n and value n - first. Acknowledged events must be counted exactly once, all
+    others at most once.
 
     Args:
-        curves: The curves of one place.
+        curves: The curves of one store.
         name: Name of the events.
         first: Step of the first event, one more than a multiple of `window`.
         acknowledged: How many events were acknowledged.
@@ -109,10 +110,10 @@ def problems_of_prefix(
     last = first + sent + window
     counts = [(step, value) for step, value in curves.get(f"{name}/count", []) if first <= step <= last]
     sums = dict(point for point in curves.get(f"{name}/sum", []) if first <= point[0] <= last)
-    found = int(sum(value for _, value in counts))
+    num_counted = int(sum(value for _, value in counts))
     problems = [f"{name}: step {step} twice" for step in repeated(counts)[:3]]
-    if not acknowledged <= found <= sent:
-        problems.append(f"{name}: {found} events, {acknowledged} acknowledged, {sent} sent")
+    if not acknowledged <= num_counted <= sent:
+        problems.append(f"{name}: {num_counted} events, {acknowledged} acknowledged, {sent} sent")
     position = 0
     for step, count in counts:
         expected = sum(range(position, position + int(count)))
@@ -132,7 +133,7 @@ def rss_mb(pid: int) -> float:
 
 
 def metrics_for(names: Iterable[str], window: int) -> list[dict[str, Any]]:
-    """Return a count and a sum metric for each event name, in windows of some steps."""
+    """Return a count and a sum metric for each event name, in windows of `window` steps."""
     return [
         {
             "name": f"{name}/{kind}",

@@ -1,8 +1,8 @@
-"""Train the algorithms of the template on one device and resume on another, and time them in each precision.
+"""Train the algorithms of the template on one device and resume on another, and optionally time each precision.
 
-Needs a GPU, or only repeats what `training_kills` shows. After a resume on another device, the weights equal the
-checkpoint bit for bit, training continues to its end with finite weights on the new device, and one warning states
-that the resume is not bit-exact. `training_kills --device cuda` shows whether a resume on the same device is.
+Without a GPU, it only repeats `training_kills`. After a resume on another device, the weights must equal the
+checkpoint bit for bit, training must complete with finite weights on the new device, and one warning must state that
+the resume is not bit-exact. `training_kills --device cuda` tests a bit-exact resume on the same device.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from trieye.experiment.loop import run_alone
 AGENTS = ("dqn", "ppo", "sac")
 STEPS = 400
 WARNING = "the resume is not bit-exact"
-TIMED = {
+PRECISIONS: dict[str, dict[str, Any]] = {
     "float32": {},
     "bfloat16": {"precision": "bfloat16"},
     "compiled": {"compile": True},
@@ -35,7 +35,7 @@ TIMED = {
 
 
 def config_of(root: Path, agent: str, run_name: str, device: str, **more: Any) -> Any:
-    """Return a config; `more` are fields of the agent."""
+    """Return a config; `more` overrides fields of the agent."""
     config = configure(root, agent, run_name, STEPS, device)
     return type(config).model_validate({**config.model_dump(), "agent": {**config.agent.model_dump(), **more}})
 
@@ -52,53 +52,53 @@ def train(config: Any, *, stop_at: int | None) -> dict[str, Any]:
 
     Args:
         config: Config of the run.
-        stop_at: Environment steps after which the run saves and stops; None: train to the end.
+        stop_at: Environment steps after which the run saves and stops; None: train to completion.
     """
     import signal
 
-    seen: dict[str, Any] = {}
+    observed: dict[str, Any] = {}
 
-    class Watched(engine_of(config)):  # type: ignore[misc]  # made by the template
+    class Watched(engine_of(config)):  # type: ignore[misc]  # a class of the generated project
         def load_checkpoint(self, state: Any) -> None:
             expected = saved_policy(config)
             super().load_checkpoint(state)
             weights = {name: tensor.cpu() for name, tensor in self.policy.state_dict().items()}
-            seen["same_weights"] = all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
-            seen["resumed_at"] = self.env_steps
+            observed["same_weights"] = all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
+            observed["resumed_at"] = self.env_steps
 
         def step(self) -> Any:
             values = super().step()
             if stop_at is not None and self.env_steps >= stop_at:
                 signal.raise_signal(signal.SIGTERM)
-            seen["devices"] = sorted({parameter.device.type for parameter in self.policy.parameters()})
-            seen["finite"] = all(bool(parameter.isfinite().all()) for parameter in self.policy.parameters())
-            seen["env_steps"], seen["updates"] = self.env_steps, self.updates
+            observed["devices"] = sorted({parameter.device.type for parameter in self.policy.parameters()})
+            observed["finite"] = all(bool(parameter.isfinite().all()) for parameter in self.policy.parameters())
+            observed["env_steps"], observed["updates"] = self.env_steps, self.updates
             return values
 
     try:
         run_alone(Watched, config)
     except trieye.RunInterrupted:
-        seen["stopped"] = True
-    return seen
+        observed["stopped"] = True
+    return observed
 
 
-def timed(config: Any, *, warm_up_s: float = 15.0, measured_s: float = 10.0) -> float:
+def updates_per_s(config: Any, *, warm_up_s: float = 15.0, measured_s: float = 10.0) -> float:
     """Return updates per second of an engine, after a warm-up."""
     engine = engine_of(config)(config)
-    begin = time.monotonic()
-    while time.monotonic() - begin < warm_up_s or engine.updates < 20:
+    began = time.monotonic()
+    while time.monotonic() - began < warm_up_s or engine.updates < 20:
         engine.advance()
-    before, begin = engine.updates, time.monotonic()
-    while time.monotonic() - begin < measured_s:
+    before, began = engine.updates, time.monotonic()
+    while time.monotonic() - began < measured_s:
         engine.advance()
     if config.agent.device != "cpu":
         torch.cuda.synchronize()
-    rate = (engine.updates - before) / (time.monotonic() - begin)
+    rate: float = (engine.updates - before) / (time.monotonic() - began)
     engine.cleanup()
     return rate
 
 
-def life(project: Path, **arguments: Any) -> tuple[dict[str, Any], str]:
+def run_child(project: Path, **arguments: Any) -> tuple[dict[str, Any], str]:
     """Run a child process; return its JSON line and its stderr."""
     command = [sys.executable, __file__, "--child", json.dumps({"project": str(project), **arguments})]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
@@ -111,28 +111,31 @@ def child(arguments: dict[str, Any]) -> None:
     """Train or time in this process, and print the observations."""
     sys.path.insert(0, arguments["project"])
     torch.set_num_threads(1)
-    root = (
-        Path(arguments["project"]).parent / arguments["run_name"]
-    )  # a new run resumes from another one below its root
+    # a separate root for each run, because a new run resumes from another run in the same root
+    root = Path(arguments["project"]).parent / arguments["run_name"]
     config = config_of(
         root, arguments["agent"], arguments["run_name"], arguments["device"], **arguments.get("more", {})
     )
-    print(json.dumps(timed(config) if arguments.get("is_timed") else train(config, stop_at=arguments.get("stop_at"))))
+    print(
+        json.dumps(
+            updates_per_s(config) if arguments.get("is_timed") else train(config, stop_at=arguments.get("stop_at"))
+        )
+    )
 
 
-def crossed(project: Path, agent: str, saved_on: str, resumed_on: str) -> dict[str, Any]:
+def resume_across(project: Path, agent: str, saved_on: str, resumed_on: str) -> dict[str, Any]:
     """Train on one device and resume on another; return the observations and the problems."""
     run_name = f"{agent}_{saved_on}_{resumed_on}".replace(":", "")
     common = {"agent": agent, "run_name": run_name}
-    first, _ = life(project, **common, device=saved_on, stop_at=STEPS // 2)
-    second, output = life(project, **common, device=resumed_on)
+    first, _ = run_child(project, **common, device=saved_on, stop_at=STEPS // 2)
+    second, output = run_child(project, **common, device=resumed_on)
     checks = {
-        "the first life did not stop": first.get("stopped"),
+        "the first attempt did not stop": first.get("stopped"),
         "did not resume": second.get("resumed_at", 0) >= STEPS // 2,
-        "other weights than the checkpoint's": second.get("same_weights"),
+        "weights differ from the checkpoint": second.get("same_weights"),
         "weights are not finite": second.get("finite"),
         f"weights are not on {resumed_on}": second.get("devices") == [resumed_on.partition(":")[0]],
-        "did not reach its end": second.get("env_steps", 0) >= STEPS,
+        "did not complete": second.get("env_steps", 0) >= STEPS,
         f"{output.count(WARNING)} warnings": output.count(WARNING) == 1,
     }
     problems = [problem for problem, is_right in checks.items() if not is_right]
@@ -140,9 +143,9 @@ def crossed(project: Path, agent: str, saved_on: str, resumed_on: str) -> dict[s
 
 
 def main() -> int:
-    """Print one JSON line per resume and per timing; the exit code is 1 if there was a problem."""
+    """Print one JSON line per resume and per timing; the exit code is 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--devices", nargs="+", default=["cpu", "cuda"], help="every ordered pair is tried")
+    parser.add_argument("--devices", nargs="+", default=["cpu", "cuda"], help="devices; every ordered pair is tested")
     parser.add_argument("--agents", nargs="+", choices=AGENTS, default=list(AGENTS))
     parser.add_argument("--time", action="store_true", help="also time updates in each precision (2 minutes)")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -155,15 +158,15 @@ def main() -> int:
         project = bake(answers_of({"project_name": "My Agent"}), Path(root))
         for agent in options.agents:
             for saved_on, resumed_on in permutations(options.devices, 2):
-                seen = crossed(project, agent, saved_on, resumed_on)
-                is_met = is_met and not seen["problems"]
+                observed = resume_across(project, agent, saved_on, resumed_on)
+                is_met = is_met and not observed["problems"]
                 line = {"agent": agent, "env": CASES[agent][1]["id"], "saved_on": saved_on, "resumed_on": resumed_on}
-                print(json.dumps({"benchmark": "devices", **line, **seen}), flush=True)
+                print(json.dumps({"benchmark": "devices", **line, **observed}), flush=True)
         for device in options.devices if options.time else []:
-            for name, more in TIMED.items():
+            for name, more in PRECISIONS.items():
                 shape = {"hidden_sizes": [1024, 1024], "batch_size": 1024, "updates_per_env_step": 1.0, **more}
                 shape |= {"learning_starts": 1024}
-                rate, _ = life(project, agent="dqn", run_name="timed", device=device, more=shape, is_timed=True)
+                rate, _ = run_child(project, agent="dqn", run_name="timed", device=device, more=shape, is_timed=True)
                 line = {"agent": "dqn", "device": device, "precision": name, "updates_per_s": rate}
                 print(json.dumps({"benchmark": "devices", **line}), flush=True)
     return 0 if is_met else 1

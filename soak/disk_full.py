@@ -1,6 +1,6 @@
-"""Let the disk be full for a while: accepted events stay, the policy decides about the others, and one error says so.
+"""Log to a full disk: accepted events survive, the overflow policy applies to the others, and one error reports it.
 
-A limit on the size of files (RLIMIT_FSIZE) stands in for the disk: no file of the process can grow beyond it.
+A limit on the size of files (RLIMIT_FSIZE) simulates the full disk: no file of the process can grow beyond it.
 """
 
 import argparse
@@ -14,46 +14,46 @@ import time
 from pathlib import Path
 from typing import Any
 
-from curves import curves_in_history, metrics_for, places
+from curves import curves_in_history, metrics_for, stored_curves
 
 import trieye
 
 WINDOW = 100
-FULL_BYTES = 4096
+LIMIT_BYTES = 4096
 BATCH = 200
-STILL_S = 1.0
+BLOCKED_S = 1.0
 PATIENCE_S = 30.0
 
 
 class Messages(logging.Handler):
-    """Keeps what the library says."""
+    """Stores the warnings and errors of the library."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a message."""
+        """Store a message."""
         self.texts.append(record.getMessage())
 
 
 class Disk:
-    """The disk of this process, which can be full."""
+    """A simulated disk of this process, which can be filled and freed."""
 
     def __init__(self) -> None:
         self._soft, self._hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(self) -> None:
-        """Let no file grow any more."""
-        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, self._hard))
+        """Prevent files from growing."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, self._hard))
 
     def free(self) -> None:
-        """Let files grow again."""
+        """Remove the limit."""
         resource.setrlimit(resource.RLIMIT_FSIZE, (self._soft, self._hard))
 
 
 class Trainer(threading.Thread):
-    """Logs without pause, as fast as it is let."""
+    """Logs events as fast as the run accepts them."""
 
     def __init__(self, run: trieye.Run) -> None:
         super().__init__(daemon=True)
@@ -69,12 +69,12 @@ class Trainer(threading.Thread):
                 self._run.log("value", float(self.num_logged), step=self.num_logged)
             time.sleep(0.005)
 
-    def stands_still(self, patience_s: float) -> bool:
-        """Tell whether it logs nothing for a second; on a busy machine it takes a while to fill what may wait."""
+    def is_blocked(self, patience_s: float) -> bool:
+        """Wait up to `patience_s` for a second without events; on a busy machine, the buffer of events fills slowly."""
         until = time.monotonic() + patience_s
         while time.monotonic() < until:
             before = self.num_logged
-            time.sleep(STILL_S)
+            time.sleep(BLOCKED_S)
             if self.num_logged == before:
                 return True
         return False
@@ -102,11 +102,11 @@ def soak(root: Path, overflow: str, *, full_s: float, calm_s: float) -> dict[str
         disk.fill()
         try:
             time.sleep(full_s)
-            went_on = not trainer.stands_still(PATIENCE_S if overflow == "block" else STILL_S)
+            is_training = not trainer.is_blocked(PATIENCE_S if overflow == "block" else BLOCKED_S)
         finally:
             disk.free()
-        if went_on != (overflow == "drop"):
-            problems.append(f"overflow={overflow}: the training {'went on' if went_on else 'stopped'}")
+        if is_training != (overflow == "drop"):
+            problems.append(f"overflow={overflow}: the training {'continued' if is_training else 'stopped'}")
         time.sleep(1.5 * calm_s)
         trainer.stopped.set()
         trainer.join()
@@ -118,10 +118,10 @@ def soak(root: Path, overflow: str, *, full_s: float, calm_s: float) -> dict[str
         if overflow == "block" and dropped:
             problems.append(f"{dropped} dropped although the policy is block")
     logging.getLogger("trieye").removeHandler(messages)
-    for place, curves in places(run_dir).items():
+    for store, curves in stored_curves(run_dir).items():
         counted = sum(value for _, value in curves["value/count"])
         if counted != health["accepted"]:
-            problems.append(f"{place}: {counted} events, {health['accepted']} accepted")
+            problems.append(f"{store}: {counted} events, {health['accepted']} accepted")
     if overflow == "block":
         total = sum(value for _, value in curves_in_history(run_dir)["value/sum"])
         if total != num_logged * (num_logged + 1) / 2:
@@ -139,17 +139,17 @@ def soak(root: Path, overflow: str, *, full_s: float, calm_s: float) -> dict[str
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--full", type=float, default=20.0, help="seconds without room")
-    parser.add_argument("--calm", type=float, default=2.0, help="seconds with room, before and after")
+    parser.add_argument("--full", type=float, default=20.0, help="seconds with a full disk")
+    parser.add_argument("--calm", type=float, default=2.0, help="seconds with free space, before and after")
     options = parser.parse_args()
-    found = []
+    runs = []
     for overflow in ("block", "drop"):
         with tempfile.TemporaryDirectory() as root:
-            found.append(soak(Path(root), overflow, full_s=options.full, calm_s=options.calm))
-    met = all(figures["met"] for figures in found)
-    print(json.dumps({"benchmark": "disk_full", "runs": found, "met": met}))
+            runs.append(soak(Path(root), overflow, full_s=options.full, calm_s=options.calm))
+    met = all(figures["met"] for figures in runs)
+    print(json.dumps({"benchmark": "disk_full", "runs": runs, "met": met}))
     return 0 if met else 1
 
 

@@ -1,8 +1,8 @@
-"""Kill explorers, the replay, the synchronizer, the hub and the learner of one training, again and again.
+"""Kill explorers, the replay, the synchronizer, the hub and the learner of one training repeatedly.
 
-A DQN of the project template learns CartPole from two explorers in Ray, fully asynchronously. After each kill the
-training has to go on; in the end its history has every step once, versions that strictly grow, and counts that add up
-to what the training counted itself. `--agent ppo` has no replay, and its fragments must never be too stale.
+The DQN of the project template learns CartPole from two explorers in Ray, fully asynchronously. The training must
+survive each kill. At the end, its history must have every step exactly once, strictly increasing versions, and counts
+whose sums equal the counters of the training. `--agent ppo` has no replay, and its fragments must never be too stale.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 
 DEADLINE_S = 180.0
 KINDS = {
@@ -36,7 +36,7 @@ STALENESS = 2
 
 def configure(root: Path, agent: str, env_steps: int) -> Any:
     """Return the config of the run."""
-    from my_agent.config import TrainConfig
+    from my_agent.config import TrainConfig  # type: ignore[import-not-found]  # the generated project
 
     return TrainConfig(
         agent={"hidden_sizes": [32], "batch_size": 32, **AGENTS[agent]},
@@ -52,73 +52,73 @@ def configure(root: Path, agent: str, env_steps: int) -> Any:
 
 
 def train_watched(config: Any, root: Path) -> None:
-    """Train to the end, and note how many environment steps were made."""
+    """Train to completion, and record the number of environment steps in `progress`."""
     import trieye
 
     module, _, name = config.agent.engine.partition(":")
     engine = getattr(__import__(module, fromlist=[name]), name)
-    note = os.open(root / "progress", os.O_RDWR | os.O_CREAT)
+    progress = os.open(root / "progress", os.O_RDWR | os.O_CREAT)
     advance = engine.advance
 
     def watched(self: Any) -> Any:
         values = advance(self)
-        os.pwrite(note, self.env_steps.to_bytes(8, "little"), 0)
+        os.pwrite(progress, self.env_steps.to_bytes(8, "little"), 0)
         return values
 
     engine.advance = watched
     trieye.run_experiment(engine, config)
 
 
-class Life:
-    """A process that trains, and all that is its own."""
+class TrainingProcess:
+    """A training in a separate process, with the actors that it starts."""
 
-    def __init__(self, project: Path, root: Path, *given: Any, script: str = __file__) -> None:
+    def __init__(self, project: Path, root: Path, *arguments: Any, script: str = __file__) -> None:
         (root / "progress").write_bytes(b"")
-        words = json.dumps([str(project), str(root), *given])
+        words = json.dumps([str(project), str(root), *arguments])
         with (root / "log").open("ab") as log:
             self.process = subprocess.Popen([sys.executable, script, "--child", words], stdout=log, stderr=log)
         self._root = root
 
-    def made(self) -> int:
-        """Return the environment steps made."""
+    def num_env_steps(self) -> int:
+        """Return the number of environment steps."""
         path = self._root / "progress"
         return int.from_bytes(path.read_bytes(), "little") if path.exists() else 0
 
     def await_progress(self, steps: int) -> None:
-        """Return when so many more environment steps were made."""
+        """Wait for `steps` more environment steps."""
         until, first = time.monotonic() + DEADLINE_S, 0
-        while not first or self.made() < first + steps:
-            first = first or self.made()
+        while not first or self.num_env_steps() < first + steps:
+            first = first or self.num_env_steps()
             if self.process.poll() is not None:
-                raise RuntimeError(f"the training ended with {self.process.returncode}")
+                raise RuntimeError(f"the training exited with {self.process.returncode}")
             if time.monotonic() > until:
-                raise TimeoutError("the training makes no steps")
+                raise TimeoutError("the training makes no progress")
             time.sleep(0.02)
 
     def of_kind(self, kind: str) -> list[psutil.Process]:
         """Return the processes of an actor class."""
-        found = []
+        processes = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
             try:
-                found += [process] if process.cmdline()[0].startswith(f"ray::{KINDS[kind]}") else []
+                processes += [process] if process.cmdline()[0].startswith(f"ray::{KINDS[kind]}") else []
             except (psutil.Error, IndexError):
                 continue
-        return found
+        return processes
 
     def kill(self, kind: str) -> None:
-        """Kill one of a kind."""
+        """Kill one process of a kind."""
         if kind == "learner":
-            of_its_own = [process for kind in KINDS for process in self.of_kind(kind)]
+            actors = [process for kind in KINDS for process in self.of_kind(kind)]
             self.process.kill()
             self.process.wait()
-            _, alive = psutil.wait_procs(of_its_own, timeout=60)  # Ray's own take longer
+            _, alive = psutil.wait_procs(actors, timeout=60)  # processes of Ray take longer
             if alive:
-                raise TimeoutError(f"the learner left processes behind: {[process.name() for process in alive]}")
+                raise TimeoutError(f"processes survive the learner: {[process.name() for process in alive]}")
             return
-        found = self.of_kind(kind)
-        if not found:
-            raise RuntimeError(f"there was no {kind} to kill")
-        random.choice(found).send_signal(signal.SIGKILL)
+        processes = self.of_kind(kind)
+        if not processes:
+            raise RuntimeError(f"no {kind} is running")
+        random.choice(processes).send_signal(signal.SIGKILL)
 
 
 def soak(root: Path, *, agent: str, kinds: list[str], kills: int) -> dict[str, Any]:
@@ -130,33 +130,33 @@ def soak(root: Path, *, agent: str, kinds: list[str], kills: int) -> dict[str, A
     kinds = [kind for kind in kinds if agent == "dqn" or kind != "replay"]
     plan = [kinds[number % len(kinds)] for number in range(kills)]
     random.shuffle(plan)
-    life = Life(project, root, agent, 10**9)
+    training = TrainingProcess(project, root, agent, 10**9)
     try:
         for number, kind in enumerate(plan, start=1):
-            life.await_progress(random.randrange(500, 3000))
-            life.kill(kind)
-            print(f"{number} of {kills} kills: {kind}, at environment step {life.made()}", file=sys.stderr)
+            training.await_progress(random.randrange(500, 3000))
+            training.kill(kind)
+            print(f"{number} of {kills} kills: {kind}, at environment step {training.num_env_steps()}", file=sys.stderr)
             if kind == "learner":
-                life = Life(project, root, agent, 10**9)
-        life.await_progress(2000)
-        life.process.terminate()
-        life.process.wait(DEADLINE_S)
-        made = life.made()
-        life = Life(project, root, agent, made + 3000)
-        code = life.process.wait(DEADLINE_S)
-        told = "" if code == 0 else (root / "log").read_text(errors="replace")[-2000:]
-        problems = [] if code == 0 else [f"the last process ended with {code}: {told}"]
+                training = TrainingProcess(project, root, agent, 10**9)
+        training.await_progress(2000)
+        training.process.terminate()
+        training.process.wait(DEADLINE_S)
+        num_steps = training.num_env_steps()
+        training = TrainingProcess(project, root, agent, num_steps + 3000)
+        code = training.process.wait(DEADLINE_S)
+        log = "" if code == 0 else (root / "log").read_text(errors="replace")[-2000:]
+        problems = [] if code == 0 else [f"the last process exited with {code}: {log}"]
     except (RuntimeError, TimeoutError, subprocess.TimeoutExpired) as error:
         problems = [f"{error}: {(root / 'log').read_text(errors='replace')[-2000:]}"]
     finally:
-        life.process.kill()
-    found: dict[str, Any] = {} if problems else check(configure(root, agent, 10**9), problems)
+        training.process.kill()
+    figures: dict[str, Any] = {} if problems else check(configure(root, agent, 10**9), problems)
     by_kind = {kind: plan.count(kind) for kind in kinds}
-    return {"benchmark": "explorer_kills", "agent": agent, "kills": by_kind, **found, "problems": problems[:10]}
+    return {"benchmark": "explorer_kills", "agent": agent, "kills": by_kind, **figures, "problems": problems[:10]}
 
 
 def check(config: Any, problems: list[str]) -> dict[str, Any]:
-    """Look through the history of the run, note what is wrong in it, and return its figures."""
+    """Check the history of the run, append its problems to `problems`, and return its figures."""
     from trieye.checkpoints.store import CheckpointStore
     from trieye.history.history import read_history
 
@@ -167,26 +167,26 @@ def check(config: Any, problems: list[str]) -> dict[str, Any]:
     for metric, step, value in zip(*columns, strict=True):
         curves.setdefault(metric, []).append((step, value))
     store = CheckpointStore(run_dir / "checkpoints", read_only=True)
-    counted = store.load(store.entries()[-1].path)["objects"]["loop"]
+    counters = store.load(store.entries()[-1].path)["objects"]["loop"]
     versions = [value for _, value in curves["sync/version"]]
     if any(later <= earlier for earlier, later in pairwise(versions)):
-        problems.append("the versions do not strictly grow")
+        problems.append("the versions do not strictly increase")
     for name in ("env_steps", "updates"):
         total = sum(value for _, value in curves[name])
-        if total != counted[name]:
-            problems.append(f"{name} add up to {total}, and the training counted {counted[name]}")
+        if total != counters[name]:
+            problems.append(f"the sum of {name} is {total}, the training counted {counters[name]}")
         steps = [step for step, _ in curves[name]]
         if len(set(steps)) != len(steps) or steps != sorted(steps):
-            problems.append(f"{name}: a step is there twice, or out of order")
+            problems.append(f"{name}: steps are repeated or out of order")
     dropped = {name: points[-1][1] for name, points in curves.items() if name.startswith("replay/dropped/")}
     if dropped.get("replay/dropped/stale"):
-        problems.append("fragments were dropped, as they were too stale")
+        problems.append("stale fragments were dropped")
     staleness = max((value for _, value in curves.get("replay/staleness_max", [])), default=None)
     if staleness is not None and staleness > STALENESS:
-        problems.append(f"a fragment was {staleness} versions behind, and {STALENESS} are allowed")
+        problems.append(f"a fragment was {staleness} versions behind, {STALENESS} are allowed")
     return {
-        "env_steps": counted["env_steps"],
-        "updates": counted["updates"],
+        "env_steps": counters["env_steps"],
+        "updates": counters["updates"],
         "versions": int(versions[-1]),
         "restarts": curves["explorer/restarts"][-1][1],
         "lost": curves["explorer/lost_fragments"][-1][1],
@@ -196,12 +196,12 @@ def check(config: Any, problems: list[str]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--agent", choices=AGENTS, default="dqn")
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS, "learner"], default=[*KINDS, "learner"])
-    parser.add_argument("--seed", type=int, default=None, help="of the order and the moments of the kills")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the order and the times of the kills")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -212,9 +212,9 @@ def main() -> int:
     seed = random.randrange(2**32) if options.seed is None else options.seed
     random.seed(seed)
     with tempfile.TemporaryDirectory() as root:
-        found = soak(Path(root), agent=options.agent, kinds=options.kinds, kills=options.kills)
-    print(json.dumps({**found, "seed": seed, "met": not found["problems"]}))
-    return 0 if not found["problems"] else 1
+        figures = soak(Path(root), agent=options.agent, kinds=options.kinds, kills=options.kills)
+    print(json.dumps({**figures, "seed": seed, "met": not figures["problems"]}))
+    return 0 if not figures["problems"] else 1
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Fork children of an open run and end them by SIGTERM at once, and send SIGTERM to a run that does nothing but fork.
+"""Send SIGTERM to children right after an open run forks them, and to a run that forks continuously.
 
-Every child has to end, in whichever phase of its fork the signal comes: outside of the loop and in it, and while other
-threads fork as well. And the run has to hear every signal, the ones that come in the middle of a fork included.
+SIGTERM must end every child, at any phase of the fork: outside and inside the loop, and while other threads fork. The
+run must handle every signal, including signals during a fork.
 """
 
 import argparse
@@ -26,7 +26,7 @@ NUM_THREADS = 4
 
 
 def fork_sleeper() -> int:
-    """Return a child that sleeps until a signal ends it."""
+    """Fork a child that sleeps, and return its process id."""
     child = os.fork()
     if child == 0:
         time.sleep(2 * PATIENCE_S)
@@ -35,8 +35,8 @@ def fork_sleeper() -> int:
 
 
 def ended_by_sigterm(child: int) -> bool:
-    """Tell whether SIGTERM ends a child that was just forked; afterwards it has ended in any case."""
-    if (delay_s := random.uniform(-LONGEST_DELAY_S, LONGEST_DELAY_S)) > 0:  # half of them at once
+    """Send SIGTERM to a new child, and return whether it ended; kill it otherwise."""
+    if (delay_s := random.uniform(-LONGEST_DELAY_S, LONGEST_DELAY_S)) > 0:  # half of them without delay
         time.sleep(delay_s)
     os.kill(child, signal.SIGTERM)
     until = time.monotonic() + PATIENCE_S
@@ -50,57 +50,57 @@ def ended_by_sigterm(child: int) -> bool:
 
 
 def survivors(forks: int) -> int:
-    """Return how many of so many children outlive SIGTERM."""
+    """Fork `forks` children, and return how many survive SIGTERM."""
     return sum(not ended_by_sigterm(fork_sleeper()) for _ in range(forks))
 
 
 def survivors_of_threads(forks: int) -> int:
-    """Return how many children outlive SIGTERM that several threads fork at once."""
-    found: list[int] = []
+    """Fork `forks` children from several threads, and return how many survive SIGTERM."""
+    counts: list[int] = []
     shares = [len(range(number, forks, NUM_THREADS)) for number in range(NUM_THREADS)]
-    threads = [threading.Thread(target=lambda share=share: found.append(survivors(share))) for share in shares]
+    threads = [threading.Thread(target=lambda share=share: counts.append(survivors(share))) for share in shares]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return sum(found)
+    return sum(counts)
 
 
 @contextlib.contextmanager
 def busy_thread() -> Iterator[None]:
-    """Keep a second thread, which takes the signals that the first one has blocked."""
-    over = threading.Event()
-    thread = threading.Thread(target=over.wait)
+    """Run a second thread, which receives the signals that the main thread blocks."""
+    is_over = threading.Event()
+    thread = threading.Thread(target=is_over.wait)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        is_over.set()
         thread.join()
 
 
-def unheard(signals: int) -> int:
-    """Return how many of the SIGTERMs that another process sends to this one, which forks all the time, are lost."""
-    trieye.process.signals.SAME_WITHIN_S = -1.0  # each is a request of its own
-    heard, told = os.pipe()
+def num_lost_signals(signals: int) -> int:
+    """Return how many of `signals` SIGTERMs from another process are lost while this process forks."""
+    trieye.process.signals.SAME_WITHIN_S = -1.0  # each signal counts as a separate request
+    requests_in, requests_out = os.pipe()
     sender = os.fork()
     if sender == 0:
-        os.close(told)
-        while os.read(heard, 1):
+        os.close(requests_out)
+        while os.read(requests_in, 1):
             time.sleep(random.uniform(0, LONGEST_DELAY_S))
             os.kill(os.getppid(), signal.SIGTERM)
         os._exit(0)
-    num_lost = sum(not heard_one(told) for _ in range(signals))
-    os.close(heard)
-    os.close(told)
+    num_lost = sum(not is_signal_received(requests_out) for _ in range(signals))
+    os.close(requests_in)
+    os.close(requests_out)
     os.waitpid(sender, 0)
     return num_lost
 
 
-def heard_one(told: int) -> bool:
-    """Ask for a signal, fork until it is there, and tell whether it came."""
+def is_signal_received(requests_out: int) -> bool:
+    """Request a signal, fork until it arrives, and return whether it did."""
     try:
-        os.write(told, b".")
+        os.write(requests_out, b".")
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if (child := os.fork()) == 0:
@@ -115,12 +115,12 @@ def heard_one(told: int) -> bool:
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--forks", type=int, default=400, help="children, and signals to the run that forks them")
+    parser.add_argument("--forks", type=int, default=400, help="number of children, and of signals to the run")
     parser.add_argument("--runtime", choices=("local", "ray"), default="local")
     options = parser.parse_args()
-    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about forks of multi-threaded processes
     figures = {}
     with tempfile.TemporaryDirectory() as root:
         config = trieye.TrieyeConfig(
@@ -130,11 +130,11 @@ def main() -> int:
             figures["outside_the_loop"] = survivors(options.forks)
             figures["in_threads"] = survivors_of_threads(options.forks)
             with busy_thread():
-                figures["unheard"] = unheard(options.forks)
+                figures["lost_signals"] = num_lost_signals(options.forks)
             for _ in run.steps(1):
                 figures["in_the_loop"] = survivors(options.forks)
     met = not any(figures.values())
-    print(json.dumps({"benchmark": "forks", "forks": options.forks, "survivors_and_unheard": figures, "met": met}))
+    print(json.dumps({"benchmark": "forks", "forks": options.forks, "survivors_and_lost_signals": figures, "met": met}))
     return 0 if met else 1
 
 

@@ -1,14 +1,14 @@
-"""Account for every environment step that explorers take, whatever the order in which their answers arrive.
+"""Account for every environment step of explorers, in any order of their results.
 
-A seeded scheduler runs explorers in this process, in virtual time: fragments take random times, and so do answers,
-which overtake each other. Some seeds kill explorers, raise in environments, let answers never come, and resume with
-other numbers of explorers, intervals and fragments ahead. `fragments_in_ray.py` does the same with processes.
+A seeded scheduler runs explorers in this process, in virtual time: fragments and their results take random times, so
+results overtake each other. Some seeds kill explorers, raise exceptions in environments, lose results, and resume with
+other numbers of explorers, intervals and fragments in flight. `fragments_in_ray.py` tests the same with processes.
 
-The environments count their steps in a file. Without faults every step taken is counted once and none is dropped; a
-fault costs at most the fragments that were then in flight. No row of a replay spans an interruption.
+The environments count their steps in a file. Without faults, every step must be counted exactly once and none dropped;
+a fault loses at most the fragments in flight. No row of a replay may span an interruption.
 """
 
-# ruff: noqa: SLF001 - what is under way, only the group of the explorers knows
+# ruff: noqa: SLF001 - only private attributes of the explorer group show the fragments in flight
 
 import argparse
 import heapq
@@ -33,7 +33,8 @@ from pydantic import Field
 
 import trieye
 from trieye.snapshot.parts import SavedParts
-from trieye.training.exploring.explorer import Explorer, Report
+from trieye.training.exploring.explorer import Explorer
+from trieye.training.exploring.explorer import Report as FragmentResult
 
 STYLES = ("fixed", "trainer_driven", "explorer_driven", "fully_async")
 FAULTS = ("kill", "raise", "hang")
@@ -42,12 +43,12 @@ HANG_S = 0.5
 
 
 class Steps(gym.Env[Any, Any]):
-    """Counts its steps in a file, a byte each; an observation is the episode, two random numbers, and the step."""
+    """Appends a byte to a file at each step; observations contain two random numbers per episode, and the step."""
 
     action_space = gym.spaces.Discrete(2)
 
     fails_in: ClassVar[int] = 0
-    """Steps after which the next environment of this process raises; 0 = none does."""
+    """Steps until an environment of this process raises an exception; 0: never."""
     is_counted: ClassVar[bool] = True
     """False in a process that only checks environments."""
 
@@ -56,22 +57,22 @@ class Steps(gym.Env[Any, Any]):
         self.observation_space = gym.spaces.Box(0.0, 2.0**24, (width,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode with a name of its own."""
+        """Start an episode with a random identity."""
         super().reset(seed=seed, options=options)
         self._episode = self.np_random.integers(1 << 24, size=2)
         self._length, self._at = int(self.np_random.integers(1, self._longest)), 0
         return self._obs(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Count the step, and fail at times."""
+        """Count the step, and raise an exception if one is scheduled."""
         del action
         if Steps.is_counted:
-            os.write(counting(self._path), b".")
+            os.write(descriptor_of(self._path), b".")
         self._at += 1
         if Steps.fails_in:
             Steps.fails_in -= 1
             if not Steps.fails_in:
-                raise ZeroDivisionError("the environment fails as it is meant to")
+                raise ZeroDivisionError("injected fault")
         return self._obs(), 1.0, self._at >= self._length, False, {}
 
     def _obs(self) -> Any:
@@ -81,16 +82,21 @@ class Steps(gym.Env[Any, Any]):
 
 
 @cache
-def counting(path: str) -> int:
-    """Return the descriptor of a file of this process to which steps are appended."""
+def descriptor_of(path: str) -> int:
+    """Return the descriptor of the file that counts steps, opened once per process."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
-gym.register("CountedSteps-v0", Steps)
+def make_steps(**kwargs: Any) -> Steps:
+    """Return an environment."""
+    return Steps(**kwargs)
+
+
+gym.register("CountedSteps-v0", make_steps)
 
 
 class Agent(trieye.AgentConfig):
-    """Learns nothing."""
+    """Config of `Rows`, which does not learn."""
 
     kind: Literal["rows"] = "rows"
     actions = ("discrete",)
@@ -98,7 +104,7 @@ class Agent(trieye.AgentConfig):
 
 
 class ReplayAgent(trieye.ReplayAgentConfig):
-    """Learns nothing from a replay."""
+    """Config of `Replay`, which does not learn."""
 
     kind: Literal["replay"] = "replay"
     actions = ("discrete",)
@@ -113,8 +119,8 @@ class Config(trieye.TrainingConfig):
     agent: trieye.AgentConfig = Field(default_factory=Agent)
 
 
-class Still(trieye.Policy):
-    """Always does the same."""
+class ConstantPolicy(trieye.Policy):
+    """Always takes action 0."""
 
     def __init__(self, config: Any, spaces: Any) -> None:
         super().__init__(config, spaces)
@@ -126,53 +132,53 @@ class Still(trieye.Policy):
         return trieye.Act(torch.zeros(len(obs), dtype=torch.int64))
 
 
-class Rows(trieye.TrainEngine[Config], policy=Still):
-    """Notes each row that it is given."""
+class Rows(trieye.TrainEngine[Config], policy=ConstantPolicy):
+    """Counts rows that arrive more than once."""
 
     def setup(self, config: Config) -> None:
-        """Begin with no rows."""
+        """Start without rows."""
         del config
         self._seen: set[tuple[float, ...]] = set()
-        self._doubled = 0
+        self._num_repeated = 0
 
     def step(self) -> dict[str, float]:
         """Collect."""
         rows = self.collect()
-        found = [tuple(row) for row in rows.arrays["obs"][rows.valid][:, :3].tolist()]
-        self._doubled += len(found) - len(set(found) - self._seen)
-        self._seen.update(found)
+        identities = [tuple(row) for row in rows.arrays["obs"][rows.valid][:, :3].tolist()]
+        self._num_repeated += len(identities) - len(set(identities) - self._seen)
+        self._seen.update(identities)
         return {}
 
 
-class Replay(trieye.TrainEngine[Config], policy=Still):
-    """Notes rows of a replay that span two episodes."""
+class Replay(trieye.TrainEngine[Config], policy=ConstantPolicy):
+    """Counts rows of a replay that span two episodes."""
 
     def setup(self, config: Config) -> None:
-        """Begin with nothing noted."""
+        """Start with a count of zero."""
         del config
-        self._joined = 0
+        self._num_spanning = 0
 
     def step(self) -> dict[str, float]:
-        """Collect and draw."""
+        """Collect and sample."""
         self.replay.extend(self.collect())
         for batch in self.due_batches():
-            self._joined += joined(batch)
+            self._num_spanning += num_spanning_rows(batch)
         return {}
 
 
-def joined(batch: Any) -> int:
-    """Return how many n-step rows do not end in the episode in which they begin."""
+def num_spanning_rows(batch: Any) -> int:
+    """Return how many n-step rows span two episodes."""
     before, after = batch["obs"].numpy(), batch["next_obs"].numpy()
     steps = after[:, 2] - before[:, 2]
     return int(np.count_nonzero((before[:, :2] != after[:, :2]).any(1) | (steps < 1) | (steps > N_STEP)))
 
 
 class Scheduler:
-    """A place of explorers whose answers arrive in virtual time, each after a random delay.
+    """A pool of explorers whose results arrive in virtual time, each after a random delay.
 
     Args:
-        dice: Of durations, delays and faults.
-        faults: Kinds that happen.
+        dice: Generator of durations, delays and faults.
+        faults: Kinds of faults to inject.
     """
 
     def __init__(self, dice: random.Random, faults: tuple[str, ...]) -> None:
@@ -180,7 +186,7 @@ class Scheduler:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._changed, self._turn = threading.Condition(), threading.Lock()
         self._spread = dice.choice([0.0, 0.5, 3.0])
-        self._is_over = self._is_waited_for = False
+        self._is_closed = self._is_learner_waiting = False
         self.now, self._num_events = 0.0, 0
         self.num_faults = 0
         self.settle: Callable[[], None] = lambda: None
@@ -189,11 +195,11 @@ class Scheduler:
         self._thread.start()
 
     def start(self, task: Any, index: int, incarnation: int) -> "ScheduledWorker":
-        """Start an explorer; see `ExplorerPool`."""
+        """Start an explorer (see `ExplorerPool`)."""
         return ScheduledWorker(self, Explorer(task, index, incarnation))
 
     def after(self, delay: float, act: Callable[[], None]) -> None:
-        """Do something at a later time."""
+        """Call a function after a delay."""
         with self._changed:
             self._num_events += 1
             heapq.heappush(self._events, (self.now + delay, self._num_events, act))
@@ -203,47 +209,47 @@ class Scheduler:
         """Return a random duration."""
         return self._dice.expovariate(1.0 / mean)
 
-    def moment(self, steps: int) -> int:
-        """Return one of so many steps."""
+    def random_step(self, steps: int) -> int:
+        """Return a random step of a fragment."""
         return self._dice.randint(1, steps)
 
     @property
     def delay(self) -> float:
-        """How long an answer takes."""
+        """A random delay of a result."""
         return self._spread * self._dice.random()
 
     def fault(self) -> str | None:
-        """Return what goes wrong with a fragment, if anything does."""
+        """Return the fault to inject into a fragment, or None."""
         if not self._faults or not self.may_fail() or self._dice.random() > 0.05:
             return None
         self.num_faults += 1
         return self._dice.choice(self._faults)
 
     @contextmanager
-    def waited_for(self) -> Iterator[None]:
-        """Let time pass as long as the learner waits for explorers."""
-        self._let_pass(is_waited_for=True)
+    def waiting_learner(self) -> Iterator[None]:
+        """Advance time while the learner waits for explorers."""
+        self._set_waiting(is_learner_waiting=True)
         try:
             yield
         finally:
-            self._let_pass(is_waited_for=False)
+            self._set_waiting(is_learner_waiting=False)
 
-    def _let_pass(self, *, is_waited_for: bool) -> None:
+    def _set_waiting(self, *, is_learner_waiting: bool) -> None:
         with self._changed:
-            self._is_waited_for = is_waited_for
+            self._is_learner_waiting = is_learner_waiting
             self._changed.notify_all()
 
     def work(self, seconds: float) -> None:
-        """Let time pass while the learner works."""
+        """Advance time while the learner works."""
         until = self.now + seconds
         while self._step(until):
             pass
         self.now = max(self.now, until)
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         with self._changed:
-            self._is_over = True
+            self._is_closed = True
             self._changed.notify_all()
         self._thread.join()
 
@@ -260,14 +266,14 @@ class Scheduler:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_over or (self._is_waited_for and self._events))
-                if self._is_over:
+                self._changed.wait_for(lambda: self._is_closed or (self._is_learner_waiting and bool(self._events)))
+                if self._is_closed:
                     return
             self._step(float("inf"))
 
 
 class ScheduledWorker:
-    """An explorer whose answers are late."""
+    """An explorer with delayed results."""
 
     def __init__(self, scheduler: Scheduler, explorer: Explorer) -> None:
         self._scheduler, self._explorer = scheduler, explorer
@@ -276,63 +282,63 @@ class ScheduledWorker:
         self._is_killed = self._hangs = False
 
     def find(self) -> "Future[str]":
-        """Return the name of the machine; see `WorkerHandle`."""
-        return done("here")
+        """Return the name of the machine (see `WorkerHandle`)."""
+        return completed("here")
 
     def begin(self, method: str, *values: Any) -> "Future[Any]":
-        """Call a method; see `WorkerHandle`."""
+        """Call a method (see `WorkerHandle`)."""
         if method != "rollout":
-            return done(getattr(self._explorer, method)(*values))
-        answer: Future[Any] = Future()
-        self._pending.append(answer)
-        begins = max(self._free_at, self._scheduler.now)
-        self._free_at = begins + self._scheduler.duration(1.0)
-        self._scheduler.after(self._free_at - self._scheduler.now, lambda: self._collect(values[0], answer))
-        return answer
+            return completed(getattr(self._explorer, method)(*values))
+        future: Future[Any] = Future()
+        self._pending.append(future)
+        starts_at = max(self._free_at, self._scheduler.now)
+        self._free_at = starts_at + self._scheduler.duration(1.0)
+        self._scheduler.after(self._free_at - self._scheduler.now, lambda: self._collect(values[0], future))
+        return future
 
-    def _collect(self, grant: Any, answer: "Future[Any]") -> None:
+    def _collect(self, assignment: Any, future: "Future[Any]") -> None:
         if self._is_killed or self._hangs:
             return
         fault = self._scheduler.fault()
         self._hangs = fault == "hang"
         if self._hangs:
             return
-        Steps.is_counted = True  # not what the check of environments takes
-        Steps.fails_in = self._scheduler.moment(grant.steps) if fault == "raise" else 0
+        Steps.is_counted = True  # steps of the environment checker are not
+        Steps.fails_in = self._scheduler.random_step(assignment.steps) if fault == "raise" else 0
         try:
-            report: Report | Exception = self._explorer.rollout(grant)
-        except Exception as error:  # noqa: BLE001 - what the environment raised
-            report = error
+            result: FragmentResult | Exception = self._explorer.rollout(assignment)
+        except Exception as error:  # noqa: BLE001 - the environment may raise any exception
+            result = error
         Steps.is_counted = False
         if fault == "kill":
-            self._fail(ConnectionError("its process is gone"))
+            self._fail(ConnectionError("the process was killed"))
         else:
-            self._scheduler.after(self._scheduler.delay, lambda: self._answer(answer, report))
+            self._scheduler.after(self._scheduler.delay, lambda: self._complete(future, result))
 
-    def _answer(self, answer: "Future[Any]", report: Report | Exception) -> None:
-        if answer in self._pending:
-            self._pending.remove(answer)
-            answer.set_exception(report) if isinstance(report, Exception) else answer.set_result(report)
+    def _complete(self, future: "Future[Any]", result: FragmentResult | Exception) -> None:
+        if future in self._pending:
+            self._pending.remove(future)
+            future.set_exception(result) if isinstance(result, Exception) else future.set_result(result)
 
     def _fail(self, error: Exception) -> None:
         pending, self._pending = self._pending, []
-        for answer in pending:
-            answer.set_exception(error)
+        for future in pending:
+            future.set_exception(error)
 
     def kill(self) -> None:
-        """End it at once; see `WorkerHandle`."""
+        """Kill the explorer (see `WorkerHandle`)."""
         self._is_killed = True
 
 
-def done(value: Any) -> "Future[Any]":
-    """Return a call that has been answered."""
-    call: Future[Any] = Future()
-    call.set_result(value)
-    return call
+def completed(value: Any) -> "Future[Any]":
+    """Return a completed future."""
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
 
 
 def draw_config(dice: random.Random, root: Path, *, is_replay: bool, style: str) -> dict[str, Any]:
-    """Return the parts of a config that stay the same on resume."""
+    """Return the parts of a config that do not change on resume."""
     env = {"id": "CountedSteps-v0", "num": dice.choice([1, 2]), "kwargs": {"path": str(root / "steps")}}
     replay = {"n_step": N_STEP, "capacity": 4096} if is_replay else {}
     return {
@@ -349,9 +355,9 @@ def draw_config(dice: random.Random, root: Path, *, is_replay: bool, style: str)
     }
 
 
-def with_numbers(dice: random.Random, parts: dict[str, Any], *, fails: bool) -> Config:
-    """Return a config with numbers that may change on resume."""
-    explorer = {"num": dice.choice([1, 2, 4, 8]), "max_in_flight": dice.choice([1, 2, 3])}
+def random_config(dice: random.Random, parts: dict[str, Any], *, fails: bool) -> Config:
+    """Return a config with random values of the keys that may change on resume."""
+    explorer: dict[str, Any] = {"num": dice.choice([1, 2, 4, 8]), "max_in_flight": dice.choice([1, 2, 3])}
     explorer |= {"max_restarts": 1000, "restart_backoff_s": 0.001, "fragment_timeout_s": HANG_S if fails else 300.0}
     sync = {**parts["sync"], "interval": dice.choice([1, 2, 4])}
     sync |= {"offset": dice.choice([0, 1, 2])} if sync["style"] == "fixed" else {}
@@ -359,7 +365,7 @@ def with_numbers(dice: random.Random, parts: dict[str, Any], *, fails: bool) -> 
 
 
 def run_seed(seed: int, root: Path, *, steps: int) -> list[str]:
-    """Run some trainings one after the other, each resuming from the one before, and return what is wrong."""
+    """Run up to three attempts of a training, which resume from each other, and return the problems."""
     dice = random.Random(seed)
     style, is_replay = dice.choice(STYLES), dice.random() < 0.3
     faults = FAULTS if dice.random() < 0.3 else ()
@@ -368,27 +374,29 @@ def run_seed(seed: int, root: Path, *, steps: int) -> list[str]:
     problems: list[str] = []
     seen: set[Any] = set()
     for _ in range(dice.choice([1, 2, 3])):
-        config = with_numbers(dice, parts, fails=bool(faults))
+        config = random_config(dice, parts, fails=bool(faults))
         engine: Any = (Replay if is_replay else Rows)(config)
         scheduler = engine._row_source._group._pool = Scheduler(dice, faults)
         engine._seen = seen
         try:
-            found, state = attempt(engine, scheduler, state, steps)
+            own_problems, state = attempt(engine, scheduler, state, steps)
         finally:
             engine.cleanup()
             scheduler.close()
-        problems += [f"seed {seed} ({config.sync.style}, {config.explorer.num} explorers): {each}" for each in found]
+        problems += [
+            f"seed {seed} ({config.sync.style}, {config.explorer.num} explorers): {problem}" for problem in own_problems
+        ]
     return problems
 
 
-def parts_of(growing: Any) -> SavedParts:
-    """Return what a checkpoint would hold of something that is saved in parts."""
-    found = growing.state_parts(())
-    return SavedParts(found.state, tuple(found.new), found.new)
+def parts_of(incremental: Any) -> SavedParts:
+    """Return incremental state as a checkpoint stores it."""
+    state_parts = incremental.state_parts(())
+    return SavedParts(state_parts.state, tuple(state_parts.new), state_parts.new)
 
 
 def attempt(engine: Any, scheduler: Scheduler, state: Any, steps: int) -> tuple[list[str], Any]:
-    """Train for some steps, and return what is wrong and the state to resume from."""
+    """Train for `steps` steps, and return the problems and the state to resume from."""
     source, group = engine._row_source, engine._row_source._group
     if state is not None:
         source.load_state_dict(state["source"])
@@ -398,61 +406,61 @@ def attempt(engine: Any, scheduler: Scheduler, state: Any, steps: int) -> tuple[
     lost_before = group.lost
 
     def settle() -> None:
-        heard = threading.Event()
-        group._events.put(heard.set)
+        is_processed = threading.Event()
+        group._events.put(is_processed.set)
         if group._thread.is_alive():
-            heard.wait(5.0)
+            is_processed.wait(5.0)
 
     scheduler.settle, scheduler.may_fail = settle, lambda: group._has_delivered
     for _ in range(steps):
-        with scheduler.waited_for():
+        with scheduler.waiting_learner():
             engine.step()
         scheduler.work(scheduler.duration(0.5))
         source.learned()
-    with scheduler.waited_for():
+    with scheduler.waiting_learner():
         saved = source.state_dict()
     if "buffer" in saved["inbox"]:
         saved["inbox"]["buffer"] = parts_of(saved["inbox"]["buffer"])
     problems = problems_of(engine, saved, engine.config.agent.rollout_steps * engine.config.env.num)
     if group.lost > lost_before and not scheduler.num_faults:
-        problems.append(f"{group.lost - lost_before} fragments are reported lost, and nothing failed")
+        problems.append(f"{group.lost - lost_before} fragments are reported lost without a fault")
     return problems, {"source": saved, "replay": None if engine.replay is None else parts_of(engine.replay)}
 
 
 def problems_of(engine: Any, saved: Any, size: int) -> list[str]:
-    """Return what is wrong with the accounts of a training, whose fragments have so many steps."""
-    waiting = sum(report["env_steps"] for report in saved["inbox"]["reports"])
-    missing = Path(engine.config.env.kwargs["path"]).stat().st_size - saved["env_steps"] - waiting
+    """Return the problems of the counters of a training with fragments of `size` steps."""
+    num_queued = sum(report["env_steps"] for report in saved["inbox"]["reports"])
+    missing = Path(engine.config.env.kwargs["path"]).stat().st_size - saved["env_steps"] - num_queued
     problems = []
     if not 0 <= missing <= saved["lost"] * size:
         problems.append(f"{missing} steps are missing, and {saved['lost']} fragments of {size} are reported lost")
     metrics = engine._row_source.metrics()
     if dropped := {name: value for name, value in metrics.items() if name.startswith("replay/dropped") and value}:
         problems.append(f"dropped: {dropped}")
-    if num := getattr(engine, "_doubled", 0):
-        problems.append(f"{num} rows came twice")
-    if num := getattr(engine, "_joined", 0):
+    if num := getattr(engine, "_num_repeated", 0):
+        problems.append(f"{num} rows arrived twice")
+    if num := getattr(engine, "_num_spanning", 0):
         problems.append(f"{num} rows of the replay span an interruption")
     return problems
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--steps", type=int, default=12, help="of the learner in each attempt")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--steps", type=int, default=12, help="learner steps of each attempt")
     options = parser.parse_args()
     problems: list[str] = []
     Steps.is_counted = False
     began = time.process_time()
     for seed in range(options.first, options.first + options.seeds):
         with tempfile.TemporaryDirectory() as root:
-            counting.cache_clear()
+            descriptor_of.cache_clear()
             problems += run_seed(seed, Path(root), steps=options.steps)
     seconds = (time.process_time() - began) / options.seeds
-    found = {"benchmark": "fragments", "seeds": options.seeds, "cpu_s_per_seed": round(seconds, 4)}
-    print(json.dumps({**found, "problems": problems[:10], "num": len(problems), "met": not problems}))
+    figures = {"benchmark": "fragments", "seeds": options.seeds, "cpu_s_per_seed": round(seconds, 4)}
+    print(json.dumps({**figures, "problems": problems[:10], "num": len(problems), "met": not problems}))
     return 0 if not problems else 1
 
 

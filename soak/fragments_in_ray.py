@@ -1,8 +1,8 @@
-"""Account for every environment step that explorers take in Ray, on one machine and on a cluster of two nodes.
+"""Account for every environment step of explorers in Ray, on one machine and on a cluster of two nodes.
 
-Each training resumes the run with another number of explorers, in every style, with fragments large enough to travel
-through the object store; with `--kills` explorers are killed meanwhile. `--nodes` trains on two nodes without faults.
-What has to hold is what `fragments.py` says.
+Each training resumes the run with another number of explorers, in every style, with fragments that are large enough for
+the object store, while `--kills` explorers are killed. `--nodes` trains on two nodes without faults. The conditions are
+listed in `fragments.py`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import fragments
-import psutil
+import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 from ray.cluster_utils import Cluster
 
 import trieye
@@ -31,22 +31,22 @@ NUM_ENVS, NUM_STEPS, WIDTH = 8, 64, 64
 
 
 class Accounted(fragments.Rows):
-    """Writes its accounts when it ends."""
+    """Writes its counters to `accounts.json` at the end."""
 
     def evaluate(self) -> dict[str, float]:
-        """Measure nothing: those steps would be counted, too."""
+        """Skip the evaluation, because the environments would count its steps."""
         return {"eval/return": 0.0}
 
     def cleanup(self) -> None:
-        """Write how many steps are counted, and what was lost."""
+        """Write the numbers of counted steps and lost fragments."""
         saved = self._row_source.state_dict()
         dropped = {
             name: value for name, value in self._row_source.metrics().items() if name.startswith("replay/dropped")
         }
-        waiting = sum(report["env_steps"] for report in saved["inbox"]["reports"])
-        told = {"counted": saved["env_steps"] + waiting, "lost": saved["lost"], "doubled": self._doubled}
+        num_queued = sum(report["env_steps"] for report in saved["inbox"]["reports"])
+        accounts = {"counted": saved["env_steps"] + num_queued, "lost": saved["lost"], "repeated": self._num_repeated}
         root = Path(self.config.persistence.root_data_dir)
-        (root / "accounts.json").write_text(json.dumps({**told, "restarts": saved["restarts"], "dropped": dropped}))
+        (root / "accounts.json").write_text(json.dumps({**accounts, "restarts": saved["restarts"], "dropped": dropped}))
         super().cleanup()
 
 
@@ -63,24 +63,24 @@ def train(root: Path, numbers: dict[str, Any]) -> None:
             **numbers,
         }
     )
-    fragments.Steps.is_counted = False  # those of the check, in this process
+    fragments.Steps.is_counted = False  # the environment checker runs in this process
     trieye.run_experiment(Accounted, config)
 
 
 def explorers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Return the processes of explorers of a training, each of which has worked for a while."""
-    found = []
+    """Return the processes of explorers that are older than 5 s."""
+    explorers = []
     for child in psutil.Process(process.pid).children(recursive=True):
         try:
             if "ray::ExplorerActor" in child.cmdline()[0] and time.time() - child.create_time() > 5.0:
-                found.append(child)
+                explorers.append(child)
         except (psutil.Error, IndexError):
             continue
-    return found
+    return explorers
 
 
 def run_attempt(root: Path, numbers: dict[str, Any], kills: int) -> int:
-    """Train in a process of its own while some explorers are killed; return how many were."""
+    """Train in a separate process, kill up to `kills` explorers, and return how many were killed."""
     with (root / "log").open("ab") as log:
         words = [sys.executable, __file__, "--child", json.dumps([str(root), numbers])]
         process = subprocess.Popen(words, stdout=log, stderr=log)
@@ -88,7 +88,7 @@ def run_attempt(root: Path, numbers: dict[str, Any], kills: int) -> int:
     try:
         while process.poll() is None:
             if time.monotonic() > until:
-                raise TimeoutError("the training does not end")
+                raise TimeoutError("the training did not exit in time")
             time.sleep(random.uniform(0.5, 1.5))
             victims = explorers_of(process) if killed < kills else []
             if victims:
@@ -97,31 +97,37 @@ def run_attempt(root: Path, numbers: dict[str, Any], kills: int) -> int:
     finally:
         process.kill()
     if process.returncode:
-        raise RuntimeError(f"the training ended with {process.returncode}")
+        raise RuntimeError(f"the training exited with {process.returncode}")
     return killed
 
 
 def problems_of(root: Path, faults: int, in_flight: int) -> tuple[list[str], dict[str, Any]]:
-    """Return what is wrong with the accounts of all attempts so far, and the accounts."""
-    told = json.loads((root / "accounts.json").read_text())
-    taken, size = (root / "steps").stat().st_size, NUM_ENVS * NUM_STEPS
-    missing = taken - told["counted"]
+    """Return the problems of the counters of all attempts so far, and the counters."""
+    accounts = json.loads((root / "accounts.json").read_text())
+    num_taken, size = (root / "steps").stat().st_size, NUM_ENVS * NUM_STEPS
+    missing = num_taken - accounts["counted"]
     problems = []
-    if not 0 <= missing <= told["lost"] * size:
-        problems.append(f"{missing} of {taken} steps are missing, and {told['lost']} fragments are reported lost")
-    if told["lost"] > faults * in_flight:
-        problems.append(f"{told['lost']} fragments are reported lost after {faults} kills, with {in_flight} in flight")
-    if told["doubled"]:
-        problems.append(f"{told['doubled']} rows came twice")
-    if any(told["dropped"].values()):
-        problems.append(f"dropped: {told['dropped']}")
-    return problems, {"taken": taken, "missing": missing, **told}
+    if not 0 <= missing <= accounts["lost"] * size:
+        problems.append(
+            f"{missing} of {num_taken} steps are missing, and {accounts['lost']} fragments are reported lost"
+        )
+    if accounts["lost"] > faults * in_flight:
+        problems.append(
+            f"{accounts['lost']} fragments are reported lost after {faults} kills, with {in_flight} in flight"
+        )
+    if accounts["repeated"]:
+        problems.append(f"{accounts['repeated']} rows arrived twice")
+    if any(accounts["dropped"].values()):
+        problems.append(f"dropped: {accounts['dropped']}")
+    return problems, {"taken": num_taken, "missing": missing, **accounts}
 
 
 def resumed(root: Path, style: str, *, kills: int, env_steps: int) -> tuple[list[str], dict[str, Any]]:
-    """Train with 1, 2, 4 and 8 explorers in a random order, each resuming from the one before."""
+    """Train with 1, 2, 4 and 8 explorers in a random order; each attempt resumes from its predecessor."""
     order = random.sample([1, 2, 4, 8], 4)
-    killed, problems, accounts = 0, [], {}
+    num_killed = 0
+    problems: list[str] = []
+    accounts: dict[str, Any] = {}
     for number, num in enumerate(order, start=1):
         numbers = {
             "runtime": {"kind": "ray"},
@@ -129,15 +135,15 @@ def resumed(root: Path, style: str, *, kills: int, env_steps: int) -> tuple[list
             "sync": {"style": style, "interval": random.choice([1, 2, 4])},
             "loop": {"axis": "env_steps", "env_steps": number * env_steps},
         }
-        killed += run_attempt(root, numbers, kills)
-        found, accounts = problems_of(root, killed, in_flight=2)
-        problems += [f"{style}, {order[:number]}: {each}" for each in found]
-    return problems, {"style": style, "explorers": order, "kills": killed, **accounts}
+        num_killed += run_attempt(root, numbers, kills)
+        own_problems, accounts = problems_of(root, num_killed, in_flight=2)
+        problems += [f"{style}, {order[:number]}: {problem}" for problem in own_problems]
+    return problems, {"style": style, "explorers": order, "kills": num_killed, **accounts}
 
 
 @contextmanager
 def two_nodes() -> Iterator[str]:
-    """Give the address of a cluster of two nodes, with room for one explorer each."""
+    """Yield the address of a cluster of two nodes with one CPU each."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1)
     try:
@@ -147,7 +153,7 @@ def two_nodes() -> Iterator[str]:
 
 
 def on_two_nodes(root: Path, style: str, address: str, *, env_steps: int) -> tuple[list[str], dict[str, Any]]:
-    """Train from two explorers, one on each of two nodes."""
+    """Train with two explorers, one on each of two nodes."""
     numbers = {
         "runtime": {"kind": "cluster", "address": address},
         "explorer": {"num": 2, "num_cpus": 1.0},
@@ -161,13 +167,13 @@ def on_two_nodes(root: Path, style: str, address: str, *, env_steps: int) -> tup
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=0, help="trainings on two nodes, in place of those on one machine")
-    parser.add_argument("--env-steps", type=int, default=0, help="of each training; 0 = 250 000 on nodes, else 30 000")
+    parser.add_argument("--nodes", type=int, default=0, help="number of trainings on two nodes instead of one machine")
+    parser.add_argument("--env-steps", type=int, default=0, help="of each training; 0: 250000 on nodes, else 30000")
     parser.add_argument("--kills", type=int, default=2, help="explorers killed in each training")
     parser.add_argument("--styles", nargs="+", choices=fragments.STYLES, default=fragments.STYLES)
-    parser.add_argument("--seed", type=int, default=None, help="of numbers and kills")
+    parser.add_argument("--seed", type=int, default=None, help="seed of numbers and kills")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -184,12 +190,14 @@ def main() -> int:
             style, root = options.styles[number % len(options.styles)], Path(tempfile.mkdtemp())
             try:
                 if address:
-                    found, accounts = on_two_nodes(root, style, address, env_steps=options.env_steps or 250_000)
+                    own_problems, accounts = on_two_nodes(root, style, address, env_steps=options.env_steps or 250_000)
                 else:
-                    found, accounts = resumed(root, style, kills=options.kills, env_steps=options.env_steps or 30_000)
+                    own_problems, accounts = resumed(
+                        root, style, kills=options.kills, env_steps=options.env_steps or 30_000
+                    )
                 trainings.append(accounts)
                 print(f"{number + 1}: {accounts}", file=sys.stderr)
-                problems += found
+                problems += own_problems
             except (RuntimeError, TimeoutError, OSError) as error:
                 log = (root / "log").read_text(errors="replace")[-2000:]
                 problems.append(f"{type(error).__name__}: {error}: {log}")

@@ -1,7 +1,7 @@
-"""Kill the hub and a producer again and again, under load, and count what arrived.
+"""Kill the hub and a producer repeatedly under load, and count the delivered events.
 
-Three producers (a thread of the driver and two Ray actors) log at a fixed rate while the hub's process, and every third
-time one of the actors, is killed with SIGKILL. What each had acknowledged stands in a file that it writes itself.
+Three producers (a thread of the driver and two Ray actors) log at a fixed rate. Every third SIGKILL ends one of the
+actors, the others end the hub. Each producer records its acknowledged events in a file.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from curves import metrics_for, places, problems_of_prefix, rss_mb
-from producer import RANGE, Producer, figures
+from curves import metrics_for, problems_of_prefix, rss_mb, stored_curves
+from producer import RANGE, Producer, event_counts
 
 import trieye
 from trieye.cli import main as trieye_command
@@ -24,8 +24,8 @@ from trieye.cli import main as trieye_command
 WINDOW = 1000
 
 
-def answered(run: trieye.Run, killed: int, deadline_s: float = 120.0) -> int:
-    """Wait until another hub answers and return its process."""
+def await_new_hub(run: trieye.Run, killed: int, deadline_s: float = 120.0) -> int:
+    """Wait until a new hub answers and return its process id."""
     until = time.monotonic() + deadline_s
     while time.monotonic() < until:
         try:
@@ -36,7 +36,7 @@ def answered(run: trieye.Run, killed: int, deadline_s: float = 120.0) -> int:
             run.flush()
             return pid
         time.sleep(0.2)
-    raise TimeoutError("the hub did not come back")
+    raise TimeoutError("the hub did not restart")
 
 
 def soak(root: Path, *, kills: int, rate: int, calm_s: float, rss_limit: float) -> dict[str, Any]:
@@ -45,12 +45,12 @@ def soak(root: Path, *, kills: int, rate: int, calm_s: float, rss_limit: float) 
     Args:
         root: An empty directory.
         kills: How many processes are killed.
-        rate: Events a second of each producer.
-        calm_s: Seconds between a hub's first answer and its death.
-        rss_limit: How much the memory of hub and driver may grow after the warm-up.
+        rate: Events per second of each producer.
+        calm_s: Seconds between the first answer of a hub and the next kill.
+        rss_limit: Highest ratio of the memory of hub and driver to their memory after the warm-up.
     """
-    notes = root / "notes"
-    notes.mkdir()
+    counts_dir = root / "counts"
+    counts_dir.mkdir()
     names = ("driver", "steady", "killed")
     config = trieye.TrieyeConfig(
         app_name="soak",
@@ -58,13 +58,13 @@ def soak(root: Path, *, kills: int, rate: int, calm_s: float, rss_limit: float) 
         persistence={"root_data_dir": str(root)},
         stats={"metrics": metrics_for(names, WINDOW)},
     )
-    lives = 0
+    num_killed_producers = 0
     began = time.monotonic()
     with trieye.Run(config) as run:
         actor = ray.remote(num_cpus=0)(Producer)
-        driver = Producer(run, "driver", 0, str(notes), rate)
-        steady = actor.remote(run.client(), "steady", 0, str(notes), rate)
-        victim = actor.remote(run.client(), "killed", lives, str(notes), rate)
+        driver = Producer(run, "driver", 0, str(counts_dir), rate)
+        steady = actor.remote(run.client(), "steady", 0, str(counts_dir), rate)
+        victim = actor.remote(run.client(), "killed", num_killed_producers, str(counts_dir), rate)
         ray.get([steady.pid.remote(), victim.pid.remote()])
         hub = int(run.health()["pid"])
         time.sleep(max(calm_s, 2.0))
@@ -73,12 +73,12 @@ def soak(root: Path, *, kills: int, rate: int, calm_s: float, rss_limit: float) 
             time.sleep(calm_s)
             if number % 3 == 2:
                 os.kill(ray.get(victim.pid.remote()), signal.SIGKILL)
-                lives += 1
-                victim = actor.remote(run.client(), "killed", lives, str(notes), rate)
+                num_killed_producers += 1
+                victim = actor.remote(run.client(), "killed", num_killed_producers, str(counts_dir), rate)
                 ray.get(victim.pid.remote())
             else:
                 os.kill(hub, signal.SIGKILL)
-                hub = answered(run, hub)
+                hub = await_new_hub(run, hub)
             print(f"{number + 1} of {kills} kills", file=sys.stderr)
         time.sleep(max(calm_s, 2.0))
         hub_after, driver_after = rss_mb(hub), rss_mb(os.getpid())
@@ -90,51 +90,60 @@ def soak(root: Path, *, kills: int, rate: int, calm_s: float, rss_limit: float) 
         took_s = time.monotonic() - began
         run_dir = run.dir
     if trieye_command(["close", str(run_dir)]):
-        problems = ["`trieye close` did not deliver what the run left"]
+        problems = ["`trieye close` did not deliver the remaining points"]
     else:
-        problems = check(run_dir, notes, lives)
-    total = sum(figures(notes, name, life)[1] for name in names for life in range(lives + 1 if name == "killed" else 1))
+        problems = check(run_dir, counts_dir, num_killed_producers)
+    total = sum(event_counts(counts_dir, *producer)[1] for producer in incarnations(num_killed_producers))
     growth = {"hub": hub_after / hub_before, "driver": driver_after / driver_before}
     return {
         "benchmark": "hub_kills",
         "kills": kills,
         "events": total,
         "events_per_s_each": round(sent["driver"] / took_s),
-        "rss_growth": {who: round(value, 2) for who, value in growth.items()},
+        "rss_growth": {process: round(ratio, 2) for process, ratio in growth.items()},
         "problems": problems,
         "met": not problems and max(growth.values()) <= rss_limit,
     }
 
 
-def check(run_dir: Path, notes: Path, lives: int) -> list[str]:
-    """Return what is wrong in any of the three places."""
+def incarnations(num_killed_producers: int) -> list[tuple[str, int]]:
+    """Return name and incarnation of all producers."""
+    return [("driver", 0), ("steady", 0), *(("killed", number) for number in range(num_killed_producers + 1))]
+
+
+def check(run_dir: Path, counts_dir: Path, num_killed_producers: int) -> list[str]:
+    """Return the problems of the curves in MLflow, TensorBoard and the history."""
     problems = []
-    for place, curves in places(run_dir).items():
-        for name, life in [("driver", 0), ("steady", 0), *(("killed", life) for life in range(lives + 1))]:
-            acknowledged, sent = figures(notes, name, life)
-            found = problems_of_prefix(
-                curves, name, first=life * RANGE + 1, acknowledged=acknowledged, sent=sent, window=WINDOW
-            )
-            problems += [f"{place}, life {life}: {problem}" for problem in found]
+    for store, curves in stored_curves(run_dir).items():
+        for name, incarnation in incarnations(num_killed_producers):
+            acknowledged, sent = event_counts(counts_dir, name, incarnation)
+            problems += [
+                f"{store}, incarnation {incarnation}: {problem}"
+                for problem in problems_of_prefix(
+                    curves, name, first=incarnation * RANGE + 1, acknowledged=acknowledged, sent=sent, window=WINDOW
+                )
+            ]
     return problems
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--rate", type=int, default=20_000, help="events a second of each producer")
+    parser.add_argument("--rate", type=int, default=20_000, help="events per second of each producer")
     parser.add_argument(
-        "--calm", type=float, default=5.0, help="seconds between an answer of the hub and the next kill"
+        "--calm", type=float, default=5.0, help="seconds between the first answer of a hub and the next kill"
     )
-    parser.add_argument("--rss-limit", type=float, default=1.2, help="how much the memory may grow after the warm-up")
+    parser.add_argument(
+        "--rss-limit", type=float, default=1.2, help="highest ratio of the memory to the memory after the warm-up"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
-        found = soak(
+        figures = soak(
             Path(root), kills=options.kills, rate=options.rate, calm_s=options.calm, rss_limit=options.rss_limit
         )
-    print(json.dumps(found))
-    return 0 if found["met"] else 1
+    print(json.dumps(figures))
+    return 0 if figures["met"] else 1
 
 
 if __name__ == "__main__":

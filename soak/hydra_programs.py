@@ -1,9 +1,9 @@
-"""Sweep unchanged Hydra programs that do not import trieye, and kill the driver again and again.
+"""Sweep unchanged Hydra programs that do not import trieye, and kill the driver repeatedly.
 
-The programs are written as their documentation shows: Hydra's composition and structured-config examples, a plain
-script, a project in the layout of lightning-hydra-template, and a loop in torch in the style of TorchRL. A callback of
-Hydra appends job, process, start and end to a file of its own. In the end every job must be completed, no two processes
-of a job may have overlapped, and none may have started after the job was completed. Both backends are tested.
+The programs follow public documentation: the composition and structured-config examples of Hydra, a plain script, a
+project in the layout of lightning-hydra-template, and a torch loop in the style of TorchRL. A Hydra callback records
+job, process, start and end in a file. At the end, every job must be completed, no two processes of a job may have
+overlapped, and none may have started after the job was completed. Both backends are tested.
 """
 
 import argparse
@@ -18,15 +18,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-from relaunch_kills import DEADLINE_S, STEPS, Driver, await_starts, completed, notes, problems
+import psutil  # type: ignore[import-untyped]  # stubs would be one more package
+from relaunch_kills import DEADLINE_S, STEPS, Driver, await_starts, completed, num_starts, problems, read_events
 
 RECORDER = """
 import json, os, random, time
 from pathlib import Path
 from hydra.experimental.callback import Callback
 
-NOTES = Path(__file__).with_name("notes.jsonl")
+EVENTS = Path(__file__).with_name("events.jsonl")
 
 
 def ticks(pid):
@@ -37,21 +37,21 @@ def ticks(pid):
 
 
 class Recorder(Callback):
-    def note(self, config, what, **fields):
-        fields |= {"job": config.hydra.job.num, "what": what, "pid": os.getpid(), "at": time.monotonic()}
-        with NOTES.open("a") as file:
+    def record(self, config, kind, **fields):
+        fields |= {"job": config.hydra.job.num, "kind": kind, "pid": os.getpid(), "at": time.monotonic()}
+        with EVENTS.open("a") as file:
             file.write(json.dumps({**fields, "ticks": ticks(os.getpid())}) + chr(10))
 
     def on_job_start(self, config, **kwargs):
-        lines = [json.loads(line) for line in NOTES.read_text().splitlines()] if NOTES.exists() else []
-        mine = [line for line in lines if line["job"] == config.hydra.job.num]
-        ended = [line["pid"] for line in mine if line["what"] == "end"]
-        alive = [line["pid"] for line in mine if line["pid"] not in ended and ticks(line["pid"]) == line["ticks"]]
-        self.note(config, "start", alive=alive)
-        time.sleep(random.uniform(0.1, 1.0))  # as if the job took some time
+        events = [json.loads(line) for line in EVENTS.read_text().splitlines()] if EVENTS.exists() else []
+        own = [event for event in events if event["job"] == config.hydra.job.num]
+        ended = [event["pid"] for event in own if event["kind"] == "end"]
+        alive = [event["pid"] for event in own if event["pid"] not in ended and ticks(event["pid"]) == event["ticks"]]
+        self.record(config, "start", alive=alive)
+        time.sleep(random.uniform(0.1, 1.0))  # simulates a longer job
 
     def on_job_end(self, config, job_return, **kwargs):
-        self.note(config, "end", done=DONE)
+        self.record(config, "end", done=DONE)
 """
 COMPOSITION = {
     "my_app.py": """
@@ -269,7 +269,7 @@ RELAUNCH = ["-m", "trieye.cli", "sweep", "relaunch", "sweep"]
 
 
 def is_overloaded(root: Path) -> bool:
-    """Return whether the last driver ended because Ray did not start in time on a busy machine."""
+    """Return whether the last driver exited because Ray did not start in time on a busy machine."""
     return "error: Ray did not start" in (root / "log").read_text(errors="replace")[-500:]
 
 
@@ -283,12 +283,12 @@ def soak(root: Path, name: str, backend: str, kills: int) -> dict[str, Any]:
         entry, "-m", "hydra/launcher=trieye", "hydra/sweeper=trieye", "hydra.sweep.dir=sweep",
         f"hydra.launcher.backend={backend}", "+hydra.callbacks.recorder._target_=recorder.Recorder", *axes,
     ]  # fmt: skip
-    began, settled, num_kills = time.monotonic(), [], 0
+    began, num_kills = time.monotonic(), 0
+    completed_at_kills: list[tuple[float, set[int]]] = []
     drivers = [Driver(root, words, entry)]
     try:
         while num_kills < kills:
-            num_starts = sum(line["what"] == "start" for line in notes(root))
-            if not await_starts(root, drivers[-1], num_starts + random.randint(1, NUM_JOBS // (kills + 1))):
+            if not await_starts(root, drivers[-1], num_starts(root) + random.randint(1, NUM_JOBS // (kills + 1))):
                 if not is_overloaded(root):
                     break
                 drivers.append(Driver(root, RELAUNCH, entry))
@@ -296,33 +296,32 @@ def soak(root: Path, name: str, backend: str, kills: int) -> dict[str, Any]:
             time.sleep(random.uniform(0.0, 1.0))
             drivers[-1].kill()
             num_kills += 1
-            settled.append((time.monotonic(), completed(root)))
+            completed_at_kills.append((time.monotonic(), completed(root)))
             drivers.append(Driver(root, RELAUNCH, entry))
         while (code := drivers[-1].process.wait(DEADLINE_S)) and is_overloaded(root):
             drivers.append(Driver(root, RELAUNCH, entry))
     finally:
         for driver in drivers:
             driver.process.kill()
-            for process in driver.left_behind():
+            for process in driver.survivors():
                 with contextlib.suppress(psutil.Error):
                     process.kill()
     failures = [f"exit code {code}: {(root / 'log').read_text(errors='replace')[-1000:]}"] if code else []
     failures += [] if num_kills == kills else [f"the sweep ended after {num_kills} of {kills} kills"]
-    failures += problems(notes(root), settled, completed(root), NUM_JOBS)
-    starts = sum(line["what"] == "start" for line in notes(root))
+    failures += problems(read_events(root), completed_at_kills, completed(root), NUM_JOBS)
     return {
-        "completed": len(completed(root)), "kills": num_kills, "starts": starts,
+        "completed": len(completed(root)), "kills": num_kills, "starts": num_starts(root),
         "took_s": round(time.monotonic() - began), "problems": failures[:10],
     }  # fmt: skip
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS))
     parser.add_argument("--backends", nargs="+", choices=["local", "ray"], default=["local", "ray"])
-    parser.add_argument("--kills", type=int, default=5, help="how often the driver is killed")
-    parser.add_argument("--seed", type=int, default=None, help="of the moments of the kills")
+    parser.add_argument("--kills", type=int, default=5, help="number of kills of the driver")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the times of the kills")
     options = parser.parse_args()
     seed = random.randrange(2**32) if options.seed is None else options.seed
     random.seed(seed)

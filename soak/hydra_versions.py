@@ -1,7 +1,7 @@
-"""A fresh project on every Hydra that trieye supports: config tests, sweeps on launchers that pickle, tab completion.
+"""Test a new project on every supported Hydra version: config tests, sweeps on pickling launchers, tab completion.
 
-Each Hydra comes from the package registry into a folder of its own, which goes first on the path of the project's
-processes. A program that uses Hydra for something else runs there, too.
+Each version is installed from the package registry into a separate folder, which comes first in the `PYTHONPATH` of the
+project. A Hydra program that does not use trieye is run with each version as well.
 """
 
 import argparse
@@ -41,14 +41,14 @@ task()
 
 
 def installed(version: str, folder: Path) -> Path:
-    """Install a Hydra with its launchers into a folder."""
+    """Install a Hydra version and its launchers into a folder."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--pre", "--no-deps", "--target", str(folder)]
     subprocess.run([*command, *VERSIONS[version]], check=True)
     return folder
 
 
 class Project:
-    """A fresh project whose processes see one Hydra."""
+    """A new project whose processes import one Hydra version."""
 
     def __init__(self, scratch: Path, hydra: Path) -> None:
         self.path = scratch / "my_agent"
@@ -63,7 +63,7 @@ class Project:
         return subprocess.run(command, cwd=self.path, env=env, capture_output=True, text=True, timeout=900, check=False)
 
     def sweep(self, launcher: str) -> list[str]:
-        """Sweep over two seeds; return how the runs ended."""
+        """Sweep over two seeds, and return the final states of the runs."""
         root = self.path / f"data_{launcher}"
         words = ["debug=limit", "sinks=[]", f"persistence.root_data_dir={root}", "seed=0,1"]
         done = self.run("-m", "my_agent.train", "-m", f"hydra/launcher={launcher}", *words)
@@ -73,15 +73,15 @@ class Project:
 
 
 def judge(scratch: Path, hydra: Path) -> dict[str, object]:
-    """Return what a fresh project does on one Hydra."""
+    """Return the outcomes of a new project on one Hydra version."""
     project = Project(scratch, hydra)
     sweeps = {launcher: project.sweep(launcher) for launcher in LAUNCHERS}
-    found = project.run("-c", "import hydra; print(hydra.__version__)").stdout.strip()
+    version = project.run("-c", "import hydra; print(hydra.__version__)").stdout.strip()
     tests = project.run("-m", "pytest", "-q", "tests/test_config.py")
     tab = project.run("-c", TAB, "-sc", "query=bash", COMP_LINE="my_agent-train runtime=", COMP_POINT="23")
     foreign = project.run("-c", FOREIGN)
     return {
-        "hydra": found,
+        "hydra": version,
         "tests": tests.stdout.strip().splitlines()[-1:],
         "sweeps": sweeps,
         "tab": tab.stdout.split(),
@@ -94,7 +94,7 @@ def judge(scratch: Path, hydra: Path) -> dict[str, object]:
 
 
 def main() -> None:
-    """Judge each version and print one line."""
+    """Test each version and print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--versions", nargs="+", default=list(VERSIONS), choices=VERSIONS)
     figures = {}

@@ -1,7 +1,7 @@
-"""Train on a cluster with a mirror, kill the learner with its node, and go on with another directory on another node.
+"""Train on a cluster with a mirror, kill the learner and its node, and resume in an empty directory on another node.
 
-Nothing of the first directory is seen by the second start. It has to go on as the same run, at most one save behind,
-and its history is one: every step once, and counts that add up to what the training counted itself.
+The second attempt has no access to the first directory. It must continue the same run, at most one save behind, with
+one history: every step exactly once, and counts whose sums equal the counters of the training.
 """
 
 import argparse
@@ -13,22 +13,22 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import psutil
-from explorer_kills import DEADLINE_S, Life, check, train_watched
-from nodes import await_that
+import psutil  # type: ignore[import-untyped]  # stubs would be one more package
+from explorer_kills import DEADLINE_S, TrainingProcess, check, train_watched
+from nodes import await_condition
 from nodes import configure as configure_nodes
 from ray.cluster_utils import Cluster
 
-SAVED_EVERY = 2000
+SAVE_EVERY = 2000
 
 
 def configure(root: Path, address: str, mirror: str, env_steps: int) -> Any:
     """Return the config of the run."""
     config = configure_nodes(root, address, 1e6)
-    given = config.model_dump()
-    given["persistence"] |= {"mirror": mirror, "mirror_interval_s": 2.0, "checkpoint_save_freq_steps": SAVED_EVERY}
-    given["loop"] |= {"time_s": None, "env_steps": env_steps}
-    return type(config).model_validate(given)
+    values = config.model_dump()
+    values["persistence"] |= {"mirror": mirror, "mirror_interval_s": 2.0, "checkpoint_save_freq_steps": SAVE_EVERY}
+    values["loop"] |= {"time_s": None, "env_steps": env_steps}
+    return type(config).model_validate(values)
 
 
 def steps_in(root: Path) -> list[int]:
@@ -38,7 +38,7 @@ def steps_in(root: Path) -> list[int]:
 
 
 def hubs_on(node: Any) -> list[psutil.Process]:
-    """Return the processes of hubs on a node."""
+    """Return the hub processes on a node."""
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     return [child for child in raylet.children() if child.cmdline() and "HubActor" in child.cmdline()[0]]
 
@@ -51,52 +51,52 @@ def soak(root: Path, *, saves: int) -> dict[str, Any]:
     project = bake(answers_of({"project_name": "My Agent"}), root)
     sys.path.insert(0, str(project))
     mirror = (root / "mirror").as_uri()
-    one, two = root / "one", root / "two"
-    for place in (one, two, root / "mirror"):
-        place.mkdir()
+    first_dir, second_dir = root / "one", root / "two"
+    for directory in (first_dir, second_dir, root / "mirror"):
+        directory.mkdir()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    first = cluster.add_node(num_cpus=1)
-    life = Life(project, one, cluster.address, mirror, 10**9, script=__file__)
+    node = cluster.add_node(num_cpus=1)
+    training = TrainingProcess(project, first_dir, cluster.address, mirror, 10**9, script=__file__)
     problems: list[str] = []
     figures: dict[str, Any] = {}
     try:
-        await_that("so many checkpoints", lambda: max(steps_in(one), default=0) >= saves * SAVED_EVERY)
-        for process in hubs_on(cluster.head_node):  # a node that is lost lets nobody end in order
+        await_condition(f"{saves} checkpoints", lambda: max(steps_in(first_dir), default=0) >= saves * SAVE_EVERY)
+        for process in hubs_on(cluster.head_node):  # without a chance to shut down, as on a lost node
             process.kill()
-        life.process.kill()
-        life.process.wait()
-        cluster.remove_node(first, allow_graceful=False)
-        before = steps_in(one)
-        identity = RunRecord.read(next(one.glob("*/runs/nodes")) / "run.json")
-        one.rename(root / "lost")
+        training.process.kill()
+        training.process.wait()
+        cluster.remove_node(node, allow_graceful=False)
+        before = steps_in(first_dir)
+        identity = RunRecord.read(next(first_dir.glob("*/runs/nodes")) / "run.json")
+        first_dir.rename(root / "lost")
         cluster.add_node(num_cpus=1)
-        life = Life(project, two, cluster.address, mirror, before[-1] + 4000, script=__file__)
-        code = life.process.wait(2 * DEADLINE_S)
-        log = (two / "log").read_text(errors="replace")
+        training = TrainingProcess(project, second_dir, cluster.address, mirror, before[-1] + 4000, script=__file__)
+        code = training.process.wait(2 * DEADLINE_S)
+        log = (second_dir / "log").read_text(errors="replace")
         if code:
-            problems.append(f"the second start ended with {code}: {log[-2000:]}")
-        record = RunRecord.read(next(two.glob("*/runs/nodes")) / "run.json")
+            problems.append(f"the second attempt exited with {code}: {log[-2000:]}")
+        record = RunRecord.read(next(second_dir.glob("*/runs/nodes")) / "run.json")
         resumed = int(record.resumed_from.rpartition("_")[2]) if record and record.resumed_from else -1
         figures = {"saved": before, "resumed_at": resumed}
         if identity is None or record is None or identity.run_id != record.run_id or record.attempt != 2:
-            problems.append(f"it is another run: {identity} and {record}")
+            problems.append(f"the runs differ: {identity} and {record}")
         if resumed not in before[-2:]:
-            problems.append(f"it went on from {resumed}, of {before}")
+            problems.append(f"resumed from {resumed}, checkpoints: {before}")
     except (RuntimeError, TimeoutError, StopIteration, subprocess.TimeoutExpired) as error:
         logs = [path.read_text(errors="replace")[-2000:] for path in root.glob("*/log")]
         problems.append(f"{type(error).__name__} {error}: {logs}")
     finally:
-        life.process.kill()
+        training.process.kill()
         cluster.shutdown()
     if not problems:
-        figures |= check(configure(two, "auto", mirror, 1), problems)
+        figures |= check(configure(second_dir, "auto", mirror, 1), problems)
     return {"benchmark": "learner_node", **figures, "problems": problems[:10]}
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--saves", type=int, default=5, help="checkpoints before the node is lost")
+    parser.add_argument("--saves", type=int, default=5, help="checkpoints before the node is killed")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -106,11 +106,11 @@ def main() -> int:
         return 0
     root = Path(tempfile.mkdtemp())
     try:
-        found = soak(root, saves=options.saves)
+        figures = soak(root, saves=options.saves)
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    print(json.dumps({**found, "met": not found["problems"]}))
-    return 0 if not found["problems"] else 1
+    print(json.dumps({**figures, "met": not figures["problems"]}))
+    return 0 if not figures["problems"] else 1
 
 
 if __name__ == "__main__":

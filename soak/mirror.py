@@ -1,4 +1,4 @@
-"""Kill a training with SIGKILL again and again, each time on a new machine: its mirror has to bring it back whole."""
+"""Kill a training repeatedly, and resume it each time in an empty directory from its mirror, without any difference."""
 
 import argparse
 import contextlib
@@ -47,7 +47,7 @@ with trieye.Run(config) as run:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody uses."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -55,7 +55,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def store() -> Iterator[dict[str, str]]:
-    """Run an object store that speaks S3 on localhost; give the environment in which a program finds it."""
+    """Run an S3-compatible object store on localhost; yield environment variables with its address."""
     port = free_port()
     command = [str(Path(sys.executable).with_name("moto_server")), "-H", "127.0.0.1", "-p", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -82,7 +82,7 @@ def store() -> Iterator[dict[str, str]]:
 
 
 def train(root: Path, environment: dict[str, str], options: argparse.Namespace, kill_after_s: float | None) -> str:
-    """Run the training on a machine of its own, and kill it some time after it has begun; return what it printed."""
+    """Run the training in a directory, kill it `kill_after_s` after its first step, and return its output."""
     arguments = [str(root), f"s3://{BUCKET}/prefix", str(options.steps), str(options.size)]
     command = [sys.executable, "-c", TRAINING, *arguments]
     with subprocess.Popen(
@@ -96,12 +96,12 @@ def train(root: Path, environment: dict[str, str], options: argparse.Namespace, 
     if kill_after_s is None and process.returncode:
         raise RuntimeError(errors[-2000:])
     if not first:
-        raise RuntimeError(f"the training did not begin: {errors[-2000:]}")
+        raise RuntimeError(f"the training did not start: {errors[-2000:]}")
     return first + out
 
 
 def differences(root: Path, options: argparse.Namespace) -> list[str]:
-    """Return how the run differs from one that was never killed."""
+    """Return the differences from a run without kills."""
     noise, total, curve = np.random.default_rng(0), np.zeros(options.size), {}
     for step in range(1, options.steps + 1):
         total = total * 0.5 + noise.normal(size=options.size)
@@ -109,40 +109,42 @@ def differences(root: Path, options: argparse.Namespace) -> list[str]:
     run_dir = root / "soak" / "runs" / "mirror"
     loaded = trieye.load_checkpoint(run_dir, "latest")
     points = read_history(run_dir)
-    found = dict(zip(points["step"].to_pylist(), points["value"].to_pylist(), strict=True))
+    stored = dict(zip(points["step"].to_pylist(), points["value"].to_pylist(), strict=True))
     problems = []
     if loaded.step != options.steps or not np.array_equal(loaded.objects["total"], total):
-        problems.append(f"the state at step {loaded.step} is another one")
-    if found != curve or len(points) != len(curve):
-        problems.append(f"the curve has {len(points)} points, {len(curve)} expected, or other values")
+        problems.append(f"the state at step {loaded.step} differs")
+    if stored != curve or len(points) != len(curve):
+        problems.append(f"the curve has {len(points)} points, {len(curve)} expected, or its values differ")
     return problems
 
 
 def soak(options: argparse.Namespace) -> dict[str, Any]:
-    """Kill and move the training, and return the figures."""
-    moments = random.Random(options.seed)
-    begun_at, kills = [], 0
-    with tempfile.TemporaryDirectory() as place, store() as environment:
+    """Kill the training, resume it in another directory, and return the figures."""
+    generator = random.Random(options.seed)
+    started_at, kills = [], 0
+    with tempfile.TemporaryDirectory() as directory, store() as environment:
         for machine in range(options.kills + 1):
             is_last = machine == options.kills
-            root = Path(place) / str(machine)
-            printed = train(root, environment, options, None if is_last else moments.uniform(0.1, options.longest))
-            begun_at.append(int(printed.split()[1]))
+            root = Path(directory) / str(machine)
+            output = train(root, environment, options, None if is_last else generator.uniform(0.1, options.longest))
+            started_at.append(int(output.split()[1]))
             kills += not is_last
-            print(f"machine {machine} began at step {begun_at[-1]}", file=sys.stderr)
+            print(f"machine {machine} started at step {started_at[-1]}", file=sys.stderr)
         problems = differences(root, options)
-    if begun_at != sorted(begun_at):
-        problems.append(f"a machine began before the one before it: {begun_at}")
-    return {"kills": kills, "began_at": begun_at, "problems": problems}
+    if started_at != sorted(started_at):
+        problems.append(f"a machine started at an earlier step than its predecessor: {started_at}")
+    return {"kills": kills, "began_at": started_at, "problems": problems}
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--size", type=int, default=500_000, help="numbers in the state, 8 bytes each")
-    parser.add_argument("--longest", type=float, default=2.0, help="seconds from its first step to the kill, at most")
+    parser.add_argument("--size", type=int, default=500_000, help="number of float64 values in the state")
+    parser.add_argument(
+        "--longest", type=float, default=2.0, help="longest time in seconds from the first step to the kill"
+    )
     parser.add_argument("--seed", type=int, default=0)
     figures = soak(parser.parse_args())
     met = not figures["problems"]

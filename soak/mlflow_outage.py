@@ -1,4 +1,4 @@
-"""Stop a real MLflow server in the middle of a run: the training must not notice, and every point must arrive."""
+"""Stop an MLflow server during a run: steps must not slow down, and every point must arrive."""
 
 import argparse
 import contextlib
@@ -24,7 +24,7 @@ ARRIVAL_DEADLINE_S = 300.0
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody uses."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -56,7 +56,7 @@ def server(root: Path, port: int) -> Iterator[None]:
 
 
 class Training:
-    """Steps of a training that takes 2 ms each and logs two values.
+    """A training that logs two values in each step of 2 ms.
 
     Args:
         run: The run.
@@ -66,9 +66,9 @@ class Training:
         self._run = run
         self.step = 0
 
-    def go_on(self, seconds: float) -> list[float]:
-        """Train for some time and return the seconds of each step."""
-        took = []
+    def train_for(self, seconds: float) -> list[float]:
+        """Train for `seconds` and return the duration of each step in seconds."""
+        durations_s = []
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             began = time.perf_counter()
@@ -77,12 +77,12 @@ class Training:
             busy_until = began + STEP_S
             while time.perf_counter() < busy_until:
                 pass
-            took.append(time.perf_counter() - began)
-        return took
+            durations_s.append(time.perf_counter() - began)
+        return durations_s
 
 
 def soak(root: Path, kind: str, *, outage_s: float, calm_s: float, limit: float) -> dict[str, Any]:
-    """Run the soak in one kind of runtime and return its figures."""
+    """Run the soak with one runtime and return its figures."""
     from mlflow import MlflowClient
 
     port = free_port()
@@ -101,12 +101,12 @@ def soak(root: Path, kind: str, *, outage_s: float, calm_s: float, limit: float)
         training = Training(run)
         with server(root, port):
             assert run.mlflow_run_id(60.0) is not None
-            training.go_on(calm_s / 2)
-            before = training.go_on(calm_s)
-        during = training.go_on(outage_s)
-        print(f"{kind}: the server was away for {outage_s:.0f} s", file=sys.stderr)
+            training.train_for(calm_s / 2)
+            before = training.train_for(calm_s)
+        during = training.train_for(outage_s)
+        print(f"{kind}: the server was down for {outage_s:.0f} s", file=sys.stderr)
         with server(root, port):
-            after = training.go_on(calm_s)
+            after = training.train_for(calm_s)
             run.flush()
             arrived = wait_for_sink(run)
             run_id = run.mlflow_run_id()
@@ -137,7 +137,7 @@ def soak(root: Path, kind: str, *, outage_s: float, calm_s: float, limit: float)
 
 
 def wait_for_sink(run: trieye.Run) -> float:
-    """Return the seconds until MLflow has everything."""
+    """Wait until the sinks have no backlog, and return the seconds that took."""
     began = time.monotonic()
     while time.monotonic() - began < ARRIVAL_DEADLINE_S:
         if not any(sink["backlog"] for sink in run.health()["sinks"]):
@@ -147,19 +147,19 @@ def wait_for_sink(run: trieye.Run) -> float:
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--outage", type=float, default=60.0, help="seconds without a server")
     parser.add_argument("--calm", type=float, default=10.0, help="seconds before and after")
     parser.add_argument("--limit", type=float, default=1.15, help="median step time during the outage over before")
     parser.add_argument("--runtime", nargs="+", default=["local", "ray"])
     options = parser.parse_args()
-    found = []
+    runs = []
     for kind in options.runtime:
         with tempfile.TemporaryDirectory() as root:
-            found.append(soak(Path(root), kind, outage_s=options.outage, calm_s=options.calm, limit=options.limit))
-    met = all(figures["met"] for figures in found)
-    print(json.dumps({"benchmark": "mlflow_outage", "runs": found, "goal": f"ratio <= {options.limit}", "met": met}))
+            runs.append(soak(Path(root), kind, outage_s=options.outage, calm_s=options.calm, limit=options.limit))
+    met = all(figures["met"] for figures in runs)
+    print(json.dumps({"benchmark": "mlflow_outage", "runs": runs, "goal": f"ratio <= {options.limit}", "met": met}))
     return 0 if met else 1
 
 

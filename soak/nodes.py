@@ -1,8 +1,9 @@
-"""Train across two nodes of a Ray cluster, one of which is killed and added again.
+"""Train on two nodes of a Ray cluster, and replace a killed node.
 
-A DQN of the project template learns CartPole from two explorers, one on each node, fully asynchronously. While one node
-is gone the training goes on with the other; when there is one again, its explorer is begun anew there. In the end the
-history has every step once, versions that strictly grow, and counts that add up to what the training counted itself.
+The DQN of the project template learns CartPole from two explorers, one on each node, fully asynchronously. Without the
+killed node, training must continue with the other explorer; its own explorer must restart on the new node. At the end,
+the history must have every step exactly once, strictly increasing versions, and counts whose sums equal the counters of
+the training.
 """
 
 import argparse
@@ -12,17 +13,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-from explorer_kills import AGENTS, DEADLINE_S, STALENESS, Life, check, train_watched
+import psutil  # type: ignore[import-untyped]  # stubs would be one more package
+from explorer_kills import AGENTS, DEADLINE_S, STALENESS, TrainingProcess, check, train_watched
 from ray.cluster_utils import Cluster
 
 
 def configure(root: Path, address: str, time_s: float, transport: str = "auto") -> Any:
     """Return the config of the run."""
-    from my_agent.config import TrainConfig
+    from my_agent.config import TrainConfig  # type: ignore[import-not-found]  # the generated project
 
     return TrainConfig(
         agent={"hidden_sizes": [32], "batch_size": 32, **AGENTS["dqn"]},
@@ -38,24 +40,24 @@ def configure(root: Path, address: str, time_s: float, transport: str = "auto") 
 
 
 def explorers_on(node: Any) -> int:
-    """Return how many explorers run on a node."""
+    """Return the number of explorers on a node."""
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     return sum("ExplorerActor" in child.cmdline()[0] for child in raylet.children() if child.cmdline())
 
 
-def rate_over(life: Life, seconds: float) -> float:
-    """Return the environment steps in a second, over some seconds."""
-    before, began = life.made(), time.monotonic()
+def rate_over(training: TrainingProcess, seconds: float) -> float:
+    """Return environment steps per second, measured for `seconds`."""
+    before, began = training.num_env_steps(), time.monotonic()
     time.sleep(seconds)
-    return (life.made() - before) / (time.monotonic() - began)
+    return (training.num_env_steps() - before) / (time.monotonic() - began)
 
 
-def await_that(what: str, is_so: Any) -> float:
-    """Return the seconds until something is so."""
+def await_condition(description: str, is_met: Callable[[], bool]) -> float:
+    """Wait for a condition, and return the seconds that took."""
     began = time.monotonic()
-    while not is_so():
+    while not is_met():
         if time.monotonic() - began > DEADLINE_S:
-            raise TimeoutError(f"{what} never happened")
+            raise TimeoutError(f"timed out waiting for {description}")
         time.sleep(0.1)
     return time.monotonic() - began
 
@@ -68,28 +70,30 @@ def soak(root: Path, *, seconds: float, transport: str) -> dict[str, Any]:
     sys.path.insert(0, str(project))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     second = cluster.add_node(num_cpus=1)
-    span = seconds / 4
-    life = Life(project, root, cluster.address, seconds, transport, script=__file__)
+    interval_s = seconds / 4
+    training = TrainingProcess(project, root, cluster.address, seconds, transport, script=__file__)
     problems: list[str] = []
     figures: dict[str, Any] = {}
     try:
-        life.await_progress(500)
-        await_that(
+        training.await_progress(500)
+        await_condition(
             "an explorer on each node", lambda: (explorers_on(cluster.head_node), explorers_on(second)) == (1, 1)
         )
-        figures["before"] = rate_over(life, span)
+        figures["before"] = rate_over(training, interval_s)
         cluster.remove_node(second, allow_graceful=False)
-        figures["without"] = [round(rate_over(life, span / 5), 1) for _ in range(5)]  # Ray needs a while to notice
+        figures["without"] = [
+            round(rate_over(training, interval_s / 5), 1) for _ in range(5)
+        ]  # Ray needs a while to notice
         second = cluster.add_node(num_cpus=1)
-        figures["again_after_s"] = await_that("an explorer on the new node", lambda: explorers_on(second) == 1)
-        figures["after"] = rate_over(life, span)
-        code = life.process.wait(seconds + DEADLINE_S)
+        figures["again_after_s"] = await_condition("an explorer on the new node", lambda: explorers_on(second) == 1)
+        figures["after"] = rate_over(training, interval_s)
+        code = training.process.wait(seconds + DEADLINE_S)
         if code:
-            problems.append(f"the training ended with {code}: {(root / 'log').read_text(errors='replace')[-2000:]}")
+            problems.append(f"the training exited with {code}: {(root / 'log').read_text(errors='replace')[-2000:]}")
     except (RuntimeError, TimeoutError, subprocess.TimeoutExpired) as error:
         problems.append(f"{error}: {(root / 'log').read_text(errors='replace')[-3000:]}")
     finally:
-        life.process.kill()
+        training.process.kill()
         cluster.shutdown()
     if not problems:
         figures |= check(configure(root, "auto", seconds, transport), problems)
@@ -104,10 +108,12 @@ def soak(root: Path, *, seconds: float, transport: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=300.0, help="of the training")
-    parser.add_argument("--transport", default="auto", choices=["auto", "collective", "checkpoint"], help="of weights")
+    parser.add_argument("--seconds", type=float, default=300.0, help="duration of the training")
+    parser.add_argument(
+        "--transport", default="auto", choices=["auto", "collective", "checkpoint"], help="transport of weights"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -117,11 +123,11 @@ def main() -> int:
         return 0
     root = Path(tempfile.mkdtemp())
     try:
-        found = soak(root, seconds=options.seconds, transport=options.transport)
+        figures = soak(root, seconds=options.seconds, transport=options.transport)
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    print(json.dumps({**found, "met": not found["problems"]}))
-    return 0 if not found["problems"] else 1
+    print(json.dumps({**figures, "met": not figures["problems"]}))
+    return 0 if not figures["problems"] else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Kill `make reference` at random moments, start it again at once, and check that no completed job started again.
+"""Kill `make reference` at random times, restart it immediately, and check that no completed job runs again.
 
 Each kill ends the process group of `benchmarks/reference/run.py`, including the sweep that it runs, with SIGKILL. At
 the end, the records of all jobs that were completed before a kill must be unchanged, and the curves must be stored.
@@ -31,7 +31,7 @@ def completed() -> dict[str, tuple[float, float, int]]:
 
 
 def start(words: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start the reference tables in a process group of their own."""
+    """Start the reference tables in a separate process group."""
     command = [sys.executable, str(ROOT / "benchmarks/reference/run.py"), *words]
     with log.open("ab") as file:
         return subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)

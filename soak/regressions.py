@@ -4,13 +4,13 @@ A fixing commit names its tests in trailers, one line each: the item of the issu
 
     Regression-test: 33-A1 tests/cli/test_removal.py::test_name
 
-A test that came later than its fix names the fixing commit behind it, which also corrects an earlier trailer.
+A test that was added after its fix names the fixing commit as well, which also corrects an earlier trailer.
 
-The parent of the fixing commit is checked out with the tests of the commit that has the trailer. Each test has to fail
-there on the behaviour: a failure to import or to find a name does not count, nor does an error in a fixture.
+The parent of the fixing commit is checked out with the tests of the commit that has the trailer. Each test must fail
+there because of the behaviour: failed imports, missing names and errors in fixtures do not count.
 
     python soak/regressions.py                  every test
-    python soak/regressions.py 33-A1 33-B       the tests of items that begin with one of these
+    python soak/regressions.py 33-A1 33-B       the tests of items with one of these prefixes
     python soak/regressions.py --table 33       a Markdown table of items, tests and commits; runs nothing
 """
 
@@ -34,7 +34,7 @@ NOT_BEHAVIOUR = re.compile(r"(ImportError|ModuleNotFoundError|NameError|Attribut
 
 @dataclass(frozen=True)
 class Regression:
-    """A test of one item of an issue, the commit that made it pass, and the commit whose tests it is one of."""
+    """A test of one item of an issue, the commit that fixed it, and the commit that contains the test."""
 
     item: str
     test: str
@@ -48,7 +48,7 @@ class Regression:
 
 
 def git(*words: str, cwd: Path = ROOT) -> str:
-    """Return what git prints."""
+    """Return the output of git."""
     return subprocess.run(["git", *words], cwd=cwd, check=True, capture_output=True, text=True).stdout
 
 
@@ -56,7 +56,7 @@ def regressions(items: Sequence[str]) -> list[Regression]:
     """Return the regressions that the trailers of the history name, oldest commit first."""
     fields = f"%h%x00%(trailers:key={TRAILER},valueonly,separator=%x01)%x00"
     log = git("log", "--reverse", "--topo-order", "--no-merges", f"--format={fields}").split("\0\n")
-    found: dict[tuple[str, str], Regression] = {}
+    by_test: dict[tuple[str, str], Regression] = {}
     for commit, trailers in (entry.split("\0")[:2] for entry in log if entry):
         for line in filter(None, trailers.split("\x01")):
             item, rest = line.split(maxsplit=1)
@@ -64,31 +64,31 @@ def regressions(items: Sequence[str]) -> list[Regression]:
             if items and not item.startswith(tuple(items)):
                 continue
             if fixing:
-                found[item, test] = Regression(item, test, fixing, commit)
+                by_test[item, test] = Regression(item, test, fixing, commit)
             else:
-                found.setdefault((item, test), Regression(item, test, commit, commit))
-    return list(found.values())
+                by_test.setdefault((item, test), Regression(item, test, commit, commit))
+    return list(by_test.values())
 
 
 def outcomes(report: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield name, outcome and message of each test of a JUnit report, parametrised cases on their own."""
-    for case in ET.parse(report).iter("testcase"):  # noqa: S314 - pytest has written it just now
+    """Yield name, outcome and message of each test of a JUnit report, one per parametrised case."""
+    for case in ET.parse(report).iter("testcase"):  # noqa: S314 - pytest wrote this report
         result = next((child for child in case if child.tag in {"failure", "error", "skipped"}), None)
         outcome, message = ("passed", "") if result is None else (result.tag, result.get("message") or "")
         yield case.get("name", "").split("[")[0], outcome, message
 
 
 def problem(test: str, results: Sequence[tuple[str, str, str]]) -> str | None:
-    """Return why a test proves nothing on the parent commit; None if it failed on the behaviour."""
-    wanted = test.rsplit("::", 1)[-1].partition("[")[0]
-    own = [(outcome, message) for name, outcome, message in results if name == wanted]
-    if not own:
+    """Return why a test proves nothing on the parent commit; None if it failed because of the behaviour."""
+    function = test.rsplit("::", 1)[-1].partition("[")[0]
+    cases = [(outcome, message) for name, outcome, message in results if name == function]
+    if not cases:
         return "did not run"
-    failures = [message for outcome, message in own if outcome == "failure"]
+    failures = [message for outcome, message in cases if outcome == "failure"]
     if not failures:
-        return " and ".join(sorted({outcome for outcome, _ in own})) + " on the parent commit"
+        return " and ".join(sorted({outcome for outcome, _ in cases})) + " on the parent commit"
     if all(NOT_BEHAVIOUR.match(message) for message in failures):
-        return f"failed to import or to find a name: {failures[0][:100]}"
+        return f"failed because of a missing import or name: {failures[0][:100]}"
     return None
 
 
@@ -128,9 +128,9 @@ def main() -> None:
         git("worktree", "add", "--quiet", "--detach", str(tree), "HEAD")
         try:
             for (commit, tests_of), group in groupby(rows, key=lambda row: (row.commit, row.tests_of)):
-                own = list(group)
-                problems = check(tree, commit, tests_of, list(dict.fromkeys(row.test for row in own)))
-                for row in own:
+                tests = list(group)
+                problems = check(tree, commit, tests_of, list(dict.fromkeys(row.test for row in tests)))
+                for row in tests:
                     reason = problems[row.test]
                     num_bad += reason is not None
                     print(f"{row.item:8} {row.commit} {row.test}: {reason or 'fails on the parent'}", flush=True)

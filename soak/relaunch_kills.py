@@ -1,9 +1,9 @@
-"""Kill the driver of a sweep again and again, with `trieye sweep relaunch` at once after each kill.
+"""Kill the driver of a sweep repeatedly, and run `trieye sweep relaunch` immediately after each kill.
 
 The sweep is a grid and then a search; its jobs are runs that save and resume. Each process of a job appends its start
-and its end to a file that trieye neither reads nor writes, and checks whether an earlier process of the job still runs.
-In the end every job must be completed, no two processes of a job may have overlapped, and none may have started after
-the job was completed. No two trials of the search, whose space is an interval, may have the same value.
+and its end to a file that trieye does not use, and checks whether earlier processes of the job are still running. At
+the end, every job must be completed, no two processes of a job may have overlapped, and none may have started after the
+job was completed. No two trials of the search, whose space is an interval, may have the same value.
 """
 
 import argparse
@@ -19,11 +19,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 
 DEADLINE_S = 600.0
 RECORDING_S = 2.0
-"""A kill so close to the end of a job may prevent its record, and the job rightly runs again."""
+"""A kill within this time of the end of a job may prevent its record; then the job correctly runs again."""
 
 PROGRAM = """
 import json
@@ -34,7 +34,7 @@ from pathlib import Path
 import trieye
 from trieye.config.hydra.launch import launch_info
 
-NOTES = Path(__file__).with_name("notes.jsonl")
+EVENTS = Path(__file__).with_name("events.jsonl")
 
 
 def ticks(pid):
@@ -44,13 +44,13 @@ def ticks(pid):
         return None
 
 
-def note(**fields):
+def record(**fields):
     line = json.dumps({**fields, "pid": os.getpid(), "ticks": ticks(os.getpid()), "at": time.monotonic()})
-    with NOTES.open("a") as file:
+    with EVENTS.open("a") as file:
         file.write(line + chr(10))
 
 
-class Counted:
+class Counter:
     done = 0
 
     def state_dict(self):
@@ -62,20 +62,20 @@ class Counted:
 
 @trieye.main("pkg://trieye.conf", "trieye")
 def train(config: trieye.TrieyeConfig) -> float:
-    job, before = launch_info().job_num, NOTES.read_text().splitlines() if NOTES.exists() else []
-    earlier = [note for note in map(json.loads, before) if note["job"] == job and note["what"] == "start"]
-    alive = [note["pid"] for note in earlier if ticks(note["pid"]) == note["ticks"]]
-    note(job=job, what="start", alive=alive)
-    counted = Counted()
+    job, lines = launch_info().job_num, EVENTS.read_text().splitlines() if EVENTS.exists() else []
+    starts = [event for event in map(json.loads, lines) if event["job"] == job and event["kind"] == "start"]
+    alive = [event["pid"] for event in starts if ticks(event["pid"]) == event["ticks"]]
+    record(job=job, kind="start", alive=alive)
+    counter = Counter()
     with trieye.Run(config) as run:
-        run.restore(counted=counted)
+        run.restore(counter=counter)
         for step in run.steps(STEPS):
-            counted.done += 1
+            counter.done += 1
             time.sleep(0.05)
             if step % 5 == 0:
-                run.save(counted=counted)
-    note(job=job, what="end", done=counted.done)
-    return float(counted.done)
+                run.save(counter=counter)
+    record(job=job, kind="end", done=counter.done)
+    return float(counter.done)
 
 
 if __name__ == "__main__":
@@ -89,7 +89,7 @@ OPTIONS = [
 
 
 class Driver:
-    """A process that drives the sweep in a session of its own: the program itself, or a relaunch of it."""
+    """A process that drives the sweep in a separate session: the program, or a relaunch of it."""
 
     def __init__(self, root: Path, words: list[str], program: str = "swept.py") -> None:
         self._log, self._program = root / "log", program
@@ -99,7 +99,7 @@ class Driver:
             )
 
     def kill(self) -> None:
-        """Kill the command and the program that it has started, but none of their jobs: they become orphans."""
+        """Kill the command and the program that it started, but not their jobs, which become orphans."""
         victims = [psutil.Process(self.process.pid)]
         with contextlib.suppress(psutil.Error):
             victims += [child for child in victims[0].children() if self._program in " ".join(child.cmdline())]
@@ -108,44 +108,49 @@ class Driver:
                 victim.kill()
         self.process.wait()
 
-    def left_behind(self) -> list[psutil.Process]:
-        """Return the processes of its session that still run."""
-        found = []
+    def survivors(self) -> list[psutil.Process]:
+        """Return the running processes of the session."""
+        processes = []
         for process in psutil.process_iter():
             with contextlib.suppress(OSError, psutil.Error):
                 if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
 
-def notes(root: Path) -> list[dict[str, Any]]:
-    """Return what the jobs have noted so far."""
-    path = root / "notes.jsonl"
+def read_events(root: Path) -> list[dict[str, Any]]:
+    """Return the recorded starts and ends of jobs."""
+    path = root / "events.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def completed(root: Path) -> set[int]:
-    """Return the jobs whose records say that they are completed."""
+    """Return the jobs with the state `completed`."""
     records = [json.loads(path.read_bytes()) for path in (root / "sweep").glob("*/status.json")]
     return {record["index"] for record in records if record["state"] == "completed"}
 
 
 def repeated(root: Path) -> list[list[str]]:
-    """Return the jobs that have the same overrides; a grid has none, and a search of an interval should have none."""
+    """Return the jobs with equal overrides; neither a grid nor a search of an interval may have any."""
     jobs: dict[str, list[str]] = {}
     for path in (root / "sweep").glob("*/status.json"):
         jobs.setdefault(" ".join(json.loads(path.read_bytes())["overrides"]), []).append(path.parent.name)
     return [indices for indices in jobs.values() if len(indices) > 1]
 
 
+def num_starts(root: Path) -> int:
+    """Return how often jobs have started."""
+    return sum(event["kind"] == "start" for event in read_events(root))
+
+
 def await_starts(root: Path, driver: Driver, num: int) -> bool:
-    """Wait until jobs have started so many times; return False if the driver ended before."""
+    """Wait until jobs have started `num` times; return False if the driver exits before."""
     until = time.monotonic() + DEADLINE_S
-    while sum(note["what"] == "start" for note in notes(root)) < num:
+    while num_starts(root) < num:
         if driver.process.poll() is not None:
             return False
         if time.monotonic() > until:
-            raise TimeoutError("no further job starts")
+            raise TimeoutError("no further job started in time")
         time.sleep(0.02)
     return True
 
@@ -158,81 +163,82 @@ def soak(root: Path, kind: str, *, jobs: int, kills: int) -> dict[str, Any]:
     words = [f"seed=range(0,{jobs})"]
     if kind == "optuna":
         words = ["+tags.x=interval(0,1)", "hydra.sweeper.kind=optuna", f"hydra.sweeper.num_trials={jobs}"]
-    drivers, settled, orphans, num_kills = [Driver(root, ["swept.py", *OPTIONS, *words])], [], 0, 0
+    drivers, orphans, num_kills = [Driver(root, ["swept.py", *OPTIONS, *words])], 0, 0
+    completed_at_kills: list[tuple[float, set[int]]] = []
     try:
         while num_kills < kills:
             more = random.randint(1, max(jobs // (kills + 1), 1))
-            if not await_starts(root, drivers[-1], sum(note["what"] == "start" for note in notes(root)) + more):
+            if not await_starts(root, drivers[-1], num_starts(root) + more):
                 break
             time.sleep(random.uniform(0.0, 1.5))
             drivers[-1].kill()
             num_kills += 1
-            settled.append((time.monotonic(), completed(root)))
+            completed_at_kills.append((time.monotonic(), completed(root)))
             orphans += len(running(root))
             drivers.append(Driver(root, ["-m", "trieye.cli", "sweep", "relaunch", "sweep"]))
         code = drivers[-1].process.wait(DEADLINE_S)
     finally:
         for driver in drivers:
             driver.process.kill()
-            for process in driver.left_behind():
+            for process in driver.survivors():
                 with contextlib.suppress(psutil.Error):
                     process.kill()
-    messages = problems(notes(root), settled, completed(root), jobs)
+    messages = problems(read_events(root), completed_at_kills, completed(root), jobs)
     messages += [f"trials {', '.join(indices)} have the same values" for indices in repeated(root)]
     if num_kills < kills:
         messages.append(f"the sweep ended after {num_kills} of {kills} kills")
     if code:
-        messages.append(f"the last relaunch ended with {code}: {(root / 'log').read_text(errors='replace')[-2000:]}")
-    starts = sum(note["what"] == "start" for note in notes(root))
+        messages.append(f"the last relaunch exited with {code}: {(root / 'log').read_text(errors='replace')[-2000:]}")
     return {
-        "completed": len(completed(root)), "kills": num_kills, "starts": starts, "orphans": orphans,
+        "completed": len(completed(root)), "kills": num_kills, "starts": num_starts(root), "orphans": orphans,
         "took_s": round(time.monotonic() - began), "problems": messages[:10],
     }  # fmt: skip
 
 
 def running(root: Path) -> set[int]:
-    """Return the processes that have noted a start and no end, and still run."""
-    ended = {note["pid"] for note in notes(root) if note["what"] == "end"}
-    return {note["pid"] for note in notes(root) if note["pid"] not in ended and psutil.pid_exists(note["pid"])}
+    """Return the running processes that recorded a start and no end."""
+    events = read_events(root)
+    ended = {event["pid"] for event in events if event["kind"] == "end"}
+    return {event["pid"] for event in events if event["pid"] not in ended and psutil.pid_exists(event["pid"])}
 
 
 def problems(
-    noted: list[dict[str, Any]], settled: list[tuple[float, set[int]]], done: set[int], jobs: int
+    events: list[dict[str, Any]], completed_at_kills: list[tuple[float, set[int]]], done: set[int], jobs: int
 ) -> list[str]:
-    """Return what the notes of the jobs contradict.
+    """Return the problems that the recorded events show.
 
     Args:
-        noted: Starts and ends, in the order in which they were written.
-        settled: After each kill, the time and the jobs that were completed then.
-        done: The jobs that are completed in the end.
-        jobs: How many there should be.
+        events: Starts and ends of jobs, in chronological order.
+        completed_at_kills: The time of each kill, and the jobs that were completed then.
+        done: The jobs that are completed at the end.
+        jobs: Number of jobs of the sweep.
     """
-    found = [f"job {index} is not completed" for index in range(jobs) if index not in done]
+    messages = [f"job {index} is not completed" for index in range(jobs) if index not in done]
     ends: dict[int, float] = {}
-    for note in noted:
-        job, at = note["job"], note["at"]
-        if note["what"] == "end":
-            if note["done"] != STEPS:
-                found.append(f"job {job} ended after {note['done']} steps")
+    for event in events:
+        job, at = event["job"], event["at"]
+        if event["kind"] == "end":
+            if event["done"] != STEPS:
+                messages.append(f"job {job} ended after {event['done']} steps")
             ends[job] = at
             continue
-        if note["alive"]:
-            found.append(f"job {job} started while its processes {note['alive']} ran")
-        if job in ends and not any(abs(moment - ends[job]) < RECORDING_S for moment, _ in settled):
-            found.append(f"job {job} started {at - ends[job]:.1f} s after its end")
-        if any(moment < at and job in jobs_then for moment, jobs_then in settled):
-            found.append(f"job {job} started after it was completed")
-    return found
+        if event["alive"]:
+            messages.append(f"job {job} started while its processes {event['alive']} were running")
+        if job in ends and not any(abs(killed_at - ends[job]) < RECORDING_S for killed_at, _ in completed_at_kills):
+            messages.append(f"job {job} started {at - ends[job]:.1f} s after its end")
+        if any(killed_at < at and job in completed_jobs for killed_at, completed_jobs in completed_at_kills):
+            messages.append(f"job {job} started after it was completed")
+    return messages
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--jobs", type=int, default=24)
-    parser.add_argument("--kills", type=int, default=5, help="how often the driver is killed")
+    parser.add_argument("--kills", type=int, default=5, help="number of kills of the driver")
     parser.add_argument("--kinds", nargs="+", choices=["grid", "optuna"], default=["grid", "optuna"])
-    parser.add_argument("--seed", type=int, default=None, help="of the moments of the kills")
-    parser.add_argument("--keep", action="store_true", help="keep the files, and say where they are")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the times of the kills")
+    parser.add_argument("--keep", action="store_true", help="keep the files and print their directory")
     options = parser.parse_args()
     seed = random.randrange(2**32) if options.seed is None else options.seed
     random.seed(seed)

@@ -1,8 +1,8 @@
-"""Eight writers and two readers at a replay actor, while writers, or the actor too, are killed at random.
+"""Kill writers, and optionally the replay actor, at random, with eight writers and two readers.
 
-Every row says which life of which writer it comes from and which number it has there. Table `all` is large enough to
-hold all of them and shows at the end what was lost or doubled; table `ring` is small and is overwritten all the time.
-A killed writer's rows are safe from the death of the actor, too, once a snapshot holds them.
+Every row contains the number of its writer and its own number. Table `all` has room for all rows and shows at the end
+which were lost or duplicated; the small table `ring` is overwritten continuously. Rows of a killed writer survive a
+kill of the actor as soon as a snapshot contains them.
 """
 
 import argparse
@@ -15,25 +15,28 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
+import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 import ray
 
 from trieye.replay.remote import RemoteReplay
 from trieye.replay.samplers.base import SampledIds
 
 NUM_WRITERS, NUM_READERS = 8, 2
-CAPACITY, RING = 4_000_000, 5_000
-LIFE = 1 << 32
+CAPACITY, RING_CAPACITY = 4_000_000, 5_000
+MAX_ROWS = 1 << 32
+"""Row numbers reserved for one writer."""
+
 SNAPSHOT_EVERY_S = 1.0
 LONGEST_SNAPSHOT_S = 8.0
-"""Rows that were acknowledged so long before the actor died are in a snapshot; several processes share a core."""
+"""Age after which an acknowledged row must be in a snapshot; long, because several processes share a core."""
 
-LAST_ANSWER_S = 0.5
-"""So long after its death an actor's last acknowledgement may be noted; the next actor needs longer to start."""
+MAX_RECORD_DELAY_S = 0.5
+"""Longest delay of a record after its acknowledgement; a new actor needs longer to start."""
 
 HUNG_S = 30.0
 CHUNK_ROWS = 1 << 16
@@ -41,57 +44,57 @@ SCHEMA = {"obs": (np.float32, (3,)), "x": np.int64, "terminated": np.bool_}
 
 
 class Producer:
-    """Writes rows at a steady rate and notes what was acknowledged, until it is killed or told to stop."""
+    """Writes rows at a fixed rate and records the number of acknowledged rows, until it is killed or stopped."""
 
-    def __init__(self, replay: RemoteReplay, life: int, notes: Path, rate: int) -> None:
-        self.replay, self.life, self.notes, self.rate = replay, life, notes, rate
-        self.is_told = False
+    def __init__(self, replay: RemoteReplay, index: int, counts: Path, rate: int) -> None:
+        self.replay, self.index, self.counts, self.rate = replay, index, counts, rate
+        self.is_stopped = False
 
     def pid(self) -> int:
-        """Return the process."""
+        """Return the process id."""
         return os.getpid()
 
     def run(self) -> None:
-        """Write."""
+        """Write rows until stopped."""
         number = 0
         with self.replay.writer("all", timeout_s=120) as rows, self.replay.writer("ring", timeout_s=120) as ring:
-            while not self.is_told:
+            while not self.is_stopped:
                 due = time.monotonic() + 0.1
                 for _ in range(self.rate // 10):
-                    x = self.life * LIFE + number
+                    x = self.index * MAX_ROWS + number
                     number += 1
                     row = {"obs": np.full(3, x % 1000, np.float32), "x": x, "terminated": number % 50 == 0}
                     rows.add(**row)
                     ring.add(**row)
                 rows.flush()
-                self.note(number)
+                self.record(number)
                 time.sleep(max(due - time.monotonic(), 0))
-        self.note(number)
+        self.record(number)
 
-    def note(self, number: int) -> None:
-        """Write down in one piece what is acknowledged."""
-        with self.notes.open("ab", buffering=0) as file:
-            file.write(f"{self.life} {number} {time.time()}\n".encode())
+    def record(self, number: int) -> None:
+        """Append the number of acknowledged rows in one write."""
+        with self.counts.open("ab", buffering=0) as file:
+            file.write(f"{self.index} {number} {time.time()}\n".encode())
 
     def stop(self) -> None:
-        """Let `run` end."""
-        self.is_told = True
+        """Stop `run`."""
+        self.is_stopped = True
 
 
 class Consumer:
-    """Samples from both tables and checks that each row is whole."""
+    """Samples from both tables and checks the consistency of each row."""
 
     def __init__(self, replay: RemoteReplay) -> None:
-        self.replay, self.is_told = replay, False
+        self.replay, self.is_stopped = replay, False
         self.batches = self.torn = 0
         self.last, self.longest_s = time.monotonic(), 0.0
         self.redrawn = 0.0
 
     def run(self) -> None:
-        """Sample."""
+        """Sample until stopped."""
         with self.replay.reader("all", timeout_s=120) as rows, self.replay.reader("ring", timeout_s=120) as ring:
             self.last = time.monotonic()
-            while not self.is_told:
+            while not self.is_stopped:
                 for reader in (rows, ring):
                     batch = reader.sample(64)
                     self.torn += int((batch["obs"] != (batch["x"] % 1000)[:, None]).any(axis=1).sum())
@@ -104,141 +107,160 @@ class Consumer:
             self.redrawn = ring.stats()["reader_redrawn"]
 
     def figures(self) -> dict[str, float]:
-        """Return counts, and how long nothing has come."""
-        waiting = max(self.longest_s, time.monotonic() - self.last)
+        """Return counts, memory, and the longest time between two batches."""
+        wait_s = max(self.longest_s, time.monotonic() - self.last)
         rss = psutil.Process().memory_info().rss
-        return {"batches": self.batches, "torn": self.torn, "wait_s": waiting, "rss": rss, "redrawn": self.redrawn}
+        return {"batches": self.batches, "torn": self.torn, "wait_s": wait_s, "rss": rss, "redrawn": self.redrawn}
 
     def stop(self) -> None:
-        """Let `run` end."""
-        self.is_told = True
+        """Stop `run`."""
+        self.is_stopped = True
 
 
-class Crew:
-    """The writers, of which one is killed and replaced from time to time."""
+@dataclass(frozen=True)
+class RunningWriter:
+    """A writer in an actor.
 
-    def __init__(self, replay: RemoteReplay, notes: Path, rate: int) -> None:
-        self.replay, self.notes, self.rate = replay, notes, rate
-        self.num_lives = 0
-        self.dead: set[int] = set()
-        self.members: list[tuple[int, Any, int, Any]] = [self.hire() for _ in range(NUM_WRITERS)]
+    Attributes:
+        index: Its number.
+        actor: Its actor.
+        pid: Process id of the actor.
+        call: Its running call of `Producer.run`.
+    """
 
-    def hire(self) -> tuple[int, Any, int, Any]:
+    index: int
+    actor: Any
+    pid: int
+    call: Any
+
+
+class WriterPool:
+    """The writers, which can be killed and replaced."""
+
+    def __init__(self, replay: RemoteReplay, counts: Path, rate: int) -> None:
+        self.replay, self.counts, self.rate = replay, counts, rate
+        self.num_started = 0
+        self.killed: set[int] = set()
+        self.writers = [self.start() for _ in range(NUM_WRITERS)]
+
+    def start(self) -> RunningWriter:
         """Start a writer."""
-        life, self.num_lives = self.num_lives, self.num_lives + 1
-        actor = ray.remote(num_cpus=0, max_concurrency=3)(Producer).remote(self.replay, life, self.notes, self.rate)
-        return life, actor, ray.get(actor.pid.remote()), actor.run.remote()
+        index, self.num_started = self.num_started, self.num_started + 1
+        actor = ray.remote(num_cpus=0, max_concurrency=3)(Producer).remote(self.replay, index, self.counts, self.rate)
+        return RunningWriter(index, actor, ray.get(actor.pid.remote()), actor.run.remote())
 
     def kill_one(self) -> None:
-        """Kill a writer, whatever it is doing, and start another one."""
-        place = random.randrange(NUM_WRITERS)
-        life, _, pid, _ = self.members[place]
-        self.dead.add(life)
-        os.kill(pid, signal.SIGKILL)
-        self.members[place] = self.hire()
+        """Kill a writer and start another."""
+        slot = random.randrange(NUM_WRITERS)
+        self.killed.add(self.writers[slot].index)
+        os.kill(self.writers[slot].pid, signal.SIGKILL)
+        self.writers[slot] = self.start()
 
-    def end(self) -> None:
-        """Let all that live close their writers."""
-        for _, actor, _, _ in self.members:
-            actor.stop.remote()
-        ray.get([run for _, _, _, run in self.members], timeout=180)
+    def close(self) -> None:
+        """Stop all running writers."""
+        for writer in self.writers:
+            writer.actor.stop.remote()
+        ray.get([writer.call for writer in self.writers], timeout=180)
 
 
 def rows_of(replay: RemoteReplay) -> Any:
-    """Return what the rows of table `all` say."""
+    """Return column `x` of table `all`."""
     view = replay.attach("all")
     counters = view.counters()
-    found = []
+    chunks = []
     for start in range(counters["low"], counters["total"], CHUNK_ROWS):
         ids = np.arange(start, min(start + CHUNK_ROWS, counters["total"]))
         batch = view.rows(SampledIds(ids, np.ones(len(ids), np.float32)), keys=["x"])
         assert batch is not None
-        found.append(batch["x"].copy())
-    return np.concatenate(found)
+        chunks.append(batch["x"].copy())
+    return np.concatenate(chunks)
 
 
-def problems_of_rows(rows: Any, notes: Path, dead: set[int], actor_deaths: list[float]) -> tuple[int, list[str]]:
-    """Return how many rows were acknowledged, and which of them are lost, doubled or out of order."""
+def problems_of_rows(rows: Any, counts: Path, killed: set[int], actor_deaths: list[float]) -> tuple[int, list[str]]:
+    """Return the number of acknowledged rows, and the problems: lost, duplicated or reordered rows."""
     acknowledged: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    for line in notes.read_text().splitlines():
-        life, number, at = line.split()
-        acknowledged[int(life)].append((int(number), float(at)))
+    for line in counts.read_text().splitlines():
+        index, count, recorded_at = line.split()
+        acknowledged[int(index)].append((int(count), float(recorded_at)))
     problems = []
-    for life, told in acknowledged.items():
-        numbers = rows[rows // LIFE == life] % LIFE
+    for writer, records in acknowledged.items():
+        numbers = rows[rows // MAX_ROWS == writer] % MAX_ROWS
         if not np.array_equal(numbers, np.arange(len(numbers))):
-            problems.append(f"writer {life}: rows are missing in between, doubled or out of order")
-        needed = told[-1][0]
-        later = [death for death in actor_deaths if death > told[-1][1]]
-        if life in dead and later:  # nobody is left to send again what the last snapshot did not hold
-            needed = max([number for number, at in told if at < later[0] - LONGEST_SNAPSHOT_S], default=0)
-        if len(numbers) < needed:
-            problems.append(f"writer {life}: {needed} rows were acknowledged, {len(numbers)} are there")
-    return sum(told[-1][0] for told in acknowledged.values()), problems
+            problems.append(f"writer {writer}: rows are missing, duplicated or out of order")
+        num_required = records[-1][0]
+        later_deaths = [death for death in actor_deaths if death > records[-1][1]]
+        if writer in killed and later_deaths:  # it cannot resend rows that the last snapshot does not contain
+            snapshot_at = later_deaths[0] - LONGEST_SNAPSHOT_S
+            num_required = max([number for number, at in records if at < snapshot_at], default=0)
+        if len(numbers) < num_required:
+            problems.append(f"writer {writer}: {num_required} rows were acknowledged, {len(numbers)} are stored")
+    return sum(records[-1][0] for records in acknowledged.values()), problems
 
 
-def watch(replay: RemoteReplay, crew: Crew, readers: list[Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Kill for some time, and return what the memory did and when the actor died."""
+def kill_processes(
+    replay: RemoteReplay, writers: WriterPool, readers: list[Any], options: argparse.Namespace
+) -> tuple[list[list[float]], list[float]]:
+    """Kill writers and actors for `options.seconds`; return memory samples in MiB and the times of actor deaths."""
     end = time.monotonic() + options.seconds
     next_kill, next_actor = time.monotonic() + 2.0, time.monotonic() + 5.0
-    next_look = time.monotonic() + options.seconds * 0.4
+    next_sample = time.monotonic() + options.seconds * 0.4
     sizes: list[list[float]] = []
     deaths: list[float] = []
     while time.monotonic() < end:
         time.sleep(0.1)
         if time.monotonic() > next_kill:
-            crew.kill_one()
+            writers.kill_one()
             next_kill = time.monotonic() + random.uniform(0.5, 3.0)
         if options.kill_actor and time.monotonic() > next_actor:
             victim = int(replay.stats("all")["pid"])
             os.kill(victim, signal.SIGKILL)
-            deaths.append(time.time() + LAST_ANSWER_S)
+            deaths.append(time.time() + MAX_RECORD_DELAY_S)
             next_actor = time.monotonic() + random.uniform(6.0, 12.0)
-        if time.monotonic() > next_look:
+        if time.monotonic() > next_sample:
             figures = ray.get([reader.figures.remote() for reader in readers])
-            own = psutil.Process(int(replay.stats("all")["pid"])).memory_info().rss
-            sizes.append([round(size / 2**20, 1) for size in (own, *(each["rss"] for each in figures))])
-            next_look = time.monotonic() + max(options.seconds / 10, 1.0)
-    return {"mib": sizes, "actor_deaths": deaths}
+            actor_rss = psutil.Process(int(replay.stats("all")["pid"])).memory_info().rss
+            sizes.append([round(size / 2**20, 1) for size in (actor_rss, *(each["rss"] for each in figures))])
+            next_sample = time.monotonic() + max(options.seconds / 10, 1.0)
+    return sizes, deaths
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--rate", type=int, default=2000, help="rows a second of each writer")
-    parser.add_argument("--kill-actor", action="store_true", help="kill the actor, too")
-    parser.add_argument("--growth", type=float, default=48.0, help="MiB that a process may grow by")
+    parser.add_argument("--rate", type=int, default=2000, help="rows per second of each writer")
+    parser.add_argument("--kill-actor", action="store_true", help="also kill the actor")
+    parser.add_argument("--growth", type=float, default=48.0, help="allowed memory growth of a process in MiB")
     options = parser.parse_args()
     ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=200 << 20, log_to_driver=False)
     with tempfile.TemporaryDirectory() as root:
-        notes = Path(root) / "notes"
-        notes.touch()
+        counts = Path(root) / "counts"
+        counts.touch()
         replay = RemoteReplay.start(
-            {"all": {"capacity": CAPACITY, "schema": SCHEMA}, "ring": {"capacity": RING, "schema": SCHEMA}},
+            {"all": {"capacity": CAPACITY, "schema": SCHEMA}, "ring": {"capacity": RING_CAPACITY, "schema": SCHEMA}},
             directory=Path(root) / "snapshot",
             snapshot_every_s=SNAPSHOT_EVERY_S,
         )
-        crew = Crew(replay, notes, options.rate)
+        writers = WriterPool(replay, counts, options.rate)
         readers = [ray.remote(num_cpus=0, max_concurrency=3)(Consumer).remote(replay) for _ in range(NUM_READERS)]
-        runs = [reader.run.remote() for reader in readers]
-        seen = watch(replay, crew, readers, options)
-        crew.end()
+        calls = [reader.run.remote() for reader in readers]
+        memory_mib, actor_deaths = kill_processes(replay, writers, readers, options)
+        writers.close()
         for reader in readers:
             reader.stop.remote()
         with contextlib.suppress(ray.exceptions.GetTimeoutError):
-            ray.get(runs, timeout=180)
+            ray.get(calls, timeout=180)
         figures = ray.get([reader.figures.remote() for reader in readers])
-        events, problems = problems_of_rows(rows_of(replay), notes, crew.dead, seen["actor_deaths"])
+        events, problems = problems_of_rows(rows_of(replay), counts, writers.killed, actor_deaths)
         stats = replay.stats("all")
     problems += [f"a reader got {each['torn']} torn rows" for each in figures if each["torn"]]
     problems += [f"a reader waited {each['wait_s']:.1f} s" for each in figures if each["wait_s"] > HUNG_S]
-    growth = [max(sizes) - sizes[0] for sizes in zip(*seen["mib"], strict=True)][0 if not options.kill_actor else 1 :]
-    problems += [f"a process grew by {size:.1f} MiB" for size in growth if size > options.growth]
-    result = {
+    growth = [max(sizes) - sizes[0] for sizes in zip(*memory_mib, strict=True)][0 if not options.kill_actor else 1 :]
+    problems += [f"the memory of a process grew by {size:.1f} MiB" for size in growth if size > options.growth]
+    figures_line = {
         "benchmark": "replay_actor_kills",
-        "kills": len(crew.dead),
-        "actor_kills": len(seen["actor_deaths"]),
+        "kills": len(writers.killed),
+        "actor_kills": len(actor_deaths),
         "rows": events,
         "batches": sum(each["batches"] for each in figures),
         "redrawn": sum(each["redrawn"] for each in figures),
@@ -248,7 +270,7 @@ def main() -> int:
         "problems": problems,
         "met": not problems,
     }
-    print(json.dumps(result))
+    print(json.dumps(figures_line))
     ray.shutdown()
     return 0 if not problems else 1
 

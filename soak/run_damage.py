@@ -1,10 +1,10 @@
-"""Damage what killed and finished runs keep, a hundred times, and start them again.
+"""Damage the files of killed and finished runs a hundred times, and resume or close the runs.
 
-Real runs with checkpoints that share replay parts are killed or come to their end. Of a copy one to three files are
-damaged: the journal, its log, its shared memory, its watermark, replay parts, manifests, model files; bits flip, ends
-are cut off, files are missing, or belong to another run. Then `trieye verify` looks at it, and the run is closed, or
-goes on from its checkpoint. Nothing wrong may ever be shown as right, what the sinks showed stays, what is lost up to
-the last watermark is said, and the newest model whose own bytes are whole is what the run goes on from.
+Runs with checkpoints that share replay parts are killed, or complete. In a copy, one to three files are damaged: the
+journal, its write-ahead log, its shared memory, its watermark, replay parts, manifests or model files. Bits are
+flipped, files are truncated, deleted, or replaced by files of another run. Then `trieye verify` checks the copy, and
+the run is closed or resumed. No wrong value may appear, points in the sinks must survive, losses up to the last
+watermark must be reported, and the run must resume from the newest checkpoint with an intact manifest and model.
 """
 
 import argparse
@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 from curves import Curve, curves_in_history, curves_in_mlflow, curves_in_tensorboard, repeated
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from moved import moved
-
+sys.path.append(str(Path(__file__).parents[1]))
 import trieye
+from tests.moved import moved
 from trieye.cli import main as trieye_command
 from trieye.exceptions import CheckpointError
 from trieye.journal.event_payloads import decode_events
@@ -42,12 +41,12 @@ WINDOW = 10
 ROWS = 20
 DEADLINE_S = 240.0
 ORIGINALS = {"killed": 1, "killed_twice": 2, "finished": 0}
-"""How often each of the runs is killed."""
+"""Number of kills of each run."""
 
-JOURNAL, LOG = "journal.db", "journal.db-wal"
+JOURNAL, WAL = "journal.db", "journal.db-wal"
 TARGETS = {
     JOURNAL: ["flip", "cut", "delete", "swap"],
-    LOG: ["flip", "cut", "delete", "swap"],
+    WAL: ["flip", "cut", "delete", "swap"],
     "journal.db-shm": ["flip", "cut", "delete", "swap"],
     "journal-watermark.jsonl": ["flip", "cut", "delete"],
     "checkpoints/checkpoint_step_*/parts/*": ["flip", "cut", "delete"],
@@ -57,7 +56,7 @@ TARGETS = {
 
 
 def config_of(root: Path, *, mlflow: bool) -> trieye.TrieyeConfig:
-    """Return the config of a run that shows each value and counts them in windows."""
+    """Return the config of a run with a metric of each value and a count in windows."""
     return trieye.TrieyeConfig(
         app_name="soak",
         run_name="run",
@@ -81,7 +80,7 @@ def config_of(root: Path, *, mlflow: bool) -> trieye.TrieyeConfig:
 
 
 def train(run: trieye.Run, steps: int, sign: float) -> None:
-    """Log, fill the replay buffer and save, up to a step."""
+    """Log, fill the replay buffer and save until step `steps`."""
     for step in run.steps(steps):
         run.log("value", sign * step)
         run.replay.extend({"row": np.arange((step - 1) * ROWS, step * ROWS)})
@@ -91,27 +90,27 @@ def train(run: trieye.Run, steps: int, sign: float) -> None:
             time.sleep(0.02)
 
 
-def live(root: Path, *, mlflow: bool, sign: float, kills: int) -> None:
-    """Train; with kills to come this process does not survive a step that is less than the last one."""
+def run_attempt(root: Path, *, mlflow: bool, sign: float, kills: int) -> None:
+    """Train; with `kills` > 0, kill this process before the last step."""
     with trieye.Run(config_of(root, mlflow=mlflow)) as run:
         run.restore()
-        assert not mlflow or run.mlflow_run_id(DEADLINE_S), "MLflow is not there"
+        assert not mlflow or run.mlflow_run_id(DEADLINE_S), "MLflow did not start"
         until = time.monotonic() + DEADLINE_S
         train(run, STEPS - 30 * kills if kills else STEPS, sign)
         run.flush()
         while kills and any(sink["backlog"] > STEPS // 4 for sink in run.health()["sinks"]):
-            assert time.monotonic() < until, "the sinks get nothing"
+            assert time.monotonic() < until, "the sinks do not drain"
             time.sleep(0.05)
         if kills:
             time.sleep(random.uniform(0.0, 1.5))
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def made(root: Path, *, mlflow: bool, sign: float, kills: int) -> Path:
-    """Make a run and return its directory."""
+def create_run(root: Path, *, mlflow: bool, sign: float, kills: int) -> Path:
+    """Create a run and return its directory."""
     options = ["--root", str(root), "--sign", str(sign), "--mlflow" if mlflow else "--no-mlflow"]
-    for left in range(kills, 0, -1) if kills else [0]:
-        command = [sys.executable, __file__, "--child", *options, "--kills", str(left)]
+    for remaining in range(kills, 0, -1) if kills else [0]:
+        command = [sys.executable, __file__, "--child", *options, "--kills", str(remaining)]
         code = subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode
         assert code == (-signal.SIGKILL if kills else 0), code
     return config_of(root, mlflow=mlflow).persistence.get_run_base_dir()
@@ -122,95 +121,95 @@ class Original:
     """A run before it is damaged.
 
     Attributes:
-        root: Where it is.
-        run_dir: Its directory.
-        last: The last step that it logged.
-        sure_before: What was logged before this step is in the journal up to where the watermark has seen it.
+        root: Its root directory.
+        run_dir: Its run directory.
+        last: Its last logged step.
+        durable_before: The journal up to the watermark contains all earlier steps.
         checkpoints: Steps of its checkpoints.
     """
 
     root: Path
     run_dir: Path
     last: int
-    sure_before: int
+    durable_before: int
     checkpoints: list[int]
 
     @classmethod
     def of(cls, root: Path, run_dir: Path, scratch: Path) -> "Original":
-        """Look at a copy."""
-        copy = copied(root, scratch) / run_dir.relative_to(root)
+        """Inspect a copy of the run."""
+        copy = copy_run(root, scratch) / run_dir.relative_to(root)
         watermark = read_watermark(copy / JOURNAL)
         assert watermark is not None
         with contextlib.closing(Journal(copy / JOURNAL)) as journal:
             assert not journal.damage, journal.damage
-            events = {record.pos: record.payload for record in journal.records(0) if record.kind == "events"}
-        steps = {pos: list(decode_events(payload)[0].steps) for pos, payload in events.items()}
-        last = STEPS if not steps else max(step for found in steps.values() for step in found)
-        unsure = [step for pos, found in steps.items() if pos > watermark.pos for step in found]
+            payloads = {entry.pos: entry.payload for entry in journal.records(0) if entry.kind == "events"}
+        steps = {pos: list(decode_events(payload)[0].steps) for pos, payload in payloads.items()}
+        last = STEPS if not steps else max(step for batch in steps.values() for step in batch)
+        unflushed = [step for pos, batch in steps.items() if pos > watermark.pos for step in batch]
         saved = [int(path.name.rpartition("_")[2]) for path in (run_dir / "checkpoints").glob("checkpoint_step_*")]
-        return cls(root, run_dir, last, min(unsure, default=last + 1), sorted(saved))
+        return cls(root, run_dir, last, min(unflushed, default=last + 1), sorted(saved))
 
 
-def copied(root: Path, target: Path) -> Path:
-    """Copy a run so that what its checkpoints share is shared in the copy, too."""
+def copy_run(root: Path, target: Path) -> Path:
+    """Copy a run, including the hard links between its checkpoints."""
     subprocess.run(["cp", "-a", str(root), str(target)], check=True)
     moved(config_of(target, mlflow=False).persistence.get_run_base_dir())
     return target
 
 
 @dataclass
-class Harm:
-    """What was done to a copy of a run.
+class Damage:
+    """The damage to a copy of a run.
 
     Attributes:
-        words: In words.
-        names: Names of the files, without their directories.
-        lost_models: Steps of the checkpoints whose manifest or model is not whole.
+        descriptions: Kind of damage and path of each file.
+        names: Names of the damaged files, without directories.
+        lost_models: Steps of the checkpoints with a damaged manifest or model.
     """
 
-    words: list[str] = field(default_factory=list)
+    descriptions: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     lost_models: set[int] = field(default_factory=set)
 
-    def add(self, run_dir: Path, others: list[Path], choose: random.Random) -> None:
-        """Damage one more file."""
-        pattern = choose.choice(list(TARGETS))
-        found = sorted(run_dir.glob(pattern))
-        if not found:  # a run that finished has no log
+    def add(self, run_dir: Path, others: list[Path], generator: random.Random) -> None:
+        """Damage another file."""
+        pattern = generator.choice(list(TARGETS))
+        paths = sorted(run_dir.glob(pattern))
+        if not paths:  # a finished run has no write-ahead log
             return
-        path, way = choose.choice(found), choose.choice(TARGETS[pattern])
+        path, kind = generator.choice(paths), generator.choice(TARGETS[pattern])
         sources = [other / path.name for other in others if (other / path.name).exists()]
-        source = choose.choice(sources or [path])
-        WAYS[way](path, source, choose)
-        self.words.append(f"{way} {path.relative_to(run_dir)}")
+        source = generator.choice(sources or [path])
+        DAMAGE_KINDS[kind](path, source, generator)
+        self.descriptions.append(f"{kind} {path.relative_to(run_dir)}")
         self.names.add(path.name)
         if "checkpoints" in pattern and "/parts/" not in pattern:
             self.lost_models.add(int(path.relative_to(run_dir).parts[1].rpartition("_")[2]))
 
 
-def _flip(path: Path, _source: Path, choose: random.Random) -> None:
-    with path.open("r+b") as file:  # in place: other checkpoints may share the file
-        for _ in range(choose.choice([1, 1, 30])):
-            place = choose.randrange(max(path.stat().st_size, 1))
-            file.seek(place)
+def _flip(path: Path, _source: Path, generator: random.Random) -> None:
+    with path.open("r+b") as file:  # in place, because checkpoints share the file
+        for _ in range(generator.choice([1, 1, 30])):
+            offset = generator.randrange(max(path.stat().st_size, 1))
+            file.seek(offset)
             byte = file.read(1)
-            file.seek(place)
-            file.write(bytes([byte[0] ^ 1 << choose.randrange(8)]) if byte else b"")
+            file.seek(offset)
+            file.write(bytes([byte[0] ^ 1 << generator.randrange(8)]) if byte else b"")
 
 
-def _cut(path: Path, _source: Path, choose: random.Random) -> None:
-    os.truncate(path, choose.randrange(max(path.stat().st_size, 1)))
+def _cut(path: Path, _source: Path, generator: random.Random) -> None:
+    os.truncate(path, generator.randrange(max(path.stat().st_size, 1)))
 
 
-def _delete(path: Path, _source: Path, _choose: random.Random) -> None:
+def _delete(path: Path, _source: Path, _generator: random.Random) -> None:
     path.unlink()
 
 
-def _swap(path: Path, source: Path, _choose: random.Random) -> None:
+def _swap(path: Path, source: Path, _generator: random.Random) -> None:
     path.write_bytes(source.read_bytes())
 
 
-WAYS: dict[str, Callable[[Path, Path, random.Random], None]] = {
+DAMAGE_KINDS: dict[str, Callable[[Path, Path, random.Random], None]] = {
     "flip": _flip,
     "cut": _cut,
     "delete": _delete,
@@ -219,119 +218,121 @@ WAYS: dict[str, Callable[[Path, Path, random.Random], None]] = {
 
 
 def curves_of(run_dir: Path, *, mlflow: bool) -> dict[str, dict[str, Curve]]:
-    """Return what each place shows."""
+    """Return the curves in each store."""
     readers = {"tensorboard": curves_in_tensorboard, "history": curves_in_history}
     return {
-        place: read(run_dir) for place, read in {**readers, **({"mlflow": curves_in_mlflow} if mlflow else {})}.items()
+        store: read(run_dir) for store, read in {**readers, **({"mlflow": curves_in_mlflow} if mlflow else {})}.items()
     }
 
 
-def started(config: trieye.TrieyeConfig, harm: Harm, original: Original) -> Iterator[str]:
-    """Let a run go on from its checkpoint, and yield what is wrong with what it goes on from."""
-    whole = [step for step in original.checkpoints if step not in harm.lost_models]
+def resume(config: trieye.TrieyeConfig, damage: Damage, original: Original) -> Iterator[str]:
+    """Resume and complete a run, and yield the problems of its restored state."""
+    intact = [step for step in original.checkpoints if step not in damage.lost_models]
     with trieye.Run(config) as run:
         try:
             run.restore()
         except CheckpointError as error:
-            if whole:
-                yield f"no model was loaded, and that of step {whole[-1]} is whole: {error}"
+            if intact:
+                yield f"no checkpoint was loaded, but step {intact[-1]} is intact: {error}"
             return
-        if run.step != max(whole, default=0):
-            yield f"the model of step {run.step} was loaded, and that of {max(whole, default=0)} is whole"
+        if run.step != max(intact, default=0):
+            yield f"step {run.step} was loaded, but step {max(intact, default=0)} is intact"
         if run.step and not (run.restored["weights"] == run.step).all():
             yield f"wrong weights at step {run.step}"
         if run.step and len(run.replay):
             rows = run.replay.sample(min(len(run.replay), 200))
-            if not (rows["row"] < run.step * ROWS).all():
-                yield "the replay buffer has rows that the run never saw"
+            if not (np.asarray(rows["row"], np.int64) < run.step * ROWS).all():
+                yield "the replay buffer has rows that were never added"
         train(run, MORE_STEPS, 1.0)
 
 
-def problems_of(run_dir: Path, original: Original, harm: Harm, *, mlflow: bool, resumes: bool) -> Iterator[str]:
-    """Verify a damaged run, start it again or close it, and yield what is wrong."""
+def problems_of(run_dir: Path, original: Original, damage: Damage, *, mlflow: bool, resumes: bool) -> Iterator[str]:
+    """Verify a damaged run, resume or close it, and yield the problems."""
     before = curves_of(run_dir, mlflow=mlflow)
-    is_said = bool(verify(run_dir).damage)
+    is_reported = bool(verify(run_dir).damage)
     config = config_of(run_dir.parents[2], mlflow=mlflow)
     if resumes:
-        yield from started(config, harm, original)
+        yield from resume(config, damage, original)
         last = MORE_STEPS
     else:
         with contextlib.redirect_stdout(sys.stderr):
             if code := trieye_command(["close", str(run_dir), "--timeout", "60"]):
-                yield f"`trieye close` ended with {code}"
+                yield f"`trieye close` exited with {code}"
         last = original.last
-    # the log's end and the only file that knows of it are gone: nothing is left that could tell
-    unsure = {"journal-watermark.jsonl", LOG} <= harm.names
-    for place, curves in curves_of(run_dir, mlflow=mlflow).items():
-        # what is shown and lost is shown a second time when the run goes on from before it, and that is said
-        may_repeat = (is_said or unsure) and place != "history"
-        yield from (f"{place}: {text}" for text in wrong(curves, may_repeat=may_repeat))
-        shown, then = ({step for step, _ in found.get("value", [])} for found in (before[place], curves))
-        gone = sorted(step for step in shown - then if step < min(original.sure_before, last))
-        if gone and place != "history" and not unsure:
-            yield f"{place}: {len(gone)} points that were shown are gone, the first at step {gone[0]}"
-        lost = [step for step in range(1, original.sure_before) if step not in then]
-        if lost and not (is_said or unsure):
-            yield f"{place}: {len(lost)} points are lost, the first at step {lost[0]}, and nothing was said"
+    # without the end of the write-ahead log and the watermark, the loss cannot be detected
+    is_undetectable = {"journal-watermark.jsonl", WAL} <= damage.names
+    for store, curves in curves_of(run_dir, mlflow=mlflow).items():
+        # a resumed run logs points again that sinks have and the journal lost, after a report
+        may_repeat = (is_reported or is_undetectable) and store != "history"
+        yield from (f"{store}: {problem}" for problem in problems_of_curves(curves, may_repeat=may_repeat))
+        steps_before, steps = ({step for step, _ in each.get("value", [])} for each in (before[store], curves))
+        removed = sorted(step for step in steps_before - steps if step < min(original.durable_before, last))
+        if removed and store != "history" and not is_undetectable:
+            yield f"{store}: {len(removed)} points disappeared, the first at step {removed[0]}"
+        lost = [step for step in range(1, original.durable_before) if step not in steps]
+        if lost and not (is_reported or is_undetectable):
+            yield f"{store}: {len(lost)} points are lost without a report, the first at step {lost[0]}"
 
 
-def wrong(curves: dict[str, Curve], *, may_repeat: bool) -> Iterator[str]:
-    """Yield values that the run never logged, windows with too many, and points that are there twice."""
+def problems_of_curves(curves: dict[str, Curve], *, may_repeat: bool) -> Iterator[str]:
+    """Yield wrong values, windows with too many events, and repeated points."""
     for step, value in curves.get("value", []):
         if value != step:
             yield f"value {value} at step {step}"
             return
     if any(count > WINDOW for _, count in curves.get("count", [])):
         yield "events counted twice"
-    twice = [] if may_repeat else repeated(curves.get("value", [])) + repeated(curves.get("count", []))
-    if twice:
-        yield f"{len(twice)} steps are there twice, the first is {twice[0]}"
+    repeated_steps = [] if may_repeat else repeated(curves.get("value", [])) + repeated(curves.get("count", []))
+    if repeated_steps:
+        yield f"{len(repeated_steps)} steps are repeated, the first is {repeated_steps[0]}"
 
 
 def soak(scratch: Path, runs: list[str], *, damages: int, seed: int, mlflow: bool) -> dict[str, Any]:
-    """Damage runs and return what is wrong with what came of them."""
+    """Damage runs, resume or close them, and return the figures and problems."""
     originals = {}
     for name in runs:
         root = scratch / name
-        run_dir = made(root, mlflow=mlflow, sign=1.0, kills=ORIGINALS[name])
-        originals[name] = Original.of(root, run_dir, scratch / f"look_{name}")
+        run_dir = create_run(root, mlflow=mlflow, sign=1.0, kills=ORIGINALS[name])
+        originals[name] = Original.of(root, run_dir, scratch / f"inspected_{name}")
     kills_of_others = sorted({min(ORIGINALS[name], 1) for name in runs})
-    others = [made(scratch / f"other_{kills}", mlflow=mlflow, sign=-1.0, kills=kills) for kills in kills_of_others]
+    others = [
+        create_run(scratch / f"other_{kills}", mlflow=mlflow, sign=-1.0, kills=kills) for kills in kills_of_others
+    ]
     problems: list[str] = []
     for number in range(damages):
-        choose = random.Random(f"{seed} {number}")
+        generator = random.Random(f"{seed} {number}")
         name = runs[number % len(runs)]
-        original, harm = originals[name], Harm()
-        root = copied(original.root, scratch / str(number))
+        original, damage = originals[name], Damage()
+        root = copy_run(original.root, scratch / str(number))
         run_dir = root / original.run_dir.relative_to(original.root)
-        while not harm.words or choose.random() < 0.3:
-            harm.add(run_dir, others, choose)
-        resumes = choose.random() < 0.5
-        text = f"{number}: {name}, {', '.join(harm.words)}, then it {'goes on' if resumes else 'is closed'}"
+        while not damage.descriptions or generator.random() < 0.3:
+            damage.add(run_dir, others, generator)
+        resumes = generator.random() < 0.5
+        text = f"{number}: {name}, {', '.join(damage.descriptions)}, then {'resumed' if resumes else 'closed'}"
         try:
-            found = list(problems_of(run_dir, original, harm, mlflow=mlflow, resumes=resumes))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a problem of this case
-            found = [repr(error)]
-        problems += [f"{text}: {problem}" for problem in found]
-        print(f"{text}: {found or 'well'}", file=sys.stderr)
+            own_problems = list(problems_of(run_dir, original, damage, mlflow=mlflow, resumes=resumes))
+        except Exception as error:  # noqa: BLE001 - any exception is a problem of this case
+            own_problems = [repr(error)]
+        problems += [f"{text}: {problem}" for problem in own_problems]
+        print(f"{text}: {own_problems or 'ok'}", file=sys.stderr)
         subprocess.run(["rm", "-r", str(root)], check=True)
     return {"damages": damages, "seed": seed, "problems": problems}
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--damages", type=int, default=100, help="how many damaged copies are tried (default: 100)")
+    parser.add_argument("--damages", type=int, default=100, help="number of damaged copies (default: 100)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--runs", nargs="+", choices=ORIGINALS, default=list(ORIGINALS), help="which runs are damaged")
-    parser.add_argument("--mlflow", action=argparse.BooleanOptionalAction, default=True, help="with MLflow, too")
+    parser.add_argument("--runs", nargs="+", choices=ORIGINALS, default=list(ORIGINALS), help="runs to damage")
+    parser.add_argument("--mlflow", action=argparse.BooleanOptionalAction, default=True, help="also check MLflow")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--sign", type=float, default=1.0, help=argparse.SUPPRESS)
     parser.add_argument("--kills", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        live(options.root, mlflow=options.mlflow, sign=options.sign, kills=options.kills)
+        run_attempt(options.root, mlflow=options.mlflow, sign=options.sign, kills=options.kills)
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         figures = soak(Path(scratch), options.runs, damages=options.damages, seed=options.seed, mlflow=options.mlflow)

@@ -1,7 +1,7 @@
-"""Many short runs at once on one SQLite store of MLflow, on a busy machine: each has all its points there at its end.
+"""Run many short runs concurrently on one SQLite store of MLflow: it must have all points when the last run has ended.
 
-The store is a new one, so that one of the runs makes its tables while the others wait; other processes keep the
-machine busy. MLflow is compared with the histories when the last run has ended; nobody delivers afterwards.
+The store is new, so one of the runs creates its tables while the others wait, and other processes keep the machine
+busy. MLflow is compared with the histories right after the last run has ended, without `trieye close`.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from multiprocessing.context import ForkContext, SpawnContext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ DEADLINE_S = 1200.0
 
 
 def train(root: Path, number: int, seconds: float) -> None:
-    """Log for some time, as a short run of a sweep does, and write down how long the run took to close."""
+    """Log for `seconds`, as a short run of a sweep does, and record how long the run took to close."""
     run = trieye.Run(
         trieye.TrieyeConfig(
             app_name=APP,
@@ -47,7 +48,7 @@ def train(root: Path, number: int, seconds: float) -> None:
 
 @contextlib.contextmanager
 def busy_machine(num_loops: int) -> Iterator[None]:
-    """Keep cores busy with processes that do nothing else."""
+    """Keep cores busy with processes in endless loops."""
     loops = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(num_loops)]
     try:
         yield
@@ -58,8 +59,11 @@ def busy_machine(num_loops: int) -> Iterator[None]:
 
 
 def soak(root: Path, *, num_runs: int, num_loops: int, seconds: float, fork: bool) -> dict[str, Any]:
-    """Let all runs work at once, each in a process of its own; return what is missing when the last one has ended."""
-    context, began = multiprocessing.get_context("fork" if fork else "spawn"), time.monotonic()
+    """Run all runs concurrently, each in a separate process, and return the figures after the last has ended."""
+    context: ForkContext | SpawnContext = (
+        multiprocessing.get_context("fork") if fork else multiprocessing.get_context("spawn")
+    )
+    began = time.monotonic()
     children = [context.Process(target=train, args=(root, number, seconds)) for number in range(num_runs)]
     with busy_machine(num_loops):
         for child in children:
@@ -67,13 +71,15 @@ def soak(root: Path, *, num_runs: int, num_loops: int, seconds: float, fork: boo
         for child in children:
             child.join(DEADLINE_S)
     took_s = time.monotonic() - began
-    problems = [f"run {number}: {child.exitcode}" for number, child in enumerate(children) if child.exitcode != 0]
+    problems = [
+        f"run {number} exited with {child.exitcode}" for number, child in enumerate(children) if child.exitcode != 0
+    ]
     closed = sorted(json.loads(path.read_text()) for path in root.glob("*.json"))
-    found = [missing_in_mlflow(root, number) for number in range(num_runs)]
+    counts = [missing_in_mlflow(root, number) for number in range(num_runs)]
     return {
-        "points": sum(num_points for num_points, _ in found),
-        "runs_that_lack_points": sum(1 for _, num_missing in found if num_missing),
-        "missing": sum(num_missing for _, num_missing in found),
+        "points": sum(num_points for num_points, _ in counts),
+        "runs_that_lack_points": sum(1 for _, num_missing in counts if num_missing),
+        "missing": sum(num_missing for _, num_missing in counts),
         "close_s": {"median": round(closed[len(closed) // 2], 1), "longest": round(closed[-1], 1)} if closed else None,
         "seconds": round(took_s, 1),
         "problems": problems,
@@ -98,18 +104,18 @@ def missing_in_mlflow(root: Path, number: int) -> tuple[int, int]:
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--runs", type=int, default=20, help="processes that begin at once")
-    parser.add_argument("--busy", type=int, default=2, help="processes that only keep a core busy")
-    parser.add_argument("--seconds", type=float, default=1.0, help="work of each run")
-    parser.add_argument("--fork", action="store_true", help="fork the runs, which saves the imports")
+    parser.add_argument("--runs", type=int, default=20, help="number of concurrent runs")
+    parser.add_argument("--busy", type=int, default=2, help="processes that keep a core busy")
+    parser.add_argument("--seconds", type=float, default=1.0, help="duration of each run in seconds")
+    parser.add_argument("--fork", action="store_true", help="fork the runs, which avoids repeated imports")
     options = parser.parse_args()
     chosen = {"num_runs": options.runs, "num_loops": options.busy, "seconds": options.seconds, "fork": options.fork}
     with tempfile.TemporaryDirectory() as directory:
-        found = soak(Path(directory), **chosen)
-    met = not found["problems"] and not found["missing"] and found["points"] >= 2 * options.runs
-    print(json.dumps({"benchmark": "short_runs", "runs": options.runs, "busy": options.busy, **found, "met": met}))
+        figures = soak(Path(directory), **chosen)
+    met = not figures["problems"] and not figures["missing"] and figures["points"] >= 2 * options.runs
+    print(json.dumps({"benchmark": "short_runs", "runs": options.runs, "busy": options.busy, **figures, "met": met}))
     return 0 if met else 1
 
 

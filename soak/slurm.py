@@ -1,10 +1,10 @@
-"""Run a sweep of a plain Hydra program on a real Slurm of one machine, with preempted tasks and a drained node.
+"""Run a sweep of a plain Hydra program on a Slurm cluster on one machine, with preempted tasks and a drained node.
 
-The script starts munged, slurmctld and two slurmd of Debian's packages (`apt-get install slurmctld slurmd munge`) in a
-temporary directory, as root. The sweep is detached; the program never imports trieye, and saves its step to a file. Two
-tasks are preempted: one by the signal before the time limit, after which the script requeues itself, one by Slurm. A
-node is drained and resumed. In the end every job must be completed, no two processes of a job may have overlapped, and
-none may have started after the job was completed.
+The script starts munged, slurmctld and two slurmd from Debian packages (`apt-get install slurmctld slurmd munge`) in a
+temporary directory, as root. The sweep is detached; the program does not import trieye, and saves its step to a file.
+Two tasks are preempted: one by the signal before the time limit, after which the batch script requeues itself, one by
+Slurm. A node is drained and resumed. At the end, every job must be completed, no two processes of a job may have
+overlapped, and none may have started after the job was completed.
 """
 
 import argparse
@@ -35,12 +35,12 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 
-NOTES = Path(__file__).with_name("notes.jsonl")
+EVENTS = Path(__file__).with_name("events.jsonl")
 
 
-def note(job, what, step):
-    line = json.dumps({"job": job, "what": what, "step": step, "pid": os.getpid(), "at": time.time()})
-    with NOTES.open("a") as file:
+def record(job, kind, step):
+    line = json.dumps({"job": job, "kind": kind, "step": step, "pid": os.getpid(), "at": time.time()})
+    with EVENTS.open("a") as file:
         file.write(line + chr(10))
 
 
@@ -48,12 +48,12 @@ def note(job, what, step):
 def fit(config):
     job, saved = HydraConfig.get().job.num, Path(HydraConfig.get().runtime.output_dir, "step")
     first = int(saved.read_text()) if saved.exists() else 0
-    note(job, "start", first)
+    record(job, "start", first)
     for step in range(first, config.steps):
         time.sleep(0.5)
         saved.write_text(str(step + 1))
-        note(job, "step", step + 1)
-    note(job, "end", config.steps)
+        record(job, "step", step + 1)
+    record(job, "end", config.steps)
     return float(config.x)
 
 
@@ -95,19 +95,17 @@ PartitionName=soak Nodes=soak1,soak2 Default=YES MaxTime=INFINITE State=UP
 
 
 def main() -> None:
-    """Run the sweep, and print the figures."""
+    """Run the sweep and print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=60, help="steps of half a second per job")
+    parser.add_argument("--steps", type=int, default=60, help="steps per job, of 0.5 s each")
     options = parser.parse_args()
-    absent = [name for name in DAEMONS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
-    if absent or os.geteuid() != 0:
-        print(
-            f"skipped: needs root and Debian's packages slurmctld, slurmd, munge; absent: {', '.join(absent) or 'none'}"
-        )
+    missing = [name for name in DAEMONS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    if missing or os.geteuid() != 0:
+        print(f"skipped: needs root and the packages slurmctld, slurmd, munge; missing: {', '.join(missing) or 'none'}")
         return
     with tempfile.TemporaryDirectory(prefix="trieye-slurm-", ignore_cleanup_errors=True) as root, slurm_in(Path(root)):
-        figures = swept(Path(root), options)
+        figures = run_sweep(Path(root), options)
     print(json.dumps(figures))
     sys.exit(not figures["met"])
 
@@ -151,70 +149,74 @@ def slurm_in(root: Path) -> Iterator[None]:
             daemon.kill()
 
 
-def swept(root: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Submit the sweep, disturb it, and return the figures."""
+def run_sweep(root: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Submit the sweep, preempt tasks, drain a node, and return the figures."""
     project = root / "project"
     project.mkdir()
     (project / "fit.py").write_text(PROGRAM)
-    sweep, notes = project / "multirun/soak", project / "notes.jsonl"
+    sweep, events = project / "multirun/soak", project / "events.jsonl"
     launcher = ["hydra.launcher.backend=slurm", "hydra.launcher.detach=true", "hydra.launcher.slurm.hours=1"]
     words = [f"hydra.sweep.dir={sweep}", f"+x=range({options.jobs})", f"+steps={options.steps}"]
     command = [sys.executable, "fit.py", "-m", "hydra/sweeper=trieye", "hydra/launcher=trieye", *launcher, *words]
     began = time.monotonic()
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    submission = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     submit_s = time.monotonic() - began
-    if done.returncode:
-        raise RuntimeError(done.stdout + done.stderr)
+    if submission.returncode:
+        raise RuntimeError(submission.stdout + submission.stderr)
     array = json.loads((sweep / "slurm.json").read_text())["id"]
-    wait_until(lambda: len(started(notes)) >= 4, "no four jobs started", root)
-    first, second, *_ = sorted(started(notes))
-    signaled = subprocess.Popen(["scancel", "--batch", "--signal=USR1", f"{array}_{first}"])  # may wait for the task
+    wait_until(lambda: len(started(events)) >= 4, "fewer than four jobs started", root)
+    first, second, *_ = sorted(started(events))
+    signaled = subprocess.Popen(
+        ["scancel", "--batch", "--signal=USR1", f"{array}_{first}"]
+    )  # may block until the task ends
     subprocess.run(["scontrol", "requeue", f"{array}_{second}"], check=True)
     subprocess.run(["scontrol", "update", "NodeName=soak2", "State=DRAIN", "Reason=soak"], check=True)
-    seen = [counts_of(sweep)]
+    seen_states = [counts_of(sweep)]
     refused = trieye("sweep", "relaunch", "--yes", str(sweep), cwd=project)
     wait_until(lambda: output("sinfo", "-h", "-n", "soak2", "-o", "%T") == "drained", "soak2 was not drained", root)
-    seen.append(counts_of(sweep))
+    seen_states.append(counts_of(sweep))
     subprocess.run(["scontrol", "update", "NodeName=soak2", "State=RESUME"], check=True)
-    wait_until(lambda: not output("squeue", "-h", "-j", array), "the array did not end", root)
+    wait_until(lambda: not output("squeue", "-h", "-j", array), "the array was not completed", root)
     signaled.wait()
     counts = counts_of(sweep)
     figures = {
         "jobs": options.jobs,
         "completed": counts.get("completed", 0),
         "submit_s": round(submit_s, 1),
-        "states_seen": seen,
+        "states_seen": seen_states,
         "relaunch_refused": refused.returncode != 0 and f"array {array}" in refused.stderr,
-        **attempts_of(notes, options),
+        **attempts_of(events, options),
     }
     is_exact = not figures["overlapping"] and not figures["started_after_completion"] and not figures["repeated_steps"]
-    has_states = all("running" in states and sum(states.values()) == options.jobs for states in seen)
+    has_states = all("running" in states and sum(states.values()) == options.jobs for states in seen_states)
     met = figures["completed"] == options.jobs and figures["resumed"] >= 2 and is_exact and has_states
     return {**figures, "met": met and figures["relaunch_refused"]}
 
 
-def attempts_of(notes: Path, options: argparse.Namespace) -> dict[str, int]:
-    """Return how often the processes of jobs overlapped, started after a completion, resumed, and repeated steps."""
+def attempts_of(events: Path, options: argparse.Namespace) -> dict[str, int]:
+    """Count the processes that overlapped, resumed, or started after completion, and the repeated steps."""
     figures = {"processes": 0, "resumed": 0, "overlapping": 0, "started_after_completion": 0, "repeated_steps": 0}
-    lines = [json.loads(line) for line in notes.read_text().splitlines()]
+    all_events = [json.loads(line) for line in events.read_text().splitlines()]
     for job in range(options.jobs):
-        own = [line for line in lines if line["job"] == job]
-        starts = [line for line in own if line["what"] == "start"]
-        ends = [line["at"] for line in own if line["what"] == "end"]
+        job_events = [event for event in all_events if event["job"] == job]
+        starts = [event for event in job_events if event["kind"] == "start"]
+        ends = [event["at"] for event in job_events if event["kind"] == "end"]
         figures["processes"] += len(starts)
-        figures["resumed"] += sum(line["step"] > 0 for line in starts)
-        figures["started_after_completion"] += sum(line["at"] > min(ends, default=line["at"]) for line in starts)
-        pids = [line["pid"] for line in own]
-        figures["overlapping"] += sum(before != now for before, now in itertools.pairwise(pids)) - len(starts) + 1
-        steps = [line["step"] for line in own if line["what"] == "step"]
+        figures["resumed"] += sum(event["step"] > 0 for event in starts)
+        figures["started_after_completion"] += sum(event["at"] > min(ends, default=event["at"]) for event in starts)
+        pids = [event["pid"] for event in job_events]
+        figures["overlapping"] += (
+            sum(previous != current for previous, current in itertools.pairwise(pids)) - len(starts) + 1
+        )
+        steps = [event["step"] for event in job_events if event["kind"] == "step"]
         figures["repeated_steps"] += len(steps) - len(set(steps))
     return figures
 
 
-def started(notes: Path) -> set[int]:
+def started(events: Path) -> set[int]:
     """Return the jobs that have saved a step."""
-    lines = notes.read_text().splitlines() if notes.exists() else []
-    return {note["job"] for note in map(json.loads, lines) if note["step"] > 0}
+    lines = events.read_text().splitlines() if events.exists() else []
+    return {event["job"] for event in map(json.loads, lines) if event["step"] > 0}
 
 
 def counts_of(sweep: Path) -> dict[str, int]:
@@ -224,24 +226,24 @@ def counts_of(sweep: Path) -> dict[str, int]:
 
 
 def trieye(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    """Run a command of trieye."""
+    """Run a trieye command."""
     command = [sys.executable, "-m", "trieye.cli", *words]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 def output(*command: str) -> str:
-    """Return the output of a command of Slurm, in one line."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return " ".join(done.stdout.split())
+    """Return the output of a Slurm command in one line."""
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    return " ".join(completed.stdout.split())
 
 
-def wait_until(is_true: Callable[[], bool], otherwise: str, root: Path) -> None:
-    """Wait for a condition, and raise an error with the logs of Slurm if it does not come true."""
+def wait_until(is_met: Callable[[], bool], timeout_message: str, root: Path) -> None:
+    """Wait for a condition, and raise an error with the logs of Slurm on a timeout."""
     deadline = time.monotonic() + DEADLINE_S
-    while not is_true():
+    while not is_met():
         if time.monotonic() > deadline:
             logs = "".join(f"{path}:\n{path.read_text()[-3000:]}\n" for path in root.glob("*.log"))
-            raise RuntimeError(f"{otherwise}\n{output('squeue')}\n{output('sinfo', '-R')}\n{logs}")
+            raise RuntimeError(f"{timeout_message}\n{output('squeue')}\n{output('sinfo', '-R')}\n{logs}")
         time.sleep(0.5)
 
 
@@ -249,9 +251,9 @@ def free_ports(num: int) -> list[int]:
     """Return free ports of this machine."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(num)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 if __name__ == "__main__":

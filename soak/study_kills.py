@@ -1,7 +1,7 @@
-"""Run a study of the project template's DQN under Ray Tune, kill a trial, kill the driver, and run it again.
+"""Run a study of the DQN of the project template under Ray Tune, kill a trial, kill the driver, and restart it.
 
-The same command has to end the study: no trial is lost, each has one run in MLflow below that of the study, with the
-status that the study says and with every point of its history once.
+The same command must complete the study: no trial is lost, each has one MLflow run below the run of the study, with the
+same status as in the study and with every point of its history exactly once.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]  # stubs would be one more package
 from curves import curves_in_history
 from sweep_kills import kill_with_jobs, status
 
@@ -35,25 +35,25 @@ STATUS = {"completed": "FINISHED", "pruned": "KILLED"}
 
 def trials_of(driver: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """Return the processes of trials."""
-    found = []
+    processes = []
     for process in psutil.Process(driver.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error, IndexError):
             if "DQNTrainable" in process.cmdline()[0]:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def await_evaluations(study: Path, driver: subprocess.Popen[bytes], number: int) -> None:
-    """Return when trials have reached so many evaluations in all."""
+    """Wait until the trials have completed `number` evaluations in total."""
     until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
         if driver.poll() is not None:
-            raise RuntimeError(f"the driver ended with {driver.returncode}")
+            raise RuntimeError(f"the driver exited with {driver.returncode}")
         records = [json.loads(path.read_bytes()) for path in study.glob("*/status.json")]
         if sum((record["step"] or 0) // EVERY for record in records) >= number:
             return
         time.sleep(0.05)
-    raise TimeoutError("the trials never got so far")
+    raise TimeoutError(f"the trials did not complete {number} evaluations in time")
 
 
 def soak(root: Path, *, trials: int, scheduler: str, reuse: bool) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def soak(root: Path, *, trials: int, scheduler: str, reuse: bool) -> dict[str, A
         try:
             await_evaluations(study, driver, 4)
             if not (running := trials_of(driver)):
-                problems.append("no process of a trial was found")
+                problems.append("no trial process is running")
             for process in running[:1]:
                 process.kill()
             await_evaluations(study, driver, 3 * trials)
@@ -81,27 +81,27 @@ def soak(root: Path, *, trials: int, scheduler: str, reuse: bool) -> dict[str, A
         before = {index: (study / str(index) / "status.json").read_bytes() for index in ended}
         code = subprocess.run(command, cwd=project, stdout=log, stderr=log, timeout=DEADLINE_S, check=False).returncode
     if code:
-        problems.append(f"the same command ended with {code}: {(root / 'log').read_text(errors='replace')[-2000:]}")
+        problems.append(f"the restarted study exited with {code}: {(root / 'log').read_text(errors='replace')[-2000:]}")
     after = status(study)
     for index, content in before.items():
         if (study / str(index) / "status.json").read_bytes() != content:
-            problems.append(f"trial {index} had ended, and was touched")
+            problems.append(f"completed trial {index} changed")
     records = {index: json.loads((study / str(index) / "status.json").read_bytes()) for index in after}
     if not any(record["deaths"] for record in records.values()):
-        problems.append("nobody noted that a trial was killed")
-    points, taken = check_curves(study, after, problems)
+        problems.append("no record contains the death of the killed trial")
+    points, num_forked = check_curves(study, after, problems)
     return {
         "benchmark": "study_kills", "scheduler": scheduler, "reuse_actors": reuse, "trials": trials,
-        "states": Counter(job["state"] for job in after.values()), "taken_over": taken,
+        "states": Counter(job["state"] for job in after.values()), "taken_over": num_forked,
         "deaths": sum(record["deaths"] for record in records.values()), "points": points,
         "took_s": round(time.monotonic() - began), "problems": problems[:10],
     }  # fmt: skip
 
 
 def check_curves(study: Path, jobs: dict[int, dict[str, Any]], problems: list[str]) -> tuple[int, int]:
-    """Compare MLflow with the histories; return the number of points, and of states that were taken over.
+    """Compare MLflow with the histories; return the number of points, and of trials that continue another trial.
 
-    Of a trial that was begun again, MLflow also keeps what came after the checkpoint from which it went on.
+    For a trial that ran again, MLflow also retains the superseded points after the checkpoint that it resumed from.
     """
     from mlflow import MlflowClient
 
@@ -109,57 +109,59 @@ def check_curves(study: Path, jobs: dict[int, dict[str, Any]], problems: list[st
 
     run_dirs = {index: (study / str(index) / "run").resolve() for index in jobs}
     client = MlflowClient(tracking_uri=f"sqlite:///{run_dirs[0].parents[1] / 'mlruns' / 'mlflow.db'}")
-    found = {run.info.run_id: run for run in client.search_runs([e.experiment_id for e in client.search_experiments()])}
-    members = {key for key, run in found.items() if "mlflow.parentRunId" in run.data.tags}
-    if (len(members), len(found)) != (len(jobs), len(jobs) + 1):
-        problems.append(f"MLflow has {len(found)} runs, of which {len(members)} are trials")
-    points = taken = 0
+    mlflow_runs = {
+        run.info.run_id: run for run in client.search_runs([e.experiment_id for e in client.search_experiments()])
+    }
+    members = {key for key, run in mlflow_runs.items() if "mlflow.parentRunId" in run.data.tags}
+    if (len(members), len(mlflow_runs)) != (len(jobs), len(jobs) + 1):
+        problems.append(f"MLflow has {len(mlflow_runs)} runs, {len(members)} of them trials")
+    points = num_forked = 0
     for index, run_dir in run_dirs.items():
         record = RunRecord.read(run_dir / "run.json")
         if record is None or record.mlflow_run_id not in members:
             problems.append(f"trial {index} has no run in MLflow")
             continue
-        taken += record.forked_from is not None
-        state, run = jobs[index]["state"], found[record.mlflow_run_id]
+        num_forked += record.forked_from is not None
+        state, run = jobs[index]["state"], mlflow_runs[record.mlflow_run_id]
         if {run.info.status, record.status} != {STATUS.get(state)}:
             problems.append(f"trial {index} is {state}, its run {record.status}, and {run.info.status} in MLflow")
         curves = curves_in_history(run_dir)
         for name, curve in curves.items():
             history = client.get_metric_history(record.mlflow_run_id, name)
-            shown = Counter((m.step, m.value, m.timestamp) for m in history)
+            stored = Counter((m.step, m.value, m.timestamp) for m in history)
             steps = [step for step, _ in curve]
             if any(later <= earlier for earlier, later in pairwise(steps)) and not name.startswith("trieye/"):
-                problems.append(f"trial {index}: {name} has a step twice: {steps}")
+                problems.append(f"trial {index}: {name} has repeated steps: {steps}")
             if name.startswith("trieye/"):
                 continue
-            missing = set(curve) - {(step, value) for step, value, _ in shown}
-            if missing or max(shown.values(), default=1) > 1:
-                problems.append(f"trial {index}: {name} lacks {sorted(missing)[:5]} in MLflow, or has one twice")
+            missing = set(curve) - {(step, value) for step, value, _ in stored}
+            if missing or max(stored.values(), default=1) > 1:
+                problems.append(f"trial {index}: {name} lacks {sorted(missing)[:5]} in MLflow, or has repeated points")
             points += len(curve)
         evaluated = [step for step, _ in curves["eval/return"]]
         if state == "completed" and len(evaluated) != STEPS // EVERY:
             problems.append(f"trial {index} was evaluated at {evaluated}")
-    return points, taken
+    return points, num_forked
 
 
 def main() -> int:
-    """Print one JSON line for each kind of study; the exit code says whether all is well."""
+    """Print one JSON line for each scheduler; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--trials", type=int, default=8)
-    parser.add_argument("--scheduler", choices=["asha", "pbt", "median", "random"], help="one kind only")
-    parser.add_argument("--own-processes", action="store_true", help="a process for each trial")
-    parser.add_argument("--keep", action="store_true", help="keep the files, and say where they are")
+    parser.add_argument("--scheduler", choices=["asha", "pbt", "median", "random"], help="test only this scheduler")
+    parser.add_argument("--own-processes", action="store_true", help="start a new process for each trial")
+    parser.add_argument("--keep", action="store_true", help="keep the files and print their directory")
     options = parser.parse_args()
-    is_well = True
+    is_met = True
     for scheduler in [options.scheduler] if options.scheduler else ["asha", "pbt"]:
         root = Path(tempfile.mkdtemp())
         try:
-            found = soak(root, trials=options.trials, scheduler=scheduler, reuse=not options.own_processes)
+            figures = soak(root, trials=options.trials, scheduler=scheduler, reuse=not options.own_processes)
         finally:
             print(root, file=sys.stderr) if options.keep else shutil.rmtree(root, ignore_errors=True)
-        print(json.dumps({**found, "met": not found["problems"]}), flush=True)
-        is_well &= not found["problems"]
-    return 0 if is_well else 1
+        print(json.dumps({**figures, "met": not figures["problems"]}), flush=True)
+        is_met &= not figures["problems"]
+    return 0 if is_met else 1
 
 
 if __name__ == "__main__":

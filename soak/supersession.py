@@ -1,8 +1,8 @@
-"""Compare histories with the reference model of supersession, for random sequences of processes under one name.
+"""Compare histories with the reference model of supersession, for random sequences of attempts of one run.
 
-Each process restores something or nothing, logs random metrics at random steps through one of the loggers, and ends or
-is killed with SIGKILL once everything is accepted. After each sequence the history shows what the model shows. Some
-sequences have sinks, too: TensorBoard shows the history, and MLflow has each point of it.
+Each attempt may restore a checkpoint, logs random metrics at random steps through one of the loggers, and exits or is
+killed with SIGKILL after all events are accepted. After each sequence, the history must equal the model. Some sequences
+have sinks: TensorBoard must equal the history, and MLflow must contain all points of the history.
 """
 
 import argparse
@@ -24,8 +24,8 @@ METRICS = ("loss", "val", "lr")
 
 
 def random_calls(rng: random.Random, logger: str) -> list[Call]:
-    """Return the calls of one process: some curves, mixed, each of which keeps its order."""
-    made: list[list[Call]] = []
+    """Return the calls of one process: interleaved curves, each in its original order."""
+    curves_of_calls: list[list[Call]] = []
     for metric in rng.sample(METRICS, rng.randint(1, len(METRICS))):
         value = float(rng.randint(1, 3))
         start, stride, length = rng.choice((0, 0, rng.randrange(60))), rng.choice((1, 1, 2, 10)), rng.randint(1, 25)
@@ -39,17 +39,17 @@ def random_calls(rng: random.Random, logger: str) -> list[Call]:
             steps = steps[:1]
         elif kind < 0.5 and logger == "SummaryWriter":
             steps = [None] * rng.randint(1, 3)
-        made.append([Call(metric, step, value) for step in steps])
-    made.append([Call("note", rng.randrange(80), 1.0, "medium") for _ in range(rng.randrange(3))])
-    order = [number for number, calls in enumerate(made) for _ in calls]
+        curves_of_calls.append([Call(metric, step, value) for step in steps])
+    curves_of_calls.append([Call("note", rng.randrange(80), 1.0, "medium") for _ in range(rng.randrange(3))])
+    order = [number for number, calls in enumerate(curves_of_calls) for _ in calls]
     if rng.random() < 0.7:
         rng.shuffle(order)
-    remaining = [iter(calls) for calls in made]
+    remaining = [iter(calls) for calls in curves_of_calls]
     return [next(remaining[number]) for number in order]
 
 
 def random_attempts(rng: random.Random, logger: str) -> list[Attempt]:
-    """Return what two to four processes do."""
+    """Return two to four attempts, and a last one without calls."""
     attempts: list[Attempt] = []
     for number in range(rng.randint(2, 4)):
         calls, restored, checkpoint = random_calls(rng, logger), None, None
@@ -57,72 +57,72 @@ def random_attempts(rng: random.Random, logger: str) -> list[Attempt]:
         if kind < 0.25:
             restored = 0 if logger == "wandb" else rng.randrange(80)
         elif kind < 0.5 and logger == "Run":
-            of = rng.randrange(number)
-            checkpoint = of, rng.randint(0, len(attempts[of].calls))
+            attempt = rng.randrange(number)
+            checkpoint = attempt, rng.randint(0, len(attempts[attempt].calls))
         attempts.append(Attempt(calls, restored, checkpoint))
-    return [*attempts, Attempt([])]  # puts into the history what a killed one left in the journal
+    return [*attempts, Attempt([])]  # moves the events of a killed attempt from the journal to the history
 
 
 def problems_of_sinks(story: Story) -> list[str]:
-    """Return how the sinks of a run differ from its history."""
+    """Return the differences between the sinks of a run and its history."""
     from curves import curves_in_tensorboard
 
-    shown, problems = story.curves(), []
+    history, problems = story.curves(), []
     in_tensorboard = {
         metric: curve
         for metric, curve in curves_in_tensorboard(story.run_dir).items()
         if not metric.startswith(("trieye/", "wandb/"))
     }
-    if in_tensorboard != shown:
-        problems.append(f"TensorBoard shows {in_tensorboard}, the history {shown}")
+    if in_tensorboard != history:
+        problems.append(f"TensorBoard shows {in_tensorboard}, the history {history}")
     with sqlite3.connect(story.root / APP / "mlruns" / "mlflow.db") as store:
         query = "SELECT m.key, m.step, m.value FROM metrics m JOIN runs r USING (run_uuid) WHERE r.name = ?"
         in_mlflow = set(store.execute(query, (story.name,)))
-    missing = {(metric, *point) for metric, curve in shown.items() for point in curve} - in_mlflow
+    missing = {(metric, *point) for metric, curve in history.items() for point in curve} - in_mlflow
     if missing:
         problems.append(f"MLflow lacks {sorted(missing)[:5]}")
     return problems
 
 
 def compare(options: argparse.Namespace, root: Path) -> tuple[int, list[str]]:
-    """Return how many processes were killed, and where a run differs from the model."""
-    killed, problems = 0, list[str]()
+    """Return the number of killed processes, and the differences from the model."""
+    num_killed, problems = 0, list[str]()
     for number in range(options.sequences):
         rng = random.Random(f"{options.seed} {number}")
         logger = options.loggers[number % len(options.loggers)]
         attempts = random_attempts(rng, logger)
         has_sinks = number % options.sinks_every == options.sinks_every - 1
-        dying = frozenset(n for n in range(len(attempts) - 1) if rng.random() < 0.4)
-        story = Story(logger, f"run{number}", root / "data", attempts, dying, {} if has_sinks else NO_SINKS)
+        killed = frozenset(n for n in range(len(attempts) - 1) if rng.random() < 0.4)
+        story = Story(logger, f"run{number}", root / "data", attempts, killed, {} if has_sinks else NO_SINKS)
         story.play()
-        killed += len(dying)
-        if (found := story.curves()) != (expected := curves(attempts)):
-            problems.append(f"sequence {number} of seed {options.seed}, {logger}: {found}, expected {expected}")
+        num_killed += len(killed)
+        if (actual := story.curves()) != (expected := curves(attempts)):
+            problems.append(f"sequence {number} of seed {options.seed}, {logger}: {actual}, expected {expected}")
         if has_sinks:
             problems += [f"sequence {number}, {logger}: {problem}" for problem in problems_of_sinks(story)]
-    return killed, problems
+    return num_killed, problems
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--sequences", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--loggers", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS))
-    parser.add_argument("--sinks-every", type=int, default=25, help="how many sequences have one with sinks")
+    parser.add_argument("--sinks-every", type=int, default=25, help="every n-th sequence has sinks")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         os.chdir(root)
         os.environ |= {"TRIEYE_ROOT": str(root / "data"), "TRIEYE_APP": APP}
         terminal = os.dup(2)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # each attempt says what it supersedes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # each attempt reports the superseded points
         try:
-            killed, problems = compare(options, root)
+            num_killed, problems = compare(options, root)
         finally:
             os.dup2(terminal, 2)
-    told = {"sequences": options.sequences, "killed": killed, "problems": problems[:5], "met": not problems}
-    print(json.dumps({"benchmark": "supersession", **told}))
+    figures = {"sequences": options.sequences, "killed": num_killed, "problems": problems[:5], "met": not problems}
+    print(json.dumps({"benchmark": "supersession", **figures}))
     return 1 if problems else 0
 
 

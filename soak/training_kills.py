@@ -1,9 +1,9 @@
-"""Kill trainings at random steps, again and again, and compare each bit for bit with one that was never killed.
+"""Kill trainings at random steps repeatedly, and compare each bit for bit with an uninterrupted training.
 
-What is trained are the algorithms of the project template, baked for the occasion: in environments that can be saved in
-the middle of an episode, alone and four at once, and in one that cannot, where a save waits for the end of one.
-Weights, optimizers, replay buffers, random generators, episodes and the history have to be the same; then both train
-on, and still have to be.
+The algorithms come from a project created from the template. Most cases use one or four environments that can be saved
+during an episode; one case uses an environment that cannot, so saves wait for the end of an episode. Weights,
+optimizers, replay buffers, random generators, episodes and the history must be equal, also after further training of
+both.
 """
 
 import argparse
@@ -49,11 +49,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sac": (SAC, {"id": "Pendulum-v1", "max_episode_steps": 50}),
     "td3": (TD3, {"id": "Pendulum-v1", "max_episode_steps": 50}),
 }
-"""Agent and environment of each training; that of `dqn_that_waits` cannot be saved in the middle of an episode."""
+"""Agent and environment of each training; the environment of `dqn_that_waits` cannot be saved during an episode."""
 
 
 class HiddenCartPole(CartPoleEnv):
-    """CartPole whose state is in C, as that of a physics engine is."""
+    """CartPole with its state in C memory, like the state of a physics engine."""
 
     @property
     def state(self) -> np.ndarray | None:
@@ -66,9 +66,14 @@ class HiddenCartPole(CartPoleEnv):
         self._memory = None if value is None else (ctypes.c_double * 4)(*value)
 
 
+def make_hidden_cart_pole(**kwargs: Any) -> HiddenCartPole:
+    """Return an environment."""
+    return HiddenCartPole(**kwargs)
+
+
 def configure(root: Path, case: str, run_name: str, steps: int, device: str = "cpu") -> Any:
-    """Return the config of a run on a device that learns soon and saves often."""
-    from my_agent.config import TrainConfig
+    """Return the config of a run that learns after few steps and saves often."""
+    from my_agent.config import TrainConfig  # type: ignore[import-not-found]  # the generated project
 
     agent, env = CASES[case]
     return TrainConfig(
@@ -83,31 +88,31 @@ def configure(root: Path, case: str, run_name: str, steps: int, device: str = "c
 
 
 def engine_of(config: Any) -> Any:
-    """Return the class that trains."""
+    """Return the engine class."""
     module, _, name = config.agent.engine.partition(":")
     return getattr(import_module(module), name)
 
 
 def train(project: Path, config: Any) -> None:
-    """Train to the end, and note after each step how many environment steps were made."""
-    note = os.open(project / f"{config.run_name}.progress", os.O_RDWR | os.O_CREAT)
+    """Train to completion, and record the number of environment steps after each step."""
+    progress = os.open(project / f"{config.run_name}.progress", os.O_RDWR | os.O_CREAT)
 
-    class Watched(engine_of(config)):  # type: ignore[misc]  # made by the template
+    class Watched(engine_of(config)):  # type: ignore[misc]  # a class of the generated project
         def step(self) -> dict[str, float]:
             values = super().step()
-            os.pwrite(note, self.env_steps.to_bytes(8, "little"), 0)
+            os.pwrite(progress, self.env_steps.to_bytes(8, "little"), 0)
             return dict(values)
 
     trieye.run_experiment(Watched, config)
 
 
-def begin(project: Path, config: Any, *, fork: bool) -> int:
-    """Start a life of a run in a process of its own and return its id."""
+def start(project: Path, config: Any, *, fork: bool) -> int:
+    """Start an attempt of a run in a new process, and return the process id."""
     if not fork:
         case = config.run_name.partition("_")[2]
-        given = [str(project), config.persistence.root_data_dir, case, config.run_name, str(config.loop.steps)]
-        given.append(config.agent.device)
-        command = [sys.executable, __file__, "--child", json.dumps(given)]
+        arguments = [str(project), config.persistence.root_data_dir, case, config.run_name, str(config.loop.steps)]
+        arguments.append(config.agent.device)
+        command = [sys.executable, __file__, "--child", json.dumps(arguments)]
         with (project / f"{config.run_name}.log").open("ab") as log:
             return subprocess.Popen(command, stderr=log).pid
     pid = os.fork()
@@ -123,16 +128,16 @@ def begin(project: Path, config: Any, *, fork: bool) -> int:
 
 
 def kill_at(project: Path, config: Any, pid: int, target: int) -> int | None:
-    """Kill a process when it has made so many environment steps; return its exit code if it ended before."""
+    """Kill a process after `target` environment steps; return its exit code if it exits before."""
     progress = project / f"{config.run_name}.progress"
     until = time.monotonic() + DEADLINE_S
     while int.from_bytes(progress.read_bytes() if progress.exists() else b"", "little") < target:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
+        exited_pid, status = os.waitpid(pid, os.WNOHANG)
+        if exited_pid:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() > until:
             os.kill(pid, signal.SIGKILL)
-            raise TimeoutError(f"run {config.run_name} makes no steps")
+            raise TimeoutError(f"run {config.run_name} makes no progress")
         time.sleep(0.0005)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -140,19 +145,19 @@ def kill_at(project: Path, config: Any, pid: int, target: int) -> int | None:
 
 
 def run_killed(project: Path, config: Any, *, kills: int, fork: bool, env_steps: int) -> list[str]:
-    """Train a run that is killed at random places, to the end; return what went wrong."""
+    """Kill a run at random environment steps, train it to completion, and return the problems."""
     for number, target in enumerate(sorted(random.sample(range(1, env_steps), kills)), start=1):
-        code = kill_at(project, config, begin(project, config, fork=fork), target)
+        code = kill_at(project, config, start(project, config, fork=fork), target)
         if code is not None:
             log = (project / f"{config.run_name}.log").read_text(errors="replace")
-            return [f"the process that was to be killed at environment step {target} ended with {code}: {log[-800:]}"]
+            return [f"the process exited with {code} before its kill at environment step {target}: {log[-800:]}"]
         print(f"{config.run_name}: {number} of {kills} kills, at environment step {target}", file=sys.stderr)
-    _, status = os.waitpid(begin(project, config, fork=fork), 0)
-    return [f"the last process ended with {os.waitstatus_to_exitcode(status)}"] if status else []
+    _, status = os.waitpid(start(project, config, fork=fork), 0)
+    return [f"the last process exited with {os.waitstatus_to_exitcode(status)}"] if status else []
 
 
 def differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
-    """Yield the places at which two states differ in any bit."""
+    """Yield the paths of differing bits in two states."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         if one.keys() != other.keys():
             yield f"{path}: {sorted(map(str, one))} and {sorted(map(str, other))}"
@@ -177,8 +182,8 @@ def _bits(value: Any) -> Any:
     return value.hex() if isinstance(value, float) else value
 
 
-def trained(config: Any) -> tuple[dict[str, Any], Any]:
-    """Return what was saved last, without the clock and the replay buffer, and the engine made of it."""
+def restored(config: Any) -> tuple[dict[str, Any], Any]:
+    """Return the last checkpoint without the clock and the replay buffer, and an engine restored from it."""
     store = CheckpointStore(config.persistence.get_run_base_dir() / "checkpoints", read_only=True)
     saved = store.load(store.entries()[-1].path)
     engine = engine_of(config)(config)
@@ -189,53 +194,55 @@ def trained(config: Any) -> tuple[dict[str, Any], Any]:
 
 
 def _compared(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the replay, which is compared by its draws, and environments: nobody seeds the generators of spaces."""
+    """Remove the replay, which is compared by its samples, and environments, whose spaces have unseeded generators."""
     collector = stateful(state["collector"])
-    held = collector.state_dict() if hasattr(collector, "state_dict") else collector
-    told = {name: value for name, value in held.items() if name != "envs"}
-    return {**{name: value for name, value in state.items() if name != "replay"}, "collector": told}
+    collector_state = collector.state_dict() if hasattr(collector, "state_dict") else collector
+    without_envs = {name: value for name, value in collector_state.items() if name != "envs"}
+    return {**{name: value for name, value in state.items() if name != "replay"}, "collector": without_envs}
 
 
 def state_of(engine: Any) -> dict[str, Any]:
-    """Return what an engine is made of; the replay buffer by what it draws."""
-    state = _compared(engine.save_checkpoint(Path()))
-    held = {name: getattr(value, "state_dict", lambda value=value: value)() for name, value in state.items()}
-    held["attributes"] = {
-        name: getattr(value, "state_dict", lambda value=value: value)() for name, value in held["attributes"].items()
+    """Return the state of an engine, with samples instead of the replay buffer."""
+    saved = _compared(engine.save_checkpoint(Path()))
+    state = {name: getattr(value, "state_dict", lambda value=value: value)() for name, value in saved.items()}
+    state["attributes"] = {
+        name: getattr(value, "state_dict", lambda value=value: value)() for name, value in state["attributes"].items()
     }
     if engine.replay is not None:
-        held["drawn"] = [len(engine.replay), *(dict(engine.replay.sample(512)) for _ in range(8))]
-    return held
+        state["samples"] = [len(engine.replay), *(dict(engine.replay.sample(512)) for _ in range(8))]
+    return state
 
 
 def points(config: Any) -> dict[str, list[tuple[int, str]]]:
-    """Return the points of each metric that has to do with no clock, in the order in which they were logged."""
+    """Return the points of each metric that does not depend on the clock, in the order of the history."""
     table = read_history(config.persistence.get_run_base_dir())
     columns = (table[name].to_pylist() for name in ("metric", "step", "value"))
-    found: dict[str, list[tuple[int, str]]] = {}
+    curves: dict[str, list[tuple[int, str]]] = {}
     for metric, step, value in zip(*columns, strict=True):
         if not metric.startswith(("time/", "rate/", "trieye/")) and not metric.endswith("_per_s"):
-            found.setdefault(metric, []).append((step, float(value).hex()))
-    return found
+            curves.setdefault(metric, []).append((step, float(value).hex()))
+    return curves
 
 
-def judge(whole: Any, killed: Any, *, waits: bool) -> dict[str, Any]:
-    """Return the figures of a run and what is different in the one that was killed."""
-    (saved, engine), (saved_again, engine_again) = trained(whole), trained(killed)
+def compare(uninterrupted: Any, killed: Any, *, waits: bool) -> dict[str, Any]:
+    """Return the figures of a run, and the differences of the killed run."""
+    (saved, engine), (killed_saved, killed_engine) = restored(uninterrupted), restored(killed)
     problems = [
-        *differences(saved, saved_again, "saved"),
-        *differences(state_of(engine), state_of(engine_again), "engine"),
+        *differences(saved, killed_saved, "saved"),
+        *differences(state_of(engine), state_of(killed_engine), "engine"),
     ]
     for _ in range(MORE_STEPS):
-        problems += differences(engine.step(), engine_again.step(), "learned later")
-    problems += differences(state_of(engine), state_of(engine_again), "later")
-    curves = points(whole)
+        problems += differences(engine.step(), killed_engine.step(), "metrics of further training")
+    problems += differences(state_of(engine), state_of(killed_engine), "engine after further training")
+    curves = points(uninterrupted)
     problems += differences(curves, points(killed), "history")
     if trieye.EnvState(engine.envs).is_exact is waits:
-        problems.append(f"{whole.env.id} was taken for one that can{'' if waits else 'not'} be saved anywhere")
-    first = engine_of(whole)(whole)
-    if all(torch.equal(*pair) for pair in zip(first.policy.parameters(), engine.policy.parameters(), strict=True)):
-        problems.append("nothing was learned")
+        problems.append(
+            f"{uninterrupted.env.id} was classified as {'savable' if waits else 'not savable'} during an episode"
+        )
+    initial = engine_of(uninterrupted)(uninterrupted)
+    if all(torch.equal(*pair) for pair in zip(initial.policy.parameters(), engine.policy.parameters(), strict=True)):
+        problems.append("the weights did not change")
     return {
         "env_steps": engine.env_steps,
         "updates": engine.updates,
@@ -245,17 +252,19 @@ def judge(whole: Any, killed: Any, *, waits: bool) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print one JSON line; the exit code says whether all is well."""
+    """Print one JSON line; exit with 1 if there is a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20, help="of each run")
+    parser.add_argument("--kills", type=int, default=20, help="kills of each run")
     parser.add_argument("--steps", type=int, default=400, help="environment steps of each run")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--seed", type=int, default=None, help="of the places of the kills")
-    parser.add_argument("--device", default="cpu", help="device of all lives: cpu, cuda, ...")
-    parser.add_argument("--fork", action="store_true", help="do not start Python anew for each life: much faster")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the steps of the kills")
+    parser.add_argument("--device", default="cpu", help="device of all attempts: cpu, cuda, ...")
+    parser.add_argument(
+        "--fork", action="store_true", help="fork the attempts instead of starting Python for each: much faster"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    gym.register("HiddenCartPole-v1", HiddenCartPole, max_episode_steps=200)
+    gym.register("HiddenCartPole-v1", make_hidden_cart_pole, max_episode_steps=200)
     if options.child:
         project, root, case, run_name, steps, device = json.loads(options.child)
         sys.path.insert(0, project)
@@ -272,24 +281,25 @@ def main() -> int:
 
 
 def soak(root: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Train each case once in peace and once with kills, and compare."""
+    """Train each case with and without kills, and compare."""
     project = bake(answers_of({"project_name": "My Agent"}), root)
     sys.path.insert(0, str(project))
     if options.fork:
         for name in ("my_agent.dqn", "my_agent.ppo", "my_agent.recurrent_ppo", "my_agent.sac", "my_agent.td3"):
             import_module(name)
-        torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # imports for seconds what every life needs
+        torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # imports modules that every attempt needs
     pairs, failures = {}, {}
     for case in options.cases:
-        whole, killed = pairs[case] = tuple(
-            configure(root, case, f"{kind}_{case}", options.steps, options.device) for kind in ("whole", "killed")
+        uninterrupted, killed = pairs[case] = tuple(
+            configure(root, case, f"{kind}_{case}", options.steps, options.device)
+            for kind in ("uninterrupted", "killed")
         )
-        failures[case] = run_killed(project, whole, kills=0, fork=options.fork, env_steps=1)
-        made = int.from_bytes((project / f"{whole.run_name}.progress").read_bytes(), "little")
-        failures[case] += run_killed(project, killed, kills=options.kills, fork=options.fork, env_steps=made)
-    # after all forks: pyarrow and torch begin threads of their own
+        failures[case] = run_killed(project, uninterrupted, kills=0, fork=options.fork, env_steps=1)
+        num_steps = int.from_bytes((project / f"{uninterrupted.run_name}.progress").read_bytes(), "little")
+        failures[case] += run_killed(project, killed, kills=options.kills, fork=options.fork, env_steps=num_steps)
+    # after all forks, because pyarrow and torch start threads
     return {
-        case: {"problems": failures[case]} if failures[case] else judge(*pair, waits=case == "dqn_that_waits")
+        case: {"problems": failures[case]} if failures[case] else compare(*pair, waits=case == "dqn_that_waits")
         for case, pair in pairs.items()
     }
 

@@ -1,4 +1,4 @@
-"""A DQN on CartPole in one file, written for torch's SummaryWriter; its state is kept by torch.save."""
+"""A DQN on CartPole in one file, written for torch's SummaryWriter; it saves its state with torch.save."""
 
 import argparse
 import os
@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--run-name", default="dqn")

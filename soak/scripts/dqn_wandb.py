@@ -1,4 +1,4 @@
-"""A DQN on CartPole in one file, written for wandb; its state is kept by torch.save, and the run goes on by its id."""
+"""A DQN on CartPole in one file, written for wandb; it saves its state with torch.save and resumes the run by id."""
 
 import argparse
 import os
@@ -12,7 +12,7 @@ import wandb
 from torch import nn
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--run-name", default="dqn")
@@ -61,7 +61,7 @@ def main():
             wandb.log({"losses/td_loss": loss, "losses/q_values": value.mean().item()}, step=step)
         if step % 200 == 0:
             target.load_state_dict(network.state_dict())
-            wandb.log({"weights": wandb.Histogram(network[0].weight.detach())}, step=step)
+            wandb.log({"weights": wandb.Histogram(network.state_dict()["0.weight"])}, step=step)
         if step % 500 == 499:
             state = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save({**state, "memory": memory, "step": step + 1}, f"{saved}.new")

@@ -1,4 +1,4 @@
-"""A PPO on CartPole in one file, written for torch's SummaryWriter; a start begins anew."""
+"""A PPO on CartPole in one file, written for torch's SummaryWriter, without checkpoints: a restart begins at step 0."""
 
 import argparse
 import time
@@ -11,7 +11,7 @@ from torch.distributions import Categorical
 from torch.utils.tensorboard import SummaryWriter
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--run-name", default="ppo")

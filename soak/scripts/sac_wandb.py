@@ -1,4 +1,4 @@
-"""A SAC on Pendulum in one file, written for wandb as a context manager; the run goes on by its id."""
+"""A SAC on Pendulum in one file, written for wandb as a context manager; it resumes the run by id."""
 
 import argparse
 import random
@@ -10,11 +10,11 @@ import wandb
 from torch import nn
 
 
-def network(inputs, outputs):
+def network(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, outputs))
 
 
-def sampled(actor, obs):
+def sampled(actor: nn.Module, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     mean, log_std = actor(obs).chunk(2, -1)
     normal = torch.distributions.Normal(mean, log_std.clamp(-5, 2).exp())
     raw = normal.rsample()
@@ -23,7 +23,7 @@ def sampled(actor, obs):
     return action, log_prob
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--run-name", default="sac")
@@ -34,7 +34,7 @@ def main():
         learn(args, run)
 
 
-def learn(args, run):
+def learn(args: argparse.Namespace, run: wandb.Run) -> None:
     random.seed(args.seed)
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)

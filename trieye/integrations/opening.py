@@ -79,7 +79,7 @@ class AdoptedRun:
     _open: ClassVar["dict[Path, AdoptedRun]"] = {}
 
     def __init__(self, name: str, app: str, overrides: Mapping[str, Any]) -> None:
-        self.run = Run(adopted_config(name, app, overrides)).open()
+        self.run = _ProgramRun(adopted_config(name, app, overrides)).open()
         if "sinks" not in overrides and not is_installed("mlflow"):
             say(f"run {name!r} is not logged to MLflow, which is not installed: {command('mlflow')}")
         self._users = 0
@@ -131,6 +131,13 @@ class AdoptedRun:
         """Supersede all points at or after a step, because the program restored its state from before that step."""
         if self.run.supersede(step):
             say(f"run {self.run.name!r} resumes at step {step}; its points from that step on are superseded")
+
+
+class _ProgramRun(Run):
+    """A run that ends with the program, whose exit status it gets; on a resume, it begins after `AdoptedRun`."""
+
+    def _close_at_exit(self) -> None:
+        _Ending.close_all()
 
 
 def adopted_config(name: str, app: str, overrides: Mapping[str, Any]) -> TrieyeConfig:
