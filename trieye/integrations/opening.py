@@ -210,6 +210,7 @@ class _Ending:
 
     @classmethod
     def close_all(cls) -> None:
+        atexit.unregister(cls.close_all)  # a run may have called it before its turn
         with contextlib.ExitStack() as rest:  # an error in one call does not skip the others
             for adopted in AdoptedRun._open.values():  # noqa: SLF001 - its own
                 rest.callback(adopted.close, "KILLED" if adopted.run.was_interrupted else cls.status)
