@@ -51,6 +51,8 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/python .ci/english.py
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks
+	$(BIN)/mypy soak
 
 # Compiles what the tests import beside mypy, which leaves a core idle; else each process that shares them would do it.
 # Its errors are those of the tests.
