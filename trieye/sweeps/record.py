@@ -21,6 +21,7 @@ OTHER_SWEEP = "for another sweep, omit hydra.sweep.dir or set another directory"
 ONLY = "hydra.launcher.only="
 """The option that selects jobs of a sweep; it is not part of the sweep's command."""
 KEEP_GOING = "hydra.launcher.fail_fast=false"
+"""The option without which a relaunch of a fail-fast sweep ends at the job that failed before."""
 
 _SHOWN = 5
 
@@ -185,7 +186,7 @@ class SweepRecord(JsonRecord, kw_only=True):
         project = _project_of(here, Path(self.directory), Path(self.working_dir))
         program = None if project is None else _moved(self.program, Path(self.working_dir), project)
         is_copy = (Path(self.directory) / SWEEP).exists()
-        if project is not None and program is not None and not (is_copy and _is_elsewhere(program, project)):
+        if project is not None and program is not None and not (is_copy and _is_outside(program, project)):
             return msgspec.structs.replace(self, directory=str(here), working_dir=str(project), program=program)
         if is_copy:
             raise ConfigurationError(
@@ -246,7 +247,7 @@ def _project_of(here: Path, before: Path, working_dir: Path) -> Path | None:
     return project if project is not None and here.relative_to(project).parts == below else None
 
 
-def _is_elsewhere(program: Sequence[str], project: Path) -> bool:
+def _is_outside(program: Sequence[str], project: Path) -> bool:
     """Return whether the file or module of a program is outside of a project."""
     if program[1:2] == ["-m"]:
         root = project / program[2].partition(".")[0]
