@@ -16,11 +16,11 @@ from trieye.process.text import duration
 
 
 def log(run, count, *, names=1):
-    before = read_status(run.dir).get("accepted", 0)
+    before = read_status(run.dir).get("processed", 0)
     for step in range(count):
         run.log({f"loss/{number:02}": step / 4 for number in range(names)}, step=step)
     run.flush()
-    wait_until(lambda: read_status(run.dir).get("accepted", 0) == before + count * names)
+    wait_until(lambda: read_status(run.dir).get("processed", 0) == before + count * names)
 
 
 def shown(view, width=250, height=24):
