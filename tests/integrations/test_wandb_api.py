@@ -18,7 +18,7 @@ from trieye.stats.operations import Medium
 @pytest.fixture(autouse=True)
 def _working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(wandb, "_has_announced", False, raising=False)
+    wandb._announce.cache_clear()
     for name in [name for name in os.environ if name.startswith(("WANDB_", "TRIEYE_"))]:
         monkeypatch.delenv(name)
     yield

@@ -107,13 +107,6 @@ def test_an_error_exit_marks_the_run_as_failed_and_keeps_its_last_row():
     assert json.loads((run_dir("one") / "wandb-summary.json").read_text()) == {"a": 9.0}
 
 
-@pytest.mark.parametrize(("error", "status"), [(SystemExit(0), "FINISHED"), (SystemExit(2), "FAILED")])
-def test_the_exit_code_in_a_with_block_sets_the_status(error, status):
-    with pytest.raises(SystemExit), wandb.init(project="p", id="one"):
-        raise error
-    assert RunRecord.read(run_dir("one") / "run.json").status == status
-
-
 def test_a_resume_continues_at_the_next_row_with_step_metrics():
     for _ in range(2):
         run = wandb.init(project="p", id="one", resume="allow")
@@ -415,12 +408,6 @@ def test_a_second_init_returns_the_open_run_unless_reinit_is_set():
     two = wandb.init(project="p", id="two", reinit=True)
     assert (wandb.run is two, two.id) == (True, "two")
     assert RunRecord.read(run_dir("one") / "run.json").status == "FINISHED"
-
-
-def test_an_error_in_a_with_block_ends_the_run_as_failed():
-    with pytest.raises(ValueError, match="of the user"), wandb.init(project="p", id="one"):
-        raise ValueError("of the user")
-    assert RunRecord.read(run_dir("one") / "run.json").status == "FAILED"
 
 
 @pytest.mark.parametrize(
