@@ -425,6 +425,18 @@ def test_invalid_calls_are_named(call, message):
         call()
 
 
+def test_an_invalid_environment_variable_is_named(monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "ofline")
+    with pytest.raises(ConfigurationError, match=r"mode='ofline', from WANDB_MODE\): .*did you mean 'offline'"):
+        wandb.init(project="p")
+
+
+def test_settings_replace_missing_arguments_only():
+    settings = wandb.Settings(run_id="one", run_tags=("a",), mode="disabled", console="off")
+    with wandb.init(project="p", id="two", settings=settings) as run:
+        assert (run.id, run.tags, run.disabled) == ("two", ("a",), True)
+
+
 def test_an_unsupported_name_suggests_an_alternative():
     with pytest.raises(AttributeError, match=r"wandb.sweep .*trieye results"):
         wandb.sweep  # noqa: B018

@@ -1,7 +1,6 @@
 """RunCallback: logs, checkpoints and resumes a Stable-Baselines3 training as a run."""
 
 import platform
-from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -63,16 +62,13 @@ class RunCallback(BaseCallback):
                 f"RunCallback(video=True): {reason}; pass evaluation=EvalCallback(env), env made with "
                 "render_mode='rgb_array'"
             )
-        if isinstance(run, Run):
-            self.run = run
-        else:
-            retention = {"checkpoint_save_freq_steps": save_freq, "keep_last": 2}
-            objective = {"objective": "eval/mean_reward"}
-            self.run = AdoptedRun.join(run, persistence=retention, loop=objective).run
+        retention = {"checkpoint_save_freq_steps": save_freq, "keep_last": 2}
+        objective = {"objective": "eval/mean_reward"}
+        options: dict[str, Any] = {"persistence": retention, "loop": objective}
+        self.run = run if isinstance(run, Run) else AdoptedRun.join(run, **options).run
         self._evaluation, self._video = evaluation, video
         self._evaluated = self._rollouts = 0
         self._continues = True
-        self._steps: Generator[int] | None = None
 
     def _init_callback(self) -> None:
         model = self.model
@@ -123,9 +119,6 @@ class RunCallback(BaseCallback):
         self._rollouts += 1
         return self._continues
 
-    def _on_rollout_start(self) -> None:
-        self._save_between_updates()
-
     def _save_between_updates(self, *, is_end: bool = False) -> None:
         """Evaluate and save if due, and stop if a signal requested it."""
         run = self.run
@@ -137,8 +130,10 @@ class RunCallback(BaseCallback):
         is_new = run.step > max(run.saved_step, 0)
         if is_new and (objective is not None or run.save_due or is_end):
             run.save(objective=objective, **self._restored.objects(self.model, self._evaluation_state()))
-        if self._steps is not None and not is_end:
+        if not is_end:
             next(self._steps, None)
+
+    _on_rollout_start = _save_between_updates
 
     def _evaluate(self, calls: int) -> float | None:
         """Evaluate if due after `calls` steps of each environment, and return the mean reward, else None."""
@@ -172,9 +167,7 @@ class RunCallback(BaseCallback):
     def _on_training_end(self) -> None:
         self._save_between_updates(is_end=True)
         self.run.wait_for_saves()
-        if self._steps is not None:
-            self._steps.close()
-            self._steps = None
+        self._steps.close()
 
 
 def _hyperparameters(model: BaseAlgorithm) -> dict[str, Any]:

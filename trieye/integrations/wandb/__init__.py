@@ -124,8 +124,11 @@ def _merged(arguments: Mapping[str, Any], settings: Any) -> dict[str, Any]:
         value = merged[key]
         if isinstance(value, str) and value not in choices:
             flags = "" if key == "mode" else ", True, False"
+            variable = _VARIABLES.get(key, "")
+            origin = f", from {variable}" if os.environ.get(variable) == value else ""
             raise ConfigurationError(
-                f"wandb.init({key}={value!r}): choose from {', '.join(choices)}{flags}{did_you_mean(value, choices)}"
+                f"wandb.init({key}={value!r}{origin}): choose from {', '.join(choices)}{flags}"
+                f"{did_you_mean(value, choices)}"
             )
     return merged
 
