@@ -120,6 +120,24 @@ def test_artifacts_keep_their_complete_content_by_version():
         pass
 
 
+def test_files_keep_their_names_in_artifacts_and_their_paths_in_save():
+    for name in ("a/model.pt", "b/model.pt"):
+        Path(name).parent.mkdir()
+        Path(name).write_text(name)
+    with wandb.init(project="p", id="one") as run:
+        artifact = wandb.Artifact("models", "model")
+        artifact.add_file("a/model.pt", name="best.pt")
+        artifact.add_file("b/model.pt", name="more/last.pt")
+        run.log_artifact(artifact)
+        wandb.save("*/model.pt")
+        Path("a/model.pt").unlink()
+        with pytest.raises(ConfigurationError, match=r"'models': these added files no longer exist: a/model\.pt"):
+            run.log_artifact(artifact)
+    versions = {"artifacts/models/v0/best.pt", "artifacts/models/v0/more/last.pt", "artifacts/models/v0/artifact.json"}
+    assert versions | {"files/a/model.pt", "files/b/model.pt"} <= stored_files()
+    assert not [name for name in stored_files() if "/v1/" in name]
+
+
 def test_calls_without_effect_succeed_and_print_a_note(capsys):
     assert wandb.login(key="x", relogin=True) is True
     run = wandb.init(project="p", settings=wandb.Settings(run_id="one", console="off"), entity="me", monitor_gym=True)

@@ -13,7 +13,6 @@ from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from trieye.exceptions import ConfigurationError
-from trieye.integrations import media
 from trieye.integrations.opening import safe_name
 from trieye.integrations.wandb.media import Media, PathLike
 from trieye.process.progress import say
@@ -157,16 +156,27 @@ class Artifact:
         return self
 
     def log_to(self, run: Run, version: int, step: int) -> None:
-        """Store files, media and description with the run."""
+        """Store files, media and description with the run.
+
+        Raises:
+            ConfigurationError: An added file no longer exists.
+        """
+        if missing := [str(path) for path in self.entries.values() if not path.is_file()]:
+            raise ConfigurationError(f"artifact {self.name!r}: these added files no longer exist: {', '.join(missing)}")
         self.version, self.state = f"v{version}", "COMMITTED"
-        folder = Path("artifacts") / safe_name(self.name) / self.version
-        for name, path in self.entries.items():
-            run.log_artifact(path, (folder / name).parent.as_posix())
+        about = {name: getattr(self, name) for name in ("name", "type", "description", "metadata", "aliases", "tags")}
+        with tempfile.TemporaryDirectory() as scratch:
+            root = Path(scratch) / self.version  # a directory is stored under its name
+            for name, path in self.entries.items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).symlink_to(path.resolve())
+            if "artifact.json" not in self.entries:
+                root.mkdir(exist_ok=True)
+                text = json.dumps({**about, "references": self._references}, indent=1, default=str)
+                (root / "artifact.json").write_text(text, "utf-8")
+            run.log_artifact(root, f"artifacts/{safe_name(self.name)}")
         for name, medium in self._media.items():
             medium.log_to(run, f"{safe_name(self.name)}/{name}", step)
-        about = {name: getattr(self, name) for name in ("name", "type", "description", "metadata", "aliases", "tags")}
-        text = json.dumps({**about, "references": self._references}, indent=1, default=str)
-        media.keep_file(run, folder.as_posix(), "artifact.json", text.encode())
 
     def __getattr__(self, name: str) -> Any:
         if _SERVER_ONLY.fullmatch(name):

@@ -98,15 +98,18 @@ class Run(Session):
     def save(
         self, glob_str: PathLike, base_path: PathLike | None = None, policy: str = "live", glob: bool = True
     ) -> list[str]:
-        """Store a copy of the files that match a pattern."""
+        """Store a copy of the files that match a pattern, under their paths relative to `base_path`."""
         del policy
-        pattern = Path(base_path or ".") / glob_str
+        base = Path(base_path or ".")
+        pattern = base / glob_str
         matches = Path(pattern.anchor or ".").glob(str(pattern).lstrip("/")) if glob else [pattern]
         paths = sorted(path for path in matches if path.is_file())
         if not paths:
             say(f"wandb.save({str(glob_str)!r}): no file matches")
         for path in [] if self.disabled else paths:
-            self.run.log_artifact(path, "files")
+            is_inside = path.is_relative_to(base) and ".." not in path.parts
+            folder = path.parent.relative_to(base) if is_inside else Path()
+            self.run.log_artifact(path, (Path("files") / folder).as_posix())
         return [str(path) for path in paths]
 
     def log_artifact(

@@ -58,7 +58,7 @@ class File(Media):
     def _log(self, run: Run, name: str, step: int) -> None:
         folder = f"media/{self.folder or type(self).__name__.lower()}/{name}"
         if self._path:
-            run.log_artifact(self._path, folder)
+            run.log_artifact(self._path, f"{folder}/{step}")
         else:
             self._log_content(run, name, step, folder)
 
