@@ -16,6 +16,7 @@ from stable_baselines3 import DQN, PPO, SAC
 from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
@@ -32,12 +33,13 @@ from trieye.config.env import EnvConfig
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.history.history import read_history
-from trieye.integrations.sb3 import RunCallback, load_model, make_envs, restore_or_new
+from trieye.integrations.sb3 import RunCallback, SameEpisodes, load_model, make_envs, restore_or_new, start_episodes
 from trieye.integrations.sb3.replay_rows import MAX_SMALL_PARTS, ReplayRows
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.snapshot.generators import capture_all
 from trieye.stats.operations import LogVideo
+from trieye.training.seeds import FIRST_SEED
 
 
 def small():
@@ -548,3 +550,34 @@ class ChecksMoments(BaseCallback):
 
     def _on_step(self):
         return True
+
+
+@pytest.mark.parametrize(("num", "vector"), [(1, "sync"), (3, "sync"), (2, "async")])
+def test_each_evaluation_plays_the_same_episodes(num, vector):
+    config = EnvConfig(id="Pendulum-v1", num=num, vector=vector, max_episode_steps=20)
+    envs = make_envs(config, evaluates=True)
+    model = SAC("MlpPolicy", make_envs(config), learning_starts=1000)
+    returns = []
+    for _ in range(2):
+        start_episodes(envs, 7)
+        returns.append(sorted(evaluate_policy(model, envs, 7, return_episode_rewards=True)[0]))
+    assert returns[0] == returns[1]
+    assert len(set(returns[0])) == 7
+    evaluation = SameEpisodes(envs, n_eval_episodes=7, eval_freq=1, verbose=0, warn=False)
+    model.set_logger(configure(None, []))
+    evaluation.init_callback(model)
+    evaluation.on_step()
+    evaluation.on_step()
+    assert evaluation.last_mean_reward == pytest.approx(np.mean(returns[0]))
+    envs.close()
+
+
+def test_the_episodes_have_the_seeds_of_an_evaluation_by_trieye():
+    envs = make_envs(EnvConfig(id="Pendulum-v1", num=2), evaluates=True)
+    with gymnasium.make("Pendulum-v1") as env:
+        expected = [env.reset(seed=FIRST_SEED + episode)[0] for episode in range(5)]
+    start_episodes(envs, 5)  # two in the first environment, three in the second
+    resets = [
+        envs.env_method("reset", indices=[index])[0][0] for index, times in ((0, 2), (1, 3)) for _ in range(times)
+    ]
+    np.testing.assert_array_equal(resets, expected)

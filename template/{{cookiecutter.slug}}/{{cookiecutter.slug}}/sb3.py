@@ -102,15 +102,13 @@ def argument(value: Any) -> Any:
 def train(cfg: Config) -> float:
     """Train with stable-baselines3 and return the best mean reward of the evaluations."""
     import torch
-    from stable_baselines3.common.callbacks import EvalCallback
-    from trieye.integrations.sb3 import RunCallback
+    from trieye.integrations.sb3 import RunCallback, SameEpisodes
 
     torch.set_num_threads(1)  # more threads slow down networks this small
     with trieye.Run(cfg) as run, closing(envs_of(cfg)) as envs, closing(envs_of(cfg, evaluates=True)) as eval_envs:
-        eval_envs.seed(1_000_000)  # far from the training seeds
         steps = cfg.loop.steps or 0  # check() rejects null
         every = max(min(cfg.loop.evaluate_every_steps or steps, steps) // cfg.env.num, 1)
-        evaluation = EvalCallback(eval_envs, n_eval_episodes=cfg.env.eval_episodes, eval_freq=every, verbose=0)
+        evaluation = SameEpisodes(eval_envs, n_eval_episodes=cfg.env.eval_episodes, eval_freq=every, verbose=0)
         callback = RunCallback(run, evaluation=evaluation, video=cfg.env.eval_video)
         model_of(cfg, envs).learn(steps, callback=callback)  # makes the remaining timesteps; Ctrl-C saves
         return run.best()
@@ -141,9 +139,10 @@ def evaluate(
         raise trieye.ConfigurationError("sb3 runs do not support video; train with env.eval_video=true to log it")
     checkpoint, model = trieye.load_checkpoint(run_dir, which), load(run_dir, which, device)
     from stable_baselines3.common.evaluation import evaluate_policy
+    from trieye.integrations.sb3 import start_episodes
 
     with closing(model.get_env()) as envs:
-        envs.seed(first_seed)
+        start_episodes(envs, episodes, first_seed)
         returns, lengths = evaluate_policy(model, envs, episodes, return_episode_rewards=True)
     return {
         "run": run_dir.resolve().name,

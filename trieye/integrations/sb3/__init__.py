@@ -10,7 +10,7 @@ from trieye.config.packages import explaining
 
 with explaining(__name__):
     from trieye.integrations.sb3.callback import RunCallback
-    from trieye.integrations.sb3.environments import make_envs
+    from trieye.integrations.sb3.environments import SameEpisodes, make_envs, start_episodes
     from trieye.integrations.sb3.model import load_model, restore_or_new
 
-__all__ = ["RunCallback", "load_model", "make_envs", "restore_or_new"]
+__all__ = ["RunCallback", "SameEpisodes", "load_model", "make_envs", "restore_or_new", "start_episodes"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize, VecTransposeImage
@@ -13,6 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 from trieye.config.env import EnvConfig
 from trieye.exceptions import ConfigurationError
 from trieye.training.environments import make_env
+from trieye.training.seeds import FIRST_SEED
 
 
 def make_envs(config: EnvConfig, *, gamma: float = 0.99, evaluates: bool = False) -> VecEnv:
@@ -47,9 +49,52 @@ def make_envs(config: EnvConfig, *, gamma: float = 0.99, evaluates: bool = False
     return envs
 
 
+class SameEpisodes(EvalCallback):
+    """`EvalCallback` that plays the same episodes in each evaluation: those of `trieye.train`.
+
+    Without it, the episodes of an evaluation follow those of the one before, and short evaluations differ by their
+    episodes more than by their policies. The environments are those of `make_envs(..., evaluates=True)`.
+    """
+
+    def _on_step(self) -> bool:
+        if self.eval_freq > 0 and self.n_calls % self.eval_freq == 0:
+            start_episodes(self.eval_env, self.n_eval_episodes)
+        return super()._on_step()
+
+
+def start_episodes(envs: VecEnv, episodes: int, first_seed: int = FIRST_SEED) -> None:
+    """Let the next episodes have consecutive seeds.
+
+    Args:
+        envs: Environments of `make_envs(..., evaluates=True)`.
+        episodes: Number of episodes that `evaluate_policy` plays; it distributes them evenly over the environments.
+        first_seed: Seed of the first episode.
+    """
+    for index in range(envs.num_envs):
+        envs.env_method("start_at", first_seed, indices=[index])
+        first_seed += (episodes + index) // envs.num_envs
+
+
+class _SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
+    """Resets with consecutive seeds."""
+
+    _next_seed = FIRST_SEED
+
+    def start_at(self, seed: int) -> None:
+        """Set the seed of the next episode."""
+        self._next_seed = seed
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset with the next seed; the argument is ignored."""
+        del seed
+        self._next_seed += 1
+        return self.env.reset(seed=self._next_seed - 1, options=options)
+
+
 def _make_one(config: EnvConfig, *, evaluates: bool) -> "gym.Env[Any, Any]":
     config = config.for_evaluation() if evaluates else config
-    env: Any = Monitor(make_env(config, render_mode="rgb_array" if evaluates and config.eval_video else None))
+    env: Any = make_env(config, render_mode="rgb_array" if evaluates and config.eval_video else None)
+    env = Monitor(_SeededEpisodes(env) if evaluates else env)
     return (
         gym.wrappers.TransformReward(env, lambda reward: float(np.sign(float(reward)))) if config.clip_rewards else env
     )
