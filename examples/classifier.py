@@ -1,15 +1,19 @@
 """Supervised training with torch: an experiment that evaluates, keeps the best checkpoint, and stops at a target.
 
-    python examples/classifier.py run_name=spirals
-    python examples/classifier.py -m hydra/sweeper=trieye hydra/launcher=trieye lr=1e-2,1e-3 seed=0,1,2
-    trieye results table --by lr
+python examples/classifier.py run_name=spirals
+python examples/classifier.py -m hydra/sweeper=trieye hydra/launcher=trieye lr=1e-2,1e-3 seed=0,1,2
+trieye results table --by lr
 """
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-import trieye
 from pydantic import Field
 from torch import nn
+
+import trieye
 from trieye.config import LoopConfig
 
 
@@ -58,12 +62,12 @@ class Classifier(trieye.Experiment[Config]):
         points, labels = self.test_set
         return {"eval/accuracy": (self.network(points).argmax(1) == labels).float().mean().item()}
 
-    def save_checkpoint(self, checkpoint_dir):
-        """Return the state; a resumed training equals an uninterrupted one, bit for bit."""
+    def save_checkpoint(self, checkpoint_dir: Path) -> dict[str, Any]:
+        """Return the state; a resumed training is bit-identical to an uninterrupted one."""
         state = {"network": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
         return state | {"rng": self.rng.bit_generator.state}
 
-    def load_checkpoint(self, checkpoint):
+    def load_checkpoint(self, checkpoint: Any) -> None:
         """Restore the state."""
         self.network.load_state_dict(checkpoint["network"])
         self.optimizer.load_state_dict(checkpoint["optimizer"])

@@ -1,8 +1,8 @@
 """A plain Hydra program that does not import trieye: its sweeps run in parallel and resume.
 
-    python examples/hydra_fit.py -m hydra/sweeper=trieye hydra/launcher=trieye hydra.sweeper.mode=min lr=0.01,0.1,0.3
-    trieye sweep status          # each job; `trieye sweep relaunch` runs the rest after a kill
-    trieye results table
+python examples/hydra_fit.py -m hydra/sweeper=trieye hydra/launcher=trieye hydra.sweeper.mode=min lr=0.01,0.1,0.3
+trieye sweep status          # each job; `trieye sweep relaunch` runs the rest after a kill
+trieye results table
 """
 
 from dataclasses import dataclass

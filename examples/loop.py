@@ -1,14 +1,15 @@
 """Tabular Q-learning in a plain loop: log, save, resume.
 
-    python examples/loop.py run_name=first            # Ctrl-C saves; the same command continues
-    python examples/loop.py -m lr=0.1,0.3,0.8   # a sweep, two jobs at a time
-    trieye results table
+python examples/loop.py run_name=first            # Ctrl-C saves; the same command continues
+python examples/loop.py -m lr=0.1,0.3,0.8   # a sweep, two jobs at a time
+trieye results table
 """
 
 import gymnasium as gym
 import numpy as np
-import trieye
 from pydantic import Field
+
+import trieye
 
 
 class Config(trieye.TrieyeConfig):

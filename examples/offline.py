@@ -1,19 +1,20 @@
 """Offline reinforcement learning: conservative Q-learning (Kumar et al. 2020) from stored rows, without collecting.
 
-    python examples/ppo.py run_name=first                                                    # an agent to collect with,
-    python examples/ppo.py mode=explore run_name=first loop.env_steps=20_000 explore.output=$PWD/rows.npz    # its rows,
-    python examples/offline.py mode=train data=rows.npz run_name=offline                              # and a training from them
-    python examples/offline.py mode=train data=minari:ID env.id=...            # or from a dataset of Minari: pip install minari
+python examples/ppo.py run_name=first                       # trains a policy, and collects rows with it:
+python examples/ppo.py mode=explore run_name=first loop.env_steps=20_000 explore.output=$PWD/rows.npz
+python examples/offline.py mode=train data=rows.npz run_name=offline
+python examples/offline.py mode=train data=minari:ID env.id=...    # or a Minari dataset: pip install minari
 """
 
 import copy
 from typing import Any, Literal
 
 import torch
-import trieye
 from ppo import mlp
 from pydantic import Field
 from torch import nn
+
+import trieye
 from trieye.config import LoopConfig
 
 
@@ -55,12 +56,12 @@ class CQL(trieye.TrainEngine[Config, CQLConfig, QPolicy]):
 
     def setup(self, config: Config) -> None:
         """Create target network and optimizer; `self.policy` exists."""
-        self.target = copy.deepcopy(self.policy).requires_grad_(False)
+        self.target = copy.deepcopy(self.policy).requires_grad_(requires_grad=False)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.agent.lr, fused=True)
 
     def step(self) -> dict[str, float]:
         """Make the updates that are due; the batches come from `data`."""
-        self.collect()  # returns no rows without an environment to learn in
+        self.collect()  # with mode=train it returns no rows
         return trieye.mean(self.train_step(batch) for batch in self.due_batches())
 
     def train_step(self, batch: trieye.Minibatch) -> dict[str, torch.Tensor]:

@@ -1,9 +1,9 @@
-"""A sink of your own: points go to a CSV file, exactly those that MLflow and TensorBoard receive.
+"""A custom sink: a CSV file receives the same points as MLflow and TensorBoard.
 
     python examples/own_sink.py
 
-A sink has a name and three methods, which are called in a thread of its own. If one raises, its points are buffered and
-sent again, and neither the training nor another sink notices.
+A sink has a name and three methods, which are called in a separate thread. If a method raises, its points are buffered
+and sent again; the training and other sinks continue.
 """
 
 import csv
@@ -27,7 +27,7 @@ class CsvSink:
             self.writer.writerow(["metric", "step", "value", "time"])
 
     def write(self, points: Any) -> None:
-        """Write points; what was written before a crash may be sent again after it."""
+        """Write points; after a crash, the last ones may be sent again."""
         self.writer.writerows((point.metric, point.step, point.value, point.wall_time) for point in points)
         self.file.flush()
 

@@ -1,13 +1,17 @@
 """Population-based training (Jaderberg et al. 2017): trials continue from better ones, with other learning rates.
 
-    python examples/population.py run_name=pbt tune=pbt 'tune.space.lr="interval(1e-3, 1.0)"' tune.num_trials=4
-    trieye sweep status multirun/pbt        # each trial: its values, its last objective, whose state it took over
-    trieye results table multirun/pbt
+python examples/population.py run_name=pbt tune=pbt 'tune.space.lr="interval(1e-3, 1.0)"' tune.num_trials=4
+trieye sweep status multirun/pbt        # each trial: values, objective, and the trial whose state it continued
+trieye results table multirun/pbt
 """
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
-import trieye
 from pydantic import Field
+
+import trieye
 from trieye.config import LoopConfig
 
 
@@ -35,11 +39,11 @@ class Descent(trieye.Experiment[Config]):
         """Return the objective, by which trials are compared."""
         return {"distance": float(np.linalg.norm(self.x))}
 
-    def save_checkpoint(self, checkpoint_dir):
+    def save_checkpoint(self, checkpoint_dir: Path) -> dict[str, Any]:
         """Return the state, which another trial may take over."""
         return {"x": self.x, "rng": self.rng.bit_generator.state}
 
-    def load_checkpoint(self, checkpoint):
+    def load_checkpoint(self, checkpoint: Any) -> None:
         """Restore a state."""
         self.x, self.rng.bit_generator.state = np.array(checkpoint["x"]), checkpoint["rng"]
 

@@ -1,16 +1,17 @@
 """PPO (Schulman et al. 2017) for discrete actions in one file: a policy, and an engine that collects and updates.
 
-    python examples/ppo.py run_name=first                          # a return of 475 in about a minute
-    python examples/ppo.py explorer.num=2 sync=fully_async         # two processes collect
-    trieye evaluate first
+python examples/ppo.py run_name=first                          # a return of 475 in about a minute
+python examples/ppo.py explorer.num=2 sync=fully_async         # two processes collect
+trieye evaluate first
 """
 
 from typing import Any, Literal
 
 import torch
-import trieye
 from pydantic import Field
 from torch import nn
+
+import trieye
 from trieye.config import LoopConfig
 
 

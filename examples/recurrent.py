@@ -1,20 +1,20 @@
 """PPO with memory: a GRU infers the velocities of CartPole, which the observations lack.
 
-    python examples/recurrent.py run_name=memory
-    python examples/ppo.py env.id=recurrent:Positions-v0 run_name=blind        # without memory: stays below 100
+python examples/recurrent.py run_name=memory
+python examples/ppo.py env.id=recurrent:Positions-v0 run_name=blind        # without memory: stays below 100
 """
 
 from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
+import ppo
 import torch
-import trieye
 from gymnasium.envs.classic_control import CartPoleEnv
 from pydantic import Field
 from torch import nn
 
-import ppo
+import trieye
 
 
 class Positions(CartPoleEnv):
@@ -91,7 +91,7 @@ class RecurrentPPO(ppo.PPO, policy=Memory):
         return trieye.mean(self.train_step(batch) for batch in batches)
 
     def train_step(self, batch: Any) -> dict[str, torch.Tensor]:
-        """Make one update by sequences `[n, t, ...]`; the memory starts anew after an invalid row, where a reset was."""
+        """Make one update by sequences `[n, t, ...]`; an invalid row (a reset) clears the memory."""
         state, valid, states = batch["state"], batch["valid"], []
         for t in range(valid.shape[1]):
             state = self.policy.memory(batch["obs"][:, t], state)

@@ -8,9 +8,10 @@ on it (docs/cluster.md).
 
 import sys
 
-import trieye
 from ppo import Config
 from ray.cluster_utils import Cluster
+
+import trieye
 
 
 def main(env_steps: int) -> None:

@@ -50,10 +50,10 @@ def make_envs(config: EnvConfig, *, gamma: float = 0.99, evaluates: bool = False
 
 
 class SameEpisodes(EvalCallback):
-    """`EvalCallback` that plays the same episodes in each evaluation: those of `trieye.train`.
+    """`EvalCallback` that plays the same episodes in each evaluation, with the seeds of `trieye.train`.
 
-    Without it, the episodes of an evaluation follow those of the one before, and short evaluations differ by their
-    episodes more than by their policies. The environments are those of `make_envs(..., evaluates=True)`.
+    A plain `EvalCallback` plays new episodes in each evaluation, so that short evaluations differ more by their
+    episodes than by their policies. It needs environments of `make_envs(..., evaluates=True)`.
     """
 
     def _on_step(self) -> bool:
