@@ -1,0 +1,84 @@
+"""Sphinx configuration of the documentation site: `make docs` builds it into build/docs."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path[:0] = [str(HERE), str(ROOT)]
+
+import generated  # noqa: E402 - needs the path above
+
+from trieye.version import VERSION  # noqa: E402
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+# the source directory is the root of the repository, so relative links work on GitHub and on the site
+project = "trieye"
+author = copyright = "The trieye authors"  # noqa: A001 - Sphinx reads this name
+version = release = VERSION
+root_doc = "docs/index"
+include_patterns = ["*.md", "docs/**.md"]
+exclude_patterns = [
+    "README.md",
+    "docs/static",
+    *(path.name for path in ROOT.iterdir() if path.is_dir() and path != HERE),
+]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+templates_path: list[str] = []
+suppress_warnings = ["ref.python"]  # names in `Attributes:` are looked up as objects, and several classes have a `name`
+default_role = "code"  # docstrings quote code in single backticks
+
+myst_heading_anchors = 4  # the anchors that GitHub gives
+myst_enable_extensions = ["deflist"]
+napoleon_use_ivar = True  # attributes of named tuples are members, too
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
+
+html_theme = "furo"
+html_title = f"trieye {VERSION}"
+html_static_path = [str(HERE / "static")]
+html_css_files = ["site.css"]
+html_copy_source = True
+html_show_sourcelink = False
+FORWARD = f'<meta charset="utf-8"><meta http-equiv="refresh" content="0; url={root_doc}.html"><title>trieye</title>'
+
+
+def fill_page(app: "Sphinx", docname: str, source: list[str]) -> None:
+    """Replace the markers of a page by generated Markdown; add the navigation to the index."""
+    source[0] = generated.filled(source[0])
+    if docname == root_doc:
+        source[0] += generated.toctrees()
+
+
+def mark_code(app: "Sphinx", what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Mark the indented code of a docstring, which is Markdown, as code for reStructuredText."""
+    for number in range(len(lines) - 1, 1, -1):
+        line, before = lines[number], lines[number - 2]
+        is_indented = _indent(line) >= _indent(before) + 4 and not lines[number - 1]
+        if before and is_indented:
+            lines[number:number] = [f"{' ' * _indent(before)}.. code-block:: python", ""]
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def write_texts(app: "Sphinx", error: Exception | None) -> None:
+    """Write llms.txt, and an index.html at the root of the site that forwards to the index."""
+    if error is None:
+        (app.outdir / "llms.txt").write_text(generated.llms(), encoding="utf-8")
+        (app.outdir / "index.html").write_text(FORWARD, encoding="utf-8")
+
+
+def setup(app: "Sphinx") -> dict[str, Any]:
+    """Register the hooks of the site."""
+    app.connect("source-read", fill_page)
+    app.connect("autodoc-process-docstring", mark_code, priority=400)  # before napoleon
+    app.connect("build-finished", write_texts)
+    return {"parallel_read_safe": True}
