@@ -1,14 +1,17 @@
 """Sphinx configuration of the documentation site: `make docs` builds it into build/docs."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+os.environ["COLUMNS"] = "100"  # width of the help of commands
 sys.path[:0] = [str(HERE), str(ROOT)]
 
 import generated  # noqa: E402 - needs the path above
+from sphinx.domains.python import PyObject  # noqa: E402
 
 from trieye.version import VERSION  # noqa: E402
 
@@ -56,13 +59,28 @@ def fill_page(app: "Sphinx", docname: str, source: list[str]) -> None:
         source[0] += generated.toctrees()
 
 
-def mark_code(app: "Sphinx", what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Mark the indented code of a docstring, which is Markdown, as code for reStructuredText."""
+def mark_code(app: "Sphinx", object_type: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Mark the indented code of a docstring as code for reStructuredText."""
+    if object_type in {"attribute", "property"}:
+        lines.insert(0, "")  # napoleon takes the words before a colon in the first line for a type
     for number in range(len(lines) - 1, 1, -1):
         line, before = lines[number], lines[number - 2]
         is_indented = _indent(line) >= _indent(before) + 4 and not lines[number - 1]
         if before and is_indented:
             lines[number:number] = [f"{' ' * _indent(before)}.. code-block:: python", ""]
+
+
+def name_factories(
+    app: "Sphinx",
+    object_type: str,
+    name: str,
+    obj: object,
+    options: object,
+    signature: str | None,
+    returned: str | None,
+) -> tuple[str | None, str | None]:
+    """Show default factories as `...`: Sphinx cannot parse `<factory>`, and then shows the whole signature as text."""
+    return signature and signature.replace("<factory>", "..."), returned
 
 
 def _indent(line: str) -> int:
@@ -80,5 +98,8 @@ def setup(app: "Sphinx") -> dict[str, Any]:
     """Register the hooks of the site."""
     app.connect("source-read", fill_page)
     app.connect("autodoc-process-docstring", mark_code, priority=400)  # before napoleon
+    app.connect("autodoc-process-signature", name_factories)
     app.connect("build-finished", write_texts)
+    for field in PyObject.doc_field_types:
+        field.label = "Attributes" if field.name == "variable" else field.label  # Sphinx: "Variables"
     return {"parallel_read_safe": True}

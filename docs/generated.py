@@ -1,13 +1,15 @@
-"""Generated parts of the documentation: navigation, configuration reference, API reference and llms.txt.
+"""Generated parts of the documentation: navigation, llms.txt, and references of config keys, names and commands.
 
 A page contains `<!-- generated: KIND ARGUMENT -->` where a part belongs. This module needs no Sphinx.
 """
 
+import contextlib
 import inspect
+import io
 import json
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -19,7 +21,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 import trieye
-from trieye.config.base import models_in, set_by
+from trieye import cli
+from trieye.config.base import did_you_mean, models_in, set_by
 from trieye.config.hydra.keys import by_tag, is_variant
 from trieye.config.hydra.messages import allowed_values
 from trieye.config.hydra.schema import defaults_of
@@ -56,9 +59,26 @@ _PLAIN = re.compile(r"[\w./:$-]*")
 
 
 def filled(text: str) -> str:
-    """Return the Markdown of a page with each marker replaced by the part that it names."""
-    parts = {"config": config, "hyperparameters": hyperparameters, "names": names}
-    return _MARKER.sub(lambda match: parts[match[1]](*match[2].split()), text)
+    """Return the Markdown of a page with each marker replaced by the part that it names.
+
+    Raises:
+        ValueError: No part has this name.
+    """
+    return _MARKER.sub(lambda match: _part(match[1], *match[2].split()), text)
+
+
+def _part(kind: str, *arguments: str) -> str:
+    parts: dict[str, Callable[..., str]] = {
+        "commands": commands,
+        "config": config,
+        "hyperparameters": hyperparameters,
+        "names": names,
+    }
+    if kind not in parts:
+        raise ValueError(
+            f"generated: {kind}: unknown part{did_you_mean(kind, parts)} (choose from: {', '.join(parts)})"
+        )
+    return parts[kind](*arguments)
 
 
 # ---------------------------------------------------------------------------------------------------- navigation
@@ -288,10 +308,10 @@ def names(package: str, *only: str) -> str:
     """
     module = import_module(package)
     lines, shared = [f".. currentmodule:: {package}", ""], []
-    for name in only or sorted(module.__all__, key=str.lower):
+    for name in only or sorted(vars(module)["__all__"], key=str.lower):
         value = getattr(module, name)
         kind = _directive(value)
-        if package != "trieye" and name in trieye.__all__ and getattr(trieye, name) is value:
+        if package != "trieye" and getattr(trieye, name, None) is value:
             shared.append(f":py:obj:`{name} <trieye.{name}>`")
         elif kind == "data":
             lines += [f".. py:data:: {name}", "", f"   {_about_data(name, value)}", ""]
@@ -311,3 +331,25 @@ def _about_data(name: str, value: Any) -> str:
     if get_origin(value) is Literal:
         return f"One of {', '.join(f'`{choice}`' for choice in get_args(value))}."
     return _DATA[name]
+
+
+# ------------------------------------------------------------------------------------------------ command reference
+
+
+def commands() -> str:
+    """Return the help of each command of `trieye` and of its actions."""
+    lines = []
+    for name in cli.COMMANDS:
+        text = _help(name)
+        lines += ["", f"## trieye {name}", "", "```text", text, "```"]
+        actions = text.partition("\nactions:\n")[2].partition("\n\n")[0]
+        for action in re.findall(r"^    (\w+)", actions, re.MULTILINE):
+            lines += ["", f"### trieye {name} {action}", "", "```text", _help(name, action), "```"]
+    return "\n".join(lines)
+
+
+def _help(*words: str) -> str:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        cli.main([*words, "--help"])
+    return printed.getvalue().rstrip()

@@ -12,6 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 import trieye
+from trieye.cli import COMMANDS
 from trieye.config.agent import AgentConfig, ReplayAgentConfig
 from trieye.config.base import StrictModel, Variants, set_by
 from trieye.config.spellings import ModelOf015
@@ -107,6 +108,15 @@ def test_every_public_name_is_in_the_reference(generated):
     part = generated["names"]("trieye.runs")
     assert ".. autofunction:: verify" in part
     assert ".. autoclass:: StoredRun" in part
+
+
+def test_every_command_and_action_is_in_the_reference(generated, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    page = generated["filled"]((ROOT / "docs/reference/commands.md").read_text())
+    for name in COMMANDS:
+        assert f"\n## trieye {name}\n\n```text\nusage: trieye {name} " in page
+    for name in ("sweep relaunch", "results select", "cluster files"):
+        assert f"\n### trieye {name}\n\n```text\nusage: trieye {name} " in page
 
 
 def test_the_navigation_lists_every_page_once(generated):

@@ -21,6 +21,7 @@ COMMAND_PAGES = (
     "docs/project.md",
     "docs/checkpoints.md",
     "docs/cli.md",
+    "docs/debugging.md",
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/algorithms/*.md")),
 )
 """Pages whose commands run one after the other, in one project."""
@@ -78,7 +79,7 @@ def small(line):
     overrides = line.partition(".train ")[2]
     if line.startswith("trieye evaluate"):
         return [*command, "--episodes=2"]
-    if ".train" not in line or "--help" in line:
+    if ".train" not in line or re.search(r" --(help|cfg|info)\b", line):
         return command
     if not re.search("run_name|debug|agent|-m |metric@", overrides):
         return [*command, "--cfg=job"]  # the others train often enough: this one composes and checks its config
