@@ -121,6 +121,10 @@ def document(project, monkeypatch, capfd):
     [
         ("runs", "runs"),
         ("watch first", "watch"),
+        ("metrics first", "metrics"),
+        ("metrics first -m loss -m eval/*", "metrics"),
+        ("why first", "why"),
+        ("why killed", "why"),
         ("verify first", "verify"),
         ("checkpoints first --verify", "checkpoints"),
         ("attempts first", "attempts"),

@@ -200,6 +200,43 @@ def test_no_optimizer_applies_a_nonfinite_gradient_even_if_hidden_in_a_list(spoi
     engine.cleanup()
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("user_flushes", [False, True])
+def test_subnormal_moments_are_flushed_in_optimizer_steps_only(spoiled, fused, user_flushes):
+    class Dead(DQN, policy=DQN.policy_class):
+        def setup(self, config):
+            super().setup(config)
+            self.weight = torch.nn.Parameter(torch.ones(64))
+            self.weight_optimizer = torch.optim.Adam([self.weight], fused=fused)
+            self.gradient, self.fails = 1e-36, False
+
+        def step(self):
+            self.weight.grad, self.gradient = torch.full_like(self.weight, self.gradient), 0.0
+            if self.fails:
+                self.weight_optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+            self.weight_optimizer.step()
+            assert flushes() == user_flushes
+            return {}
+
+    def flushes():
+        return 2.0 ** float(-1000) * 2.0 ** float(-50) == 0
+
+    engine = Dead(spoiled())
+    torch.set_flush_denormal(user_flushes)
+    try:
+        for _ in range(40):
+            engine.advance()
+        (moments,) = engine.weight_optimizer.state.values()
+        assert float(moments["exp_avg"].abs().max()) == 0.0  # 0.1 * 0.9^39 * 1e-36 is subnormal in float32
+        engine.fails = True
+        with pytest.raises(ZeroDivisionError):
+            engine.advance()
+        assert flushes() == user_flushes
+    finally:
+        torch.set_flush_denormal(False)
+        engine.cleanup()
+
+
 def test_a_training_ends_when_every_update_or_row_is_skipped(spoiled):
     config = spoiled(loop={"on_nonfinite": "skip"}, steps=100_000)
     with pytest.raises(trieye.TrieyeError, match="the last of 100 consecutive refused updates"):

@@ -21,6 +21,8 @@ COMMANDS = {
     "fork": "start a new run from a checkpoint of another run",
     "diff": "compare two runs: config, commit, packages, metrics",
     "watch": "show metrics, rates, sinks and checkpoints of a run, live",
+    "metrics": "print the metrics of a run, or the points of one as a table, CSV or JSON",
+    "why": "explain why a run ended or makes no progress, and what to do next",
     "ui": "open MLflow, TensorBoard and a report in the browser for a run, an app or a sweep",
     "sweep": "plan a sweep, show the status of its jobs and run unfinished jobs",
     "cluster": "check whether a training can run on every node of a Ray cluster",

@@ -8,7 +8,7 @@ then applies it; a restarted hub loads the newest snapshot and applies the entri
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,7 +16,7 @@ from trieye.config import StatsConfig
 from trieye.exceptions import RunClosedError
 from trieye.history.history import History
 from trieye.hub.fold import EventProcessor, Kind, points_payload, survives_rewind
-from trieye.hub.marks import AttemptMark, FlushMarker, LedgerState, position_of
+from trieye.hub.marks import AttemptMark, FlushedPosition, FlushMarker, LedgerState, position_of
 from trieye.hub.pending import PendingEvents
 from trieye.hub.requests import request
 from trieye.hub.supersession import Choice
@@ -40,20 +40,6 @@ ENTRY_BYTES = 64  # size of an entry without its payload
 SNAPSHOT_AFTER_BYTES = 8 << 20
 SNAPSHOT_AFTER_S = 10.0
 SNAPSHOT_AFTER_POINTS = 20_000
-
-
-class _Flushed(NamedTuple):
-    """A journal position at which the queue was empty: all events accepted before are in windows.
-
-    Attributes:
-        pos: The position.
-        num_accepted: Events accepted up to the position, over all attempts.
-        num_bytes: Bytes of the entries up to the position that no snapshot covers.
-    """
-
-    pos: int
-    num_accepted: int
-    num_bytes: int
 
 
 class Ledger:
@@ -97,7 +83,7 @@ class Ledger:
         self._zero, self._snapshot_at = clock(), 0.0
         self._mark: AttemptMark
         self._applied = self._unsaved_bytes = self._undecided_bytes = 0
-        self._flushed = _Flushed(0, 0, 0)
+        self._flushed = FlushedPosition(0, 0, 0)
         self._is_finished = False
 
     def open(self, *, attempt: int, created: float, run_id: str = "") -> bool:
@@ -202,7 +188,8 @@ class Ledger:
         batch, refused = admit(batch, self._processor.stats.context_keys)
         dropped = [*drops, *refused]
         with self._processing if dropped else nullcontext():  # a flush in progress first counts earlier drops
-            return self._append(kind, encode_events(batch, dropped), client, seq, while_open=True)
+            payload = encode_events(batch, dropped)
+            return self._append(kind, payload, client, seq, events=(batch, dropped), while_open=True)
 
     def count_dropped(self, drops: Sequence[Drop], *, key: str = "") -> None:
         """Count events that were dropped before they reached the ledger; see `accept_rows`."""
@@ -266,14 +253,21 @@ class Ledger:
 
     def _note_flushed(self) -> None:
         """Note the current position; the queue is empty."""
-        self._flushed = _Flushed(self._applied, self._processor.num_accepted, self._unsaved_bytes)
+        self._flushed = FlushedPosition(self._applied, self._processor.num_accepted, self._unsaved_bytes)
 
     def _append(
-        self, kind: Kind, payload: bytes, client: str = "", seq: int | None = None, *, while_open: bool = False
+        self,
+        kind: Kind,
+        payload: bytes,
+        client: str = "",
+        seq: int | None = None,
+        *,
+        events: tuple[EventBatch, Sequence[Drop]] | None = None,
+        while_open: bool = False,
     ) -> bool:
         """Store an entry and apply it; return False if the journal already has it.
 
-        The caller holds `_processing`, unless the entry only queues events.
+        The caller holds `_processing`, unless the entry only queues events; `events` is then its decoded payload.
 
         Raises:
             RunClosedError: `finish` was called, and `while_open` is set.
@@ -286,7 +280,10 @@ class Ledger:
             num_new = self._journal.last_pos - self._applied
             if pos is not None and num_new == 1:
                 self._note_applied(pos, len(payload))
-                self._processor.apply(JournalEntry(pos, kind, at, client, seq or 0, payload))
+                if events is None:
+                    self._processor.apply(JournalEntry(pos, kind, at, client, seq or 0, payload))
+                else:
+                    self._processor.add(kind, *events)
                 return True
         if num_new:  # an earlier call failed after its entry was stored
             with self._processing, self._lock:

@@ -1,7 +1,7 @@
-"""Structs that the ledger stores in the journal besides events: FlushMarker, LedgerState and AttemptMark."""
+"""Structs that the ledger stores in the journal besides events, and FlushedPosition."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 from pydantic import ValidationError
@@ -39,6 +39,20 @@ class FlushMarker(_Stored, frozen=True, omit_defaults=True):
     force: bool = False
     ingest_only: bool = False
     index: int = -1
+
+
+class FlushedPosition(NamedTuple):
+    """A journal position at which the queue was empty: all events accepted before are in windows.
+
+    Attributes:
+        pos: The position.
+        num_accepted: Events accepted up to the position, over all attempts.
+        num_bytes: Bytes of the entries up to the position that no snapshot covers.
+    """
+
+    pos: int
+    num_accepted: int
+    num_bytes: int
 
 
 class LedgerState(_Stored, frozen=True):

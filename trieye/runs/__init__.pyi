@@ -10,11 +10,15 @@ from trieye.runs.delivery import DeliveryResult as DeliveryResult
 from trieye.runs.delivery import close as close
 from trieye.runs.delivery import rebuild as rebuild
 from trieye.runs.delivery import restore_attempt as restore_attempt
+from trieye.runs.diagnosis import Diagnosis as Diagnosis
+from trieye.runs.diagnosis import diagnose as diagnose
 from trieye.runs.finding import find as find
 from trieye.runs.finding import get as get
 from trieye.runs.finding import ordered as ordered
 from trieye.runs.finding import run_directory as run_directory
 from trieye.runs.finding import select as select
+from trieye.runs.metric_points import MetricPoints as MetricPoints
+from trieye.runs.metric_points import points as points
 from trieye.runs.ownership import claim as claim
 from trieye.runs.removal import PruneResult as PruneResult
 from trieye.runs.removal import Removal as Removal

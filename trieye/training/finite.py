@@ -1,6 +1,7 @@
 """Finite: keeps NaN and infinity out of replay, moments and weights, and names their source."""
 
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from trieye.exceptions import NonFiniteError
 from trieye.process.progress import say
@@ -22,6 +23,7 @@ MAX_IN_A_ROW = 100
 """Limit of consecutive refused updates, or refused rows of one environment: skipping does not help then."""
 
 _LARGEST = float(np.finfo(np.float32).max)
+_SMALLEST_NORMAL = sys.float_info.min
 _SHORT = 64
 _LONG = 10_000  # above, BLAS may start threads
 _FLOAT32_BYTES = 4
@@ -134,9 +136,18 @@ def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs
     del args, kwargs
     if (guard := _ACTIVE.get()) is not None:
         guard.check(optimizer)
+        # the moments of weights without gradient decay to subnormal numbers, with which a CPU is many times slower
+        torch.set_flush_denormal(True)
 
 
-register_optimizer_step_pre_hook(_before_step)  # a hook for all optimizers, so that algorithms need not register theirs
+def _after_step(*_: object) -> None:
+    if (guard := _ACTIVE.get()) is not None:
+        torch.set_flush_denormal(guard.flushes_denormal)
+
+
+# hooks for all optimizers, so that algorithms need not register theirs
+register_optimizer_step_pre_hook(_before_step)
+register_optimizer_step_post_hook(_after_step)
 
 
 class UpdateGuard:
@@ -150,6 +161,9 @@ class UpdateGuard:
         engine: The engine, with `updates`, `env_steps`, modules and optimizers.
         on_nonfinite: Handles refused updates.
         in_flags: Use flags on the CPU, too.
+
+    Attributes:
+        flushes_denormal: Whether the program has called `torch.set_flush_denormal(True)` itself.
     """
 
     def __init__(self, engine: Any, on_nonfinite: OnNonfinite, *, in_flags: bool = False) -> None:
@@ -160,14 +174,17 @@ class UpdateGuard:
         self._next_check_at = time.monotonic() + _CHECK_INTERVAL_S
         self._initially_bad: frozenset[str] = frozenset(name for name, _ in _bad_tensors(engine))
         self._token: Token[UpdateGuard | None] | None = None
+        self.flushes_denormal = False
 
     def __enter__(self) -> None:
         self._num_refused = 0
+        self.flushes_denormal = _SMALLEST_NORMAL / 2 == 0
         self._token = _ACTIVE.set(self)
 
     def __exit__(self, *_: object) -> None:
         assert self._token is not None  # noqa: S101 - __enter__ set it
         _ACTIVE.reset(self._token)
+        torch.set_flush_denormal(self.flushes_denormal)  # an optimizer step that raised has not reset it
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Prevent the next step of an optimizer if a gradient is not finite.

@@ -76,7 +76,8 @@ class SAC(trieye.TrainEngine[TrainConfig, SACConfig, GaussianActor]):
         # Adam is element-wise, so actor and temperature can share one; fused: one kernel for all weights
         self.actor_weights = [*self.policy.parameters(), *([self.log_ent_coef] if agent.ent_coef is None else [])]
         self.actor_optimizer = torch.optim.Adam(self.actor_weights, lr=agent.lr(0), fused=True)
-        self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), lr=agent.lr(0), fused=True)
+        self.critic_weights, self.target_weights = list(self.critics.parameters()), list(self.target.parameters())
+        self.critic_optimizer = torch.optim.Adam(self.critic_weights, lr=agent.lr(0), fused=True)
         self.is_prioritized = config.replay.kind == "prioritized"
 
     def step(self) -> dict[str, float]:
@@ -115,7 +116,7 @@ class SAC(trieye.TrainEngine[TrainConfig, SACConfig, GaussianActor]):
         self.actor_optimizer.step()
 
         with torch.no_grad():
-            for slow, fast in zip(self.target.parameters(), self.critics.parameters(), strict=True):
+            for slow, fast in zip(self.target_weights, self.critic_weights, strict=True):
                 slow.lerp_(fast, self.agent.tau)
         if self.is_prioritized:
             self.replay.update_priorities(batch.ids, torch.max(*map(torch.abs, errors)).detach().cpu().numpy())

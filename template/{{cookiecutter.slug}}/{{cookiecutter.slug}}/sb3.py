@@ -77,6 +77,8 @@ def envs_of(cfg: Config, **options: Any) -> Any:
 def model_of(cfg: Config, envs: Any) -> Any:
     """Return a new model."""
     arguments = {name: argument(value) for name, value in cfg.hyperparameters.items()}
+    if isinstance(frequency := arguments.get("train_freq"), list):
+        arguments["train_freq"] = tuple(frequency)  # stable-baselines3 accepts no list here, and no tuple as net_arch
     if isinstance(scale := arguments.get("action_noise"), int | float):
         from stable_baselines3.common.noise import NormalActionNoise
 
@@ -86,14 +88,14 @@ def model_of(cfg: Config, envs: Any) -> Any:
 
 
 def argument(value: Any) -> Any:
-    """Convert a hyperparameter: `{start, end}` to a schedule, `module:Class` to the class, a list to a tuple."""
+    """Convert a hyperparameter: `{start, end}` to a schedule, `module:Class` to the class."""
     if isinstance(value, dict) and value.keys() == {"start", "end"}:
         return lambda remaining: value["end"] + (value["start"] - value["end"]) * remaining  # from 1 to 0
     if isinstance(value, dict):
         return {name: argument(part) for name, part in value.items()}
     if isinstance(value, str) and ":" in value:
         return pkgutil.resolve_name(value)
-    return tuple(value) if isinstance(value, list) else value  # train_freq needs a tuple
+    return value
 
 
 @trieye.main(config_path="../conf", config_name="sb3")

@@ -65,6 +65,8 @@ class TD3(trieye.TrainEngine[TrainConfig, TD3Config, DeterministicActor]):
         # fused: one kernel for all weights
         self.actor_optimizer = torch.optim.Adam(self.actor_weights, lr=self.agent.lr(0), fused=True)
         self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), lr=self.agent.lr(0), fused=True)
+        self.weights = [*self.actor_weights, *self.critics.parameters()]
+        self.target_weights = [*self.target_actor.parameters(), *self.target_critics.parameters()]
         self.is_prioritized = config.replay.kind == "prioritized"
 
     def step(self) -> dict[str, float]:
@@ -107,8 +109,6 @@ class TD3(trieye.TrainEngine[TrainConfig, TD3Config, DeterministicActor]):
         loss.backward(inputs=self.actor_weights)  # the critics receive no gradient
         self.actor_optimizer.step()
         with torch.no_grad():
-            pairs = ((self.target_actor, self.policy), (self.target_critics, self.critics))
-            for target, network in pairs:
-                for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
-                    slow.lerp_(fast, self.agent.tau)
+            for slow, fast in zip(self.target_weights, self.weights, strict=True):
+                slow.lerp_(fast, self.agent.tau)
         return loss.detach()

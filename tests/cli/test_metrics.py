@@ -1,0 +1,71 @@
+"""`trieye metrics`: points of a run, during the training and after it."""
+
+import csv
+
+import pytest
+
+import trieye
+from trieye.cli import main
+from trieye.exceptions import ConfigurationError
+from trieye.runs import points
+
+
+@pytest.fixture
+def logged(run):
+    for step in range(30):
+        run.log({"loss/td": 1 / (step + 1), "loss/kl": 0.5, "eval/return": float(step)}, step=step)
+    run.flush()
+    return run
+
+
+def printed(capsys, *arguments):
+    assert main(["metrics", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_points_match_what_was_logged(logged):
+    logged.close()
+    selected = points(logged.dir, ["loss/*"], since=28)
+    assert list(selected) == ["loss/td", "loss/kl"]
+    assert selected["loss/td"].steps.tolist() == [28, 29]
+    assert selected["loss/td"].values.tolist() == [1 / 29, 1 / 30]
+    assert selected["loss/td"].counts.tolist() == [1, 1]
+
+
+def test_superseded_points_are_left_out(make_config):
+    config = make_config()
+    for offset in (0.0, 100.0):
+        with trieye.Run(config) as run:
+            for step in range(3):
+                run.log({"loss": offset + step}, step=step)
+    assert points(run.dir, ["loss"])["loss"].values.tolist() == [100.0, 101.0, 102.0]
+
+
+def test_csv_has_every_point_and_full_precision(logged, capsys):
+    logged.close()
+    rows = list(csv.DictReader(printed(capsys, logged.dir, "--csv").splitlines()))
+    assert {row["metric"] for row in rows} >= {"loss/td", "loss/kl", "eval/return"}
+    values = [float(row["value"]) for row in rows if row["metric"] == "loss/td"]
+    assert values == [1 / (step + 1) for step in range(30)]
+
+
+def test_the_table_shows_the_last_points_and_counts_the_others(logged, capsys):
+    logged.close()
+    text = printed(capsys, logged.dir, "-m", "eval/return")
+    lines = text.splitlines()
+    assert lines[0] == "eval/return"
+    assert lines[2].split()[:2] == ["10", "10"]
+    assert "10 earlier points" in lines[-1]
+    assert printed(capsys, logged.dir).splitlines()[0] == f"{logged.dir.parents[1].name}/{logged.dir.name}"
+
+
+def test_an_unknown_metric_is_an_error_with_the_closest_name(logged, capsys):
+    logged.close()
+    with pytest.raises(ConfigurationError, match=r"no metric 'loss/tt'; did you mean 'loss/td'"):
+        points(logged.dir, ["loss/tt"])
+    assert main(["metrics", str(logged.dir), "-m", "accuracy"]) != 0
+    assert "no metric 'accuracy'" in capsys.readouterr().err
+
+
+def test_a_running_run_is_readable(logged):
+    assert set(points(logged.dir, ["loss/*", "eval/return"])) == {"loss/td", "loss/kl", "eval/return"}

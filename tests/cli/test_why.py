@@ -1,0 +1,112 @@
+"""`trieye why`: the reason of each ending, with the command that continues."""
+
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from trieye.cli import main
+from trieye.runs import diagnose
+
+PROGRAM = """
+import os, signal, sys
+import trieye
+
+config = trieye.TrieyeConfig(
+    app_name="agents", run_name=sys.argv[1], runtime={"kind": "local"}, persistence={"root_data_dir": sys.argv[2]},
+    sinks={"mlflow": {"enabled": False}, "console": {"enabled": False}, "tensorboard": {"enabled": True}},
+)
+with trieye.Run(config) as run:
+    run.step = 7
+    run.log({"loss": 1.0})
+    run.save(state={"a": 1.0})
+    run.flush()
+    print("the last words of the program")
+    if run.name == "failed":
+        raise ValueError("no weights")
+    if run.name == "killed":
+        parts = ("checkpoints/checkpoint_step_7/MANIFEST.json", "provenance/attempt-1.json")
+        while not all((run.dir / part).exists() for part in parts):
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+    if run.name == "stopped":
+        signal.raise_signal(signal.SIGINT)
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Runs of one program that finished, failed, was killed and was interrupted."""
+    directory = tmp_path_factory.mktemp("why")
+    program = directory / "program.py"
+    program.write_text(PROGRAM)
+    names = ("finished", "failed", "killed", "stopped")
+    codes = [
+        subprocess.run([sys.executable, program, name, directory / "data"], check=False, capture_output=True).returncode
+        for name in names
+    ]
+    assert codes[0] == 0
+    assert codes[2] == -signal.SIGKILL
+    assert 0 not in codes[1:]
+    return directory / "data"
+
+
+@pytest.mark.parametrize(("name", "status", "reason"), [
+    ("finished", "FINISHED", "it finished after"),
+    ("failed", "FAILED", "its program failed after"),
+    ("killed", "LOST", "without recording why: SIGKILL"),
+    ("stopped", "KILLED", "it was stopped after"),
+])  # fmt: skip
+def test_each_ending_has_its_reason_last_output_and_next_step(root, name, status, reason):
+    diagnosis = diagnose(name, root=root)
+    assert diagnosis.run.status == status
+    assert reason in diagnosis.reason
+    assert "the last words of the program" in diagnosis.output
+    assert diagnosis.checkpoint.step == 7
+    commands = [step.command for step in diagnosis.next_steps]
+    if name == "finished":
+        assert commands == [f"trieye metrics {diagnosis.run.run_dir}"]
+    else:
+        assert commands[0].endswith(f"program.py {name} {root}")
+        assert diagnosis.next_steps[0].effect == "continue from the checkpoint of step 7"
+    assert (f"trieye close {diagnosis.run.run_dir}" in commands) == (name == "killed")
+
+
+def test_the_traceback_is_shown_once_and_its_last_line_is_the_reason(root, capsys):
+    assert main(["why", "failed", "--root", str(root)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("ValueError: no weights\n") == 2  # the reason, and the end of the traceback
+    assert text.count("Traceback (most recent call last)") == 1
+    assert diagnose("finished", root=root).error is None
+
+
+def test_a_later_attempt_that_finishes_hides_the_earlier_error(root, tmp_path):
+    copied = tmp_path / "data"
+    shutil.copytree(root / "agents" / "runs" / "failed", copied / "agents" / "runs" / "finished")
+    record = copied / "agents" / "runs" / "finished" / "run.json"
+    record.write_text(record.read_text().replace('"attempt": 1', '"attempt": 2').replace("FAILED", "FINISHED"))
+    diagnosis = diagnose("finished", root=copied)
+    assert diagnosis.error is None
+    assert "finished" in diagnosis.reason
+
+
+def test_a_running_run_is_explained_without_a_restart(run):
+    run.log({"loss": 1.0}, step=1)
+    run.flush()
+    diagnosis = diagnose(run.dir)
+    assert diagnosis.reason.startswith("it is running")
+    assert [step.command for step in diagnosis.next_steps] == [f"trieye watch {run.dir}"]
+
+
+def test_a_run_whose_files_are_gone_is_still_explained(root, tmp_path):
+    copied = tmp_path / "data"
+    shutil.copytree(root, copied)
+    run_dir = copied / "agents" / "runs" / "killed"
+    for part in ("logs", "checkpoints", "provenance", "journal.db", "history"):
+        shutil.rmtree(run_dir / part, ignore_errors=True)
+        (run_dir / part).unlink(missing_ok=True)
+    diagnosis = diagnose("killed", root=copied)
+    assert (diagnosis.output, diagnosis.output_path, diagnosis.checkpoint) == ([], None, None)
+    assert diagnosis.next_steps[0].command.startswith("trieye close")

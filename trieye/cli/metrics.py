@@ -1,0 +1,106 @@
+"""`trieye metrics`: print the metrics of a run.
+
+Print the points of some metrics of a run, or the last value and the extremes of all metrics.
+
+The command works during the training. The points of its last ten seconds may be missing, and superseded points are
+left out.
+
+Examples:
+  trieye metrics first                                        summary of all metrics
+  trieye metrics first -m eval/return
+  trieye metrics first -m 'loss/*' --since 10000 --csv        columns metric, step, value, time, count
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trieye.cli.arguments import add_run
+
+if TYPE_CHECKING:
+    from trieye.runs import MetricPoints, StoredRun
+
+MAX_POINTS = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command to its parser."""
+    add_run(parser)
+    parser.add_argument(
+        "-m", "--metric", action="append", default=[], metavar="NAME",
+        help="metric or pattern whose points are printed, such as eval/return or 'loss/*'; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--since", type=int, default=0, metavar="STEP", help="print the points from this step on")
+    parser.add_argument("--csv", action="store_true", help="print all points as CSV; without -m, of all metrics")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the metrics."""
+    from trieye.cli.output import print_json
+    from trieye.process.terminal import Terminal
+    from trieye.runs import get, points
+
+    stored = get(options.run_name, root=options.root)
+    patterns = options.metric or (["*"] if options.csv else [])
+    selected = points(stored, patterns, since=options.since) if patterns else None
+    if options.json:
+        print_json("metrics", _document(stored, selected))
+    elif options.csv:
+        _print_csv(selected or {})
+    elif selected is None:
+        Terminal().print(_summary(stored))
+    else:
+        for name, series in selected.items():
+            Terminal().print(_table(name, series))
+    return 0
+
+
+def _document(stored: "StoredRun", selected: "Mapping[str, MetricPoints] | None") -> dict[str, Any]:
+    metrics = stored.metrics if selected is None else {name: stored.metrics.get(name) for name in selected}
+    return {"run": str(stored), "run_dir": stored.run_dir, "summary": metrics, "points": selected or {}}
+
+
+def _print_csv(selected: "Mapping[str, MetricPoints]") -> None:
+    writer = csv.writer(sys.stdout)
+    writer.writerow(["metric", "step", "value", "time", "count"])
+    for name, series in selected.items():
+        columns = (series.steps, series.values, series.times, series.counts)
+        writer.writerows((name, *row) for row in zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _summary(stored: "StoredRun") -> Any:
+    from trieye.process.terminal import TextTable
+
+    table = TextTable("metric", title=str(stored), is_ruled=False)
+    for heading in ("last", "min", "max", "step"):
+        table.add_column(heading, justify="right")
+    for name, summary in stored.metrics.items():
+        values = [summary.get(key) for key in ("last", "min", "max")]
+        table.add_row(name, *map(_number, values), f"{summary['step']:,.0f}")
+    if not stored.metrics:
+        table.note("no metrics yet")
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.6g}"
+
+
+def _table(name: str, series: "MetricPoints") -> Any:
+    from datetime import datetime
+
+    from trieye.process.terminal import TextTable
+
+    table = TextTable(title=name, is_ruled=False)
+    for heading in ("step", "value", "events", "time"):
+        table.add_column(heading, justify="right")
+    columns = (series.steps, series.values, series.counts, series.times)
+    for step, value, count, at in zip(*(column[-MAX_POINTS:].tolist() for column in columns), strict=True):
+        table.add_row(
+            f"{step:,}", f"{value:.6g}", f"{count:,}", f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
+        )
+    if len(series) > MAX_POINTS:
+        table.note(f"{len(series) - MAX_POINTS:,} earlier points: --csv or --json prints all")
+    return table

@@ -1,0 +1,174 @@
+"""Diagnosis: why a run ended or makes no progress, and what to do next."""
+
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trieye.checkpoints.store import CheckpointEntry, CheckpointStore
+from trieye.exceptions import ConfigurationError, JournalError
+from trieye.files.run_files import CHECKPOINTS
+from trieye.hub.status import last_status, read_status
+from trieye.process.text import duration
+from trieye.runs.config import recorded_config
+from trieye.runs.finding import RunReference, get
+from trieye.runs.stored_run import StoredRun
+
+STALE_AFTER_S = 10.0
+"""The hub of a running run publishes its status every second."""
+
+_MAX_LINES, _MAX_ERROR_LINES, _MAX_BYTES = 15, 40, 1 << 18
+_HEADING = re.compile(r"--- attempt \d+, .* ---")
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """A command for a shell, and its effect."""
+
+    command: str
+    effect: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The state of a run for a person who asks why it ended or makes no progress.
+
+    Attributes:
+        run: The run.
+        reason: What happened, in one sentence.
+        error: The end of the traceback that ended its last attempt; None without one.
+        output: The last printed lines of its last attempt, without that traceback.
+        output_path: The file with the whole output; None if it does not exist.
+        sinks: `name`, `backlog` (items to deliver) and `error` (None if it works) of each sink.
+        checkpoint: The newest checkpoint; None without one.
+        next_steps: Commands, the most useful first.
+    """
+
+    run: StoredRun
+    reason: str
+    error: str | None
+    output: list[str]
+    output_path: Path | None
+    sinks: list[dict[str, Any]]
+    checkpoint: CheckpointEntry | None
+    next_steps: list[NextStep]
+
+
+def diagnose(run: RunReference, *, root: Path | None = None) -> Diagnosis:
+    """Return why a run ended or makes no progress; the run may be alive.
+
+    Args:
+        run: The run, its directory or its name.
+        root: Directory of all apps; None: the directories of the project around the working directory.
+
+    Raises:
+        ConfigurationError: There is no such run.
+    """
+    stored = get(run, root=root)
+    logs, checkpoints = "logs", CHECKPOINTS
+    with suppress(ConfigurationError):
+        persistence = recorded_config(stored.run_dir).persistence
+        logs, checkpoints = persistence.log_dir_name, persistence.checkpoint_save_dir_name
+    path = stored.run_dir / logs / "output.log"
+    error = _traceback(path.parent, stored.attempt)
+    status, problem = _status(stored)
+    sinks = [{key: sink[key] for key in ("name", "backlog", "error")} for sink in status.get("sinks", ())]
+    newest = _newest_checkpoint(stored.run_dir / checkpoints)
+    return Diagnosis(
+        run=stored,
+        reason=_reason(stored, status, error) + problem,
+        error="\n".join(error[-_MAX_ERROR_LINES:]) or None,
+        output=_without(_last_output(path), error)[-_MAX_LINES:],
+        output_path=path if path.is_file() else None,
+        sinks=sinks,
+        checkpoint=newest,
+        next_steps=list(_next_steps(stored, sinks, newest)),
+    )
+
+
+def _last_output(path: Path) -> list[str]:
+    """Return the last printed lines of the last attempt."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(file.tell() - _MAX_BYTES, 0))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    headings = [number for number, line in enumerate(lines) if _HEADING.fullmatch(line)]
+    attempt = lines[headings[-1] + 1 :] if headings else lines
+    return [line for line in attempt if not line.startswith("trieye: closing run ")]
+
+
+def _traceback(logs: Path, attempt: int) -> list[str]:
+    """Return the lines of the traceback that ended an attempt; [] without one."""
+    with suppress(OSError):
+        return (logs / f"failure_of_attempt_{attempt}.txt").read_text("utf-8", "replace").splitlines()
+    return []
+
+
+def _without(lines: list[str], block: list[str]) -> list[str]:
+    """Return the lines without the last occurrence of a block."""
+    for start in reversed(range(len(lines) - len(block) + 1)):
+        if block and lines[start : start + len(block)] == block:
+            return lines[:start] + lines[start + len(block) :]
+    return lines
+
+
+def _status(stored: StoredRun) -> tuple[dict[str, Any], str]:
+    """Return the last status that the hub published, and why it cannot be read."""
+    try:
+        return (read_status if stored.is_alive else last_status)(stored.run_dir), ""
+    except JournalError as error:
+        return {}, f"; its journal cannot be read: {error}"
+
+
+def _newest_checkpoint(directory: Path) -> CheckpointEntry | None:
+    with suppress(OSError):
+        entries = CheckpointStore(directory, read_only=True).entries()
+        return entries[-1] if entries else None
+    return None
+
+
+def _reason(stored: StoredRun, status: dict[str, Any], error: list[str]) -> str:
+    after = f"after {duration(stored.took_s)}"
+    if stored.status == "FAILED":
+        return f"its program failed {after}" + (f": {error[-1]}" if error else "; no traceback was recorded")
+    if stored.status == "KILLED":
+        return f"it was stopped {after}: by Ctrl-C, a signal or `trieye close`"
+    if stored.status == "LOST":
+        return (
+            f"its process ended {after} without recording why: SIGKILL, such as for lack of memory, or a machine that "
+            "stopped"
+        )
+    if stored.status == "FINISHED":
+        return f"it finished {after}"
+    silent_s = time.time() - status.get("time", time.time() - stored.took_s)
+    if silent_s > STALE_AFTER_S:
+        return f"it has been running for {duration(stored.took_s)}, and its hub is silent for {duration(silent_s)}"
+    return f"it is running, for {duration(stored.took_s)} so far"
+
+
+def _next_steps(
+    stored: StoredRun, sinks: list[dict[str, Any]], checkpoint: CheckpointEntry | None
+) -> Iterator[NextStep]:
+    name = shlex.quote(str(stored.run_dir))
+    if stored.is_alive:
+        yield NextStep(f"trieye watch {name}", "follow it live")
+        return
+    if stored.status == "FINISHED":
+        yield NextStep(f"trieye metrics {name}", "show its metrics")
+    elif stored.sweep is not None and Path(stored.sweep).is_dir():
+        yield NextStep(f"trieye sweep relaunch {shlex.quote(stored.sweep)}", "run the unfinished jobs of its sweep")
+    elif (provenance := stored.provenance) is not None:
+        start = "from step 0" if checkpoint is None else f"from the checkpoint of step {checkpoint.step:,}"
+        command = f"cd {shlex.quote(provenance.directory)} && {shlex.join(provenance.command)}"
+        yield NextStep(command, f"continue {start}")
+    if stored.status == "LOST" or any(sink["backlog"] for sink in sinks):
+        yield NextStep(f"trieye close {name}", "deliver its pending points, and record it as ended")
+    if stored.status == "LOST":
+        yield NextStep(f"trieye verify {name}", "check its files for damage")

@@ -1,0 +1,71 @@
+"""MetricPoints: the points of a metric of a stored run, without superseded ones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trieye.config.base import did_you_mean
+from trieye.exceptions import ConfigurationError
+from trieye.history.table import read_history
+from trieye.runs.finding import RunReference, get
+
+
+@dataclass(frozen=True)
+class MetricPoints:
+    """Points in the order in which they were produced.
+
+    Attributes:
+        steps: int64 `[n]`, in the unit of the run's steps.
+        values: float64 `[n]`.
+        times: float64 `[n]`, Unix time in seconds.
+        counts: int64 `[n]`, number of events that each point summarises.
+    """
+
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+    times: NDArray[np.float64]
+    counts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+def points(
+    run: RunReference, metrics: Sequence[str] = ("*",), *, since: int = 0, root: Path | None = None
+) -> dict[str, MetricPoints]:
+    """Return the points of metrics of a run, which may be running; points of its last ten seconds may be missing.
+
+    Args:
+        run: The run, its directory or its name.
+        metrics: Names, or patterns such as `loss/*`.
+        since: The first step to return.
+        root: Directory of all apps; None: the directories of the project around the working directory.
+
+    Returns:
+        Points by metric; without points, if the run published the metric and has not stored a point of it yet.
+
+    Raises:
+        ConfigurationError: There is no such run, or it has no such metric.
+        JournalError: Its journal or history cannot be read.
+    """
+    stored = get(run, root=root)
+    table = read_history(stored.run_dir)
+    labels = np.array(table["metric"].to_pylist(), object)
+    available = dict.fromkeys([*stored.metrics, *labels.tolist()])
+    columns = [table[name].to_numpy() for name in ("step", "value", "wall_time", "count")]
+    selected: dict[str, MetricPoints] = {}
+    for pattern in metrics:
+        names = [name for name in available if fnmatchcase(name, pattern) or name == pattern]
+        if not names and pattern != "*":
+            raise ConfigurationError(
+                f"{stored}: it has no metric {pattern!r}{did_you_mean(pattern, available)} "
+                f"(it has: {', '.join(available) or 'none yet'})"
+            )
+        for name in names:
+            rows = (labels == name) & (columns[0] >= since)
+            selected[name] = MetricPoints(*(column[rows] for column in columns))
+    return selected
