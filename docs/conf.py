@@ -47,7 +47,8 @@ html_theme = "furo"
 html_title = f"trieye {VERSION}"
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
-html_copy_source = True
+html_copy_source = True  # llms.txt links the Markdown
+html_use_index = False  # the search finds names
 html_show_sourcelink = False
 FORWARD = f'<meta charset="utf-8"><meta http-equiv="refresh" content="0; url={root_doc}.html"><title>trieye</title>'
 

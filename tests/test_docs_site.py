@@ -1,9 +1,11 @@
 """docs/: navigation, references and cross-references are complete; `make docs` builds the site from them."""
 
+import argparse
 import importlib
 import pkgutil
 import re
 import runpy
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -12,13 +14,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 import trieye
-from trieye.cli import COMMANDS
+from trieye import cli
 from trieye.config.agent import AgentConfig, ReplayAgentConfig
 from trieye.config.base import StrictModel, Variants, set_by
 from trieye.config.spellings import ModelOf015
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
+COMMAND_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *PAGES]
 ABSTRACT = {AgentConfig, ModelOf015, ReplayAgentConfig, StrictModel, Variants}
 """Base classes; their fields appear as keys of their subclasses."""
 
@@ -113,7 +116,7 @@ def test_every_public_name_is_in_the_reference(generated):
 def test_every_command_and_action_is_in_the_reference(generated, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     page = generated["filled"]((ROOT / "docs/reference/commands.md").read_text())
-    for name in COMMANDS:
+    for name in cli.COMMANDS:
         assert f"\n## trieye {name}\n\n```text\nusage: trieye {name} " in page
     for name in ("sweep relaunch", "results select", "cluster files"):
         assert f"\n### trieye {name}\n\n```text\nusage: trieye {name} " in page
@@ -129,6 +132,28 @@ def test_the_navigation_lists_every_page_once(generated):
     assert "- [Tutorial](https://example.org/_sources/docs/tutorial.md.txt): " in llms
     assert "- [Configuration keys](https://example.org/docs/reference/config.html): " in llms
     assert llms.count("\n- ") == len(listed)
+
+
+def commands_on(page):
+    """Return the words of each `trieye` command in the code of a page, fenced or indented."""
+    text = page.read_text().replace("\\\n", "")
+    code = re.findall(r"^```(?:bash|console|text)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    code += re.findall(r"^ {4}(\S.*)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    lines = [line.removeprefix("$ ") for block in code for line in block.splitlines()]
+    return [
+        shlex.split(re.sub(r"\$\w+", "1", line), comments=True)[1:]
+        for line in lines
+        if re.match(r"trieye (?!COMMAND)[a-z]", line)
+    ]
+
+
+@pytest.mark.parametrize("page", [page for page in COMMAND_PAGES if commands_on(page)], ids=lambda page: page.name)
+def test_the_commands_of_a_page_have_arguments_that_their_parsers_accept(page, capsys):
+    for words in commands_on(page):
+        try:
+            cli._parser(words[0]).parse_args(words, argparse.Namespace(typed=words))
+        except SystemExit:
+            pytest.fail(f"trieye {shlex.join(words)}\n{capsys.readouterr().err}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
