@@ -11,6 +11,7 @@ os.environ["COLUMNS"] = "100"  # width of the help of commands
 sys.path[:0] = [str(HERE), str(ROOT)]
 
 import generated  # noqa: E402 - needs the path above
+from pydantic import BaseModel  # noqa: E402
 from sphinx.domains.python import PyObject  # noqa: E402
 
 from trieye.version import VERSION  # noqa: E402
@@ -50,6 +51,7 @@ html_css_files = ["site.css"]
 html_copy_source = True  # llms.txt links the Markdown
 html_use_index = False  # the search finds names
 html_show_sourcelink = False
+HIDDEN = {"model_config", "model_post_init", "spellings", "FOREIGN_KEYS"}
 FORWARD = f'<meta charset="utf-8"><meta http-equiv="refresh" content="0; url={root_doc}.html"><title>trieye</title>'
 
 
@@ -64,14 +66,18 @@ def mark_code(app: "Sphinx", object_type: str, name: str, obj: object, options: 
     """Mark the indented code of a docstring as code for reStructuredText."""
     if object_type in {"attribute", "property"}:
         lines.insert(0, "")  # napoleon takes the words before a colon in the first line for a type
-    for number in range(len(lines) - 1, 1, -1):
-        line, before = lines[number], lines[number - 2]
+    for number in range(len(lines) - 1, 0, -1):
+        line, before = lines[number], lines[number - 2] if number > 1 else ""
         is_indented = _indent(line) >= _indent(before) + 4 and not lines[number - 1]
         if before and is_indented:
             lines[number:number] = [f"{' ' * _indent(before)}.. code-block:: python", ""]
+        elif lines[number - 1].strip() == "Example:" and not line.lstrip().startswith(">>>"):
+            last = next((n for n in range(number, len(lines)) if not lines[n]), len(lines))
+            code = [f"    {part}" for part in lines[number:last]]
+            lines[number:last] = [f"{' ' * _indent(line)}.. code-block:: python", "", *code]
 
 
-def name_factories(
+def simplify_signature(
     app: "Sphinx",
     object_type: str,
     name: str,
@@ -80,8 +86,16 @@ def name_factories(
     signature: str | None,
     returned: str | None,
 ) -> tuple[str | None, str | None]:
-    """Show default factories as `...`: Sphinx cannot parse `<factory>`, and then shows the whole signature as text."""
+    """Show the keys of a config model as `**keys`, and default factories as `...`, because Sphinx cannot parse them."""
+    if isinstance(obj, type) and issubclass(obj, BaseModel):
+        return "(**keys)", None
     return signature and signature.replace("<factory>", "..."), returned
+
+
+def skip_member(app: "Sphinx", object_type: str, name: str, obj: object, skip: bool, options: object) -> bool | None:
+    """Skip members of pydantic, spellings of 0.1.5, and fields of named tuples, which `Attributes:` describes."""
+    is_field = (obj.__doc__ or "").startswith("Alias for field number")
+    return True if is_field or name in HIDDEN else None
 
 
 def _indent(line: str) -> int:
@@ -99,7 +113,8 @@ def setup(app: "Sphinx") -> dict[str, Any]:
     """Register the hooks of the site."""
     app.connect("source-read", fill_page)
     app.connect("autodoc-process-docstring", mark_code, priority=400)  # before napoleon
-    app.connect("autodoc-process-signature", name_factories)
+    app.connect("autodoc-process-signature", simplify_signature)
+    app.connect("autodoc-skip-member", skip_member)
     app.connect("build-finished", write_texts)
     for field in PyObject.doc_field_types:
         field.label = "Attributes" if field.name == "variable" else field.label  # Sphinx: "Variables"

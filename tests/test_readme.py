@@ -165,6 +165,19 @@ def test_the_python_calls_of_a_page_work_in_a_project(project, tmp_path, page):
 
 
 @pytest.mark.slow
+def test_the_longer_trainings_of_other_pages_compose(project):
+    pages = ("docs/results.md", "docs/sweeps.md", "docs/training.md", "docs/tune.md")
+    text = "".join((ROOT / page).read_text() for page in pages).replace("\\\n", "")
+    lines = re.findall(r"^    (python -m my_agent\.train .*)$", text, re.MULTILINE)
+    lines = [line for line in lines if not re.search("agent=a2c|experiment=best_first", line)]  # files of these pages
+    assert len(lines) >= 7
+    for line in lines:
+        check = "hydra.sweeper.dry_run=true" if " -m " in line.partition(".train")[2] else "--cfg=job"
+        done = run([*shlex.split(line, comments=True), check], project)
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+@pytest.mark.slow
 def test_a_mistake_is_one_message_and_exit_code_2(project):
     (block,) = [block for block in blocks("docs/project.md", "text") if block.startswith("$ ")]
     command, _, message = block.removeprefix("$ ").partition("\n")
