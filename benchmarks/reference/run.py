@@ -82,15 +82,15 @@ class Side:
         return [str(python), "-m", f"{SLUG}.{PROGRAMS[self.library]}", *typed, *words]
 
 
-def sides(names: list[str], cells: list[str]) -> Iterator[Side]:
-    """Yield the sides of the named tables, or of all."""
+def sides(names: list[str], cells: list[str], libraries: list[str]) -> Iterator[Side]:
+    """Yield the sides of the named tables, or of all; no cells: all cells."""
     paths = [TABLES / f"{name}.yaml" for name in names] or sorted(TABLES.glob("*.yaml"))
     for path in paths:
         table = yaml.safe_load(path.read_text())
         for name, cell in table["cells"].items():
             if cells and name not in cells:
                 continue
-            for library in PROGRAMS:
+            for library in libraries:
                 if library not in cell:
                     continue
                 shared = {"loop.steps": cell["steps"], "loop.evaluate_every_steps": cell["evaluate_every"]}
@@ -176,11 +176,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", help="tables to run (default: all)")
     parser.add_argument("--cell", nargs="*", default=[], help="cells to run (default: all)")
+    parser.add_argument("--library", nargs="*", default=[*PROGRAMS], choices=PROGRAMS, help="sides (default: all)")
     parser.add_argument("--speed", action="store_true", help="measure the speed only")
     parser.add_argument("--again", action="store_true", help="run sides that have data already, and replace it")
     options = parser.parse_args()
     python = environment()
-    missing = [side for side in sides(options.tables, options.cell) if options.again or not side.data.exists()]
+    selected = sides(options.tables, options.cell, options.library)
+    missing = [side for side in selected if options.again or not side.data.exists()]
     for side in missing:
         if options.speed:
             print(json.dumps(speed(side, python)), flush=True)

@@ -271,7 +271,7 @@ def test_wandb_copies_values_when_they_are_logged(ours):
     with wandb.init(project="p", id=ours):
         for step in range(3):
             plt.plot([0, step])
-            file.write_text("held")
+            file.write_text(f"held {step}")
             total += 1.0
             counts[0] = step
             pictures = {"frame": wandb.Image(frame), "figure": wandb.Image(plt), "file": wandb.Image(file)}
@@ -284,7 +284,7 @@ def test_wandb_copies_values_when_they_are_logged(ours):
     ]
     colors = {path.read_bytes() for path in Path(".trieye_data/p/mlruns").rglob("frame/*.png")}
     assert len(colors) == 3
-    assert in_artifacts("media/images/file/passing") == "held"
+    assert [in_artifacts(f"media/images/file/{step}/passing") for step in range(3)] == ["held 0", "held 1", "held 2"]
 
 
 def test_a_rejected_row_changes_nothing(ours):

@@ -5,6 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from trieye.files.run_record import RunRecord
+from trieye.integrations import opening, wandb
+from trieye.integrations.tensorboard import SummaryWriter
+
 PROGRAM = """
 from trieye.integrations.opening import AdoptedRun
 
@@ -26,3 +32,33 @@ def test_a_resumed_run_finishes_with_its_program(tmp_path):
         record = json.loads(Path(tmp_path, "app/runs/first/run.json").read_text())
         assert (record["attempt"], record["status"]) == (attempt, "FINISHED")
         assert "was not closed" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(SystemExit(0), "FINISHED"), (SystemExit(2), "FAILED"), (KeyboardInterrupt(), "KILLED"), (ValueError(), "FAILED")],
+)
+@pytest.mark.parametrize("logger", ["wandb", "SummaryWriter"])
+def test_loggers_end_with_the_status_of_their_with_block(tmp_path, monkeypatch, logger, error, status):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(opening.APP, "app")
+    monkeypatch.delenv(opening.ROOT, raising=False)
+    writer = wandb.init(project="app", id="one") if logger == "wandb" else SummaryWriter("runs/one")
+    with pytest.raises(type(error)), writer:
+        raise error
+    assert RunRecord.read(Path(".trieye_data/app/runs/one/run.json")).status == status
+
+
+def test_an_error_of_one_logger_neither_skips_the_others_nor_leaves_the_run_open(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(opening.ROOT, raising=False)
+    adopted, statuses = opening.AdoptedRun.join("one", app="app"), []
+
+    def fail(_status):
+        raise ValueError("pending values are lost")
+
+    adopted.before_close += [statuses.append, fail]
+    with pytest.raises(ValueError, match="pending values"):
+        adopted.close("FAILED")
+    assert (statuses, adopted.is_closed) == (["FAILED"], True)
+    assert RunRecord.read(adopted.run.dir / "run.json").status == "FAILED"

@@ -18,7 +18,7 @@ from trieye.stats.operations import Medium
 @pytest.fixture(autouse=True)
 def _working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(wandb, "_has_announced", False, raising=False)
+    wandb._announce.cache_clear()
     for name in [name for name in os.environ if name.startswith(("WANDB_", "TRIEYE_"))]:
         monkeypatch.delenv(name)
     yield
@@ -118,6 +118,24 @@ def test_artifacts_keep_their_complete_content_by_version():
     assert not [name for name in stored_files() if ".env" in name]
     with pytest.raises(ConfigurationError, match="not relative"), artifact.new_file("../a"):
         pass
+
+
+def test_files_keep_their_names_in_artifacts_and_their_paths_in_save():
+    for name in ("a/model.pt", "b/model.pt"):
+        Path(name).parent.mkdir()
+        Path(name).write_text(name)
+    with wandb.init(project="p", id="one") as run:
+        artifact = wandb.Artifact("models", "model")
+        artifact.add_file("a/model.pt", name="best.pt")
+        artifact.add_file("b/model.pt", name="more/last.pt")
+        run.log_artifact(artifact)
+        wandb.save("*/model.pt")
+        Path("a/model.pt").unlink()
+        with pytest.raises(ConfigurationError, match=r"'models': these added files no longer exist: a/model\.pt"):
+            run.log_artifact(artifact)
+    versions = {"artifacts/models/v0/best.pt", "artifacts/models/v0/more/last.pt", "artifacts/models/v0/artifact.json"}
+    assert versions | {"files/a/model.pt", "files/b/model.pt"} <= stored_files()
+    assert not [name for name in stored_files() if "/v1/" in name]
 
 
 def test_calls_without_effect_succeed_and_print_a_note(capsys):

@@ -107,13 +107,6 @@ def test_an_error_exit_marks_the_run_as_failed_and_keeps_its_last_row():
     assert json.loads((run_dir("one") / "wandb-summary.json").read_text()) == {"a": 9.0}
 
 
-@pytest.mark.parametrize(("error", "status"), [(SystemExit(0), "FINISHED"), (SystemExit(2), "FAILED")])
-def test_the_exit_code_in_a_with_block_sets_the_status(error, status):
-    with pytest.raises(SystemExit), wandb.init(project="p", id="one"):
-        raise error
-    assert RunRecord.read(run_dir("one") / "run.json").status == status
-
-
 def test_a_resume_continues_at_the_next_row_with_step_metrics():
     for _ in range(2):
         run = wandb.init(project="p", id="one", resume="allow")
@@ -417,12 +410,6 @@ def test_a_second_init_returns_the_open_run_unless_reinit_is_set():
     assert RunRecord.read(run_dir("one") / "run.json").status == "FINISHED"
 
 
-def test_an_error_in_a_with_block_ends_the_run_as_failed():
-    with pytest.raises(ValueError, match="of the user"), wandb.init(project="p", id="one"):
-        raise ValueError("of the user")
-    assert RunRecord.read(run_dir("one") / "run.json").status == "FAILED"
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -436,6 +423,18 @@ def test_an_error_in_a_with_block_ends_the_run_as_failed():
 def test_invalid_calls_are_named(call, message):
     with pytest.raises(ConfigurationError, match=message):
         call()
+
+
+def test_an_invalid_environment_variable_is_named(monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "ofline")
+    with pytest.raises(ConfigurationError, match=r"mode='ofline', from WANDB_MODE\): .*did you mean 'offline'"):
+        wandb.init(project="p")
+
+
+def test_settings_replace_missing_arguments_only():
+    settings = wandb.Settings(run_id="one", run_tags=("a",), mode="disabled", console="off")
+    with wandb.init(project="p", id="two", settings=settings) as run:
+        assert (run.id, run.tags, run.disabled) == ("two", ("a",), True)
 
 
 def test_an_unsupported_name_suggests_an_alternative():

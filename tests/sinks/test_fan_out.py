@@ -1,7 +1,7 @@
 import threading
 import time
 
-from trieye.sinks import FanOut
+from trieye.sinks.fan_out import FanOut
 from trieye.stats.operations import LogParams, SetTags
 from trieye.stats.point import Point
 from trieye.testing import FlakySink, MemoryHistory, MemorySink

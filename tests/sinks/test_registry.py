@@ -6,7 +6,7 @@ import pytest
 
 from trieye.config.sinks import SinksConfig
 from trieye.exceptions import ConfigurationError
-from trieye.sinks import FanOut, make_sinks
+from trieye.sinks.fan_out import FanOut, make_sinks
 from trieye.stats.point import Point
 from trieye.testing import MemoryHistory, make_run_info
 
@@ -132,9 +132,21 @@ def test_excluding_a_builtin_sink_suggests_disabling_it():
 
 def test_creating_sinks_imports_no_heavy_library():
     program = (
-        "import sys; from trieye.config import SinksConfig; from trieye.sinks import make_sinks; "
+        "import sys; from trieye.config import SinksConfig; from trieye.sinks.fan_out import make_sinks; "
         "make_sinks(SinksConfig.all_enabled()); make_sinks(SinksConfig(wandb={'enabled': True})); "
         "print({'mlflow', 'torch', 'ray', 'tensorboard', 'hydra', 'wandb'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_modules_of_disabled_sinks_are_not_imported():
+    program = (
+        "import sys; from trieye.config import SinksConfig; from trieye.sinks.fan_out import make_sinks; "
+        "make_sinks(SinksConfig(tensorboard={'enabled': True})); "
+        "print(*sorted(name for name in sys.modules if name.startswith('trieye.sinks.') and name.count('.') == 2))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    imported = set(done.stdout.split())
+    assert "trieye.sinks.tensorboard" in imported
+    assert not imported & {"trieye.sinks.mlflow", "trieye.sinks.wandb", "trieye.sinks.console"}

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 from trieye.config import TrieyeConfig
 from trieye.config.names import MAX_NAME_BYTES, check_name
@@ -24,9 +24,6 @@ ROOT, APP = "TRIEYE_ROOT", "TRIEYE_APP"
 """Environment variables: the directory of all runs, and the app of new runs."""
 
 _UNSAFE = re.compile(r"[^\w.,=+@()\[\]-]+")
-
-BEFORE_CLOSE: list[Callable[[RunStatus], None]] = []
-"""Called with the exit status of the program before its runs are closed, so that loggers can write pending values."""
 
 SHARED: dict[str, Any] = {}
 """`AdoptedRun.join` arguments with which every SummaryWriter joins an open run; empty: each writer opens its own."""
@@ -74,6 +71,7 @@ class AdoptedRun:
 
     Attributes:
         run: The run, open until `close`.
+        before_close: Called with the status before the run is closed, so that loggers can write pending values.
     """
 
     _open: ClassVar["dict[Path, AdoptedRun]"] = {}
@@ -83,6 +81,7 @@ class AdoptedRun:
         if "sinks" not in overrides and not is_installed("mlflow"):
             say(f"run {name!r} is not logged to MLflow, which is not installed: {command('mlflow')}")
         self._users = 0
+        self.before_close: list[Callable[[RunStatus], Any]] = []
         self._open[self.run.dir] = self
         _Ending.watch()
 
@@ -123,7 +122,14 @@ class AdoptedRun:
         return self._open.get(self.run.dir) is not self
 
     def close(self, status: RunStatus = "FINISHED") -> None:
-        """Close the run; a second call does nothing."""
+        """Close the run, as KILLED after a signal; a second call does nothing."""
+        status = "KILLED" if self.run.was_interrupted else status
+        with contextlib.ExitStack() as rest:  # an error in one call does not skip the others
+            rest.callback(self._close_run, status)
+            while not self.is_closed and self.before_close:
+                rest.callback(self.before_close.pop(0), status)
+
+    def _close_run(self, status: RunStatus) -> None:
         if self._open.pop(self.run.dir, None) is not None:
             self.run.close(status)
 
@@ -131,6 +137,25 @@ class AdoptedRun:
         """Supersede all points at or after a step, because the program restored its state from before that step."""
         if self.run.supersede(step):
             say(f"run {self.run.name!r} resumes at step {step}; its points from that step on are superseded")
+
+
+class AdoptingLogger:
+    """A logger over a run of `AdoptedRun`, as a context manager that ends with the status of its block."""
+
+    _adopted: AdoptedRun | None = None
+
+    def _end(self, status: RunStatus) -> None:
+        """Write pending values and leave the run."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        is_clean_exit = error is None or (isinstance(error, SystemExit) and not error.code)
+        self._end("FINISHED" if is_clean_exit else "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
 
 
 class _ProgramRun(Run):
@@ -213,11 +238,8 @@ class _Ending:
         atexit.unregister(cls.close_all)  # a run may have called it before its turn
         with contextlib.ExitStack() as rest:  # an error in one call does not skip the others
             for adopted in AdoptedRun._open.values():  # noqa: SLF001 - its own
-                rest.callback(adopted.close, "KILLED" if adopted.run.was_interrupted else cls.status)
-            for finish in BEFORE_CLOSE:
-                rest.callback(finish, cls.status)
+                rest.callback(adopted.close, cls.status)
 
     @classmethod
     def _forget(cls) -> None:
-        BEFORE_CLOSE.clear()
         AdoptedRun._open.clear()  # noqa: SLF001 - its own; they belong to the parent process

@@ -12,8 +12,7 @@ import socket
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from trieye.config.base import did_you_mean
 from trieye.config.packages import load
 from trieye.files.run_record import RunStatus
 from trieye.integrations import media
-from trieye.integrations.opening import SHARED, AdoptedRun, safe_name
+from trieye.integrations.opening import SHARED, AdoptedRun, AdoptingLogger, safe_name
 from trieye.process.progress import say
 from trieye.run.media import array_of
 from trieye.run.run import Run
@@ -50,7 +49,7 @@ _GROWTH, _SMALLEST, _LARGEST = 1.1, 1e-12, 1e20
 """TensorFlow's histogram bins: each edge is 10 % further from 0 than the previous edge."""
 
 
-class SummaryWriter:
+class SummaryWriter(AdoptingLogger):
     """Logs to a run through the methods and defaults of `torch.utils.tensorboard.SummaryWriter`.
 
     Args:
@@ -85,7 +84,6 @@ class SummaryWriter:
             log_dir = Path("runs") / f"{began}_{socket.gethostname()}{comment}"
         self.log_dir = os.fspath(log_dir)
         self._purge_step = purge_step
-        self._adopted: AdoptedRun | None = None
         self._stepless: set[str] = set()
         self._others: dict[str, Any] = {}
         self._open()
@@ -283,14 +281,7 @@ class SummaryWriter:
             adopted, self._adopted = self._adopted, None
             adopted.leave(status)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        is_interrupted = kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit)
-        self.close("FINISHED" if kind is None else "KILLED" if is_interrupted else "FAILED")
+    _end = close
 
 
 def _run_name(log_dir: Path) -> str:

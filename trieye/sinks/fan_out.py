@@ -13,7 +13,7 @@ its `pyproject.toml`; an installed sink receives every point, unless `sinks.excl
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
@@ -22,12 +22,8 @@ from trieye.config.sinks import SinksConfig
 from trieye.exceptions import ConfigurationError
 from trieye.process.waiting import moved_bytes, wait_while_moving
 from trieye.sinks.base import HistoryReader, RunInfo, RunStatus, Sink, Tracker
-from trieye.sinks.console import ConsoleSink
 from trieye.sinks.health import SinkHealth
-from trieye.sinks.mlflow.sink import MlflowSink
-from trieye.sinks.tensorboard.sink import TensorboardSink
 from trieye.sinks.thread import SinkThread
-from trieye.sinks.wandb import WandbSink
 
 log = logging.getLogger("trieye.sinks")
 
@@ -157,17 +153,29 @@ def make_sinks(
         ConfigurationError: The library of an enabled sink is not installed.
     """
     config.check()
-    sinks: list[Sink] = []
+    used_names = {*OUR_NAMES, *(sink.name for sink in own)}
+    return [*_built_in(config, on_run_id), *own, *_sinks_of_packages(used_names, config.exclude_plugins)]
+
+
+def _built_in(config: SinksConfig, on_run_id: Callable[[str], None] | None) -> Iterator[Sink]:
+    """Yield the enabled sinks of trieye; the module of a disabled sink is not imported."""
     if config.mlflow.enabled:
+        from trieye.sinks.mlflow.sink import MlflowSink
+
         interval_s = config.mlflow.system_metrics_interval_s if config.mlflow.system_metrics else None
-        sinks.append(MlflowSink(on_run_id, system_metrics_interval_s=interval_s))
+        yield MlflowSink(on_run_id, system_metrics_interval_s=interval_s)
     if config.tensorboard.enabled:
-        sinks.append(TensorboardSink(config.tensorboard.flush_interval_s))
+        from trieye.sinks.tensorboard.sink import TensorboardSink
+
+        yield TensorboardSink(config.tensorboard.flush_interval_s)
     if config.console.enabled:
-        sinks.append(ConsoleSink())
+        from trieye.sinks.console import ConsoleSink
+
+        yield ConsoleSink()
     if config.wandb.enabled:
-        sinks.append(WandbSink(config.wandb))
-    return [*sinks, *own, *_sinks_of_packages({*OUR_NAMES, *(sink.name for sink in own)}, config.exclude_plugins)]
+        from trieye.sinks.wandb import WandbSink
+
+        yield WandbSink(config.wandb)
 
 
 def check_own(sinks: Sequence[Sink]) -> None:

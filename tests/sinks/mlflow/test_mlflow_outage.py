@@ -8,7 +8,7 @@ import pytest
 
 from tests.sinks.mlflow.conftest import free_port
 from tests.waiting import wait_until
-from trieye.sinks import FanOut
+from trieye.sinks.fan_out import FanOut
 from trieye.sinks.mlflow.sink import MlflowSink
 from trieye.sinks.thread import SinkThread
 from trieye.stats.operations import LogParams

@@ -1,7 +1,6 @@
 """RunCallback: logs, checkpoints and resumes a Stable-Baselines3 training as a run."""
 
-import sys
-from collections.abc import Generator
+import platform
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 
 from trieye.exceptions import ConfigurationError
 from trieye.integrations.opening import AdoptedRun
-from trieye.integrations.sb3.model import KEY, REPLAY_KEY, ModelState, RestoredModel
+from trieye.integrations.sb3.model import ModelState, RestoredModel
 from trieye.integrations.sb3.output import RunOutput
 from trieye.run.run import Run
 from trieye.run.steps import steps
@@ -18,6 +17,7 @@ from trieye.run.steps import steps
 MAX_FRAMES = 1000
 """Longest video of an evaluation; the rest of a longer episode is not recorded."""
 
+_COUNTERS = {"num_timesteps", "exploration_rate", "start_time", "verbose", "n_envs"}
 _NOTED = ("best_mean_reward", "evaluations_timesteps", "evaluations_results", "evaluations_length")
 
 
@@ -62,16 +62,13 @@ class RunCallback(BaseCallback):
                 f"RunCallback(video=True): {reason}; pass evaluation=EvalCallback(env), env made with "
                 "render_mode='rgb_array'"
             )
-        if isinstance(run, Run):
-            self.run = run
-        else:
-            retention = {"checkpoint_save_freq_steps": save_freq, "keep_last": 2}
-            objective = {"objective": "eval/mean_reward"}
-            self.run = AdoptedRun.join(run, persistence=retention, loop=objective).run
+        retention = {"checkpoint_save_freq_steps": save_freq, "keep_last": 2}
+        objective = {"objective": "eval/mean_reward"}
+        options: dict[str, Any] = {"persistence": retention, "loop": objective}
+        self.run = run if isinstance(run, Run) else AdoptedRun.join(run, **options).run
         self._evaluation, self._video = evaluation, video
         self._evaluated = self._rollouts = 0
         self._continues = True
-        self._steps: Generator[int] | None = None
 
     def _init_callback(self) -> None:
         model = self.model
@@ -83,9 +80,8 @@ class RunCallback(BaseCallback):
             self.run.log_params(_hyperparameters(model))
         if self._evaluation is not None:
             self._evaluation.init_callback(model)
-            vars(self._evaluation).update(
-                {name: value for name, value in self._restored.evaluation.items() if name in _NOTED}
-            )
+            restored = self._restored.evaluation
+            vars(self._evaluation).update({name: restored[name] for name in _NOTED if name in restored})
         if self._restored.timesteps is not None:
             self._resume(self._restored.timesteps)
         elif model.num_timesteps < self.run.step:
@@ -103,18 +99,15 @@ class RunCallback(BaseCallback):
             return
         self._restored.timesteps = None
         model._num_timesteps_at_start = timesteps  # noqa: SLF001 - docs/private_apis.md
-        env = self.training_env
+        env, normalizer = self.training_env, model.get_vec_normalize_env()
         if model.seed is not None:  # the same seed would repeat the first episodes
             env.seed(model.seed + 1_000_003 * self.run.attempt % (1 << 31))
-        normalizer = model.get_vec_normalize_env()
-        if normalizer is None:
-            model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - docs/private_apis.md
-            return
-        # A reset must not change the moments. Other wrappers may enclose this one: take the outermost observation.
-        state.load_moments(self._restored.state)
-        trains, normalizer.training = normalizer.training, False
+        if normalizer is not None:  # the reset must not change the moments
+            state.load_moments(self._restored.state)
+            trains, normalizer.training = normalizer.training, False
         model._last_obs = env.reset()  # type: ignore[assignment]  # noqa: SLF001 - docs/private_apis.md
-        normalizer.training, model._last_original_obs = trains, normalizer.get_original_obs()  # noqa: SLF001 - docs/private_apis.md
+        if normalizer is not None:  # other wrappers may enclose this one, so `env` is the outermost
+            normalizer.training, model._last_original_obs = trains, normalizer.get_original_obs()  # noqa: SLF001 - docs/private_apis.md
 
     def _on_training_start(self) -> None:
         if self._output not in self.logger.output_formats:
@@ -126,23 +119,21 @@ class RunCallback(BaseCallback):
         self._rollouts += 1
         return self._continues
 
-    def _on_rollout_start(self) -> None:
-        self._save_between_updates()
-
     def _save_between_updates(self, *, is_end: bool = False) -> None:
         """Evaluate and save if due, and stop if a signal requested it."""
-        run, rows = self.run, self._restored.rows
+        run = self.run
         run.step = self.num_timesteps = self.model.num_timesteps
-        if rows is not None:
-            rows.total += self._rollouts
+        if self._restored.rows is not None:
+            self._restored.rows.total += self._rollouts
         self._rollouts = 0
         objective = self._evaluate(run.step // self.training_env.num_envs)
         is_new = run.step > max(run.saved_step, 0)
         if is_new and (objective is not None or run.save_due or is_end):
-            objects: dict[str, Any] = {KEY: ModelState(self.model), "evaluation": self._evaluation_state()}
-            run.save(objective=objective, **objects | ({} if rows is None else {REPLAY_KEY: rows}))
-        if self._steps is not None and not is_end:
+            run.save(objective=objective, **self._restored.objects(self.model, self._evaluation_state()))
+        if not is_end:
             next(self._steps, None)
+
+    _on_rollout_start = _save_between_updates
 
     def _evaluate(self, calls: int) -> float | None:
         """Evaluate if due after `calls` steps of each environment, and return the mean reward, else None."""
@@ -166,36 +157,23 @@ class RunCallback(BaseCallback):
             obs, _, starts, _ = env.step(actions)
             if starts[0]:
                 break
-        pictures = [frame for frame in frames if frame is not None]
         fps = float(env.get_attr("metadata")[0].get("render_fps", 30))
-        self.run.log_video("eval/video", np.stack(pictures), self.run.step, fps=fps)
+        self.run.log_video("eval/video", [frame for frame in frames if frame is not None], self.run.step, fps=fps)
 
     def _evaluation_state(self) -> dict[str, Any]:
-        state = {"timesteps": self.model.num_timesteps, "learn_calls": self._restored.calls}
-        names = () if self._evaluation is None else _NOTED
-        return state | {name: getattr(self._evaluation, name) for name in names}
+        noted = {} if self._evaluation is None else {name: getattr(self._evaluation, name) for name in _NOTED}
+        return {"timesteps": self.model.num_timesteps, "learn_calls": self._restored.calls, **noted}
 
     def _on_training_end(self) -> None:
         self._save_between_updates(is_end=True)
         self.run.wait_for_saves()
-        if self._steps is not None:
-            self._steps.close()
-            self._steps = None
+        self._steps.close()
 
 
 def _hyperparameters(model: BaseAlgorithm) -> dict[str, Any]:
     """Return the constructor arguments of the model that are plain data."""
-    counters = {"num_timesteps", "exploration_rate", "start_time", "verbose", "n_envs"}
-    plain = {
-        name: value
-        for name, value in vars(model).items()
-        if name[0] != "_" and name not in counters and isinstance(value, bool | int | float | str)
-    }
-    env = getattr(getattr(model.env, "envs", [None])[0], "spec", None)
+    plain = {name: value for name, value in vars(model).items() if isinstance(value, bool | int | float | str)}
+    spec = getattr(getattr(model.env, "envs", [None])[0], "spec", None)
     basics = {"algorithm": type(model).__name__, "policy": model.policy_class.__name__, "num_envs": model.n_envs}
-    return {
-        **basics,
-        **({} if env is None else {"env": env.id}),
-        **plain,
-        "python": ".".join(map(str, sys.version_info[:3])),
-    }
+    basics |= {"python": platform.python_version(), **({} if spec is None else {"env": spec.id})}
+    return basics | {name: value for name, value in plain.items() if name[0] != "_" and name not in _COUNTERS}

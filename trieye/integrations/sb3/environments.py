@@ -31,9 +31,7 @@ def make_envs(config: EnvConfig, *, gamma: float = 0.99, evaluates: bool = False
         raise ConfigurationError(
             f"env.vector={config.vector}: Stable-Baselines3 needs single environments; use env.vector=sync or async"
         )
-    thunks: list[Callable[[], gym.Env[Any, Any]]] = [
-        partial(_make_one, config, evaluates=evaluates) for _ in range(config.num)
-    ]
+    thunks: list[Callable[[], gym.Env[Any, Any]]] = [partial(_make_one, config, evaluates=evaluates)] * config.num
     envs: VecEnv = SubprocVecEnv(thunks) if config.vector == "async" else DummyVecEnv(thunks)
     space: Any = envs.observation_space
     if is_image_space(space) and not is_image_space_channels_first(space):
@@ -52,8 +50,6 @@ def make_envs(config: EnvConfig, *, gamma: float = 0.99, evaluates: bool = False
 def _make_one(config: EnvConfig, *, evaluates: bool) -> "gym.Env[Any, Any]":
     config = config.for_evaluation() if evaluates else config
     env: Any = Monitor(make_env(config, render_mode="rgb_array" if evaluates and config.eval_video else None))
-    return gym.wrappers.TransformReward(env, _sign) if config.clip_rewards else env
-
-
-def _sign(reward: Any) -> float:
-    return float(np.sign(reward))
+    return (
+        gym.wrappers.TransformReward(env, lambda reward: float(np.sign(float(reward)))) if config.clip_rewards else env
+    )

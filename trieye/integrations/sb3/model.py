@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,7 +18,7 @@ from trieye.run.run import Run
 from trieye.snapshot.generators import generator_state, set_generator_state
 
 _NOT_COUNTERS = ("_total_timesteps", "_num_timesteps_at_start", "_stats_window_size")
-_MOMENTS = ("mean", "var", "count")
+_EPISODES = ("ep_info_buffer", "ep_success_buffer")
 
 KEY, REPLAY_KEY = "model", "transitions"
 """Names of the model and of its replay rows in a checkpoint."""
@@ -41,17 +41,12 @@ class ModelState:
             "parameters": model.get_parameters(),
             "variables": {name: attrgetter(name)(model).detach() for name in self._variables()},
             "counters": self.counters(),
-            "episodes": {
-                name: [_plain(one) for one in getattr(model, name) or ()]
-                for name in ("ep_info_buffer", "ep_success_buffer")
-            },
+            "episodes": {name: [_plain(one) for one in getattr(model, name) or ()] for name in _EPISODES},
             "actions": generator_state(model.action_space.np_random),
         }
         normalizer = model.get_vec_normalize_env()
         if normalizer is not None:
-            state["normalizer"] = {
-                name: {moment: getattr(one, moment) for moment in _MOMENTS} for name, one in _moments(normalizer)
-            }
+            state["normalizer"] = {name: dict(vars(one)) for name, one in _moments(normalizer)}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -75,8 +70,7 @@ class ModelState:
         normalizer = self._model.get_vec_normalize_env()
         if normalizer is not None:
             for name, one in _moments(normalizer):
-                for moment in _MOMENTS:
-                    setattr(one, moment, state["normalizer"][name][moment])
+                vars(one).update(state["normalizer"][name])
 
     def counters(self) -> dict[str, Any]:
         """Return the numbers that change during learning, including sb3-contrib models."""
@@ -107,10 +101,7 @@ class RestoredModel:
         self.rows = None if buffer is None else ReplayRows(buffer)
         self.evaluation: dict[str, Any] = {}
         self.calls, self._total, self._run_name = 0, total, run.name
-        objects: dict[str, Any] = {KEY: ModelState(model), "evaluation": self} | (
-            {} if self.rows is None else {REPLAY_KEY: self.rows}
-        )
-        self.timesteps = run.step if run.restore(**objects) else None
+        self.timesteps = run.step if run.restore(**self.objects(model, self)) else None
         self.state: Mapping[str, Any] = run.restored.get(KEY, {})
         self._of[model] = self
 
@@ -124,6 +115,11 @@ class RestoredModel:
             total: Last timestep of the current `learn` call; None outside of `learn`.
         """
         return cls._of.get(model) or cls(model, run, total)
+
+    def objects(self, model: BaseAlgorithm, evaluation: Any) -> dict[str, Any]:
+        """Return the objects of a checkpoint: the model, the state of its evaluations, its replay rows."""
+        rows = {} if self.rows is None else {REPLAY_KEY: self.rows}
+        return {KEY: ModelState(model), "evaluation": evaluation, **rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of the evaluations; refuse a checkpoint that a later `learn` call saved."""
@@ -195,10 +191,7 @@ def load_model(make_model: Callable[[], BaseAlgorithm], run_dir: str | Path, whi
 def _moments(normalizer: Any) -> list[tuple[str, RunningMeanStd]]:
     obs_rms = normalizer.obs_rms if normalizer.norm_obs else {}
     named = obs_rms if isinstance(obs_rms, dict) else {"": obs_rms}
-    return [
-        *((f"obs.{name}", one) for name, one in named.items()),
-        ("returns", cast("RunningMeanStd", normalizer.ret_rms)),
-    ]
+    return [*((f"obs.{name}", one) for name, one in named.items()), ("returns", normalizer.ret_rms)]
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -22,6 +23,8 @@ _CHANGING = ("ep_start", "ep_length")
 """Arrays of hindsight replay that the end of an episode rewrites, and that are therefore saved in full."""
 
 Arrays = dict[str, NDArray[Any]]
+Part = tuple[str, int, int]
+"""Name, first row, end."""
 
 
 class ReplayRows:
@@ -40,7 +43,7 @@ class ReplayRows:
     def __init__(self, buffer: ReplayBuffer) -> None:
         self._buffer = buffer
         self.total = self._num_added()
-        self._parts: list[tuple[str, int, int]] = []  # name, first row, end
+        self._parts: list[Part] = []
 
     def state_parts(self, stored_names: Collection[str]) -> StateParts:
         """Return a snapshot; only rows outside the stored parts are copied."""
@@ -52,17 +55,14 @@ class ReplayRows:
         small = [part for part in parts if (part[2] - part[1]) * row_bytes < SMALL_PART_BYTES]
         if len(small) > MAX_SMALL_PARTS:
             parts = [part for part in parts if part not in small]
-        reused, new = tuple(name for name, _, _ in parts), {}
-        for first, end in _gaps(
-            [(one[1], one[2]) for one in parts], low, self.total, max(MAX_PART_BYTES // row_bytes, 1)
-        ):
+        reused, new = tuple(name for name, _, _ in parts), dict[str, Arrays]()
+        for first, end in _gaps(parts, low, self.total, max(MAX_PART_BYTES // row_bytes, 1)):
             name = f"sb3-{first}-{end}-{secrets.token_hex(4)}"
             slots = np.arange(first, end) % self._size
             new[name] = {key: array[slots] for key, array in arrays.items()}
             parts.append((name, first, end))
-        self._parts = sorted(parts, key=lambda part: part[1])
-        shapes = {key: [str(array.dtype), *array.shape] for key, array in arrays.items()}
-        state = {"total": self.total, "parts": [list(part) for part in self._parts], "arrays": shapes}
+        self._parts = parts = sorted(parts, key=itemgetter(1))
+        state = {"total": self.total, "parts": [list(part) for part in parts], "arrays": _shapes(arrays)}
         return StateParts({**state, **self._state_without_rows(arrays)}, reused, new)
 
     def load_state_dict(self, state: Any) -> None:
@@ -73,11 +73,10 @@ class ReplayRows:
         """
         saved = state.state if isinstance(state, SavedParts) else {}
         arrays, buffer = self._arrays(), cast("Any", self._buffer)
-        shapes = {key: [str(array.dtype), *array.shape] for key, array in arrays.items()}
-        if saved.get("arrays") != shapes:
+        if saved.get("arrays") != _shapes(arrays):
             raise CheckpointError(
-                f"the saved replay buffer has arrays {saved.get('arrays')} and this buffer has {shapes}; create the "
-                "model with the same buffer_size, n_envs and environment"
+                f"the saved replay buffer has arrays {saved.get('arrays')} and this buffer has {_shapes(arrays)}; "
+                "create the model with the same buffer_size, n_envs and environment"
             )
         self.total, self._parts = saved["total"], [(name, first, end) for name, first, end in saved["parts"]]
         low = max(self.total - self._size, 0)
@@ -126,6 +125,10 @@ class ReplayRows:
         return {"changing": changing, "next_obs": tail}
 
 
+def _shapes(arrays: Arrays) -> dict[str, list[Any]]:
+    return {key: [str(array.dtype), *array.shape] for key, array in arrays.items()}
+
+
 def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:
     for name, value in fields.items():
         if isinstance(value, np.ndarray):
@@ -134,9 +137,10 @@ def _flat(fields: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[Any]]]:
             yield from ((f"{name}.{key}", array) for key, array in _flat(value))
 
 
-def _gaps(stored: Sequence[tuple[int, int]], low: int, total: int, most: int) -> Iterator[tuple[int, int]]:
+def _gaps(stored: Sequence[Part], low: int, total: int, most: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges of `[low, total)` outside the stored parts, each of at most `most` rows."""
-    edges = [low, *(max(edge, low) for part in sorted(stored) for edge in part), total]
+    ranges = [part[1:] for part in sorted(stored, key=itemgetter(1))]
+    edges = [low, *(max(edge, low) for ends in ranges for edge in ends), total]
     for first, end in zip(edges[::2], edges[1::2], strict=True):
         for start in range(first, end, most):
             yield start, min(start + most, end)

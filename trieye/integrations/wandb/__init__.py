@@ -28,8 +28,9 @@ from trieye.integrations import opening
 from trieye.integrations.opening import ROOT, AdoptedRun, safe_name
 from trieye.integrations.wandb import plot
 from trieye.integrations.wandb.artifacts import Artifact
+from trieye.integrations.wandb.calls import Run
 from trieye.integrations.wandb.media import Audio, Histogram, Html, Image, Molecule, Object3D, Plotly, Table, Video
-from trieye.integrations.wandb.session import ROWS, Run
+from trieye.integrations.wandb.session import ROWS_METRIC
 from trieye.process.progress import say
 
 __all__ = ["AlertLevel", "Artifact", "Audio", "Error", "Histogram", "Html", "Image", "Molecule", "Object3D", "Plotly"]
@@ -40,37 +41,29 @@ __all__ += ["termerror", "termlog", "termwarn", "unwatch", "use_artifact", "use_
 NOT_SUPPORTED = ("Api", "ArtifactTTL", "EvalTable", "Graph", "agent", "box3d", "controller", "sweep")
 """Public names of `wandb` that need its server."""
 
-_ROWS_METRIC = {
-    "name": ROWS,
-    "aggregation": "max",
-    "log_frequency_steps": 0,
-    "log_frequency_seconds": 30.0,
-    "log_to": [],
-}
-
 RESUME_FILE = Path("wandb") / "wandb-resume.json"
 """File in which `resume="auto"` stores the id of an unfinished run, as in wandb."""
-
-_IGNORED = {"entity", "save_code", "monitor_gym", "allow_val_change", "force", "anonymous"}
-_REFUSED = {"resume_from", "fork_from"}
-_SETTINGS = {"run_id": "id", "run_name": "name", "run_group": "group", "run_job_type": "job_type"}
-_SETTINGS |= {"run_notes": "notes", "run_tags": "tags"}
-_SETTINGS |= {name: name for name in ("project", "mode", "resume", "reinit", "sync_tensorboard")}
-"""Settings that correspond to an argument of `init`; the others have no effect."""
 
 _VARIABLES = {"project": "WANDB_PROJECT", "name": "WANDB_NAME", "group": "WANDB_RUN_GROUP", "id": "WANDB_RUN_ID"}
 _VARIABLES |= {"resume": "WANDB_RESUME", "mode": "WANDB_MODE", "dir": "WANDB_DIR"}
 """Environment variables that supply omitted arguments of `init`."""
 
-_MODES = ("online", "offline", "shared", "disabled")
-_RESUMES = ("allow", "must", "never", "auto")
-_REINITS = ("default", "return_previous", "finish_previous", "create_new")
+_ARGUMENTS = {"config", "config_include_keys", "config_exclude_keys", "job_type", "notes", "reinit", "sync_tensorboard"}
+_ARGUMENTS |= {"tags", "tensorboard", *_VARIABLES}
+_IGNORED = {"entity", "save_code", "monitor_gym", "allow_val_change", "force", "anonymous"}
+_REFUSED = {"resume_from", "fork_from"}
+"""Arguments of `init`."""
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "mode": ("online", "offline", "shared", "disabled", "dryrun", "run"),
+    "resume": ("allow", "must", "never", "auto"),
+    "reinit": ("default", "return_previous", "finish_previous", "create_new"),
+}
 _HOW_TO_REOPEN = "for another one, call wandb.finish() first, or init with reinit='finish_previous' or 'create_new'"
 
 _active: list[Run] = []
 """Unfinished runs, oldest first."""
 _current: Run | None = None
-_has_announced = False
 
 Settings = SimpleNamespace
 Error = CommError = UsageError = TrieyeError
@@ -84,66 +77,82 @@ class AlertLevel(enum.StrEnum):
     ERROR = "ERROR"
 
 
-def init(  # noqa: PLR0913 - the signature of wandb.init
-    project: str | None = None,
-    name: str | None = None,
-    *,
-    id: str | None = None,  # noqa: A002 - wandb's name
-    resume: bool | str | None = None,
-    config: Any = None,
-    config_exclude_keys: Sequence[str] | None = None,
-    config_include_keys: Sequence[str] | None = None,
-    tags: Sequence[str] | None = None,
-    group: str | None = None,
-    job_type: str | None = None,
-    notes: str | None = None,
-    dir: str | os.PathLike[str] | None = None,  # noqa: A002 - wandb's name
-    mode: str | None = None,
-    reinit: bool | str | None = None,
-    sync_tensorboard: bool | None = None,
-    tensorboard: bool | None = None,
-    settings: Any = None,
-    **more: Any,
-) -> Run:
+def init(project: str | None = None, name: str | None = None, *, settings: Any = None, **options: Any) -> Run:
     """Start or resume a run, and make it `wandb.run`.
+
+    Args:
+        project: The app of the run.
+        name: The name that wandb displays; part of the name of the run if it differs from the id.
+        settings: Values for omitted arguments, such as `run_id`; other settings have no effect.
+        options: The other arguments of `wandb.init`, such as `id`, `resume`, `config`, `tags`, `mode` and `reinit`.
 
     Raises:
         ConfigurationError: An argument is unknown or has an invalid value, or `resume` does not fit the run.
     """
-    passed = {name: value for name, value in locals().items() if name not in {"settings", "more"}}
     global _current
-    if settings is not None:
-        own = dict(settings) if isinstance(settings, Mapping) else vars(settings)
-        named = {to: own[key] for key, to in _SETTINGS.items() if passed[to] is None and own.get(key) is not None}
-        return init(**{**passed, **named}, **more)
-    _check_arguments(more, mode, resume, reinit)
-    if reinit != "create_new" and (previous := _previous(reinit, id, resume)) is not None:
+    passed = _merged({"project": project, "name": name, **options}, settings)
+    if passed["reinit"] != "create_new" and (previous := _previous(passed)) is not None:
         return previous
     made = _made(passed)
     made.on_finish = _finished
     _active.append(made)
-    made.group, made.job_type, made.notes, made.tags = passed["group"], job_type, notes, tuple(tags or ())
-    made.config.update(_parsed(config, config_include_keys, config_exclude_keys), allow_val_change=True)
-    if reinit != "create_new":
+    made.group, made.job_type, made.notes = passed["group"], passed["job_type"], passed["notes"]
+    made.tags = tuple(passed["tags"] or ())
+    params = _parsed(passed["config"], passed["config_include_keys"], passed["config_exclude_keys"])
+    made.config.update(params, allow_val_change=True)
+    if passed["reinit"] != "create_new":
         _current = made
     return made
 
 
-def _made(passed: dict[str, Any]) -> Run:
-    """Open the run that the arguments of `init` describe; environment variables supply omitted arguments."""
-    environment = os.environ.get
-    for key, variable in _VARIABLES.items():
-        passed[key] = environment(variable) if passed[key] is None else passed[key]
-    project, name, resume = passed["project"] or "uncategorized", passed["name"], passed["resume"]
+def _merged(arguments: Mapping[str, Any], settings: Any) -> dict[str, Any]:
+    """Check the arguments of `init`, and take omitted ones from the settings and from environment variables."""
+    for key in arguments:
+        if key in _REFUSED:
+            raise ConfigurationError(
+                f"wandb.init({key}=...) is not supported; `trieye fork RUN --checkpoint step:N` forks a run"
+            )
+        if key not in _ARGUMENTS | _IGNORED:
+            raise ConfigurationError(f"wandb.init({key}=...): unknown argument{did_you_mean(key, _ARGUMENTS)}")
+    if without_effect := sorted(_IGNORED & arguments.keys()):
+        say(f"wandb.init(): {', '.join(without_effect)} has no effect without the server of wandb")
+    merged: dict[str, Any] = {key: os.environ.get(_VARIABLES.get(key, "")) for key in _ARGUMENTS}
+    own = settings if isinstance(settings, Mapping) else vars(settings or Settings())
+    for source in ({key.removeprefix("run_"): value for key, value in own.items()}, arguments):
+        merged |= {key: value for key, value in source.items() if value is not None}
+    for key, choices in _CHOICES.items():
+        value = merged[key]
+        if isinstance(value, str) and value not in choices:
+            flags = "" if key == "mode" else ", True, False"
+            variable = _VARIABLES.get(key, "")
+            origin = f", from {variable}" if os.environ.get(variable) == value else ""
+            raise ConfigurationError(
+                f"wandb.init({key}={value!r}{origin}): choose from {', '.join(choices)}{flags}"
+                f"{did_you_mean(value, choices)}"
+            )
+    return merged
+
+
+def _made(passed: Mapping[str, Any]) -> Run:
+    """Open the run that the arguments of `init` describe."""
+    project, resume = passed["project"] or "uncategorized", passed["resume"]
     resume = {True: "auto", False: None}[resume] if isinstance(resume, bool) else resume
     chosen = passed["id"] or (_auto_id() if resume == "auto" else None) or _new_id()
-    if passed["mode"] == "disabled" or environment("WANDB_DISABLED") == "true":
-        return Run(None, id=chosen, name=name or chosen, project=project, resumed=False)
-    labels = {"id": chosen, "tags": ",".join(passed["tags"] or ())}
-    labels |= {key: passed[key] for key in ("group", "job_type")}
+    names = {"id": chosen, "name": passed["name"] or chosen, "project": project}
+    if passed["mode"] == "disabled" or os.environ.get("WANDB_DISABLED") == "true":
+        return Run(None, resumed=False, **names)
+    root = Path(os.environ.get(ROOT) or Path(passed["dir"] or ".") / ".trieye_data")
+    directory, exists = _directory(root / safe_name(project) / "runs", chosen, names["name"], resume)
+    labels = {"id": chosen, "group": passed["group"], "job_type": passed["job_type"]}
+    labels["tags"] = ",".join(passed["tags"] or ())
     about = {"tags": {f"wandb.{key}": value for key, value in labels.items() if value}, "description": passed["notes"]}
-    root = Path(environment(ROOT) or Path(passed["dir"] or ".") / ".trieye_data")
-    made = _begun(root, project, chosen, name, resume, about)
+    rows: dict[str, Any] = {"stats": {"metrics": [ROWS_METRIC]}}
+    adopted = AdoptedRun.join(directory.name, app=safe_name(project), root=root, **rows, **about)
+    is_resumed = exists and resume in {"allow", "must", "auto"}
+    if exists and not is_resumed:
+        adopted.resumes_at(0)
+    say(f"wandb: run {chosen!r} of project {project!r} {'resumes' if is_resumed else 'begins'} in {adopted.run.dir}")
+    made = Run(adopted, resumed=is_resumed, **names)
     if passed["sync_tensorboard"] or passed["tensorboard"]:
         _share_with_writers(made, root)
     if resume == "auto":
@@ -153,8 +162,9 @@ def _made(passed: dict[str, Any]) -> Run:
     return made
 
 
-def _previous(reinit: bool | str | None, chosen: str | None, resume: bool | str | None) -> Run | None:
+def _previous(passed: Mapping[str, Any]) -> Run | None:
     """Return the open run for `init` to return, or None; `reinit` may finish open runs first."""
+    reinit, chosen = passed["reinit"], passed["id"]
     for run in [run for run in _active if not run.is_open and not run.disabled]:
         _finished(run, "KILLED")
     if not _active:
@@ -165,7 +175,7 @@ def _previous(reinit: bool | str | None, chosen: str | None, resume: bool | str 
             run.finish()
         return None
     run = _active[-1]
-    if resume == "must" and chosen != run.id:
+    if passed["resume"] == "must" and chosen != run.id:
         raise ConfigurationError(
             f"wandb.init(id={chosen!r}, resume='must'): run {run.id!r} is already open; {_HOW_TO_REOPEN}"
         )
@@ -179,39 +189,25 @@ def _is_in_ipython() -> bool:
     return ipython is not None and ipython.get_ipython() is not None
 
 
-def _begun(
-    root: Path, project: str, chosen: str, name: str | None, resume: bool | str | None, overrides: Mapping[str, Any]
-) -> Run:
-    app = safe_name(project)
-    runs = root / app / "runs"
-    exists = _directory_of(runs, chosen)
-    if resume == "must" and exists is None:
+def _directory(runs: Path, chosen: str, name: str, resume: str | None) -> tuple[Path, bool]:
+    """Return the directory of the run with an id, and whether the run exists."""
+    exists = False
+    for directory in [*sorted(runs.glob(f"*-{glob.escape(safe_name(chosen))}")), runs / safe_name(chosen)]:
+        implied = chosen if directory.name == safe_name(chosen) else None  # by a run that has no id in its record
+        record = RunRecord.read(directory / RUN_RECORD)
+        if exists := record is not None and record.tags.get("wandb.id", implied) == chosen:
+            break
+    else:
+        directory = runs / safe_name(chosen if name == chosen else f"{name}-{chosen}")
+    if resume == "must" and not exists:
         raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='must'): no run with this id in {runs}")
-    if resume == "never" and exists is not None:
-        raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='never'): the run exists in {exists}")
-    directory = exists or runs / safe_name(f"{name}-{chosen}" if name and name != chosen else chosen)
-    if exists is None and (directory / RUN_RECORD).exists():
+    if resume == "never" and exists:
+        raise ConfigurationError(f"wandb.init(id={chosen!r}, resume='never'): the run exists in {directory}")
+    if not exists and (directory / RUN_RECORD).exists():
         raise ConfigurationError(f"wandb.init(id={chosen!r}): {directory} belongs to another run; choose another id")
     if any(run.is_open and Path(run.dir) == directory.resolve() for run in _active):
         raise ConfigurationError(f"wandb.init(id={chosen!r}): this program has already opened this run")
-    adopted = AdoptedRun.join(directory.name, app=app, root=root, stats={"metrics": [_ROWS_METRIC]}, **overrides)
-    is_resumed = exists is not None and resume in {"allow", "must", "auto"}
-    if exists is not None and not is_resumed:
-        adopted.resumes_at(0)
-    say(f"wandb: run {chosen!r} of project {project!r} {'resumes' if is_resumed else 'begins'} in {adopted.run.dir}")
-    return Run(adopted, id=chosen, name=name or chosen, project=project, resumed=is_resumed)
-
-
-def _directory_of(runs: Path, chosen: str) -> Path | None:
-    """Return the directory of the run with an id, or None."""
-    for path in [*sorted(runs.glob(f"*-{glob.escape(safe_name(chosen))}")), runs / safe_name(chosen)]:
-        record = RunRecord.read(path / RUN_RECORD)
-        own = (
-            None if record is None else record.tags.get("wandb.id", chosen if path.name == safe_name(chosen) else None)
-        )
-        if own == chosen:
-            return path
-    return None
+    return directory, exists
 
 
 def _share_with_writers(run: Run, root: Path) -> None:
@@ -222,15 +218,13 @@ def _share_with_writers(run: Run, root: Path) -> None:
         say(f"wandb.init(sync_tensorboard=True): call it before SummaryWriter; runs {', '.join(opened)} stay separate")
 
 
+@functools.cache
 def _announce() -> None:
     """Print once which calls have no effect or raise an error, before the training starts."""
-    global _has_announced
-    if not _has_announced:
-        _has_announced = True
-        say(
-            f"wandb: not available without its server: {', '.join(NOT_SUPPORTED)}, use_artifact(name), use_model; "
-            "registry links, displays and preemption marks have no effect (docs/adopting.md)"
-        )
+    say(
+        f"wandb: not available without its server: {', '.join(NOT_SUPPORTED)}, use_artifact(name), use_model; "
+        "registry links, displays and preemption marks have no effect (docs/adopting.md)"
+    )
 
 
 def _parsed(config: Any, include: Sequence[str] | None, exclude: Sequence[str] | None) -> dict[str, Any]:
@@ -251,32 +245,6 @@ def _finished(run: Run, status: RunStatus) -> None:
         opening.SHARED.clear()
     if status == "FINISHED" and _auto_id() == run.id:
         RESUME_FILE.unlink(missing_ok=True)
-
-
-def _check_arguments(
-    more: Mapping[str, Any], mode: str | None, resume: bool | str | None, reinit: bool | str | None
-) -> None:
-    arguments = ("project", "name", *(init.__kwdefaults__ or {}))
-    for key in more:
-        if key in _REFUSED:
-            raise ConfigurationError(
-                f"wandb.init({key}=...) is not supported; `trieye fork RUN --checkpoint step:N` forks a run"
-            )
-        if key not in _IGNORED:
-            raise ConfigurationError(f"wandb.init({key}=...): unknown argument{did_you_mean(key, arguments)}")
-    if more:
-        say(f"wandb.init(): {', '.join(sorted(more))} has no effect without the server of wandb")
-    if mode is not None and mode not in _MODES:
-        raise ConfigurationError(
-            f"wandb.init(mode={mode!r}): choose from {', '.join(_MODES)}{did_you_mean(str(mode), _MODES)}"
-        )
-    if isinstance(resume, str) and resume not in _RESUMES:
-        raise ConfigurationError(f"wandb.init(resume={resume!r}): choose from {', '.join(_RESUMES)}, True, False")
-    if isinstance(reinit, str) and reinit not in _REINITS:
-        raise ConfigurationError(
-            f"wandb.init(reinit={reinit!r}): choose from {', '.join(_REINITS)}, True, False"
-            f"{did_you_mean(reinit, _REINITS)}"
-        )
 
 
 def _new_id() -> str:

@@ -6,14 +6,13 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from trieye.exceptions import ConfigurationError
-from trieye.integrations import media
 from trieye.integrations.opening import safe_name
 from trieye.integrations.wandb.media import Media, PathLike
 from trieye.process.progress import say
@@ -41,40 +40,28 @@ class Artifact:
         entries: Maps names in the artifact to files.
     """
 
-    def __init__(
-        self,
-        name: str,
-        type: str,  # noqa: A002 - wandb's name
-        description: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        **more: Any,
-    ) -> None:
-        del more
+    def __init__(self, name: str, type: str, description: str | None = None, metadata: Any = None, **_: Any) -> None:  # noqa: A002 - wandb's name
         self.name, self.type, self.description, self.metadata = name, type, description, dict(metadata or {})
-        self.aliases: list[str] = []
-        self.tags: list[str] = []
+        self.aliases, self.tags = list[str](), list[str]()
         self.version, self.state = "", "PENDING"
-        self.entries: dict[str, Path] = {}
-        self._media: dict[str, Media] = {}
-        self._references: dict[str, str] = {}
-        self._new_files: Path | None = None
+        self.entries, self._media, self._references = dict[str, Path](), dict[str, Media](), dict[str, str]()
+        self._new_files = Path(tempfile.mkdtemp())
+        weakref.finalize(self, shutil.rmtree, self._new_files, ignore_errors=True)
 
-    def add_file(self, local_path: PathLike, name: str | None = None, **more: Any) -> SimpleNamespace:
+    def add_file(self, local_path: PathLike, name: str | None = None, **_: Any) -> SimpleNamespace:
         """Add a file.
 
         Raises:
             ConfigurationError: The file does not exist.
         """
-        del more
         path = Path(local_path)
         if not path.is_file():
             raise ConfigurationError(f"Artifact.add_file({str(local_path)!r}): the file does not exist")
         self.entries[_inside(name or path.name)] = path
         return self.get_entry(name or path.name)
 
-    def add_dir(self, local_path: PathLike, name: str | None = None, **more: Any) -> None:
+    def add_dir(self, local_path: PathLike, name: str | None = None, **_: Any) -> None:
         """Add all files below a directory."""
-        del more
         root = Path(local_path)
         if not root.is_dir():
             raise ConfigurationError(f"Artifact.add_dir({str(local_path)!r}): the directory does not exist")
@@ -82,12 +69,8 @@ class Artifact:
         self.entries |= {_inside((Path(name or "") / path.relative_to(root)).as_posix()): path for path in inside}
 
     @contextlib.contextmanager
-    def new_file(self, name: str, mode: str = "x", encoding: str | None = None, **more: Any) -> Iterator[Any]:
+    def new_file(self, name: str, mode: str = "x", encoding: str | None = None, **_: Any) -> Iterator[Any]:
         """Open a new file of the artifact for writing."""
-        del more
-        if self._new_files is None:
-            self._new_files = Path(tempfile.mkdtemp())
-            weakref.finalize(self, shutil.rmtree, self._new_files, ignore_errors=True)
         path = self._new_files / _inside(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open(mode.replace("x", "w"), encoding=encoding) as file:
@@ -101,9 +84,8 @@ class Artifact:
             raise ConfigurationError(f"Artifact.add({name!r}): {type(obj).__name__} is not a media type; use add_file")
         self._media[name] = obj
 
-    def add_reference(self, uri: str, name: str | None = None, **more: Any) -> None:
+    def add_reference(self, uri: str, name: str | None = None, **_: Any) -> None:
         """Add local files (`file://...`), or record the URI of remote files."""
-        del more
         path = Path(unquote(urlsplit(uri).path))
         if urlsplit(uri).scheme != "file":
             self._references[name or uri] = uri
@@ -134,9 +116,8 @@ class Artifact:
         """Remove a file."""
         self.entries.pop(str(getattr(item, "path", item)), None)
 
-    def files(self, names: list[str] | None = None, **more: Any) -> list[SimpleNamespace]:
+    def files(self, names: list[str] | None = None, **_: Any) -> list[SimpleNamespace]:
         """Return the files."""
-        del more
         return [self.get_entry(name) for name in names or self.entries]
 
     def file(self, root: PathLike | None = None) -> str:
@@ -145,9 +126,8 @@ class Artifact:
             raise ValueError(f"artifact {self.name!r} has {len(self.entries)} files, expected one")
         return str(Path(self.download(root)) / next(iter(self.entries)))
 
-    def download(self, root: PathLike | None = None, **more: Any) -> str:
+    def download(self, root: PathLike | None = None, **_: Any) -> str:
         """Copy the files to a directory, `artifacts/NAME` by default, and return it."""
-        del more
         directory = Path(root or Path("artifacts") / safe_name(self.name))
         for name, path in self.entries.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -176,16 +156,27 @@ class Artifact:
         return self
 
     def log_to(self, run: Run, version: int, step: int) -> None:
-        """Store files, media and description with the run."""
+        """Store files, media and description with the run.
+
+        Raises:
+            ConfigurationError: An added file no longer exists.
+        """
+        if missing := [str(path) for path in self.entries.values() if not path.is_file()]:
+            raise ConfigurationError(f"artifact {self.name!r}: these added files no longer exist: {', '.join(missing)}")
         self.version, self.state = f"v{version}", "COMMITTED"
-        folder = Path("artifacts") / safe_name(self.name) / self.version
-        for name, path in self.entries.items():
-            run.log_artifact(path, (folder / name).parent.as_posix())
+        about = {name: getattr(self, name) for name in ("name", "type", "description", "metadata", "aliases", "tags")}
+        with tempfile.TemporaryDirectory() as scratch:
+            root = Path(scratch) / self.version  # a directory is stored under its name
+            for name, path in self.entries.items():
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).symlink_to(path.resolve())
+            if "artifact.json" not in self.entries:
+                root.mkdir(exist_ok=True)
+                text = json.dumps({**about, "references": self._references}, indent=1, default=str)
+                (root / "artifact.json").write_text(text, "utf-8")
+            run.log_artifact(root, f"artifacts/{safe_name(self.name)}")
         for name, medium in self._media.items():
             medium.log_to(run, f"{safe_name(self.name)}/{name}", step)
-        about = {name: getattr(self, name) for name in ("name", "type", "description", "metadata", "aliases", "tags")}
-        text = json.dumps({**about, "references": self._references}, indent=1, default=str)
-        media.keep_file(run, folder.as_posix(), "artifact.json", text.encode())
 
     def __getattr__(self, name: str) -> Any:
         if _SERVER_ONLY.fullmatch(name):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trieye.config.names import printable
 from trieye.exceptions import ConfigurationError
 from trieye.integrations import media
 from trieye.run.media import array_of, number_of
@@ -25,16 +26,55 @@ _PATHS = (str, os.PathLike)
 class Media:
     """A value other than a number."""
 
+    caption: str | None = None
+
     def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log the value to a run."""
+        """Log the value to a run, and its caption as a text."""
+        self._log(run, name, step)
+        if self.caption:
+            run.log_text(f"{name}/caption", self.caption, step)
+
+    def _log(self, run: Run, name: str, step: int) -> None:
         raise NotImplementedError
 
 
-class Image(Media):
+class File(Media):
+    """A sound, a molecule, a scene or a page: a file, an open file, or data that is stored as JSON."""
+
+    folder = ""
+
+    def __init__(self, data_or_path: Any, caption: str | None = None, **_: Any) -> None:
+        self.caption = caption
+        self._path = Path(data_or_path) if isinstance(data_or_path, _PATHS) else None
+        self._content: Any = None if self._path else self._copied(data_or_path)
+
+    def _copied(self, data: Any) -> Any:
+        """Copy the data, so that later changes do not affect it: here, return bytes and a file suffix."""
+        if hasattr(data, "read"):
+            content = data.read()
+            return content if isinstance(content, bytes) else content.encode(), Path(getattr(data, "name", "")).suffix
+        return json.dumps(data, default=_plain).encode(), ".json"
+
+    def _log(self, run: Run, name: str, step: int) -> None:
+        folder = f"media/{self.folder or type(self).__name__.lower()}/{name}"
+        if self._path:
+            run.log_artifact(self._path, f"{folder}/{step}")
+        else:
+            self._log_content(run, name, step, folder)
+
+    def _log_content(self, run: Run, name: str, step: int, folder: str) -> None:
+        del name
+        content, suffix = self._content
+        media.keep_file(run, folder, f"{step}{suffix}", content)
+
+
+class Image(File):
     """An image: an array `[height, width, channels]`, a tensor `[channels, height, width]`, a figure, or a file.
 
     Masks are logged as images of their class numbers; boxes and class names are stored as a JSON file.
     """
+
+    folder = "images"
 
     def __init__(
         self,
@@ -48,30 +88,103 @@ class Image(Media):
         file_type: str | None = None,
     ) -> None:
         del mode, grouping, file_type
-        self._file = Path(data_or_path) if isinstance(data_or_path, _PATHS) else None
-        self._picture = None if self._file else _picture(data_or_path)
-        self.caption = caption
+        super().__init__(data_or_path, caption)
         parts = {name: dict(mask) for name, mask in (masks or {}).items()}
-        self._masks = {name: mask.pop("mask_data", None) for name, mask in parts.items()}
         self._masks = {
-            name: np.array(array_of("Image", mask)) for name, mask in self._masks.items() if mask is not None
+            name: np.array(array_of("Image", mask.pop("mask_data")))
+            for name, mask in parts.items()
+            if "mask_data" in mask
         }
         labels = {"classes": getattr(classes, "class_set", classes), "boxes": boxes, "masks": parts}
         self._labels = {name: value for name, value in labels.items() if value}
 
-    def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log the image, its caption as a text, its masks and its labels."""
-        if self._file:
-            run.log_artifact(self._file, f"media/images/{name}")
-        else:
-            run.log_image(name, self._picture, step)
-        if self.caption:
-            run.log_text(f"{name}/caption", self.caption, step)
+    def _copied(self, data: Any) -> Any:
+        if hasattr(data, "getbands"):
+            return data.copy()
+        if callable(getattr(data, "savefig", None)):
+            return media.drawn("Image", data.gcf() if hasattr(data, "gcf") else getattr(data, "figure", data))
+        return _colors(array_of("Image", data))
+
+    def _log(self, run: Run, name: str, step: int) -> None:
+        super()._log(run, name, step)
         for mask, classes in self._masks.items():
             run.log_image(f"{name}/masks/{mask}", np.clip(classes, 0, 255).astype(np.uint8), step)
         if self._labels:
-            text = json.dumps(self._labels, default=_plain)
-            media.keep_text(run, f"media/images/{name}", f"{step}.json", text)
+            media.keep_text(run, f"media/images/{name}", f"{step}.json", json.dumps(self._labels, default=_plain))
+
+    def _log_content(self, run: Run, name: str, step: int, folder: str) -> None:
+        del folder
+        run.log_image(name, self._content, step)
+
+
+class Video(File):
+    """A video: an array `[time, channels, height, width]`, several of them, or a file."""
+
+    folder = "videos"
+
+    def __init__(
+        self,
+        data_or_path: Any,
+        caption: str | None = None,
+        fps: int | None = None,
+        format: str | None = None,  # noqa: A002
+    ) -> None:
+        super().__init__(data_or_path, caption)
+        self._fps, self._format = fps or 4, format
+
+    def _copied(self, data: Any) -> Any:
+        array = array_of("Video", data)
+        return _colors(np.concatenate(list(array), axis=-1) if array.ndim == 5 else array)  # noqa: PLR2004 - several
+
+    def _log_content(self, run: Run, name: str, step: int, folder: str) -> None:
+        del folder
+        run.log_video(name, self._content, step, fps=self._fps, format="mp4" if self._format == "mp4" else "gif")
+
+
+class Html(File):
+    """An HTML page, from its text or a file."""
+
+    def __init__(self, data: Any, inject: bool = True, data_is_not_path: bool = False) -> None:
+        del inject
+        is_path = isinstance(data, os.PathLike) or (isinstance(data, str) and data.endswith(".html"))
+        is_file = is_path and not data_is_not_path
+        text = Path(data).read_text("utf-8") if is_file else data.read() if hasattr(data, "read") else str(data)
+        self._path, self._content = None, (printable(text).encode(), ".html")
+
+
+class Audio(File):
+    """A sound: a file, or samples in [-1, 1], `[time]` or `[time, channels]`, with a `sample_rate` in Hz."""
+
+    def __init__(self, data_or_path: Any, sample_rate: int | None = None, caption: str | None = None) -> None:
+        if sample_rate is None and not isinstance(data_or_path, _PATHS):
+            raise ConfigurationError("Audio: samples need a sample_rate")
+        self._rate = sample_rate or 0
+        super().__init__(data_or_path, caption)
+
+    def _copied(self, data: Any) -> Any:
+        samples = array_of("Audio", data)
+        if samples.dtype.kind == "f":
+            samples = np.clip(np.nan_to_num(samples), -1.0, 1.0) * 32767
+        buffer = io.BytesIO()
+        with wave.open(buffer, "wb") as file:
+            file.setparams((1 if samples.ndim == 1 else samples.shape[1], 2, self._rate, 0, "NONE", ""))
+            file.writeframes(samples.astype("<i2").tobytes())
+        return buffer.getvalue(), ".wav"
+
+
+class Object3D(File):
+    """A point cloud or a scene, as data or a file."""
+
+
+class Molecule(File):
+    """A molecule in a file."""
+
+
+class Plotly(File):
+    """A Plotly figure, stored as a page."""
+
+    def _copied(self, data: Any) -> Any:
+        return str(data.to_html()).encode(), ".html"
 
 
 class Images(Media):
@@ -80,8 +193,7 @@ class Images(Media):
     def __init__(self, items: Sequence[Media]) -> None:
         self._items = items
 
-    def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log each item under its number."""
+    def _log(self, run: Run, name: str, step: int) -> None:
         for number, item in enumerate(self._items):
             item.log_to(run, f"{name}/{number}" if len(self._items) > 1 else name, step)
 
@@ -95,54 +207,20 @@ class Histogram(Media):
         self._bins: Any = num_bins
         if np_histogram is not None:
             counts, edges = (np.asarray(part, np.float64) for part in np_histogram)
-            self._values = np.repeat((edges[1:] + edges[:-1]) / 2.0, counts.astype(np.int64))
-            self._bins = edges.tolist()
-        else:
-            self._values = array_of("Histogram", sequence).astype(np.float64).reshape(-1)
+            sequence, self._bins = np.repeat((edges[1:] + edges[:-1]) / 2.0, counts.astype(np.int64)), edges.tolist()
+        self._values = array_of("Histogram", sequence).astype(np.float64).reshape(-1)
 
-    def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log the histogram; without a finite value, log nothing."""
+    def _log(self, run: Run, name: str, step: int) -> None:
         if np.isfinite(self._values).any():
             run.log_histogram(name, self._values, step, self._bins)
-
-
-class Video(Media):
-    """A video: an array `[time, channels, height, width]`, several of them, or a file."""
-
-    def __init__(
-        self,
-        data_or_path: Any,
-        caption: str | None = None,
-        fps: int | None = None,
-        format: str | None = None,  # noqa: A002
-    ) -> None:
-        self.caption = caption
-        self._file = Path(data_or_path) if isinstance(data_or_path, _PATHS) else None
-        self._frames = None if self._file else _frames(data_or_path)
-        self._fps, self._format = fps or 4, format
-
-    def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log the video; a file is copied."""
-        if self._file:
-            run.log_artifact(self._file, f"media/videos/{name}")
-        else:
-            run.log_video(name, self._frames, step, fps=self._fps, format="mp4" if self._format == "mp4" else "gif")
-        if self.caption:
-            run.log_text(f"{name}/caption", self.caption, step)
 
 
 class Table(Media):
     """Rows and columns, or a data frame. Cells that are images or other media are logged under the table's name."""
 
     def __init__(
-        self,
-        columns: Sequence[str] | None = None,
-        data: Any = None,
-        rows: Any = None,
-        dataframe: Any = None,
-        **more: Any,
+        self, columns: Sequence[str] | None = None, data: Any = None, rows: Any = None, dataframe: Any = None, **_: Any
     ) -> None:
-        del more
         data = rows if data is None else data
         frame = dataframe if dataframe is not None else data if hasattr(data, "columns") else None
         if frame is not None:
@@ -197,7 +275,7 @@ class Table(Media):
 
     set_fk = cast = set_pk
 
-    def log_to(self, run: Run, name: str, step: int) -> None:
+    def _log(self, run: Run, name: str, step: int) -> None:
         """Log the table; objects are shown as text, media cells as the names under which they are logged."""
         cells: dict[str, list[Any]] = {column: [] for column in self.columns}
         for number, row in self.iterrows():
@@ -209,84 +287,6 @@ class Table(Media):
         run.log_table(name, cells, step)
 
 
-class Html(Media):
-    """An HTML page, from its text or a file."""
-
-    def __init__(self, data: Any, inject: bool = True, data_is_not_path: bool = False) -> None:
-        del inject
-        is_file = isinstance(data, os.PathLike) or (isinstance(data, str) and data.endswith(".html"))
-        is_file = is_file and not data_is_not_path
-        self._text = Path(data).read_text("utf-8") if is_file else data.read() if hasattr(data, "read") else str(data)
-
-    def log_to(self, run: Run, name: str, step: int) -> None:
-        """Store the page as an artifact."""
-        media.keep_text(run, f"media/html/{name}", f"{step}.html", self._text)
-
-
-class File(Media):
-    """A sound, a molecule, a scene or a page, stored as an artifact."""
-
-    def __init__(self, data_or_path: Any, caption: str | None = None, **more: Any) -> None:
-        del more
-        self._path = Path(data_or_path) if isinstance(data_or_path, _PATHS) else None
-        self._content, self._suffix = (b"", "") if self._path else self._encoded(data_or_path)
-        self.caption = caption
-
-    def _encoded(self, data: Any) -> tuple[bytes, str]:
-        """Encode in-memory data; return the bytes and a file suffix."""
-        if hasattr(data, "read"):
-            content = data.read()
-            return content if isinstance(content, bytes) else content.encode(), Path(getattr(data, "name", "")).suffix
-        return json.dumps(data, default=_plain).encode(), ".json"
-
-    def log_to(self, run: Run, name: str, step: int) -> None:
-        """Store the file, and log its caption as a text."""
-        folder = f"media/{type(self).__name__.lower()}/{name}"
-        if self._path:
-            run.log_artifact(self._path, folder)
-        else:
-            media.keep_file(run, folder, f"{step}{self._suffix}", self._content)
-        if self.caption:
-            run.log_text(f"{name}/caption", self.caption, step)
-
-
-class Audio(File):
-    """A sound: a file, or samples in [-1, 1], `[time]` or `[time, channels]`, with a `sample_rate` in Hz."""
-
-    def __init__(self, data_or_path: Any, sample_rate: int | None = None, caption: str | None = None) -> None:
-        if sample_rate is None and not isinstance(data_or_path, _PATHS):
-            raise ConfigurationError("Audio: samples need a sample_rate")
-        self._rate = sample_rate or 0
-        super().__init__(data_or_path, caption)
-
-    def _encoded(self, data: Any) -> tuple[bytes, str]:
-        samples = array_of("Audio", data)
-        if samples.dtype.kind == "f":
-            samples = (np.clip(np.nan_to_num(samples), -1.0, 1.0) * 32767).astype("<i2")
-        buffer = io.BytesIO()
-        with wave.open(buffer, "wb") as file:
-            file.setnchannels(1 if samples.ndim == 1 else samples.shape[1])
-            file.setsampwidth(2)
-            file.setframerate(self._rate)
-            file.writeframes(samples.astype("<i2").tobytes())
-        return buffer.getvalue(), ".wav"
-
-
-class Object3D(File):
-    """A point cloud or a scene, as data or a file."""
-
-
-class Molecule(File):
-    """A molecule in a file."""
-
-
-class Plotly(File):
-    """A Plotly figure, stored as a page."""
-
-    def _encoded(self, data: Any) -> tuple[bytes, str]:
-        return str(data.to_html()).encode(), ".html"
-
-
 class Text(Media):
     """A text."""
 
@@ -296,8 +296,7 @@ class Text(Media):
     def __str__(self) -> str:
         return self._text
 
-    def log_to(self, run: Run, name: str, step: int) -> None:
-        """Log the text."""
+    def _log(self, run: Run, name: str, step: int) -> None:
         media.log_text(run, name, self._text, step)
 
 
@@ -311,41 +310,26 @@ def medium_of(name: str, value: Any) -> float | Media | None:
         return value
     if isinstance(value, numbers.Real | np.bool_):
         return number_of(name, value)
-    if isinstance(value, str):
-        return Text(value)
     if isinstance(value, list | tuple) and value and all(isinstance(item, Media) for item in value):
         return Images(value)
-    if callable(getattr(value, "savefig", None)) or hasattr(value, "getbands"):
-        return Image(value)
-    return _medium_of_object(value)
-
-
-def _medium_of_object(value: Any) -> float | Media | None:
-    if hasattr(value, "to_plotly_json"):
-        return Plotly(value)
-    if hasattr(value, "columns"):
-        return Table(dataframe=value)
+    for attribute, kind in _KINDS.items():
+        if hasattr(value, attribute):
+            return kind(value)
     try:
         array = array_of("wandb.log", value)
-    except TypeError:  # texts, ragged lists, objects
+    except TypeError:  # ragged lists, objects
         return Text(str(value))
-    if array.size == 1:
-        return float(array.reshape(-1)[0])
-    return Histogram(array) if array.size else None
+    return Histogram(array) if array.size > 1 else float(array.reshape(-1)[0]) if array.size else None
 
 
-def _picture(data: Any) -> Any:
-    """Return a copy of an image, so that later changes do not affect it."""
-    if hasattr(data, "getbands"):
-        return data.copy()
-    if callable(getattr(data, "savefig", None)):
-        return media.drawn("Image", data.gcf() if hasattr(data, "gcf") else getattr(data, "figure", data))
-    return _colors(array_of("Image", data))
-
-
-def _frames(data: Any) -> Any:
-    array = array_of("Video", data)
-    return _colors(np.concatenate(list(array), axis=-1) if array.ndim == 5 else array)  # noqa: PLR2004 - several videos
+_KINDS: Mapping[str, Callable[[Any], Media]] = {
+    "casefold": lambda text: Text(str(text)),
+    "savefig": Image,
+    "getbands": Image,
+    "to_plotly_json": Plotly,
+    "columns": lambda frame: Table(dataframe=frame),
+}
+"""Media types of the objects of other libraries, by an attribute of these objects."""
 
 
 def _colors(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -13,6 +13,7 @@ import numpy as np
 from trieye.config.packages import require
 from trieye.exceptions import ConfigurationError
 from trieye.integrations.wandb.axes import Axes
+from trieye.integrations.wandb.values import flat
 from trieye.results.runs import LoadedRun, Points, Problems, Series, seed_in
 
 _BLOCK, _HEADER = 32768, 7
@@ -98,7 +99,7 @@ class OfflineRuns:
                 metric = record.metric
                 axes.define(metric.name or metric.glob_name, metric.step_metric or None)
             elif record.HasField("history"):
-                logged = dict(_leaves({key: value for key, value in values.items() if not key.startswith("_")}))
+                logged = dict(flat({key: value for key, value in values.items() if not key.startswith("_")}))
                 numbers = {name: float(value) for name, value in logged.items() if isinstance(value, int | float)}
                 media |= logged.keys() - numbers.keys()
                 at = values.get("_timestamp")
@@ -190,11 +191,3 @@ def values_of(items: Iterable[Any]) -> dict[str, Any]:
 
 def _int_of(text: str) -> float:
     return int(text) if len(text) <= _MOST_DIGITS else float(text)
-
-
-def _leaves(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and "_type" not in value:
-            yield from _leaves(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value

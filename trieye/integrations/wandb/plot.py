@@ -23,9 +23,8 @@ def plot_table(vega_spec_name: str, data_table: Table, *_: Any, **__: Any) -> Ta
     return data_table
 
 
-def line_series(xs: Iterable[Any], ys: Iterable[Iterable[Any]], keys: Any = None, **more: Any) -> Table:
+def line_series(xs: Iterable[Any], ys: Iterable[Iterable[Any]], keys: Any = None, **_: Any) -> Table:
     """Return the points of several lines as a table."""
-    del more
     lines, shared = [list(line) for line in ys], list(xs)
     columns = shared if shared and isinstance(shared[0], Iterable) else [shared] * len(lines)
     names = list(keys or [f"line_{number}" for number in range(len(lines))])

@@ -1,26 +1,23 @@
-"""Run: the `wandb.Run` API over a trieye run; `wandb.init` returns it."""
+"""Session: the rows, the config and the summary of a wandb run, and its end."""
 
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any
 
 from trieye.config.redaction import HIDDEN, redacted
 from trieye.exceptions import ConfigurationError
 from trieye.files.atomic import write_atomic
 from trieye.files.run_files import RUN_RECORD
 from trieye.files.run_record import MetricSummary, RunRecord, RunStatus
-from trieye.integrations import opening
-from trieye.integrations.opening import AdoptedRun
+from trieye.integrations.opening import AdoptedRun, AdoptingLogger
 from trieye.integrations.wandb.axes import Axes
-from trieye.integrations.wandb.files import FileCalls
-from trieye.integrations.wandb.media import Histogram, Media, Text, medium_of
-from trieye.integrations.wandb.values import Summary, WandbConfig
+from trieye.integrations.wandb.media import Media, Text, medium_of
+from trieye.integrations.wandb.values import Summary, WandbConfig, flat
 from trieye.process.progress import say
 from trieye.run.media import step_of
 from trieye.run.run import Run as TrieyeRun
@@ -31,54 +28,65 @@ _SUMMARY, _CONFIG = "wandb-summary.json", "wandb-config.json"
 ROWS = "trieye/wandb_step"
 """Metric that records the number of the last row, in runs whose metrics have other steps; in the history only."""
 
+ROWS_METRIC = {
+    "name": ROWS,
+    "aggregation": "max",
+    "log_frequency_steps": 0,
+    "log_frequency_seconds": 30.0,
+    "log_to": [],
+}
+"""Config of that metric."""
+
 _OWN = "_wandb"
 """Key of the config file under which the adapter stores its state."""
 
 
-class Run(FileCalls):
-    """A run with the methods of `wandb.Run`; also a context manager.
+class Session(AdoptingLogger):
+    """An open run: rows, config and summary.
+
+    Args:
+        adopted: The run; None: nothing is logged.
+        id, name, project: As passed to `init` or chosen by it.
+        resumed: Whether the run continues an earlier attempt.
 
     Attributes:
-        id, name, project, group, job_type, notes, tags: As passed to `init` or chosen by it.
+        group, job_type, notes, tags: As passed to `init`.
         config: The parameters.
         summary: The final value of each name.
-        resumed: Whether the run continues an earlier attempt.
         step: Step of the next row.
         starting_step, start_time: First step and Unix start time of this attempt.
         disabled: Whether nothing is logged.
+        dir, sync_dir: The directory of the run.
+        path: `project/id`.
         on_finish: Called with the run and its status when it finishes.
     """
 
     entity = url = project_url = sweep_id = sweep_url = settings = None
     offline = True
+    group: str | None = None
+    job_type: str | None = None
+    notes: str | None = None
+    tags: tuple[str, ...] = ()
 
     def __init__(self, adopted: AdoptedRun | None, *, id: str, name: str, project: str, resumed: bool) -> None:  # noqa: A002
         self.id, self.name, self.project, self.resumed = id, name, project, resumed
-        self.group: str | None = None
-        self.job_type: str | None = None
-        self.notes: str | None = None
-        self.tags: tuple[str, ...] = ()
-        self.disabled, self._adopted, self._pid = adopted is None, adopted, os.getpid()
-        self._directory = None if adopted is None else adopted.run.dir.resolve()
-        self.step, self.counts_rows = 0, False
-        self.on_finish: Callable[[Run, RunStatus], None] = lambda *_: None
+        self.path, self.disabled, self._adopted, self._pid = f"{project}/{id}", adopted is None, adopted, os.getpid()
+        self.dir = self.sync_dir = "" if adopted is None else str(adopted.run.dir.resolve())
+        self.step, self.counts_rows, self._has_ignored = 0, False, False
+        self.on_finish: Callable[[Any, RunStatus], None] = lambda *_: None
         self._row: dict[str, float] = {}
-        self._has_ignored = False
-        self._unhook: list[Callable[[], None]] = []
         self._extremes: Mapping[str, MetricSummary] = {}
         config, summary = self._earlier() if resumed else ({}, {})
         own = config.pop(_OWN, {})
         self.versions = dict(own.get("versions", {}))
-        self._alerts: dict[str, float] = {}
         self._axes = Axes(self._note_fraction, own.get("fractional", ()))
-        self.config = WandbConfig(self._record_config, config)
+        self.config = WandbConfig(config, self._record_config)
         self.summary = Summary(summary, self._keep_summary)
         self.starting_step, self.start_time = self.step, time.time()
-        if adopted is not None and not resumed:
-            for file_name in (_SUMMARY, _CONFIG):
-                (adopted.run.dir / file_name).unlink(missing_ok=True)
         if adopted is not None:
-            opening.BEFORE_CLOSE.append(self._end)
+            adopted.before_close.append(self._end)
+            for file_name in () if resumed else (_SUMMARY, _CONFIG):
+                (adopted.run.dir / file_name).unlink(missing_ok=True)
 
     def _earlier(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Continue after the last row of earlier attempts; return their config and summary.
@@ -118,21 +126,6 @@ class Run(FileCalls):
         return self._adopted is not None and self._pid == os.getpid() and not self._adopted.is_closed
 
     @property
-    def dir(self) -> str:
-        """The directory of the run."""
-        return str(self._directory or "")
-
-    @property
-    def path(self) -> str:
-        """`project/id`."""
-        return f"{self.project}/{self.id}"
-
-    @property
-    def sync_dir(self) -> str:
-        """The directory of the run."""
-        return self.dir
-
-    @property
     def config_static(self) -> dict[str, Any]:
         """A copy of the parameters."""
         return self.config.as_dict()
@@ -149,33 +142,33 @@ class Run(FileCalls):
             raise TypeError(f"wandb.log takes a dict, not a {type(data).__name__}")
         if not all(isinstance(key, str) and key for key in data):
             raise TypeError(f"wandb.log: keys must be non-empty strings, got {list(data)}")
-        if self.disabled:
+        if self.disabled or not (step is None or self._begin_row(step)):
             return
-        _ = self.run
-        if step is not None:
-            number = step_of("wandb.log", step)
-            if number < self.step:
-                if not self._has_ignored:
-                    self._has_ignored = True
-                    say(f"wandb.log(step={step}): the current step is {self.step}; rows of earlier steps are ignored")
-                return
-            if number > self.step:
-                self._write()
-                self.step = number
-        self._take({key: medium_of(key, value) for key, value in _flat(data)})
+        self._take({key: medium_of(key, value) for key, value in flat(data)})
         if commit or (commit is None and step is None):
             self._write()
             self.step += 1
 
+    def _begin_row(self, step: int) -> bool:
+        """Write the row before a step, and return whether the step is not an earlier one."""
+        number = step_of("wandb.log", step)
+        if number > self.step:
+            self._write()
+            self.step = number
+        elif number < self.step and not self._has_ignored:
+            self._has_ignored = True
+            say(f"wandb.log(step={step}): the current step is {self.step}; rows of earlier steps are ignored")
+        return number == self.step
+
     def _take(self, values: Mapping[str, float | Media | None]) -> None:
         """Buffer numbers until the end of the row; log media at once."""
-        numbers = {key: value for key, value in values.items() if isinstance(value, float)}
+        run, numbers = self.run, {key: value for key, value in values.items() if isinstance(value, float)}
         self._row |= numbers
         self._axes.update(numbers)
         for key, value in values.items():
             if isinstance(value, Media):
-                value.log_to(self.run, key, self._axes.step_of(key, self.step))
-                dict.update(self.summary, {key: value})
+                value.log_to(run, key, self._axes.step_of(key, self.step))
+                self.summary.set_silently({key: value})
 
     def _write(self) -> None:
         row, self._row = self._row, {}
@@ -194,7 +187,7 @@ class Run(FileCalls):
             if isinstance(before, float) and math.isfinite(before):
                 number = _EXTREMES[how](before, number)
         if how != "none":
-            dict.update(self.summary, {key: number})
+            self.summary.set_silently({key: number})
 
     def define_metric(
         self,
@@ -218,7 +211,7 @@ class Run(FileCalls):
         self.counts_rows = self.counts_rows or bool(self._axes.step_metrics)
         for metric, seen in self._extremes.items():
             if chosen in _EXTREMES and self._axes.rule_of(metric)[1] == chosen:
-                dict.update(self.summary, {metric: seen["max" if chosen == "max" else "min"]})
+                self.summary.set_silently({metric: seen["max" if chosen == "max" else "min"]})
         return SimpleNamespace(name=name, step_metric=step_metric, summary=summary)
 
     def _note_fraction(self, axis: str, x: float) -> None:
@@ -228,69 +221,6 @@ class Run(FileCalls):
         )
         self._keep_config()
 
-    def watch(
-        self,
-        models: Any,
-        criterion: Any = None,
-        log: str | None = "gradients",
-        log_freq: int = 1000,
-        idx: int | None = None,
-        log_graph: bool = False,
-    ) -> None:
-        """Log histograms of gradients, parameters or `all` of torch modules every `log_freq` backward passes."""
-        del criterion, idx, log_graph
-        if log not in {"gradients", "parameters", "all", None}:
-            raise ConfigurationError(f"watch(log={log!r}): choose from gradients, parameters, all")
-        for model in models if isinstance(models, list | tuple) else [models]:
-            for name, parameter in model.named_parameters():
-                if parameter.requires_grad and log is not None:
-                    self._hook(name, parameter, log, log_freq)
-
-    def _hook(self, name: str, parameter: Any, log: str, every: int) -> None:
-        count = 0
-
-        def log_histograms(gradient: Any) -> None:
-            nonlocal count
-            if count % every == 0 and self._adopted is not None:
-                if log != "parameters":
-                    self._take({f"gradients/{name}": Histogram(gradient)})
-                if log != "gradients":
-                    self._take({f"parameters/{name}": Histogram(parameter)})
-            count += 1
-
-        self._unhook.append(parameter.register_hook(log_histograms).remove)
-
-    def unwatch(self, models: Any = None) -> None:
-        """Remove all hooks of `watch`."""
-        del models
-        for remove in self._unhook:
-            remove()
-        self._unhook.clear()
-
-    def alert(self, title: str, text: str, level: Any = None, wait_duration: float | timedelta | None = None) -> None:
-        """Print and log a message, unless an alert with the same title occurred within `wait_duration` (60 s)."""
-        pause = wait_duration.total_seconds() if isinstance(wait_duration, timedelta) else wait_duration
-        now = time.monotonic()
-        if not self.disabled and now - self._alerts.get(title, -math.inf) >= (60.0 if pause is None else pause):
-            self._alerts[title] = now
-            say(f"run {self.id!r}: {title}: {text}")
-            self.run.log_text("alerts", f"**{title}** ({level or 'INFO'})\n\n{text}", self.step)
-
-    def status(self) -> SimpleNamespace:
-        """Return how many values the slowest sink has not written yet."""
-        sinks = [] if self.disabled else self.run.health()["sinks"]
-        pending = max((sink["backlog"] or 0 for sink in sinks), default=0)
-        return SimpleNamespace(sync_items_total=pending, sync_items_pending=pending, sync_time=None)
-
-    def _do_nothing(self, *_: Any, **__: Any) -> None:
-        """Do nothing: the call affects only the server or web page of wandb."""
-
-    mark_preempting = pin_config_keys = write_logs = display = _do_nothing
-
-    def to_html(self, *_: Any, **__: Any) -> str:
-        """Return an empty page."""
-        return ""
-
     def _record_config(self, items: Mapping[str, Any]) -> None:
         if self._adopted is not None:
             self.run.log_params(items)
@@ -298,19 +228,16 @@ class Run(FileCalls):
 
     def _keep_config(self) -> None:
         own = {"fractional": sorted(self._axes.fractional), "versions": self.versions}
-        text = json.dumps({**redacted(self.config.as_dict()), _OWN: own}, indent=1, default=str)
-        write_atomic(self.run.dir / _CONFIG, text.encode(), is_lasting=False)
+        self._keep(_CONFIG, {**redacted(self.config.as_dict()), _OWN: own})
 
-    def _count_version(self, name: str) -> int:
-        number = self.versions.get(name, 0)
-        self.versions[name] = number + 1
-        self._keep_config()
-        return number
+    def _keep_summary(self, _changed: Mapping[str, Any] | None = None) -> None:
+        self._keep(_SUMMARY, {key: _plain(value) for key, value in self.summary.items()})
 
-    def _keep_summary(self, summary: Mapping[str, Any]) -> None:
+    def _keep(self, file_name: str, items: Mapping[str, Any]) -> None:
+        """Store items in the run directory, for later attempts."""
         if self._adopted is not None:
-            items = {key: _plain(value) for key, value in summary.items()}
-            write_atomic(self.run.dir / _SUMMARY, json.dumps(items, indent=1).encode(), is_lasting=False)
+            text = json.dumps(items, indent=1, default=str)
+            write_atomic(self.run.dir / file_name, text.encode(), is_lasting=False)
 
     def finish(self, exit_code: int | None = None, quiet: bool | None = None) -> None:
         """Write the current row and close the run, as FAILED if the exit code is not 0."""
@@ -322,31 +249,12 @@ class Run(FileCalls):
         if adopted is not None and self.is_open:
             status = "KILLED" if adopted.run.was_interrupted else status
             self._write()
-            self._keep_summary(self.summary)
+            self._keep_summary()
+            if self._end in adopted.before_close:
+                adopted.before_close.remove(self._end)
             adopted.leave(status)
-        self.unwatch()
         self._adopted = None
-        if self._end in opening.BEFORE_CLOSE:
-            opening.BEFORE_CLOSE.remove(self._end)
         self.on_finish(self, status)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        is_clean_exit = isinstance(error, SystemExit) and not error.code
-        is_killed = isinstance(error, KeyboardInterrupt)
-        self._end("FINISHED" if kind is None or is_clean_exit else "KILLED" if is_killed else "FAILED")
-
-
-def _flat(data: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
 
 
 def _plain(value: Any) -> Any:
