@@ -6,6 +6,7 @@
 #                   5 minutes a row (ONLY="3.12 lowest" for some rows, FAST=tests/config for some tests only)
 # make canary       the row of test-matrix with the newest dependencies, with the tests of docs/private_apis.md
 # make dist         sdist and wheel of trieye and trieye-core, built twice with equal hashes, in dist/
+# make docs         the documentation site, in build/docs/index.html; warnings are errors
 # make bench        every goal of the benchmarks folder, as a JSON line each
 # make reference    reference tables beside stable-baselines3, resumable (hours), and docs/benchmarks from their curves
 # make soak         tests marked long, then hundreds of kills, damaged files, outages and full disks: about 30 minutes
@@ -16,11 +17,12 @@ SEED ?= 0
 FAST ?= $(addprefix tests/,checkpoints config files history journal process replay sinks snapshot stats sweeps sweeps/hydra_programs.py training)
 BIN := .venv/bin
 READY := .venv/.ready
+DOCS_READY := .venv/.docs_ready
 
 # hundreds of processes start in the tests, and each would compile all that it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-matrix canary check compiled dist bench reference soak clean format
+.PHONY: demo test test-matrix canary check compiled dist docs bench reference soak clean format
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -65,6 +67,15 @@ format: $(READY)
 
 dist: $(READY)
 	@$(BIN)/python .ci/distributions.py dist
+
+$(DOCS_READY): $(READY) docs/requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r docs/requirements.txt
+	@touch $@
+
+docs: $(DOCS_READY)
+	@rm -rf build/docs
+	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs --doctree-dir build/doctrees --fresh-env . build/docs
+	@echo "build/docs/index.html"
 
 bench: $(READY)
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done

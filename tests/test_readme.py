@@ -15,14 +15,38 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
 
-COMMAND_PAGES = ("README.md", "docs/project.md", "docs/checkpoints.md", "docs/cli.md")
+COMMAND_PAGES = (
+    "README.md",
+    "docs/tutorial.md",
+    "docs/project.md",
+    "docs/checkpoints.md",
+    "docs/cli.md",
+    "docs/debugging.md",
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/algorithms/*.md")),
+)
 """Pages whose commands run one after the other, in one project."""
-CODE_PAGES = ("README.md", "docs/python_api.md", "docs/checkpoints.md", "docs/replay.md")
-"""`compat/test_actor.py` runs docs/compatibility.md, `training/test_docs.py` runs docs/training.md."""
+CODE_PAGES = (
+    "README.md",
+    "docs/python_api.md",
+    "docs/checkpoints.md",
+    "docs/replay.md",
+    "docs/explanations/windows.md",
+)
+"""Pages whose code needs no project."""
+PROJECT_CODE_PAGES = {"docs/runs.md": "my_agent/", "docs/results.md": "Estimate("}
+"""Pages whose code runs in the project after all commands, each with a part of its output."""
+PAGES_WITH_A_TEST = {
+    "docs/compatibility.md": "compat/test_actor.py",
+    "docs/hydra_sweeps.md": "test_readme.py",
+    "docs/project.md": "test_readme.py",
+    "docs/pyexputils.md": "sweeps/test_pyexputils_page.py",
+    "docs/training.md": "training/test_docs.py",
+}
+"""Pages whose code is one program, and the test that runs it."""
 LINKED_PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.md")})
 
-NOT_RUN_HERE = ("make ", "pip install", "trieye ui")
-"""The first two install the environment of this test; the last waits for Ctrl-C."""
+NOT_RUN_HERE = ("make ", "source ", "pip install", "trieye ui")
+"""The first three install the environment of this test; the last waits for Ctrl-C."""
 pytestmark = pytest.mark.timeout(600)  # the first test that needs the project waits for all commands
 KILL = re.compile(r"timeout -s KILL \d+ ")
 
@@ -55,11 +79,11 @@ def small(line):
     overrides = line.partition(".train ")[2]
     if line.startswith("trieye evaluate"):
         return [*command, "--episodes=2"]
-    if ".train" not in line or "--help" in line:
+    if ".train" not in line or re.search(r" --(help|cfg|info)\b", line):
         return command
     if not re.search("run_name|debug|agent|-m |metric@", overrides):
         return [*command, "--cfg=job"]  # the others train often enough: this one composes and checks its config
-    is_ppo = "agent=ppo" in line
+    is_ppo = "agent=ppo" in line or "experiment=ppo" in line
     budget = [
         "loop.steps=48",
         "loop.evaluate_every_steps=24",
@@ -130,13 +154,27 @@ def test_all_commands_run_and_every_job_of_the_sweeps_is_completed(project):
 
 
 @pytest.mark.slow
-def test_the_python_calls_of_the_runs_page_work_in_a_project(project, tmp_path):
-    (block,) = blocks("docs/runs.md", "python")
-    assert block.count("runs.rerun(") == 1  # tests/runs start whole programs
+@pytest.mark.parametrize("page", PROJECT_CODE_PAGES)
+def test_the_python_calls_of_a_page_work_in_a_project(project, tmp_path, page):
+    (block,) = blocks(page, "python")
+    assert block.count("runs.rerun(") == (page == "docs/runs.md")  # tests/runs start whole programs
     (tmp_path / "shown.py").write_text(block.replace("runs.rerun(", "runs.plan_rerun("))
     done = run(["python", str(tmp_path / "shown.py")], project)
     assert done.returncode == 0, done.stderr
-    assert "my_agent/" in done.stdout, done.stdout
+    assert PROJECT_CODE_PAGES[page] in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+def test_the_longer_trainings_of_other_pages_compose(project):
+    pages = ("docs/results.md", "docs/sweeps.md", "docs/training.md", "docs/tune.md")
+    text = "".join((ROOT / page).read_text() for page in pages).replace("\\\n", "")
+    lines = re.findall(r"^    (python -m my_agent\.train .*)$", text, re.MULTILINE)
+    lines = [line for line in lines if not re.search("agent=a2c|experiment=best_first", line)]  # files of these pages
+    assert len(lines) >= 7
+    for line in lines:
+        check = "hydra.sweeper.dry_run=true" if " -m " in line.partition(".train")[2] else "--cfg=job"
+        done = run([*shlex.split(line, comments=True), check], project)
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
 @pytest.mark.slow
@@ -169,6 +207,15 @@ def test_the_code_runs(tmp_path):
     assert len(scripts) >= 8
     done = run(["python", str(tmp_path / "run_blocks.py"), *scripts], tmp_path)  # one process: they import the same
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_a_test_runs_every_block_of_commands_and_code():
+    pages = [str(page.relative_to(ROOT)) for page in LINKED_PAGES if page.name != "CONTRIBUTING.md"]
+    run_here = {"bash": {*COMMAND_PAGES}, "python": {*CODE_PAGES, *PROJECT_CODE_PAGES, *PAGES_WITH_A_TEST}}
+    for language, covered in run_here.items():
+        assert {page for page in pages if blocks(page, language)} - covered == set(), language
+    for page, test in PAGES_WITH_A_TEST.items():
+        assert Path(page).name in (ROOT / "tests" / test).read_text(), f"{test} does not run {page}"
 
 
 def test_any_hydra_program_is_swept(tmp_path):

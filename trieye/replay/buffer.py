@@ -41,6 +41,7 @@ class ReplayBuffer:
 
     `add`, `extend` and `sample` copy rows. Each row has an id: ids count from 0 over the lifetime of the buffer and are
     never reused. Not thread-safe: the buffer has no lock.
+
         >>> buffer = ReplayBuffer(1000, seed=1)
         >>> buffer.add(obs=np.zeros(4, np.float32), action=1, reward=0.5, done=False)
         0
