@@ -12,7 +12,7 @@ from trieye.replay.batch import Batch
 from trieye.replay.remote.channel import Deadline, ReplayChannel, poll_s
 from trieye.replay.remote.messages import Plan
 from trieye.replay.remote.server import ReplayServer
-from trieye.replay.rows.store import AttachedReplay
+from trieye.replay.rows.attached import AttachedReplay
 from trieye.replay.samplers.base import SampledIds, spliced
 
 CallResult = TypeVar("CallResult")

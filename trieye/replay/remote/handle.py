@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
-from trieye.replay.buffer import arguments_of
 from trieye.replay.fragments import AddResult, Chunk, FragmentMeta, Lease
 from trieye.replay.fragments.fragment import lease_id
 from trieye.replay.remote.channel import Deadline, ReplayChannel, ask, group_of
@@ -18,7 +17,7 @@ from trieye.replay.remote.messages import DEFAULT_TABLE
 from trieye.replay.remote.reader import Reader
 from trieye.replay.remote.server import FragmentServer, ReplayServer, Server
 from trieye.replay.remote.writer import Writer
-from trieye.replay.rows.store import AttachedReplay
+from trieye.replay.rows.attached import AttachedReplay
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
@@ -174,7 +173,7 @@ def table_of(config: ReplayConfig, *, seed: int = 0) -> dict[str, Any]:
         raise ConfigurationError(
             "replay.kind=fragment does not describe a table; use RemoteFragments.start(config.fragment_rules)"
         )
-    table = {**arguments_of(config), "storage": "shm" if config.storage == "ram" else config.storage, "seed": seed}
+    table = {**config.buffer_arguments, "storage": "shm" if config.storage == "ram" else config.storage, "seed": seed}
     if config.limiter.samples_per_insert is not None:
         table["limiter"] = config.limiter.model_dump()
     return table

@@ -246,9 +246,8 @@ class ReplayServer(Server):
 def _make_table(name: str, *, limiter: Mapping[str, Any] | None = None, **buffer: Any) -> ReplayTable:
     # hindsight relabelling needs the buffer, so other processes cannot copy such rows themselves
     is_shared = buffer.get("her") is None
-    return ReplayTable(
-        name, ReplayBuffer(**buffer), limiter=None if limiter is None else RateLimiter(**limiter), is_shared=is_shared
-    )
+    rate_limiter = None if limiter is None else RateLimiter(**limiter)
+    return ReplayTable(name, ReplayBuffer(limiter=rate_limiter, **buffer), is_shared=is_shared)
 
 
 def _buffer_operation(

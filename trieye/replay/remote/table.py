@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 from trieye.exceptions import ConfigurationError, ReplayTimeoutError
 from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
-from trieye.replay.limiter import RateLimiter
 from trieye.replay.remote.delivery import Ack, AcknowledgedCounts
 from trieye.replay.remote.messages import INTERRUPTION, MemoryLocation, Plan, RowBatch
 from trieye.replay.samplers.base import Ids, SampledIds
@@ -36,16 +35,13 @@ class ReplayTable:
     Args:
         name: Name of the table in messages.
         buffer: The buffer; the table must be its only user.
-        limiter: Bounds the ratio of draws to new rows.
         is_shared: Whether other processes may copy the rows themselves.
     """
 
-    def __init__(
-        self, name: str, buffer: ReplayBuffer, *, limiter: RateLimiter | None = None, is_shared: bool = True
-    ) -> None:
+    def __init__(self, name: str, buffer: ReplayBuffer, *, is_shared: bool = True) -> None:
         self.name = name
         self.generation = uuid.uuid4().hex
-        self._buffer, self._limiter, self._is_shared = buffer, limiter, is_shared
+        self._buffer, self._is_shared = buffer, is_shared
         self._overwrites = OverwriteEstimate(buffer.capacity)
         self._end = 0  # id of the next row
         self._version = 0
@@ -181,7 +177,6 @@ class ReplayTable:
                 "end": self._end,
                 "edge": self._overwrites.state_dict(),
                 "version": self._version,
-                "limiter": None if self._limiter is None else self._limiter.state_dict(),
             }
             return replace(parts, state=state)
 
@@ -194,8 +189,8 @@ class ReplayTable:
             self._end = int(state["end"])
             self._overwrites.load_state_dict(state["edge"])
             self._version = int(state["version"])
-            if self._limiter is not None and state["limiter"] is not None:
-                self._limiter.load_state_dict(state["limiter"])
+            if self._buffer.limiter is not None and state.get("limiter") is not None:  # earlier saved by the table
+                self._buffer.limiter.load_state_dict(state["limiter"])
             self._num_envs, self._env_codes = int(state["num_envs"]), {}
             for client, env, code in state["envs"]:
                 self._env_codes.setdefault(client, {})[int(env)] = int(code)
@@ -228,8 +223,6 @@ class ReplayTable:
             versions = np.where(versions < 0, self._version, versions)
         ids = self._buffer.extend(rows.by_key(), env_ids=self._codes(client, rows), versions=versions)
         self._end = int(ids[-1]) + 1
-        if self._limiter is not None:
-            self._limiter.insert(len(rows))
         if rows.priorities is not None:
             is_explicit = ~np.isnan(rows.priorities)
             self._buffer.update_priorities(ids[is_explicit], rows.priorities[is_explicit])
@@ -253,38 +246,25 @@ class ReplayTable:
 
     def _refusal(self, count: int) -> str:
         """Return why `count` rows cannot be added now; empty if they can."""
-        if self._limiter is None or self._limiter.can_insert(count):
+        if self._buffer.limiter is None or self._buffer.limiter.can_insert(count):
             return ""
         return f"the limiter of table {self.name!r} requires more draws first"
 
     def _draws(self, k: int, n: int, *, again: bool) -> tuple[list[SampledIds], str]:
         """Return as many of `k` draws as are possible now, and what prevents the next one."""
         draws: list[SampledIds] = []
-        hindrance = ""
         try:
-            while len(draws) < k and not hindrance:
-                hindrance = self._hindrance(n, again=again)
-                if not hindrance:
-                    draws.append(self._draw(n, again=again))
+            while len(draws) < k:
+                draws.append(self._draw(n, again=again))
         except (ConfigurationError, ReplayTimeoutError) as error:  # such as a missing sequence; new rows may add one
-            hindrance = str(error)
-        return draws, hindrance
-
-    def _hindrance(self, n: int, *, again: bool) -> str:
-        if not len(self._buffer):
-            return "it is empty"
-        if self._limiter is not None and not again and not self._limiter.can_sample(n):
-            return "its limiter requires more rows first"
-        return ""
+            return draws, str(error)
+        return draws, ""
 
     def _draw(self, n: int, *, again: bool) -> SampledIds:
         """Draw rows, avoiding rows that may be overwritten before they are copied."""
         size = len(self._buffer)
         above = self._end - size + self._overwrites.rows(self._end, size)
-        draw = self._buffer.draw(n, above=above, again=again)
-        if self._limiter is not None and not again:
-            self._limiter.sample(n)
-        return draw
+        return self._buffer.draw(n, above=above, again=again)
 
 
 class OverwriteEstimate:
