@@ -17,11 +17,10 @@ from trieye.replay.counts import BufferCounts
 from trieye.replay.hindsight import HindsightRelabeler
 from trieye.replay.limiter import RateLimiter
 from trieye.replay.prefetch import DeviceBatches, Prefetcher
-from trieye.replay.rows.attached import AttachedReplay, ReplayHandle
 from trieye.replay.rows.memory import open_memory
 from trieye.replay.rows.schema import Column, Layout, Padding, RowOptions, checked_capacity, saved_columns
 from trieye.replay.rows.segments import FORMAT, Gaps, StoredParts, checked_state
-from trieye.replay.rows.store import RowStore
+from trieye.replay.rows.store import AttachedReplay, ReplayHandle, RowStore
 from trieye.replay.samplers import checked_kind, make_sampler
 from trieye.replay.samplers.base import SampledIds, checked_priorities
 from trieye.replay.samplers.eligible import checked_versions
@@ -234,7 +233,9 @@ class ReplayBuffer:
         store.sampler.handed_out(draw)
         if limiter is not None:
             limiter.sample(n)
-        self._counts.drawn(draw)
+        self._counts.sampled += draw.ids.size
+        if "staleness_mean" in draw.info:
+            self._counts.was_stale(draw)
         return draw
 
     def rows(self, draw: SampledIds, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch:

@@ -23,13 +23,11 @@ class BufferCounts:
         self._last_report: tuple[float, int] | None = None  # monotonic seconds, and rows added by then
         self._stale: tuple[float, int, float] | None = None  # sum of versions behind, rows, most versions behind
 
-    def drawn(self, draw: SampledIds) -> None:
-        """Count the rows of a draw, and how many versions they lag behind."""
-        self.sampled += draw.ids.size
-        if "staleness_mean" in draw.info:
-            behind, rows, most = self._stale or (0.0, 0, 0.0)
-            behind += draw.info["staleness_mean"] * len(draw)
-            self._stale = behind, rows + len(draw), max(most, draw.info["staleness_max"])
+    def was_stale(self, draw: SampledIds) -> None:
+        """Record how many versions the rows of a draw lag behind."""
+        behind, rows, most = self._stale or (0.0, 0, 0.0)
+        behind += draw.info["staleness_mean"] * len(draw)
+        self._stale = behind, rows + len(draw), max(most, draw.info["staleness_max"])
 
     def stats(self, capacity: int, store: RowStore | None) -> dict[str, float]:
         """Return the counts and the store's size as plain numbers."""

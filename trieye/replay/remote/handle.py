@@ -17,7 +17,7 @@ from trieye.replay.remote.messages import DEFAULT_TABLE
 from trieye.replay.remote.reader import Reader
 from trieye.replay.remote.server import FragmentServer, ReplayServer, Server
 from trieye.replay.remote.writer import Writer
-from trieye.replay.rows.attached import AttachedReplay
+from trieye.replay.rows.store import AttachedReplay
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 

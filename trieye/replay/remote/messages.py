@@ -47,6 +47,23 @@ class RowBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Ack:
+    """A table's progress with the rows of one writer.
+
+    Attributes:
+        end: Number of its rows added to the buffer so far.
+        saved: Number of its rows in a snapshot.
+        refused: Why the batch was not added; empty if it was.
+        lost: Number of its rows that were lost with the server and that the writer no longer had.
+    """
+
+    end: int
+    saved: int = 0
+    refused: str = ""
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Several draws of the server, for a reader that copies the rows itself.
 

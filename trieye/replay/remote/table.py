@@ -6,6 +6,7 @@ import uuid
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,8 +14,7 @@ from numpy.typing import ArrayLike
 from trieye.exceptions import ConfigurationError, ReplayTimeoutError
 from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
-from trieye.replay.remote.delivery import Ack, AcknowledgedCounts
-from trieye.replay.remote.messages import INTERRUPTION, MemoryLocation, Plan, RowBatch
+from trieye.replay.remote.messages import INTERRUPTION, Ack, MemoryLocation, Plan, RowBatch
 from trieye.replay.samplers.base import Ids, SampledIds
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
@@ -24,6 +24,10 @@ NUM_CALLS = 4
 
 MAX_SHARE = 10
 """At most one row in `MAX_SHARE` is saved back."""
+
+
+MAX_CLIENTS = 10_000
+"""Maximum number of remembered writers; the longest silent ones are forgotten first."""
 
 
 class ReplayTable:
@@ -303,3 +307,68 @@ class OverwriteEstimate:
     def load_state_dict(self, state: list[int]) -> None:
         """Restore a state."""
         self._ends = deque(state, maxlen=NUM_CALLS)
+
+
+class AcknowledgedCounts:
+    """Number of acknowledged rows of each writer, by the writer's name.
+
+    A writer numbers its rows from 0 and sends them in batches with fixed boundaries, so the number of a batch's first
+    row distinguishes new, duplicate and early batches.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[str, int] = {}
+        self._saved: dict[str, int] = {}
+        self._lost: dict[str, int] = {}
+        self.num_lost = 0
+        """Acknowledged rows that are lost: after the server died, no writer had them any more."""
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def ack(self, client: str, refused: str = "") -> Ack:
+        """Return a writer's progress, and why its batch was not added."""
+        return Ack(self._ends.get(client, 0), self._saved.get(client, 0), refused, self._lost.get(client, 0))
+
+    def judge(self, client: str, first: int, oldest: int) -> Literal["next", "duplicate", "early"]:
+        """Classify a batch.
+
+        Args:
+            client: The writer.
+            first: Number of the first row of the batch.
+            oldest: Number of the oldest row that the writer can still send.
+        """
+        end = self._ends.get(client, 0)
+        if first < end:
+            return "duplicate"
+        return "next" if first in {end, oldest} else "early"
+
+    def record(self, client: str, first: int, count: int) -> None:
+        """Record an added batch."""
+        gap = first - self._ends.pop(client, 0)
+        if gap:
+            self._lost[client] = self._lost.get(client, 0) + gap
+            self.num_lost += gap
+        self._ends[client] = first + count  # moves the writer to the end of the dict, which is ordered by activity
+        if len(self._ends) > MAX_CLIENTS:
+            self.forget(next(iter(self._ends)))
+
+    def forget(self, client: str) -> None:
+        """Forget a writer that sends nothing more."""
+        for numbers in (self._ends, self._saved, self._lost):
+            numbers.pop(client, None)
+
+    def are_saved(self, ends: Mapping[str, int]) -> None:
+        """Record that a snapshot contains these ends, which `state_dict` returned."""
+        self._saved = {client: end for client, end in ends.items() if client in self._ends}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a snapshot."""
+        return {"ends": dict(self._ends), "lost": dict(self._lost), "num_lost": self.num_lost}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a snapshot; all rows that it contains are saved."""
+        self._ends = {str(client): int(end) for client, end in state["ends"].items()}
+        self._saved = dict(self._ends)
+        self._lost = {str(client): int(lost) for client, lost in state["lost"].items()}
+        self.num_lost = int(state["num_lost"])

@@ -1,20 +1,21 @@
-"""RowStore: rows of a replay buffer with their links and the sampler that chooses among them."""
+"""RowStore: rows with their links and their sampler; AttachedReplay: a read-only view of another process's rows."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError, ReplayClosedError
+from trieye.replay.batch import Batch
 from trieye.replay.rows.episodes import EpisodeLinks
-from trieye.replay.rows.memory import ArrayAllocator
+from trieye.replay.rows.memory import ArrayAllocator, AttachedMemory, MemoryHandle
 from trieye.replay.rows.next_rows import NextRows
 from trieye.replay.rows.reader import RowReader
 from trieye.replay.rows.ring import Ring
-from trieye.replay.rows.schema import PREFIX, Layout, check_keys
+from trieye.replay.rows.schema import PREFIX, Column, Layout, RowOptions, check_keys
 from trieye.replay.samplers.base import SampledIds, Sampler, below, spliced, with_history
 
 COUNTERS = ("total", "low", "writing_until", "generation")
@@ -24,7 +25,7 @@ _NO_ROWS = 1 << 62
 _MAX_REDRAWS = 5
 
 
-def shared_counters(memory: ArrayAllocator) -> NDArray[np.int64]:
+def _shared_counters(memory: ArrayAllocator) -> NDArray[np.int64]:
     """Return the header: counters that the owner of shared memory updates for readers in other processes.
 
     `writing_until` is raised before rows are overwritten, `total` and `low` after rows were written. A reader's copies
@@ -35,7 +36,7 @@ def shared_counters(memory: ArrayAllocator) -> NDArray[np.int64]:
     return header
 
 
-def arrays_in(memory: ArrayAllocator, layout: Layout) -> tuple[Ring, EpisodeLinks | None, NextRows | None]:
+def _arrays_in(memory: ArrayAllocator, layout: Layout) -> tuple[Ring, EpisodeLinks | None, NextRows | None]:
     """Return the rows and their links in a memory; owner and readers get the same arrays."""
     options, links = layout.options, None
     ring = Ring(layout.capacity, layout.stored, memory)
@@ -83,14 +84,14 @@ class RowStore:
     ) -> None:
         self.layout, self.memory = layout, memory
         self.capacity = layout.capacity
-        self.ring, self.links, self.next_rows = arrays_in(memory, layout)
+        self.ring, self.links, self.next_rows = _arrays_in(memory, layout)
         self.reader = RowReader(layout, self.ring, self.links, self.next_rows)
         self.sampler = make_sampler(self.links)
         is_told = type(self.sampler).added is not Sampler.added
         self._register = self.sampler.added if is_told else None
         self.total = 0
         self._forgotten = 0
-        self._header = shared_counters(memory).data if memory.handle is not None else None
+        self._header = _shared_counters(memory).data if memory.handle is not None else None
         self._pid = os.getpid()
         self._is_plain = self._header is None and self.links is None
 
@@ -313,6 +314,101 @@ class RowStore:
             self._header[0] = self.total
             self._header[1] = self.low
             self._header[2] = self.total
+
+
+@dataclass(frozen=True)
+class ReplayHandle:
+    """Gives another process access to the rows of a buffer; can be pickled.
+
+    Attributes:
+        memory: The arrays.
+        capacity: Capacity of the ring in rows.
+        columns: Columns of a row.
+        options: How rows are stored and combined.
+    """
+
+    memory: MemoryHandle
+    capacity: int
+    columns: tuple[Column, ...]
+    options: RowOptions
+
+    @classmethod
+    def of(cls, store: RowStore | None, storage: str) -> Self:
+        """Return the handle of a buffer's rows.
+
+        Raises:
+            ConfigurationError: The rows are not in shared memory, or there is no schema yet.
+        """
+        memory = None if store is None else store.memory.handle
+        if store is None or memory is None:
+            raise ConfigurationError(
+                f"cannot attach to a replay buffer with storage {storage!r} and {'no' if store is None else 'a'} "
+                "schema; use storage='shm', and pass the schema or add a row first"
+            )
+        return cls(memory, store.capacity, tuple(store.layout.columns.values()), store.layout.options)
+
+
+class AttachedReplay:
+    """Reads rows drawn by the owner of the buffer; read-only.
+
+    The owner may add rows during reads, and may die: the memory remains until this object is garbage-collected.
+
+    Args:
+        handle: The value of `ReplayBuffer.handle` in the owner's process.
+
+    Raises:
+        ConfigurationError: The owner has exited, or its buffer was closed.
+    """
+
+    def __init__(self, handle: ReplayHandle) -> None:
+        memory = AttachedMemory(handle.memory)
+        self.capacity = handle.capacity
+        layout = Layout(handle.capacity, handle.columns, handle.options)
+        self._reader = RowReader(layout, *_arrays_in(memory, layout))
+        self._header = _shared_counters(memory)
+
+    def __len__(self) -> int:
+        counters = self.counters()
+        return max(counters["total"] - counters["low"], 0)
+
+    def counters(self) -> dict[str, int]:
+        """Return the current `total`, `low`, `writing_until` and `generation`."""
+        return dict(zip(COUNTERS, self._header.tolist(), strict=True))
+
+    def rows(self, draw: SampledIds, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch | None:
+        """Copy the rows of a draw made by the owner.
+
+        Args:
+            draw: The result of `ReplayBuffer.draw`.
+            out: An earlier batch of the same size and `keys`, whose memory is overwritten.
+            keys: The keys to return; all if None.
+
+        Returns:
+            The rows, or None if a row is missing: the owner has overwritten or removed it, closed the buffer, or loaded
+            a state into other memory. Request another draw or a new handle from the owner.
+
+        Raises:
+            ConfigurationError: A key is unknown, or `out` has another size.
+        """
+        low = self._low()
+        if draw.ids.size and draw.ids.max() >= self.counters()["total"]:
+            return None
+        if self._reader.lost(draw, low).any():
+            return None
+        batch = self._reader.batch(draw, low, out, keys)
+        return None if self._reader.lost(draw, self._low()).any() else batch
+
+    def lost(self, draw: SampledIds) -> NDArray[np.bool_]:
+        """Return bool `[n]`, True for rows or sequences of a draw that are missing or incomplete.
+
+        All of them are if the memory was replaced.
+        """
+        lost = self._reader.lost(draw, self._low())
+        return lost if lost.any() else np.ones(len(draw), np.bool_)
+
+    def _low(self) -> int:
+        counters = self.counters()
+        return max(counters["low"], counters["writing_until"] - self.capacity)
 
 
 def _env_ids(env_ids: ArrayLike | None, count: int) -> NDArray[np.int64]:
