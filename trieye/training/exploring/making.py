@@ -61,11 +61,17 @@ def make_explorers(
         make_writer=None if experience is None else experience.make_writer,
     )
     queue: Reports | Fragments
+    bound = None if config.sync.style == "fixed" else config.sync.max_staleness
     if experience is not None:
         is_bounded = config.replay.max_staleness is not None
-        queue = Reports(config.env.num, policy.device, experience.set_version if is_bounded else lambda _: None)
-    else:
-        queue = Fragments(_rules(config), config.run_name, policy.device, seed=config.seed)
+        publish_version = experience.set_version if is_bounded else lambda _: None
+        queue = Reports(config.env.num, policy.device, publish_version=publish_version)
+    elif config.replay.kind == "fragment":
+        chosen = {key: item for key, item in config.replay.fragment_rules.items() if item is not None}
+        rules = FragmentRules(**{"max_staleness": bound, **chosen})
+        queue = Fragments(rules, config.run_name, policy.device, seed=config.seed)
+    else:  # each fragment is used once, and none too stale
+        queue = Reports(config.env.num, policy.device, max_staleness=bound)
     explorers = Explorers(
         task,
         pool,
@@ -139,16 +145,3 @@ def _make_experience(config: Any, replay: ReplayConfig, *, in_threads: bool) -> 
             shutil.rmtree(directory, ignore_errors=True)
         remote = RemoteReplay.from_config(replay, seed=config.seed, directory=directory, snapshot_every_s=every_s)
     return RemoteExperience(remote, is_synchronous=config.sync.style == "fixed", directory=directory)
-
-
-def _rules(config: Any) -> FragmentRules:
-    """Return the buffer rules for an agent without a replay: each fragment is used once, and none too stale."""
-    bound = None if config.sync.style == "fixed" else config.sync.max_staleness
-    if config.replay.kind == "fragment":
-        custom = config.replay.fragment_rules
-        return FragmentRules(
-            **{"max_staleness": bound, **{key: item for key, item in custom.items() if item is not None}}
-        )
-    return FragmentRules(
-        max_chunks=1 << 20, max_staleness=bound, max_reuse=1, sampler="oldest", session_policy="resume"
-    )
