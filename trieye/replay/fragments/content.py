@@ -260,6 +260,8 @@ class FragmentState:
             raise _RefusedError("rejected", f"meta must be a FragmentMeta, got {type(meta).__name__}")
         if not isinstance(payload, Mapping):
             raise _RefusedError("rejected", f"payload must be a dict of arrays, got {type(payload).__name__}")
+        if others := [name for name in payload if not isinstance(name, str)]:
+            raise _RefusedError("rejected", f"fragment key {others[0]!r}: keys must be strings")
         continuation = self.streams.classify(meta)
         if continuation == "old_incarnation":
             raise _RefusedError("old_incarnation")

@@ -313,7 +313,8 @@ class BatchSender:
                 continue
             self._last_answer = time.monotonic()
             self.trouble = ack.refused
-            self._backoff.worked()
+            if self._backoff.failures:
+                self._backoff.worked()
             self._record_acknowledged(self._outbox.answered(parcel, ack))
 
     def _deliver(self) -> None:

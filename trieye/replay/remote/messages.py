@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from trieye.replay.rows.memory import RamMemory
-from trieye.replay.rows.ring import Ring
+from trieye.replay.rows.ring import Ring, row_count
 from trieye.replay.rows.schema import Column
 from trieye.replay.samplers.base import Ids, SampledIds
 
@@ -155,12 +155,16 @@ class Block:
             self._write_optional("versions", 1, version)
         self.count += 1
 
+    def conform(self, rows: Mapping[str, Any]) -> Mapping[str, NDArray[Any]]:
+        """Validate and convert rows, arrays `[n, ...]`, for `extend`; see `Ring.conform`."""
+        return self._ring.conform(rows)[0]
+
     def extend(
         self, rows: Mapping[str, NDArray[Any]], env_ids: Ids | None, priorities: Any, version: int | None
     ) -> None:
-        """Copy at most `room` rows, arrays `[n, ...]`, into the block; nothing is written if a value is invalid."""
-        arrays, count = self._ring.conform(rows)
-        self._ring.write_rows(self.count, arrays, count)
+        """Copy at most `room` conforming rows into the block."""
+        count = row_count(rows)
+        self._ring.write_rows(self.count, rows, count)
         for name, values in (("env_ids", env_ids), ("priorities", priorities), ("versions", version)):
             if values is not None:
                 self._write_optional(name, count, values)

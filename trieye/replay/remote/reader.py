@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.replay.batch import Batch
 from trieye.replay.prefetch import DeviceBatches, Prefetcher
-from trieye.replay.remote.channel import Client, Deadline, ReplayChannel, ask, poll_s
+from trieye.replay.remote.channel import Deadline, ReplayChannel, TableClient, poll_s
 from trieye.replay.remote.messages import DEFAULT_TABLE, Plan
 from trieye.replay.remote.server import ReplayServer
 from trieye.replay.rows.store import AttachedReplay
@@ -31,7 +31,7 @@ Item = TypeVar("Item")
 SentBatch = tuple[str, Batch]
 
 
-class Reader(Client):
+class Reader(TableClient[ReplayServer]):
     """Draws like a `ReplayBuffer`, from a buffer that other processes fill.
 
     On the server's machine, the reader copies rows directly from shared memory; the server only chooses them, for
@@ -147,26 +147,25 @@ class Reader(Client):
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         size = 0
         deadline = Deadline(
-            wait_s, lambda: f"table {self.table!r} of {self._channel.name!r} reached {size} of {min_size} rows"
+            wait_s, lambda: f"table {self.table!r} of {self.channel.name!r} reached {size} of {min_size} rows"
         )
         while True:
-            size = deadline.answer(self._channel, ReplayServer.await_rows, self.table, min_size, poll_s(wait_s))
+            size = deadline.answer(self.channel, ReplayServer.await_rows, self.table, min_size, poll_s(wait_s))
             if size >= min_size:
                 return
             deadline.check()
 
     def set_version(self, version: int) -> None:
         """Set the model version of rows added from now on."""
-        ask(self._channel, self.timeout_s, ReplayServer.set_version, self.table, version)
+        self.ask(ReplayServer.set_version, self.table, version)
 
     def stats(self) -> dict[str, float]:
         """Return the counts of the table and of this reader, as plain numbers.
 
         `reader_attached` is 1 if the reader copies rows from the server's shared memory.
         """
-        table_stats = ask(self._channel, self.timeout_s, ReplayServer.stats, self.table)
         return {
-            **table_stats,
+            **self.ask(ReplayServer.stats, self.table),
             "reader_sampled": self._num_sampled,
             "reader_attached": isinstance(self._rows, NearRows) and self._rows.generation != "",
             "reader_redrawn": self._rows.num_redrawn,
@@ -181,19 +180,19 @@ class Reader(Client):
             self.flush()
         finally:
             self._is_closed = True
-            self._rows = FarRows(self._channel, self.table, 1, 1.0)  # releases the memory
+            self._rows = FarRows(self.channel, self.table, 1, 1.0)  # releases the memory
 
     def _sample(self, n: int, out: Batch | None, keys: Sequence[str] | None) -> Batch:
         deadline = Deadline(self.timeout_s, lambda: self._describe(n))
         batch = self._rows.sample(n, out, keys, deadline)
         if batch is None:
-            self._rows = FarRows(self._channel, self.table, self._options["ahead"], self.timeout_s)
+            self._rows = FarRows(self.channel, self.table, self._options["ahead"], self.timeout_s)
             batch = self._rows.sample(n, out, keys, deadline)
         self._num_sampled += n
         return batch
 
     def _describe(self, n: int) -> str:
-        return f"table {self.table!r} of {self._channel.name!r} had nothing to draw for sample({n})"
+        return f"table {self.table!r} of {self.channel.name!r} had nothing to draw for sample({n})"
 
     def _check_open(self) -> None:
         if self._is_closed:

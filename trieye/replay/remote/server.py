@@ -225,7 +225,8 @@ class ReplayServer(Server):
         Raises:
             ConfigurationError: There is no table of that name.
         """
-        check_known(f"replay table {name!r}", name, self._tables)
+        if name not in self._tables:
+            check_known(f"replay table {name!r}", name, self._tables)
         return self._tables[name]
 
     def _restore(self, saved: SavedParts) -> None:

@@ -97,7 +97,8 @@ class Ring:
         """
         if count := self.num_like_previous(rows):
             return rows, count
-        check_keys(rows, self.columns)
+        if rows.keys() != self.columns.keys():
+            check_keys(rows, self.columns)
         arrays = {
             name: value if type(value := rows[name]) is np.ndarray else as_array(name, value) for name in self.columns
         }

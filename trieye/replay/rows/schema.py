@@ -23,6 +23,9 @@ Padding = Literal["reset", "zero"]
 PADDINGS: tuple[Padding, ...] = ("reset", "zero")
 
 _PYTHON_SCALARS: dict[type, DTypeLike] = {bool: np.bool_, int: np.int64, float: np.float32}
+_CONVERSION_ERRORS = (ValueError, TypeError, RuntimeError, ArithmeticError, AttributeError, LookupError)
+"""Errors of NumPy and of objects that convert themselves to arrays."""
+
 _RANKS = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 
 
@@ -125,7 +128,7 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
     """
     try:
         return np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:
+    except _CONVERSION_ERRORS as error:
         raise ConfigurationError(f"replay key {name!r}: cannot convert the value to an array: {error}") from error
 
 

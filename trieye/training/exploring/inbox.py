@@ -1,5 +1,6 @@
 """Fragment queues: hold fragment results, with or without their rows, until the learner takes them."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -71,6 +72,8 @@ class Reports:
         self._version = -1
         self._lags: list[int] = []  # of the results taken since the last `metrics`
         self._dropped: Counter[str] = Counter()
+        self._num_put = self._num_taken = self._num_reported = 0
+        self._reported_at = time.monotonic()
 
     def put(self, report: Report, incarnation: int) -> str:
         """Add a result; see `FragmentQueue`."""
@@ -84,6 +87,7 @@ class Reports:
             if differences := sorted({*schema.items()} ^ {*self._schema.items()}):
                 raise ValueError(f"a fragment does not match the earlier ones: they differ in {differences}")
         self._waiting.append(report)
+        self._num_put += 1
         return ""
 
     def counts(self) -> Counter[int]:
@@ -100,6 +104,7 @@ class Reports:
         first, self._waiting = self._waiting[:n], self._waiting[n:]
         if self._publish_version is not None:
             return first, self._no_rows
+        self._num_taken += len(first)
         first.sort(key=lambda report: (report.explorer, report.number))
         rows = Rows.of_payloads([report.payload for report in first if report.payload is not None], self._device)
         for report in first:
@@ -121,11 +126,17 @@ class Reports:
         return self.max_staleness is not None and self._version - report.version_min > self.max_staleness
 
     def metrics(self) -> dict[str, float]:
-        """Return the staleness of the results taken since the last call; empty for a replay, which has metrics."""
+        """Return counts, and rates and staleness since the last call; empty for a replay, which has metrics."""
         if self._publish_version is not None:
             return {}
         metrics: dict[str, float] = {"replay/size": len(self._waiting)}
         metrics |= {f"replay/dropped/{reason}": count for reason, count in (+self._dropped).items()}
+        now = time.monotonic()
+        if now > self._reported_at:
+            metrics["replay/inserts_per_s"] = (self._num_put - self._num_reported) / (now - self._reported_at)
+        self._num_reported, self._reported_at = self._num_put, now
+        if self._num_put:
+            metrics["replay/samples_per_insert"] = self._num_taken / self._num_put
         if self._lags:
             metrics["replay/staleness_mean"] = sum(self._lags) / len(self._lags)
             metrics["replay/staleness_max"] = max(self._lags)
@@ -147,6 +158,8 @@ class Reports:
             report.payload = payload or dict(payloads.get((report.explorer, report.number), {})) or None
         has_rows = self._publish_version is None
         self._waiting = [report for report in reports if report.payload is not None or not has_rows]
+        self._num_put = self._num_reported = len(self._waiting)
+        self._num_taken = 0
         if lost := len(reports) - len(self._waiting):
             self._dropped["damaged"] += lost
 

@@ -11,6 +11,7 @@ from trieye.files.run_files import RunFiles
 from trieye.process.stopping import StopRequest
 from trieye.replay.fragments import FragmentRules
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
+from trieye.replay.remote.channel import ReplayChannel
 from trieye.replay.remote.handle import table_of
 from trieye.replay.remote.messages import DEFAULT_TABLE
 from trieye.training.config import project_class
@@ -137,11 +138,12 @@ def _make_experience(config: Any, replay: ReplayConfig, *, in_threads: bool) -> 
     directory: Path | None = None
     if in_threads:
         server = ReplayServer({DEFAULT_TABLE: table_of(replay, seed=config.seed)}, name=config.run_name)
-        remote = RemoteReplay(LocalChannel(server))
+        channel: ReplayChannel[ReplayServer] = LocalChannel(server)
     else:
         every_s = config.explorer.replay_snapshot_interval_s
         directory = None if every_s is None else RunFiles(config.persistence).run_base_dir / "replay_server"
         if directory is not None:  # left by a killed attempt; this one restores its rows from the checkpoint
             shutil.rmtree(directory, ignore_errors=True)
-        remote = RemoteReplay.from_config(replay, seed=config.seed, directory=directory, snapshot_every_s=every_s)
-    return RemoteExperience(remote, is_synchronous=config.sync.style == "fixed", directory=directory)
+        options = {"directory": directory, "snapshot_every_s": every_s}
+        channel = RemoteReplay.from_config(replay, seed=config.seed, **options).channel
+    return RemoteExperience(channel, is_synchronous=config.sync.style == "fixed", directory=directory)
