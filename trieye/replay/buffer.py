@@ -282,8 +282,14 @@ class ReplayBuffer:
         """
         store = self._opened()
         checked_ids, values = checked_priorities(ids, priorities, 0 if store is None else store.total)
-        count = 0 if store is None else store.update_priorities(checked_ids, values)
-        self._counts.late_updates += checked_ids.size - count
+        if store is None:
+            return 0
+        alive = checked_ids >= store.low
+        count = int(np.count_nonzero(alive))
+        if count < checked_ids.size:
+            self._counts.late_updates += checked_ids.size - count
+            checked_ids, values = checked_ids[alive], values[alive]
+        store.sampler.update(checked_ids, values)
         return count
 
     def set_version(self, version: int) -> None:
@@ -355,7 +361,8 @@ class ReplayBuffer:
         """Remove all rows; schema, id counter and random state are unchanged."""
         self._settle()
         if (store := self._opened()) is not None:
-            self._record_removed(store.total - store.low)
+            if self.limiter is not None:
+                self.limiter.removed(store.total - store.low)
             store.clear()
 
     def state_parts(self, known: Collection[str]) -> StateParts:
@@ -413,7 +420,8 @@ class ReplayBuffer:
         self._counts.load_state_dict(saved.state["counts"])
         if gaps is not None:
             self._counts.lost += gaps.num_rows
-            self._record_removed(gaps.num_rows)
+            if self.limiter is not None:
+                self.limiter.removed(gaps.num_rows)
 
     def save(self, path: str | Path) -> None:
         """Write the buffer to a directory, replaced atomically; rows that it already contains are not written again.
@@ -454,11 +462,7 @@ class ReplayBuffer:
         return self._store
 
     def _filled(self) -> RowStore:
-        """Return the rows, as `_opened`.
-
-        Raises:
-            ConfigurationError: There are no rows.
-        """
+        """Return the rows; like `_opened`, but raise a ConfigurationError if there are none."""
         if (store := self._opened()) is None or store.total == store.low:
             raise ConfigurationError("the replay buffer is empty; add rows before sampling (len(buffer) counts them)")
         return store
@@ -478,10 +482,6 @@ class ReplayBuffer:
         self._settle()
         if self.limiter is not None and not self.limiter.can_insert(count):
             raise ReplayTimeoutError(f"cannot add {count} rows: the limiter requires more draws first")
-
-    def _record_removed(self, count: int) -> None:
-        if self.limiter is not None:
-            self.limiter.removed(count)
 
     def _load_rows(self, rows_state: Mapping[str, Any], saved: SavedParts, *, lazy: bool) -> Gaps | None:
         """Load saved rows into an empty store, and return the lost ones, if any."""

@@ -187,13 +187,6 @@ class RowStore:
             draw = spliced(draw, late, self._draw(int(np.count_nonzero(late)), rng))
         return draw
 
-    def update_priorities(self, ids: NDArray[np.int64], priorities: NDArray[np.float64]) -> int:
-        """Set the priorities of rows, ignoring overwritten ones, and return the number of the others."""
-        alive = ids >= self.low
-        count = int(np.count_nonzero(alive))
-        self.sampler.update(*((ids, priorities) if count == ids.size else (ids[alive], priorities[alive])))
-        return count
-
     def _draw(self, n: int, rng: np.random.Generator) -> SampledIds:
         low, total = self.low, self.total
         draw = self.sampler.draw(n, low, total, rng)
