@@ -23,12 +23,11 @@ from scale.messages import NAMES, WORLDS
 from scale.model import Kind, Part
 from scale.senders import START_S, HubSender, ReplaySender, SyntheticExplorers, Tally, Waiters
 from trieye.config.explorer import ExplorerConfig, SyncConfig
-from trieye.replay.fragments import FragmentRules
 from trieye.replay.remote import RemoteReplay
 from trieye.training.exploring.explorer import Report, Task
 from trieye.training.exploring.explorers import Explorers
 from trieye.training.exploring.in_ray import ObjectStoreTransport, _RayWorker
-from trieye.training.exploring.inbox import Fragments, Reports
+from trieye.training.exploring.inbox import Reports
 from trieye.training.exploring.ray_board import RayBoard
 from trieye.training.exploring.synchronizer import Published, Synchronizer
 
@@ -392,12 +391,10 @@ class LearnerRig(Rig):
 
     def _inbox(self) -> Any:
         cpu = torch.device("cpu")
+        num_envs = WORLDS[self._kind.name].envs
         if not self._has_rows:
-            return Reports(WORLDS[self._kind.name].envs, cpu, lambda _: None)
-        rules = FragmentRules(
-            max_chunks=1 << 20, max_staleness=1, max_reuse=1, sampler="oldest", session_policy="resume"
-        )
-        return Fragments(rules, "scaling", cpu, seed=0)
+            return Reports(num_envs, cpu, publish_version=lambda _: None)
+        return Reports(num_envs, cpu, max_staleness=1)
 
     def _explorers(self, num: int, inbox: Any) -> Explorers:
         world = WORLDS[self._kind.name]

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from scale.messages import WORLDS, batch_of
-from trieye.replay.remote.delivery import Ack, Outbox, Parcel
-from trieye.replay.remote.messages import DEFAULT_TABLE
+from trieye.replay.remote.courier import Outbox, Parcel
+from trieye.replay.remote.messages import DEFAULT_TABLE, Ack
 from trieye.replay.remote.server import ReplayServer
 from trieye.training.exploring.explorer import Grant, Report
 

@@ -649,6 +649,17 @@ def test_rows_of_old_versions_are_not_drawn():
     assert "replay/staleness_max" not in buffer.metrics()
 
 
+@pytest.mark.parametrize("bound", [None, 1])
+def test_versions_only_grow(bound):
+    buffer = ReplayBuffer(100, max_staleness=bound)
+    with pytest.raises(ConfigurationError, match=r"set_version\(-1\): versions only grow, and 0 was"):
+        buffer.set_version(-1)
+    buffer.add(x=1)
+    buffer.set_version(2)
+    with pytest.raises(ConfigurationError, match=r"set_version\(1\): versions only grow, and 2 was"):
+        buffer.set_version(1)
+
+
 def test_a_version_that_is_set_before_the_first_row_counts():
     buffer = ReplayBuffer(100, max_staleness=1)
     buffer.set_version(5)

@@ -75,6 +75,12 @@ class LimiterConfig(StrictModel):
     )
 
 
+_SAME_IN_BUFFER = (
+    "capacity", "sampler_options", "storage", "storage_dir", "n_step", "gamma", "frame_stack", "padding", "dedup_next",
+    "max_reuse", "max_staleness", "prefault",
+)  # fmt: skip
+
+
 class ReplayConfig(StrictModel):
     """Capacity, storage and sampling of a replay buffer."""
 
@@ -142,6 +148,11 @@ class ReplayConfig(StrictModel):
         if self.kind == "prioritized":
             return self.prioritized.model_dump()
         return self.sequence.model_dump() if self.kind == "sequence" else {}
+
+    @property
+    def buffer_arguments(self) -> dict[str, Any]:
+        """Keyword arguments for `trieye.replay.ReplayBuffer`, except its limiter and seed."""
+        return {"sampler": self.kind, **{name: getattr(self, name) for name in _SAME_IN_BUFFER}}
 
     @property
     def fragment_rules(self) -> dict[str, Any]:

@@ -4,36 +4,30 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from trieye.checkpoints.directory import load_parts, save_parts
 from trieye.config.replay import ReplayConfig
-from trieye.exceptions import ConfigurationError
+from trieye.exceptions import ConfigurationError, ReplayTimeoutError
 from trieye.replay.batch import Batch
-from trieye.replay.content import BufferState
+from trieye.replay.counts import BufferCounts
 from trieye.replay.hindsight import HindsightRelabeler
-from trieye.replay.limiter import RateLimiter, Throttle
+from trieye.replay.limiter import RateLimiter
 from trieye.replay.prefetch import DeviceBatches, Prefetcher
 from trieye.replay.rows.memory import open_memory
-from trieye.replay.rows.schema import Column, Padding, RowOptions, checked_capacity
-from trieye.replay.rows.store import AttachedReplay, ReplayHandle
+from trieye.replay.rows.schema import Column, Layout, Padding, RowOptions, checked_capacity, saved_columns
+from trieye.replay.rows.segments import FORMAT, Gaps, StoredParts, checked_state
+from trieye.replay.rows.store import AttachedReplay, ReplayHandle, RowStore
 from trieye.replay.samplers import checked_kind, make_sampler
-from trieye.replay.samplers.base import SampledIds
+from trieye.replay.samplers.base import SampledIds, checked_priorities
+from trieye.replay.samplers.eligible import checked_versions
 from trieye.snapshot.decode import decode
 from trieye.snapshot.encode import encode
 from trieye.snapshot.nodes import EncodedState, StateParts
-
-_SAME_IN_CONFIG = (
-    "capacity", "sampler_options", "storage", "storage_dir", "n_step", "gamma", "frame_stack", "padding", "dedup_next",
-    "max_reuse", "max_staleness", "prefault",
-)  # fmt: skip
-
-
-def arguments_of(config: ReplayConfig) -> dict[str, Any]:
-    """Return the arguments of the `ReplayBuffer` that a row config describes, except its limiter and seed."""
-    return {"sampler": config.kind, **{name: getattr(config, name) for name in _SAME_IN_CONFIG}}
+from trieye.snapshot.parts import SavedParts
 
 
 class ReplayBuffer:
@@ -99,28 +93,25 @@ class ReplayBuffer:
             ConfigurationError: The capacity is below 1 or exceeds the memory, or another value is invalid.
         """
         self._made_with = {name: value for name, value in locals().items() if name not in {"self", "__class__"}}
-        kind = checked_kind(sampler, sampler_options or {}, max_reuse=max_reuse, max_staleness=max_staleness)
-        self.capacity, self.sampler = checked_capacity(capacity), sampler
+        bounds: dict[str, Any] = {"max_reuse": max_reuse, "max_staleness": max_staleness}
+        self._kind = checked_kind(sampler, sampler_options or {}, **bounds)
+        self.capacity, self.sampler, self.limiter = checked_capacity(capacity), sampler, limiter
         if her is not None and (n_step > 1 or sampler == "sequence"):
             raise ConfigurationError("her relabels single rows; it supports neither n_step nor sampler 'sequence'")
         walks = sampler == "sequence" or her is not None
-        options = RowOptions(n_step, gamma, dict(frame_stack or {}), padding, dedup_next, walks)
-        make = partial(make_sampler, sampler, dict(sampler_options or {}), capacity=self.capacity)
-        self._throttle = Throttle(limiter)
-        self._state = BufferState(
-            self.capacity,
-            options,
-            self._throttle,
-            kind=kind,
-            make_sampler=partial(make, max_reuse=max_reuse, max_staleness=max_staleness),
-            open_memory=partial(open_memory, storage, storage_dir, prefault=prefault),
-            seed=seed,
-        )
+        self._options = RowOptions(n_step, gamma, dict(frame_stack or {}), padding, dedup_next, walks)
+        self._make_sampler = partial(make_sampler, sampler, dict(sampler_options or {}), self.capacity, **bounds)
+        self._open_memory = partial(open_memory, storage, storage_dir, prefault=prefault)
+        self._open_memory().close()  # reports an invalid storage now rather than with the first row
         self._her, self._storage = her, storage
-        self._on_devices = DeviceBatches()
+        self._rng, self._her_rng = np.random.default_rng(seed), np.random.default_rng([seed, 1])
+        self._counts, self._parts, self._on_devices = BufferCounts(), StoredParts(), DeviceBatches()
+        self._prefetchers: WeakSet[Prefetcher] = WeakSet()  # their threads copy rows and draw hindsight goals
+        self._may_wait = limiter is not None  # whether there is a limiter or has been a prefetcher
+        self._version, self._is_closed = 0, False
+        self._store: RowStore | None = None
         if schema is not None:
-            columns = [Column.from_dtype(name, spec) for name, spec in schema.items()]
-            self._state.store = self._state.made_for(columns)
+            self._store = self._new_store([Column.from_dtype(name, spec) for name, spec in schema.items()])
 
     @classmethod
     def from_config(cls, config: ReplayConfig, *, seed: int = 0) -> Self:
@@ -134,10 +125,10 @@ class ReplayBuffer:
                 "replay.kind=fragment does not describe a ReplayBuffer of rows; use "
                 "trieye.replay.fragments.FragmentBuffer.from_config(config)"
             )
-        return cls(limiter=RateLimiter.from_config(config.limiter), seed=seed, **arguments_of(config))
+        return cls(limiter=RateLimiter.from_config(config.limiter), seed=seed, **config.buffer_arguments)
 
     def __len__(self) -> int:
-        store = self._state.store
+        store = self._store
         return 0 if store is None else store.total - store.low
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -157,11 +148,15 @@ class ReplayBuffer:
         Raises:
             ConfigurationError: A key is unknown or missing, or a value has the wrong shape or kind; no row was added.
         """
-        content = self._state
-        if (store := content.store) is None or self._throttle.is_needed:
-            return content.add(row, env_id)
+        store = self._store
+        if store is not None and not self._may_wait:
+            return store.add(row, env_id)
+        store = self._opened() or self._new_store([Column.from_value(*item, rows=False) for item in row.items()])
+        self._before_adding(1)
         row_id = store.add(row, env_id)
-        content.sampler.added(row_id, 1)
+        self._store = store  # only now, so that a rejected first row leaves no schema behind
+        if self.limiter is not None:
+            self.limiter.insert(1)
         return row_id
 
     def extend(
@@ -180,12 +175,18 @@ class ReplayBuffer:
         Raises:
             ConfigurationError: As for `add`, or the arrays differ in length; no row was added.
         """
-        content = self._state
-        if (store := content.store) is None or self._throttle.is_needed or versions is not None:
-            return content.extend(batch, env_ids, versions)
-        first, count = store.extend(batch, env_ids)
-        content.sampler.added(first, count)
-        return np.arange(first, first + count)
+        store = self._store
+        if store is not None and not self._may_wait and versions is None:
+            return store.extend(batch, env_ids)
+        store = self._opened() or self._new_store([Column.from_value(*item, rows=True) for item in batch.items()])
+        block = store.conform(batch, env_ids)
+        row_versions = None if versions is None else checked_versions(versions, block.count)
+        self._before_adding(block.count)
+        ids = store.write(block, row_versions)
+        self._store = store
+        if self.limiter is not None:
+            self.limiter.insert(block.count)
+        return ids
 
     def sample(
         self, n: int, out: Batch | None = None, keys: Sequence[str] | None = None, device: str | None = None
@@ -204,7 +205,7 @@ class ReplayBuffer:
                 another size or is combined with a device.
         """
         if self._her is not None:
-            self._throttle.settle()
+            self._settle()
         if device is None:
             return self.rows(self.draw(n), out, keys)
         signature = n, None if keys is None else tuple(keys)
@@ -221,19 +222,31 @@ class ReplayBuffer:
             again: The draw replaces `n` rows of an earlier draw that were overwritten before they were copied: it
                 counts only towards the rows' `max_reuse`, and the limiter is not consulted.
         """
-        store = self._state.filled()
+        store, limiter = self._filled(), None if again else self.limiter
         if n < 1:
             raise ConfigurationError(f"sample({n}): n must be at least 1")
-        return self._state.draw(n, store, above=above, again=again)
+        if limiter is not None and not limiter.can_sample(n):
+            raise ReplayTimeoutError(f"cannot draw {n} rows: the limiter requires more inserts first")
+        draw = store.draw(n, self._rng, above=above)
+        if again:
+            return draw
+        # count the rows that the user gets, not those discarded on the way
+        store.sampler.handed_out(draw)
+        if limiter is not None:
+            limiter.sample(n)
+        self._counts.sampled += draw.ids.size
+        if "staleness_mean" in draw.info:
+            self._counts.was_stale(draw)
+        return draw
 
     def rows(self, draw: SampledIds, out: Batch | None = None, keys: Sequence[str] | None = None) -> Batch:
         """Copy the rows that `draw` chose; the second half of `sample`."""
-        store = self._state.filled()
+        store = self._filled()
         batch = store.reader.batch(draw, store.low, out, keys)
         if self._her is not None:
             assert store.links is not None  # noqa: S101 - RowOptions.walks is set with her
             achieved = partial(store.reader.column, self._her.achieved_key, low=store.low)
-            self._her.relabel(batch.data, batch.ids, store.links, achieved, store.low, self._state.her_rng)
+            self._her.relabel(batch.data, batch.ids, store.links, achieved, store.low, self._her_rng)
         return batch
 
     def iter_batches(
@@ -253,7 +266,9 @@ class ReplayBuffer:
         prefetcher = Prefetcher(
             lambda: self.draw(n), lambda draw, out: self.rows(draw, out, keys), depth=prefetch, device=device
         )
-        return self._throttle.watch(prefetcher)
+        self._prefetchers.add(prefetcher)
+        self._may_wait = True
+        return prefetcher
 
     def update_priorities(self, ids: ArrayLike, priorities: ArrayLike) -> int:
         """Set the priorities of rows; updates of overwritten rows are ignored and counted.
@@ -266,7 +281,17 @@ class ReplayBuffer:
         Raises:
             ConfigurationError: The lengths differ, an id was never returned, or a priority is negative or not finite.
         """
-        return self._state.update_priorities(ids, priorities)
+        store = self._opened()
+        checked_ids, values = checked_priorities(ids, priorities, 0 if store is None else store.total)
+        if store is None:
+            return 0
+        alive = checked_ids >= store.low
+        count = int(np.count_nonzero(alive))
+        if count < checked_ids.size:
+            self._counts.late_updates += checked_ids.size - count
+            checked_ids, values = checked_ids[alive], values[alive]
+        store.sampler.update(checked_ids, values)
+        return count
 
     def set_version(self, version: int) -> None:
         """Set the version of the learner's model, for `max_staleness`.
@@ -274,7 +299,13 @@ class ReplayBuffer:
         Raises:
             ConfigurationError: The version is lower than the previous one.
         """
-        self._state.set_version(version)
+        store = self._store
+        before = self._version if store is None else store.sampler.version
+        if version < before:
+            raise ConfigurationError(f"set_version({version}): versions only grow, and {before} was set before")
+        self._version = version
+        if store is not None:
+            store.sampler.set_version(version)
 
     def iter_rows(self, chunk: int = 4096) -> Iterator[tuple[dict[str, NDArray[Any]], NDArray[np.int64]]]:
         """Yield all rows in their original form, oldest first; add no rows during the iteration.
@@ -286,7 +317,7 @@ class ReplayBuffer:
             Arrays `[n, ...]` by key, and int64 `[n]` episode numbers, equal within one episode. Passed as `env_ids` to
             another buffer, they keep episodes apart. All 0 if this buffer does not track episodes.
         """
-        if (store := self._state.opened()) is not None:
+        if (store := self._opened()) is not None:
             yield from store.reader.iter_rows(store.low, store.total, chunk)
 
     @property
@@ -296,7 +327,7 @@ class ReplayBuffer:
         Raises:
             ConfigurationError: The rows are not in shared memory, or there is no schema yet.
         """
-        return ReplayHandle.of(self._state.opened(), self._storage)
+        return ReplayHandle.of(self._opened(), self._storage)
 
     @staticmethod
     def attach(handle: ReplayHandle) -> AttachedReplay:
@@ -309,11 +340,11 @@ class ReplayBuffer:
 
     def stats(self) -> dict[str, float]:
         """Return counts as plain numbers, ready for logging."""
-        return self._state.counts.stats(self.capacity, self._state.store)
+        return self._counts.stats(self.capacity, self._store)
 
     def metrics(self) -> dict[str, float]:
         """Return the replay metrics of a run by name; rates cover the time since the last call."""
-        return self._state.counts.metrics(self._state.store)
+        return self._counts.metrics(self._store)
 
     def interrupt(self, env_id: int | None = None) -> None:
         """Start a new episode with the next row although the previous row did not end one.
@@ -324,12 +355,16 @@ class ReplayBuffer:
         Args:
             env_id: The environment; all environments if None.
         """
-        if (store := self._state.opened()) is not None:
+        if (store := self._opened()) is not None:
             store.interrupt(env_id)
 
     def clear(self) -> None:
         """Remove all rows; schema, id counter and random state are unchanged."""
-        self._state.clear()
+        self._settle()
+        if (store := self._opened()) is not None:
+            if self.limiter is not None:
+                self.limiter.removed(store.total - store.low)
+            store.clear()
 
     def state_parts(self, known: Collection[str]) -> StateParts:
         """Return a snapshot for an exact resume, with the rows that no known part contains as new parts.
@@ -337,7 +372,19 @@ class ReplayBuffer:
         Args:
             known: Names of the parts in finished checkpoints.
         """
-        return self._state.state_parts(known)
+        store = self._opened()
+        self._settle()
+        known_parts, new_parts = ((), {}) if store is None else self._parts.save(store, known)
+        state = {
+            "format": FORMAT,
+            "sampler": self._kind,
+            "rng": self._rng.bit_generator.state,
+            "her_rng": self._her_rng.bit_generator.state,
+            "limiter": None if self.limiter is None else self.limiter.state_dict(),
+            "counts": self._counts.state_dict(),
+            "store": None if store is None else {**store.state_dict(), "segments": self._parts.state_dict()},
+        }
+        return StateParts(state, known_parts, new_parts)
 
     def load_state_dict(self, state: Any, *, lazy: bool = False) -> None:
         """Restore a saved buffer; the next draw equals the next draw of the saved buffer.
@@ -357,7 +404,25 @@ class ReplayBuffer:
                 buffers has a bound (`max_reuse`, `max_staleness`); nothing was changed.
             CheckpointError: A part is damaged and `state.on_damage` forbids skipping it; the buffer is then empty.
         """
-        self._state.load_state_dict(state, lazy=lazy)
+        self._opened()
+        self._settle()
+        saved = checked_state(state, self._kind)
+        rows_state, gaps = saved.state["store"], None
+        if rows_state is not None:
+            gaps = self._load_rows(rows_state, saved, lazy=lazy)
+        elif self._store is not None and self._store.total:
+            self._store.close()
+            self._store = self._new_store(list(self._store.layout.columns.values()))
+            self._parts = StoredParts()  # ids start from 0 again, so no existing part contains these rows
+        self._rng.bit_generator.state = saved.state["rng"]
+        self._her_rng.bit_generator.state = saved.state["her_rng"]
+        if self.limiter is not None and saved.state["limiter"] is not None:
+            self.limiter.load_state_dict(saved.state["limiter"])
+        self._counts.load_state_dict(saved.state["counts"])
+        if gaps is not None:
+            self._counts.lost += gaps.num_rows
+            if self.limiter is not None:
+                self.limiter.removed(gaps.num_rows)
 
     def save(self, path: str | Path) -> None:
         """Write the buffer to a directory, replaced atomically; rows that it already contains are not written again.
@@ -378,4 +443,57 @@ class ReplayBuffer:
 
     def close(self) -> None:
         """Release the memory; later adds and draws fail."""
-        self._state.close()
+        for prefetcher in list(self._prefetchers):
+            prefetcher.close()
+        if self._store is not None:
+            self._store.close()
+        self._store, self._is_closed = None, True
+
+    def _opened(self) -> RowStore | None:
+        """Return the rows, or None before the first one.
+
+        Raises:
+            ConfigurationError: The buffer is closed.
+            ReplayClosedError: This process was forked from the owner of the rows.
+        """
+        if self._is_closed:
+            raise ConfigurationError("the replay buffer is closed; create a new one")
+        if self._store is not None:
+            self._store.check_process()
+        return self._store
+
+    def _filled(self) -> RowStore:
+        """Return the rows; like `_opened`, but raise a ConfigurationError if there are none."""
+        if (store := self._opened()) is None or store.total == store.low:
+            raise ConfigurationError("the replay buffer is empty; add rows before sampling (len(buffer) counts them)")
+        return store
+
+    def _new_store(self, columns: Sequence[Column], *, is_full_soon: bool = False) -> RowStore:
+        memory = self._open_memory(is_full_soon=is_full_soon)
+        store = RowStore(Layout(self.capacity, columns, self._options), memory, self._make_sampler)
+        store.sampler.set_version(self._version)
+        return store
+
+    def _settle(self) -> None:
+        """Wait until no thread copies rows."""
+        for prefetcher in list(self._prefetchers):
+            prefetcher.settle()
+
+    def _before_adding(self, count: int) -> None:
+        self._settle()
+        if self.limiter is not None and not self.limiter.can_insert(count):
+            raise ReplayTimeoutError(f"cannot add {count} rows: the limiter requires more draws first")
+
+    def _load_rows(self, rows_state: Mapping[str, Any], saved: SavedParts, *, lazy: bool) -> Gaps | None:
+        """Load saved rows into an empty store, and return the lost ones, if any."""
+        own = self._store
+        columns = saved_columns(rows_state, None if own is None else own.layout, self._options)
+        if own is not None and own.total:
+            own.close()
+        if own is None or own.total:
+            self._store = own = None  # releases its memory before allocating the new one
+            is_full_soon = not lazy and rows_state["total"] - rows_state["low"] >= self.capacity
+            own = self._new_store(columns, is_full_soon=is_full_soon)
+        gaps = self._parts.restore(own, saved, rows_state, lazy=lazy and own.memory.handle is None)
+        self._store = own
+        return gaps

@@ -1,13 +1,11 @@
-"""RateLimiter: bounds the ratio of samples to inserts; Throttle: makes a buffer wait for it and prefetch threads."""
+"""RateLimiter: bounds the ratio of samples to inserts."""
 
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
-from weakref import WeakSet
 
 from trieye.config.replay import LimiterConfig
-from trieye.exceptions import ConfigurationError, ReplayTimeoutError
-from trieye.replay.prefetch import Prefetcher
+from trieye.exceptions import ConfigurationError
 
 
 class RateLimiter:
@@ -129,65 +127,3 @@ class RateLimiter:
                 f"error_buffer of at least {room / 2:g}, got {self.error_buffer:g}"
             )
         return False
-
-
-class Throttle:
-    """Makes adds and draws wait for the limiter and for threads that copy rows.
-
-    Args:
-        limiter: Bounds the ratio of draws to inserts; None for no bound.
-
-    Attributes:
-        limiter: The limiter.
-        is_needed: True if anything requires waiting or counting.
-    """
-
-    def __init__(self, limiter: RateLimiter | None) -> None:
-        self.is_needed = limiter is not None
-        self.limiter = limiter
-        self._prefetchers: WeakSet[Prefetcher] = WeakSet()
-
-    def watch(self, prefetcher: Prefetcher) -> Prefetcher:
-        """Register a thread that copies rows, and return its prefetcher."""
-        self._prefetchers.add(prefetcher)
-        self.is_needed = True
-        return prefetcher
-
-    def settle(self) -> None:
-        """Wait until no thread copies rows."""
-        for prefetcher in list(self._prefetchers):
-            prefetcher.settle()
-
-    def before_rows(self, count: int) -> None:
-        """Wait until rows may be added.
-
-        Raises:
-            ReplayTimeoutError: The limiter requires draws first.
-        """
-        self.settle()
-        if self.limiter is not None and not self.limiter.can_insert(count):
-            raise ReplayTimeoutError(f"cannot add {count} rows: the limiter requires more draws first")
-
-    def after_rows(self, count: int) -> None:
-        """Count added rows."""
-        if self.limiter is not None:
-            self.limiter.insert(count)
-
-    def before_draw(self, count: int) -> None:
-        """Check that rows may be drawn.
-
-        Raises:
-            ReplayTimeoutError: The limiter requires inserts first.
-        """
-        if self.limiter is not None and not self.limiter.can_sample(count):
-            raise ReplayTimeoutError(f"cannot draw {count} rows: the limiter requires more inserts first")
-
-    def after_draw(self, count: int) -> None:
-        """Count drawn rows."""
-        if self.limiter is not None:
-            self.limiter.sample(count)
-
-    def close(self) -> None:
-        """Stop the threads."""
-        for prefetcher in list(self._prefetchers):
-            prefetcher.close()

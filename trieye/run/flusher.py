@@ -44,7 +44,7 @@ class EventSender:
 
     All methods except `abandon` belong to one thread, which signals do not interrupt, so no value is lost or doubled.
     One call is in flight at a time, and its content is dropped after the acknowledgement: it is in the journal then.
-    Replay rows need more (`trieye.replay.remote.delivery`): an actor may lose acknowledged rows until a snapshot.
+    Replay rows need more (`trieye.replay.remote.courier`): an actor may lose acknowledged rows until a snapshot.
 
     Args:
         channel: The channel to the hub.

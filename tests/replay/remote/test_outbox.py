@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trieye.replay.remote.delivery import Ack, AcknowledgedCounts, Outbox
-from trieye.replay.remote.messages import Block
+from trieye.replay.remote.courier import Outbox
+from trieye.replay.remote.messages import Ack, Block
+from trieye.replay.remote.table import AcknowledgedCounts
 from trieye.replay.rows.schema import Column
 
 
@@ -186,7 +187,7 @@ def test_every_row_is_taken_once_and_in_order_whatever_gets_lost(seed, keep_byte
 
 
 def test_more_writers_than_can_be_remembered_push_out_the_one_that_was_silent_for_longest(monkeypatch):
-    monkeypatch.setattr("trieye.replay.remote.delivery.MAX_CLIENTS", 2)
+    monkeypatch.setattr("trieye.replay.remote.table.MAX_CLIENTS", 2)
     counts = AcknowledgedCounts()
     for client in ("a", "b", "a", "c"):
         counts.record(client, counts.ack(client).end, 1)

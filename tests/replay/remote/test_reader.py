@@ -165,7 +165,9 @@ def test_a_reader_goes_on_after_the_death_of_the_server(make_flaky):
 def test_an_empty_table_is_waited_for_and_the_error_says_what_is_missing(make_replay):
     replay = make_replay()
     reader = replay.reader(timeout_s=0.05)
-    with pytest.raises(ReplayTimeoutError, match=r"nothing to draw for sample\(4\) in 0.05 s \(it is empty\)"):
+    with pytest.raises(
+        ReplayTimeoutError, match=r"nothing to draw for sample\(4\) in 0.05 s \(the replay buffer is empty; add rows"
+    ):
         reader.sample(4)
     with pytest.raises(ReplayTimeoutError, match="reached 0 of 10 rows"):
         reader.wait(10, timeout_s=0.05)
@@ -224,7 +226,7 @@ def test_a_limiter_makes_both_sides_wait_for_each_other(make_replay):
         for _ in range(6):
             check(reader.sample(8), 8)
         writer.flush(20)
-        with pytest.raises(ReplayTimeoutError, match="its limiter requires more rows first"):
+        with pytest.raises(ReplayTimeoutError, match="the limiter requires more inserts first"):
             for _ in range(100):
                 reader.sample(8)
         stats = replay.stats()

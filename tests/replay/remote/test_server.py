@@ -278,6 +278,18 @@ def test_a_restored_table_goes_on_with_its_version_and_its_limiter_and_knows_no_
     assert 102 in other.plan("main", 1, 100, 0.0).ids  # as new as the others
 
 
+def test_a_snapshot_whose_table_saved_the_limiter_is_restored(tmp_path):
+    limiter = {"samples_per_insert": 1.0, "min_size_to_sample": 2, "error_buffer": 100.0}
+    server, other = (ReplayServer({"main": {"capacity": 50, "limiter": limiter}}) for _ in range(2))
+    server.add_batch("main", "w", 0, 0, rows_of(40))
+    server.snapshot(tmp_path / "snapshot")
+    saved = load_parts(tmp_path / "snapshot")
+    table = saved.state["main"]["state"]
+    table["limiter"], table["buffer"]["limiter"] = {"inserts": 102, "samples": 0, "removed": 0}, None
+    other.load_state_dict(saved)
+    assert "requires more draws first" in other.await_insert("main", "w", 1, 0.0).refused
+
+
 def test_writers_keep_what_only_a_snapshot_elsewhere_holds(tmp_path):
     server = ReplayServer(TABLES, directory=tmp_path / "own")
     server.add_batch("main", "w", 0, 0, rows_of(3))

@@ -287,7 +287,7 @@ def test_an_interruption_begins_an_episode_in_each_environment_of_the_writer(mak
             writer.interrupt()
         writer.flush()
         assert longest(replay, 500) == 3
-        table = replay._channel._server.table("default")
+        table = replay.channel._server.table("default")
         assert len(table._env_codes[writer.client]) == 3
 
 

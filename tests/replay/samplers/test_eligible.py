@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trieye.exceptions import ConfigurationError, ReplayTimeoutError
+from trieye.exceptions import ReplayTimeoutError
 from trieye.replay.samplers.eligible import EligibleSampler
 from trieye.replay.samplers.prioritized import PrioritizedSampler
 
@@ -162,8 +162,3 @@ def test_a_smaller_sampler_takes_over_the_newest_rows():
     assert smaller.state_dict()["uses"].tolist() == original.state_dict()["uses"][-4:].tolist()
     remaining = 16 - int(smaller.state_dict()["uses"].sum())
     assert len(smaller.draw(remaining, 6, 10, np.random.default_rng(0))) == remaining
-
-
-def test_versions_only_grow():
-    with pytest.raises(ConfigurationError, match=r"set_version\(-1\): versions only grow, and 0 was"):
-        bounded(3, max_staleness=1).set_version(-1)

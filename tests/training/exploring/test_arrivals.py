@@ -9,7 +9,6 @@ import trieye
 from tests.training.algorithms import DQN, PPO
 from tests.training.exploring.test_explorers import DQN_PARTS, PPO_PARTS
 from tests.waiting import wait_until
-from trieye.replay.fragments import AddResult
 from trieye.training.exploring.places import ThreadExplorerPool
 
 
@@ -59,14 +58,14 @@ def test_fragment_results_out_of_order_lose_no_fragment(train_config, num, style
 
 def test_repeatedly_rejected_fragments_are_reported_with_the_reason(train_config, capsys):
     engine = PPO(train_config(**PPO_PARTS, explorer={"num": 2, "fragment_steps": 4}))
-    buffer, calls = engine._row_source._queue._buffer, []
-    add = buffer.add
+    queue, calls = engine._row_source._queue, []
+    put = queue.put
 
-    def sometimes(payload, meta):
-        calls.append((meta.worker, meta.fid))
-        return AddResult("full") if len(calls) % 4 == 3 else add(payload, meta)
+    def sometimes(report, incarnation):
+        calls.append((report.explorer, report.number))
+        return "full" if len(calls) % 4 == 3 else put(report, incarnation)
 
-    buffer.add = sometimes
+    queue.put = sometimes
     for _ in range(10):
         engine.collect()
         engine._row_source.learned()

@@ -96,7 +96,9 @@ def test_version_not_bumped_on_failed_broadcast(train_config, transport):
     policy = DQN(config).policy
     registry = Synchronizer()
     task = Task(config, type(policy), policy.spaces, transport)
-    explorers = Explorers(task, ThreadExplorerPool(), Reports(1, policy.device, lambda _: None), registry, policy)
+    explorers = Explorers(
+        task, ThreadExplorerPool(), Reports(1, policy.device, publish_version=lambda _: None), registry, policy
+    )
     try:
         explorers.collect()
         newest = registry.latest()

@@ -226,7 +226,11 @@ class FragmentBuffer:
         if not ((values >= 0) & (values <= _MOST_PRIORITY)).all():
             raise ConfigurationError("update_priorities: priorities must be numbers from 0 to 1e30")
         with self._lock:
-            return self._swept().update_priorities(ids.tolist(), (values + _LEAST_PRIORITY).tolist())
+            state, pairs = self._swept(), zip(ids.tolist(), (values + _LEAST_PRIORITY).tolist(), strict=True)
+            updates = [(chunk_id, priority) for chunk_id, priority in pairs if chunk_id in state.pool]
+            state.pool.prioritize(dict(updates))
+            state.top_priority = max([state.top_priority, *(priority for _, priority in updates)])
+            return len(updates)
 
     def metrics(self, *, reset: bool = True) -> dict[str, float]:
         """Return plain numbers under names such as `replay/size`, omitting those without a value yet.
@@ -353,7 +357,6 @@ class FragmentBuffer:
 
     def _take(self, ticket: Ticket, n: int) -> Lease | None:
         state, now = self._swept(), self._clock()
-        state.expire()
         if self._queue.position(ticket):
             return None
         lease = state.fetch(n, now)

@@ -201,13 +201,6 @@ class FragmentState:
         self.payloads.drop(serials)
         return True
 
-    def update_priorities(self, chunk_ids: Iterable[int], priorities: Iterable[float]) -> int:
-        """Set the priorities of the chunks that are still in the pool; return their number."""
-        updates = [pair for pair in zip(chunk_ids, priorities, strict=True) if pair[0] in self.pool]
-        self.pool.prioritize(dict(updates))
-        self.top_priority = max([self.top_priority, *(priority for _, priority in updates)])
-        return len(updates)
-
     def metrics(self, now: float) -> dict[str, float]:
         """Return sizes and statistics."""
         return {
@@ -260,6 +253,8 @@ class FragmentState:
             raise _RefusedError("rejected", f"meta must be a FragmentMeta, got {type(meta).__name__}")
         if not isinstance(payload, Mapping):
             raise _RefusedError("rejected", f"payload must be a dict of arrays, got {type(payload).__name__}")
+        if others := [name for name in payload if not isinstance(name, str)]:
+            raise _RefusedError("rejected", f"fragment key {others[0]!r}: keys must be strings")
         continuation = self.streams.classify(meta)
         if continuation == "old_incarnation":
             raise _RefusedError("old_incarnation")

@@ -1,9 +1,9 @@
 """Payloads: the array schema of fragments, and a reference-counted table of their data."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,8 @@ from trieye.replay.fragments.fragment import Fragment
 from trieye.replay.rows.schema import Column, check_keys
 
 Array = NDArray[Any]
-_Made = TypeVar("_Made")
 
 _ALIGNMENT = 64  # a cache line, and enough for every dtype
-_CONVERSION_ERRORS = (ValueError, TypeError, RuntimeError, ArithmeticError, AttributeError, LookupError)
 _WIDEST_BYTES = 8  # limit of the file format of saved parts
 _LARGEST_BYTES = (1 << 31) - 1  # limit of a record field in NumPy
 
@@ -61,10 +59,9 @@ class PayloadSchema:
         """Infer the schema from a first fragment.
 
         Raises:
-            ConfigurationError: A key is not a string, or a value is not an array of booleans or numbers.
+            ConfigurationError: A value is not an array of booleans or numbers.
         """
-        _check_text(payload)
-        return cls(_try(name, Column.from_value, name, value, rows=False) for name, value in payload.items())
+        return cls(Column.from_value(name, value, rows=False) for name, value in payload.items())
 
     @classmethod
     def from_spec(cls, spec: Iterable[tuple[str, str, Iterable[int]]]) -> Self:
@@ -88,9 +85,8 @@ class PayloadSchema:
         Raises:
             ConfigurationError: A key is missing or unknown, or a shape or dtype differs.
         """
-        _check_text(payload)
         check_keys(payload, self.columns)
-        return {name: _try(name, column.conform, payload[name]) for name, column in self.columns.items()}
+        return {name: column.conform(payload[name]) for name, column in self.columns.items()}
 
     def pack(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Copy conforming arrays into one new block of memory, and return read-only views of it.
@@ -103,22 +99,6 @@ class PayloadSchema:
             record[name] = array
         record.flags.writeable = False
         return {name: record[name] for name in self.columns}
-
-
-def _check_text(payload: Mapping[str, Any]) -> None:
-    for name in payload:
-        if not isinstance(name, str):
-            raise ConfigurationError(f"fragment key {name!r}: keys must be strings")
-
-
-def _try(name: str, make: Callable[..., _Made], *values: Any, **options: Any) -> _Made:
-    """Call `make` for the value of a key, and name the key in errors of NumPy and other libraries."""
-    try:
-        return make(*values, **options)
-    except ConfigurationError:
-        raise
-    except _CONVERSION_ERRORS as error:
-        raise ConfigurationError(f"fragment key {name!r}: {error}") from error
 
 
 @dataclass(slots=True)

@@ -167,7 +167,6 @@ def restore(
             fragments_state.limiter.removed(lost_chunks)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise SerializationError(f"the saved fragment buffer is incomplete: {error!r}; {OTHER_CHECKPOINT}") from error
-    fragments_state.expire()
 
 
 def _check(state: Any, fragments_state: FragmentState, schema: PayloadSchema | None) -> None:

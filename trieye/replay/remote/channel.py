@@ -14,6 +14,8 @@ from trieye.process.waiting import Backoff
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
+SAVE_TIMEOUT_S = 3600.0
+
 LONGEST_POLL_S = 1.0
 """Maximum time for which the server lets a call wait before it responds that there is no result yet."""
 
@@ -80,41 +82,6 @@ class ReplayChannel(Protocol[Server_co]):
         """Stop the server permanently."""
 
 
-class Client(ABC):
-    """User handle of a table; can be sent to tasks and actors, which receive a new client.
-
-    Args:
-        channel: Connection to the server.
-        table: Name of the table.
-        timeout_s: Maximum wait of a call in seconds.
-        **options: All other constructor options.
-
-    Attributes:
-        table: Name of the table.
-        timeout_s: Maximum wait of a call in seconds.
-    """
-
-    def __init__(self, channel: ReplayChannel[Any], table: str, *, timeout_s: float, **options: Any) -> None:
-        self.table, self.timeout_s = table, timeout_s
-        self._channel, self._options = channel, {"timeout_s": timeout_s, **options}
-
-    @abstractmethod
-    def close(self) -> None:
-        """Send pending data."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with noted(error, f"closing the {type(self).__name__.lower()} of table {self.table!r}"):
-            self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), **self._options), (self._channel, self.table)
-
-
 class Closable(Protocol):
     """A server in this process.
 
@@ -178,7 +145,8 @@ class Deadline:
     def __init__(self, timeout_s: float, describe: Callable[[], str]) -> None:
         self._timeout_s, self._describe = timeout_s, describe
         self._at = time.monotonic() + timeout_s
-        self._backoff, self._trouble = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), "it does not answer"
+        self._backoff: Backoff | None = None
+        self._trouble = "it does not answer"
 
     @property
     def left_s(self) -> float:
@@ -201,6 +169,7 @@ class Deadline:
     def pause(self, trouble: str) -> None:
         """Sleep with exponential backoff; raises what `check` raises."""
         self.check(trouble)
+        self._backoff = self._backoff or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         time.sleep(min(self._backoff.failed(), self.left_s))
 
     def result(self, call: "Future[Result]") -> Result:
@@ -230,19 +199,68 @@ class Deadline:
                 self.pause(str(error))
 
 
-def ask(
-    channel: ReplayChannel[Server],
-    timeout_s: float,
-    operation: Callable[Concatenate[Server, Values], Result],
-    /,
-    *values: Values.args,
-    **options: Values.kwargs,
-) -> Result:
-    """Call an operation of a server, with retries, and return its result.
+class Client(Generic[Server]):
+    """Calls the operations of a server.
 
-    Raises:
-        ReplayTimeoutError: There was no response in time.
-        TrieyeError: Raised by the server.
+    Args:
+        channel: Connection to the server.
+        timeout_s: Maximum wait for a response in seconds.
+
+    Attributes:
+        channel: Connection to the server.
+        timeout_s: Maximum wait for a response in seconds.
     """
-    deadline = Deadline(timeout_s, lambda: f"{channel.name!r} did not answer {operation.__name__}()")
-    return deadline.answer(channel, operation, *values, **options)
+
+    def __init__(self, channel: ReplayChannel[Server], *, timeout_s: float = 60.0) -> None:
+        self.channel, self.timeout_s = channel, timeout_s
+
+    def ask(
+        self,
+        operation: Callable[Concatenate[Server, Values], Result],
+        /,
+        *values: Values.args,
+        **options: Values.kwargs,
+    ) -> Result:
+        """Call an operation of the server, such as `ReplayServer.stats`, and return its result; it may run twice.
+
+        Raises:
+            ReplayTimeoutError: There was no response in time.
+            TrieyeError: Raised by the server.
+        """
+        timeout_s = SAVE_TIMEOUT_S if group_of(operation) == "save" else self.timeout_s
+        deadline = Deadline(timeout_s, lambda: f"{self.channel.name!r} did not answer {operation.__name__}()")
+        return deadline.answer(self.channel, operation, *values, **options)
+
+
+class TableClient(Client[Server], ABC):
+    """User handle of a table; can be sent to tasks and actors, which receive a new client.
+
+    Args:
+        channel: Connection to the server.
+        table: Name of the table.
+        timeout_s: Maximum wait of a call in seconds.
+        **options: All other constructor options.
+
+    Attributes:
+        table: Name of the table.
+    """
+
+    def __init__(self, channel: ReplayChannel[Server], table: str, *, timeout_s: float, **options: Any) -> None:
+        super().__init__(channel, timeout_s=timeout_s)
+        self.table, self._options = table, {"timeout_s": timeout_s, **options}
+
+    @abstractmethod
+    def close(self) -> None:
+        """Send pending data."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with noted(error, f"closing the {type(self).__name__.lower()} of table {self.table!r}"):
+            self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), **self._options), (self.channel, self.table)

@@ -1,19 +1,18 @@
 """RemoteReplay and RemoteFragments: user handles of replay actors for tables and for fragments."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from trieye.config.replay import ReplayConfig
 from trieye.exceptions import ConfigurationError
-from trieye.replay.buffer import arguments_of
 from trieye.replay.fragments import AddResult, Chunk, FragmentMeta, Lease
 from trieye.replay.fragments.fragment import lease_id
-from trieye.replay.remote.channel import Deadline, ReplayChannel, ask, group_of
+from trieye.replay.remote.channel import Client, Deadline
 from trieye.replay.remote.messages import DEFAULT_TABLE
 from trieye.replay.remote.reader import Reader
 from trieye.replay.remote.server import FragmentServer, ReplayServer, Server
@@ -22,42 +21,17 @@ from trieye.replay.rows.store import AttachedReplay
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
 
-SAVE_TIMEOUT_S = 3600.0
 NO_TIMEOUT_S = 1e9
 
 ServerType = TypeVar("ServerType", bound=Server)
-Values = ParamSpec("Values")
-Result = TypeVar("Result")
 
 
-class Remote(Generic[ServerType]):
+class Remote(Client[ServerType]):
     """A server in another process; can be sent to tasks and actors.
 
     It implements the interface of `Run.save` and `Run.restore`, so that its content can be part of a checkpoint.
-
-    Args:
-        channel: Connection to the server.
-        timeout_s: Maximum wait for a response in seconds, in addition to the timeout of a fetch.
+    `fetch` waits for its own timeout in addition to `timeout_s`.
     """
-
-    def __init__(self, channel: ReplayChannel[ServerType], *, timeout_s: float = 60.0) -> None:
-        self._channel, self._timeout_s = channel, timeout_s
-
-    def ask(
-        self,
-        operation: Callable[Concatenate[ServerType, Values], Result],
-        /,
-        *values: Values.args,
-        **options: Values.kwargs,
-    ) -> Result:
-        """Call an operation of the server, such as `ReplayServer.stats`, and return its result; it may run twice.
-
-        Raises:
-            ReplayTimeoutError: There was no response in time.
-            TrieyeError: Raised by the server.
-        """
-        timeout_s = SAVE_TIMEOUT_S if group_of(operation) == "save" else self._timeout_s
-        return ask(self._channel, timeout_s, operation, *values, **options)
 
     def snapshot(self, directory: str | Path | None = None) -> None:
         """Write a snapshot of the server's entire content on its machine.
@@ -90,7 +64,7 @@ class Remote(Generic[ServerType]):
 
     def close(self) -> None:
         """Stop the server and release its memory."""
-        self._channel.kill()
+        self.channel.kill()
 
 
 class RemoteReplay(Remote[ReplayServer]):
@@ -128,11 +102,11 @@ class RemoteReplay(Remote[ReplayServer]):
 
     def writer(self, table: str = DEFAULT_TABLE, **options: Any) -> Writer:
         """Create a writer; see `Writer`."""
-        return Writer(self._channel, table, **options)
+        return Writer(self.channel, table, **options)
 
     def reader(self, table: str = DEFAULT_TABLE, **options: Any) -> Reader:
         """Create a reader; see `Reader`."""
-        return Reader(self._channel, table, **options)
+        return Reader(self.channel, table, **options)
 
     def attach(self, table: str = DEFAULT_TABLE) -> AttachedReplay:
         """Return a read-only view of a table's rows on this machine, valid until the server dies.
@@ -161,7 +135,7 @@ class RemoteReplay(Remote[ReplayServer]):
 
     def leave(self, client: str, table: str = DEFAULT_TABLE) -> None:
         """Unregister the writer `client` of a dead process, without waiting for the server."""
-        self._channel.begin(ReplayServer.leave, table, client)
+        self.channel.begin(ReplayServer.leave, table, client)
 
 
 def table_of(config: ReplayConfig, *, seed: int = 0) -> dict[str, Any]:
@@ -174,7 +148,7 @@ def table_of(config: ReplayConfig, *, seed: int = 0) -> dict[str, Any]:
         raise ConfigurationError(
             "replay.kind=fragment does not describe a table; use RemoteFragments.start(config.fragment_rules)"
         )
-    table = {**arguments_of(config), "storage": "shm" if config.storage == "ram" else config.storage, "seed": seed}
+    table = {**config.buffer_arguments, "storage": "shm" if config.storage == "ram" else config.storage, "seed": seed}
     if config.limiter.samples_per_insert is not None:
         table["limiter"] = config.limiter.model_dump()
     return table
@@ -216,14 +190,14 @@ class RemoteFragments(Remote[FragmentServer]):
     def fetch(self, n: int, timeout_s: float | None = None, strict: bool = True) -> Lease:
         """Lease `n` chunks and copy them to this process; see `FragmentBuffer.fetch`."""
         wait_s = NO_TIMEOUT_S if timeout_s is None else timeout_s
-        fetch_deadline = Deadline(wait_s, lambda: f"fetch({n}) from {self._channel.name!r} failed")
+        fetch_deadline = Deadline(wait_s, lambda: f"fetch({n}) from {self.channel.name!r} failed")
         response_deadline = Deadline(
-            wait_s + self._timeout_s, lambda: f"fetch({n}): {self._channel.name!r} did not answer"
+            wait_s + self.timeout_s, lambda: f"fetch({n}): {self.channel.name!r} did not answer"
         )
         while True:
             left_s = None if timeout_s is None else fetch_deadline.left_s
             try:
-                return response_deadline.result(self._channel.begin(FragmentServer.fetch, n, left_s, strict))
+                return response_deadline.result(self.channel.begin(FragmentServer.fetch, n, left_s, strict))
             except ConnectionError as error:
                 fetch_deadline.pause(str(error))
 

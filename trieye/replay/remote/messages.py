@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from trieye.replay.rows.memory import RamMemory
-from trieye.replay.rows.ring import Ring
+from trieye.replay.rows.ring import Ring, row_count
 from trieye.replay.rows.schema import Column
 from trieye.replay.samplers.base import Ids, SampledIds
 
@@ -44,6 +44,23 @@ class RowBatch:
         if isinstance(self.columns, np.ndarray):
             return {name: self.columns[name] for name in self.columns.dtype.names or ()}
         return self.columns
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """A table's progress with the rows of one writer.
+
+    Attributes:
+        end: Number of its rows added to the buffer so far.
+        saved: Number of its rows in a snapshot.
+        refused: Why the batch was not added; empty if it was.
+        lost: Number of its rows that were lost with the server and that the writer no longer had.
+    """
+
+    end: int
+    saved: int = 0
+    refused: str = ""
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +155,16 @@ class Block:
             self._write_optional("versions", 1, version)
         self.count += 1
 
+    def conform(self, rows: Mapping[str, Any]) -> Mapping[str, NDArray[Any]]:
+        """Validate and convert rows, arrays `[n, ...]`, for `extend`; see `Ring.conform`."""
+        return self._ring.conform(rows)[0]
+
     def extend(
         self, rows: Mapping[str, NDArray[Any]], env_ids: Ids | None, priorities: Any, version: int | None
     ) -> None:
-        """Copy at most `room` rows, arrays `[n, ...]`, into the block; nothing is written if a value is invalid."""
-        arrays, count = self._ring.conform(rows)
-        self._ring.write_rows(self.count, arrays, count)
+        """Copy at most `room` conforming rows into the block."""
+        count = row_count(rows)
+        self._ring.write_rows(self.count, rows, count)
         for name, values in (("env_ids", env_ids), ("priorities", priorities), ("versions", version)):
             if values is not None:
                 self._write_optional(name, count, values)

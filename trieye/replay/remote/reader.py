@@ -1,10 +1,12 @@
-"""Reader: draws rows from a table of a replay server and sends priority updates."""
+"""Reader: draws rows of a replay server, copied from shared memory or sent by the server, and sends priorities."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,11 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
 from trieye.replay.batch import Batch
 from trieye.replay.prefetch import DeviceBatches, Prefetcher
-from trieye.replay.remote.channel import Client, Deadline, ReplayChannel, ask, poll_s
-from trieye.replay.remote.draws import FarRows, NearRows
-from trieye.replay.remote.messages import DEFAULT_TABLE
+from trieye.replay.remote.channel import Deadline, ReplayChannel, TableClient, poll_s
+from trieye.replay.remote.messages import DEFAULT_TABLE, Plan
 from trieye.replay.remote.server import ReplayServer
-from trieye.replay.samplers.base import Ids, SampledIds, paired
+from trieye.replay.rows.store import AttachedReplay
+from trieye.replay.samplers.base import Ids, SampledIds, paired, spliced
 
 MAX_CALLS = 2
 MAX_WAITING_ROWS = 1 << 16
@@ -24,7 +26,12 @@ NO_DRAW = SampledIds(np.empty(0, np.int64), np.empty(0, np.float32))
 """Placeholder for the draw of a prefetcher: the draw happens with the copy, since it may have to be repeated."""
 
 
-class Reader(Client):
+CallResult = TypeVar("CallResult")
+Item = TypeVar("Item")
+SentBatch = tuple[str, Batch]
+
+
+class Reader(TableClient[ReplayServer]):
     """Draws like a `ReplayBuffer`, from a buffer that other processes fill.
 
     On the server's machine, the reader copies rows directly from shared memory; the server only chooses them, for
@@ -57,7 +64,7 @@ class Reader(Client):
         if ahead < 1:
             raise ConfigurationError(f"reader: ahead is {ahead}; it must be at least 1 batch")
         super().__init__(channel, table, timeout_s=timeout_s, ahead=ahead, attach=attach)
-        self._rows: NearRows | FarRows = (NearRows if attach else FarRows)(channel, table, ahead, timeout_s)
+        self._rows: RowSource = (NearRows if attach else FarRows)(channel, table, ahead, timeout_s)
         self._updates = Updates(channel, table, timeout_s)
         self._num_sampled = 0
         self._on_devices = DeviceBatches()
@@ -140,29 +147,28 @@ class Reader(Client):
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         size = 0
         deadline = Deadline(
-            wait_s, lambda: f"table {self.table!r} of {self._channel.name!r} reached {size} of {min_size} rows"
+            wait_s, lambda: f"table {self.table!r} of {self.channel.name!r} reached {size} of {min_size} rows"
         )
         while True:
-            size = deadline.answer(self._channel, ReplayServer.await_rows, self.table, min_size, poll_s(wait_s))
+            size = deadline.answer(self.channel, ReplayServer.await_rows, self.table, min_size, poll_s(wait_s))
             if size >= min_size:
                 return
             deadline.check()
 
     def set_version(self, version: int) -> None:
         """Set the model version of rows added from now on."""
-        ask(self._channel, self.timeout_s, ReplayServer.set_version, self.table, version)
+        self.ask(ReplayServer.set_version, self.table, version)
 
     def stats(self) -> dict[str, float]:
         """Return the counts of the table and of this reader, as plain numbers.
 
         `reader_attached` is 1 if the reader copies rows from the server's shared memory.
         """
-        table_stats = ask(self._channel, self.timeout_s, ReplayServer.stats, self.table)
         return {
-            **table_stats,
+            **self.ask(ReplayServer.stats, self.table),
             "reader_sampled": self._num_sampled,
             "reader_attached": isinstance(self._rows, NearRows) and self._rows.generation != "",
-            "reader_redrawn": self._rows.num_redrawn if isinstance(self._rows, NearRows) else 0,
+            "reader_redrawn": self._rows.num_redrawn,
             "reader_lost_updates": self._updates.num_lost,
         }
 
@@ -174,19 +180,19 @@ class Reader(Client):
             self.flush()
         finally:
             self._is_closed = True
-            self._rows = FarRows(self._channel, self.table, 1, 1.0)  # releases the memory
+            self._rows = FarRows(self.channel, self.table, 1, 1.0)  # releases the memory
 
     def _sample(self, n: int, out: Batch | None, keys: Sequence[str] | None) -> Batch:
         deadline = Deadline(self.timeout_s, lambda: self._describe(n))
         batch = self._rows.sample(n, out, keys, deadline)
         if batch is None:
-            self._rows = FarRows(self._channel, self.table, self._options["ahead"], self.timeout_s)
+            self._rows = FarRows(self.channel, self.table, self._options["ahead"], self.timeout_s)
             batch = self._rows.sample(n, out, keys, deadline)
         self._num_sampled += n
         return batch
 
     def _describe(self, n: int) -> str:
-        return f"table {self.table!r} of {self._channel.name!r} had nothing to draw for sample({n})"
+        return f"table {self.table!r} of {self.channel.name!r} had nothing to draw for sample({n})"
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -256,3 +262,195 @@ class Updates:
         except ReplayTimeoutError:
             self._calls.appendleft((count, call))
             raise
+
+
+class ReadAheadQueue(Generic[CallResult, Item]):
+    """A short queue of items that calls return several at a time; it starts the next call at a low-water mark.
+
+    Args:
+        begin: Starts a call.
+        unpack: Returns the items of its result, or why there are none yet.
+        low: Low-water mark: number of remaining items that triggers the next call.
+    """
+
+    def __init__(
+        self, begin: Callable[[], "Future[CallResult]"], unpack: Callable[[CallResult], Sequence[Item] | str], low: int
+    ) -> None:
+        self._begin, self._unpack, self._low = begin, unpack, low
+        self._items: deque[Item] = deque()
+        self._call: Future[CallResult] | None = None
+
+    def next(self, deadline: Deadline) -> Item:
+        """Return the next item.
+
+        Raises:
+            ReplayTimeoutError: There was none in time.
+            TrieyeError: Raised by the server.
+        """
+        while not self._items:
+            self._fetch(deadline)
+        item = self._items.popleft()
+        if self._call is None and len(self._items) <= self._low:
+            self._call = self._begin()
+        return item
+
+    def _fetch(self, deadline: Deadline) -> None:
+        call = self._call or self._begin()
+        self._call = call
+        try:
+            result = deadline.result(call)
+        except ConnectionError as error:
+            self._call = None
+            deadline.pause(str(error))
+            return
+        except Exception:
+            if call.done():
+                self._call = None
+            raise
+        self._call = None
+        items = self._unpack(result)
+        if isinstance(items, str):
+            deadline.check(items)
+        else:
+            self._items.extend(items)
+
+
+class RowSource(ABC):
+    """Draws rows of a table, several batches per call.
+
+    Args:
+        channel: Connection to the server.
+        table: Name of the table.
+        ahead: Batches drawn per call.
+        timeout_s: Maximum wait of the reader in seconds.
+
+    Attributes:
+        generation: Generation of the memory that the rows came from; empty before the first draw.
+        num_redrawn: Rows that were overwritten before they were copied, and redrawn.
+    """
+
+    def __init__(self, channel: ReplayChannel[ReplayServer], table: str, ahead: int, timeout_s: float) -> None:
+        self.generation, self.num_redrawn = "", 0
+        self._channel, self._table, self._num_ahead, self._poll_s = channel, table, ahead, poll_s(timeout_s)
+        self._low = ahead // 2 if ahead > 1 else -1  # with -1, each batch is drawn on request
+        self._queues: dict[Any, ReadAheadQueue[Any, Any]] = {}
+
+    @abstractmethod
+    def sample(self, n: int, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch | None:
+        """Draw rows; return None if the server's memory is not accessible from this process.
+
+        Raises:
+            ReplayTimeoutError: No draw was possible in time.
+            ConfigurationError: A key is unknown, or `out` has another size.
+        """
+
+    def _ahead(
+        self,
+        signature: Any,
+        begin: Callable[[], "Future[CallResult | str]"],
+        unpack: Callable[[CallResult], Sequence[Item]],
+    ) -> ReadAheadQueue[CallResult | str, Item]:
+        """Return the queue of draws with this signature."""
+        if signature not in self._queues:
+            self._queues[signature] = ReadAheadQueue(
+                begin, lambda result: result if isinstance(result, str) else unpack(result), self._low
+            )
+        return self._queues[signature]
+
+
+class NearRows(RowSource):
+    """Copies the rows that the server chooses from shared memory; the server does no other work for them."""
+
+    _view: AttachedReplay
+
+    def sample(self, n: int, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch | None:
+        """Draw and copy rows; see `RowSource`."""
+        while True:
+            generation, draw = self._next(n, deadline)
+            if generation != self.generation:
+                is_attached = self._attach(generation, deadline)
+                if is_attached is None:
+                    return None
+                if not is_attached:  # drawn by a server that has died since, whose memory was never attached
+                    continue
+            batch = self._copied(draw, out, keys, deadline)
+            if batch is not None:
+                return batch
+
+    def _next(self, n: int, deadline: Deadline) -> tuple[str, SampledIds]:
+        if not self.generation:  # a single draw, in case it cannot be copied from here
+            return _draws(self._plan(n, deadline))[0]
+        plans = self._ahead(
+            n, lambda: self._channel.begin(ReplayServer.plan, self._table, self._num_ahead, n, self._poll_s), _draws
+        )
+        return plans.next(deadline)
+
+    def _attach(self, generation: str, deadline: Deadline) -> bool | None:
+        """Attach the memory of a generation; return False if it is gone, and None if it is not accessible from here."""
+        for _ in range(2):  # the second attempt distinguishes a server that just died from one on another machine
+            memory = deadline.answer(self._channel, ReplayServer.memory, self._table)
+            if memory.generation != generation:
+                return False
+            if memory.handle is None:
+                return None
+            try:
+                self._view = AttachedReplay(memory.handle)
+            except ConfigurationError:
+                continue
+            self.generation = generation
+            return True
+        return None
+
+    def _copied(
+        self, draw: SampledIds, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline
+    ) -> Batch | None:
+        """Copy rows until none were overwritten during the copy; return None if the memory changed instead."""
+        while (batch := self._view.rows(draw, out, keys)) is None:
+            stale = self._view.lost(draw)
+            count = int(np.count_nonzero(stale))
+            self.num_redrawn += count
+            deadline.check("rows are overwritten faster than they can be copied")
+            fresh = self._plan(count, deadline, again=True)
+            if fresh.generation != self.generation:
+                return None
+            draw = spliced(draw, stale, fresh.draws()[0])
+        return batch
+
+    def _plan(self, n: int, deadline: Deadline, *, again: bool = False) -> Plan:
+        """Return one draw, made now."""
+        while True:
+            plan = deadline.answer(self._channel, ReplayServer.plan, self._table, 1, n, self._poll_s, again)
+            if isinstance(plan, Plan):
+                return plan
+            deadline.check(plan)
+
+
+def _draws(plan: Plan) -> list[tuple[str, SampledIds]]:
+    return [(plan.generation, draw) for draw in plan.draws()]
+
+
+class FarRows(RowSource):
+    """Requests whole batches from the server."""
+
+    def sample(self, n: int, out: Batch | None, keys: Sequence[str] | None, deadline: Deadline) -> Batch:
+        """Draw rows; see `RowSource`."""
+        selected_keys = None if keys is None else tuple(keys)
+        batches: ReadAheadQueue[list[SentBatch] | str, SentBatch] = self._ahead(
+            (n, selected_keys),
+            lambda: self._channel.begin(
+                ReplayServer.batches, self._table, self._num_ahead, n, selected_keys, self._poll_s
+            ),
+            lambda result: result,
+        )
+        self.generation, batch = batches.next(deadline)
+        # received arrays are read-only
+        batch.ids, batch.weights = batch.ids.copy(), batch.weights.copy()
+        batch.mask = None if batch.mask is None else batch.mask.copy()
+        if out is None:
+            batch.data = {key: np.array(array) for key, array in batch.data.items()}
+            return batch
+        out.check(n, batch.ids.shape, batch)
+        for key, array in batch.data.items():
+            np.copyto(out.data[key], array)
+        batch.data, batch.records = out.data, out.records
+        return batch

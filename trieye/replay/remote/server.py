@@ -225,7 +225,8 @@ class ReplayServer(Server):
         Raises:
             ConfigurationError: There is no table of that name.
         """
-        check_known(f"replay table {name!r}", name, self._tables)
+        if name not in self._tables:
+            check_known(f"replay table {name!r}", name, self._tables)
         return self._tables[name]
 
     def _restore(self, saved: SavedParts) -> None:
@@ -246,9 +247,8 @@ class ReplayServer(Server):
 def _make_table(name: str, *, limiter: Mapping[str, Any] | None = None, **buffer: Any) -> ReplayTable:
     # hindsight relabelling needs the buffer, so other processes cannot copy such rows themselves
     is_shared = buffer.get("her") is None
-    return ReplayTable(
-        name, ReplayBuffer(**buffer), limiter=None if limiter is None else RateLimiter(**limiter), is_shared=is_shared
-    )
+    rate_limiter = None if limiter is None else RateLimiter(**limiter)
+    return ReplayTable(name, ReplayBuffer(limiter=rate_limiter, **buffer), is_shared=is_shared)
 
 
 def _buffer_operation(

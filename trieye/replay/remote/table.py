@@ -6,6 +6,7 @@ import uuid
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,9 +14,7 @@ from numpy.typing import ArrayLike
 from trieye.exceptions import ConfigurationError, ReplayTimeoutError
 from trieye.replay.batch import Batch
 from trieye.replay.buffer import ReplayBuffer
-from trieye.replay.limiter import RateLimiter
-from trieye.replay.remote.delivery import Ack, AcknowledgedCounts
-from trieye.replay.remote.messages import INTERRUPTION, MemoryLocation, Plan, RowBatch
+from trieye.replay.remote.messages import INTERRUPTION, Ack, MemoryLocation, Plan, RowBatch
 from trieye.replay.samplers.base import Ids, SampledIds
 from trieye.snapshot.nodes import StateParts
 from trieye.snapshot.parts import SavedParts
@@ -27,6 +26,10 @@ MAX_SHARE = 10
 """At most one row in `MAX_SHARE` is saved back."""
 
 
+MAX_CLIENTS = 10_000
+"""Maximum number of remembered writers; the longest silent ones are forgotten first."""
+
+
 class ReplayTable:
     """One buffer of a replay server. Thread-safe.
 
@@ -36,16 +39,13 @@ class ReplayTable:
     Args:
         name: Name of the table in messages.
         buffer: The buffer; the table must be its only user.
-        limiter: Bounds the ratio of draws to new rows.
         is_shared: Whether other processes may copy the rows themselves.
     """
 
-    def __init__(
-        self, name: str, buffer: ReplayBuffer, *, limiter: RateLimiter | None = None, is_shared: bool = True
-    ) -> None:
+    def __init__(self, name: str, buffer: ReplayBuffer, *, is_shared: bool = True) -> None:
         self.name = name
         self.generation = uuid.uuid4().hex
-        self._buffer, self._limiter, self._is_shared = buffer, limiter, is_shared
+        self._buffer, self._is_shared = buffer, is_shared
         self._overwrites = OverwriteEstimate(buffer.capacity)
         self._end = 0  # id of the next row
         self._version = 0
@@ -181,7 +181,6 @@ class ReplayTable:
                 "end": self._end,
                 "edge": self._overwrites.state_dict(),
                 "version": self._version,
-                "limiter": None if self._limiter is None else self._limiter.state_dict(),
             }
             return replace(parts, state=state)
 
@@ -194,8 +193,8 @@ class ReplayTable:
             self._end = int(state["end"])
             self._overwrites.load_state_dict(state["edge"])
             self._version = int(state["version"])
-            if self._limiter is not None and state["limiter"] is not None:
-                self._limiter.load_state_dict(state["limiter"])
+            if self._buffer.limiter is not None and state.get("limiter") is not None:  # earlier saved by the table
+                self._buffer.limiter.load_state_dict(state["limiter"])
             self._num_envs, self._env_codes = int(state["num_envs"]), {}
             for client, env, code in state["envs"]:
                 self._env_codes.setdefault(client, {})[int(env)] = int(code)
@@ -228,8 +227,6 @@ class ReplayTable:
             versions = np.where(versions < 0, self._version, versions)
         ids = self._buffer.extend(rows.by_key(), env_ids=self._codes(client, rows), versions=versions)
         self._end = int(ids[-1]) + 1
-        if self._limiter is not None:
-            self._limiter.insert(len(rows))
         if rows.priorities is not None:
             is_explicit = ~np.isnan(rows.priorities)
             self._buffer.update_priorities(ids[is_explicit], rows.priorities[is_explicit])
@@ -253,38 +250,25 @@ class ReplayTable:
 
     def _refusal(self, count: int) -> str:
         """Return why `count` rows cannot be added now; empty if they can."""
-        if self._limiter is None or self._limiter.can_insert(count):
+        if self._buffer.limiter is None or self._buffer.limiter.can_insert(count):
             return ""
         return f"the limiter of table {self.name!r} requires more draws first"
 
     def _draws(self, k: int, n: int, *, again: bool) -> tuple[list[SampledIds], str]:
         """Return as many of `k` draws as are possible now, and what prevents the next one."""
         draws: list[SampledIds] = []
-        hindrance = ""
         try:
-            while len(draws) < k and not hindrance:
-                hindrance = self._hindrance(n, again=again)
-                if not hindrance:
-                    draws.append(self._draw(n, again=again))
+            while len(draws) < k:
+                draws.append(self._draw(n, again=again))
         except (ConfigurationError, ReplayTimeoutError) as error:  # such as a missing sequence; new rows may add one
-            hindrance = str(error)
-        return draws, hindrance
-
-    def _hindrance(self, n: int, *, again: bool) -> str:
-        if not len(self._buffer):
-            return "it is empty"
-        if self._limiter is not None and not again and not self._limiter.can_sample(n):
-            return "its limiter requires more rows first"
-        return ""
+            return draws, str(error)
+        return draws, ""
 
     def _draw(self, n: int, *, again: bool) -> SampledIds:
         """Draw rows, avoiding rows that may be overwritten before they are copied."""
         size = len(self._buffer)
         above = self._end - size + self._overwrites.rows(self._end, size)
-        draw = self._buffer.draw(n, above=above, again=again)
-        if self._limiter is not None and not again:
-            self._limiter.sample(n)
-        return draw
+        return self._buffer.draw(n, above=above, again=again)
 
 
 class OverwriteEstimate:
@@ -323,3 +307,68 @@ class OverwriteEstimate:
     def load_state_dict(self, state: list[int]) -> None:
         """Restore a state."""
         self._ends = deque(state, maxlen=NUM_CALLS)
+
+
+class AcknowledgedCounts:
+    """Number of acknowledged rows of each writer, by the writer's name.
+
+    A writer numbers its rows from 0 and sends them in batches with fixed boundaries, so the number of a batch's first
+    row distinguishes new, duplicate and early batches.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[str, int] = {}
+        self._saved: dict[str, int] = {}
+        self._lost: dict[str, int] = {}
+        self.num_lost = 0
+        """Acknowledged rows that are lost: after the server died, no writer had them any more."""
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def ack(self, client: str, refused: str = "") -> Ack:
+        """Return a writer's progress, and why its batch was not added."""
+        return Ack(self._ends.get(client, 0), self._saved.get(client, 0), refused, self._lost.get(client, 0))
+
+    def judge(self, client: str, first: int, oldest: int) -> Literal["next", "duplicate", "early"]:
+        """Classify a batch.
+
+        Args:
+            client: The writer.
+            first: Number of the first row of the batch.
+            oldest: Number of the oldest row that the writer can still send.
+        """
+        end = self._ends.get(client, 0)
+        if first < end:
+            return "duplicate"
+        return "next" if first in {end, oldest} else "early"
+
+    def record(self, client: str, first: int, count: int) -> None:
+        """Record an added batch."""
+        gap = first - self._ends.pop(client, 0)
+        if gap:
+            self._lost[client] = self._lost.get(client, 0) + gap
+            self.num_lost += gap
+        self._ends[client] = first + count  # moves the writer to the end of the dict, which is ordered by activity
+        if len(self._ends) > MAX_CLIENTS:
+            self.forget(next(iter(self._ends)))
+
+    def forget(self, client: str) -> None:
+        """Forget a writer that sends nothing more."""
+        for numbers in (self._ends, self._saved, self._lost):
+            numbers.pop(client, None)
+
+    def are_saved(self, ends: Mapping[str, int]) -> None:
+        """Record that a snapshot contains these ends, which `state_dict` returned."""
+        self._saved = {client: end for client, end in ends.items() if client in self._ends}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a snapshot."""
+        return {"ends": dict(self._ends), "lost": dict(self._lost), "num_lost": self.num_lost}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a snapshot; all rows that it contains are saved."""
+        self._ends = {str(client): int(end) for client, end in state["ends"].items()}
+        self._saved = dict(self._ends)
+        self._lost = {str(client): int(lost) for client, lost in state["lost"].items()}
+        self.num_lost = int(state["num_lost"])

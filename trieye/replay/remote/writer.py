@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError, ReplayClosedError, ReplayTimeoutError
-from trieye.replay.remote.channel import Client, ReplayChannel
+from trieye.replay.remote.channel import ReplayChannel, TableClient
 from trieye.replay.remote.courier import BatchSender
 from trieye.replay.remote.messages import DEFAULT_TABLE, INTERRUPTION, Block
 from trieye.replay.remote.server import ReplayServer
@@ -22,7 +22,7 @@ MAX_BLOCK_BYTES = 4 << 20
 """Larger batches are not faster, and several of them are kept in memory."""
 
 
-class Writer(Client):
+class Writer(TableClient[ReplayServer]):
     """Accepts rows like a `ReplayBuffer`, and sends them in batches from a background thread.
 
     `add` returns immediately; a later return of `flush` means that the row is *acknowledged*: it is in the buffer. A
@@ -132,8 +132,8 @@ class Writer(Client):
             env_ids: int64 `[n]`, as in `add`.
             priorities: float `[n]`, for prioritized tables.
         """
-        arrays = {name: np.asarray(values) for name, values in batch.items()}
-        count = row_count(arrays)
+        arrays: Mapping[str, NDArray[Any]] = {name: np.asarray(values) for name, values in batch.items()}
+        count, is_valid = row_count(arrays), False
         envs = None if env_ids is None else np.asarray(env_ids, np.int64)
         if self._first_env:
             envs = self._first_env + (np.zeros(count, np.int64) if envs is None else envs)
@@ -148,6 +148,7 @@ class Writer(Client):
             with self._lock:
                 block = self._block or self._start_block(arrays, rows=True)
                 if block is not None:
+                    arrays, is_valid = arrays if is_valid else block.conform(arrays), True
                     cut = slice(start, start + min(block.room, count - start))
                     block.extend(
                         {name: array[cut] for name, array in arrays.items()},
@@ -230,7 +231,7 @@ class Writer(Client):
 
     def _overdue(self, call: str, wait_s: float) -> ReplayTimeoutError:
         return ReplayTimeoutError(
-            f"table {self.table!r} of {self._channel.name!r}: {call} waited {wait_s:g} s, and "
+            f"table {self.table!r} of {self.channel.name!r}: {call} waited {wait_s:g} s, and "
             f"{self._num_rows - self._sender.num_acknowledged} rows are not acknowledged: "
             f"{self._sender.trouble or 'it does not answer'}"
         )

@@ -51,7 +51,7 @@ class Ring:
         """Rows that are still in a file; each is read on first access."""
         # in the field order of a record, which is assigned as a tuple
         self._lanes = [_fast_lane(column) for column in (order if self.is_packed else self.columns.values())]
-        self._block_lanes: list[tuple[str, np.dtype[Any], tuple[int, ...], NDArray[Any]]] = []
+        self._block_lanes: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
         self._block_rows = 0
         self.pack: Callable[[int, Mapping[str, Any]], bool] = _never
         """Copies a row into a slot if its values need no checks, and returns whether it did."""
@@ -95,7 +95,10 @@ class Ring:
         Raises:
             ConfigurationError: A key is unknown or missing, or an array has another length, shape or kind.
         """
-        check_keys(rows, self.columns)
+        if count := self.num_like_previous(rows):
+            return rows, count
+        if rows.keys() != self.columns.keys():
+            check_keys(rows, self.columns)
         arrays = {
             name: value if type(value := rows[name]) is np.ndarray else as_array(name, value) for name in self.columns
         }
@@ -103,28 +106,20 @@ class Ring:
         for name, dtype, shape, *_ in self._lanes:
             if arrays[name].dtype is not dtype or arrays[name].shape[1:] != shape:
                 arrays[name] = self.columns[name].conform(arrays[name], rows=count)
-        self._block_lanes = [(name, dtype, (count, *shape), self.cells[name]) for name, dtype, shape, *_ in self._lanes]
+        self._block_lanes = [(name, dtype, (count, *shape)) for name, dtype, shape, *_ in self._lanes]
         self._block_rows = count
         return arrays, count
 
-    def write_like_previous(self, first: int, rows: Mapping[str, Any]) -> int:
-        """Copy rows with the types, shapes and count of the last `conform`, without wrapping around the end.
-
-        Returns:
-            The number of rows written; 0 if they need `conform`.
-        """
-        count = self._block_rows
-        if len(rows) != len(self._block_lanes) or first + count > self.capacity or self.unread is not None:
+    def num_like_previous(self, rows: Mapping[str, Any]) -> int:
+        """Return the number of rows if their types and shapes equal those of the last `conform`, else 0."""
+        if len(rows) != len(self._block_lanes):
             return 0
-        for name, dtype, shape, _ in self._block_lanes:
+        for name, dtype, shape in self._block_lanes:
             array = rows.get(name)
             # identity instead of equality: half the cost
             if type(array) is not ndarray or array.dtype is not dtype or array.shape != shape:
                 return 0
-        slots = slice(first, first + count)
-        for name, _, _, cells in self._block_lanes:
-            cells[slots] = rows[name]
-        return count
+        return self._block_rows
 
     def write_rows(self, first: int, rows: Mapping[str, NDArray[Any]], count: int) -> None:
         """Copy at most `capacity` conforming rows into the slots from `first` on, wrapping around the end."""

@@ -23,6 +23,9 @@ Padding = Literal["reset", "zero"]
 PADDINGS: tuple[Padding, ...] = ("reset", "zero")
 
 _PYTHON_SCALARS: dict[type, DTypeLike] = {bool: np.bool_, int: np.int64, float: np.float32}
+_CONVERSION_ERRORS = (ValueError, TypeError, RuntimeError, ArithmeticError, AttributeError, LookupError)
+"""Errors of NumPy and of objects that convert themselves to arrays."""
+
 _RANKS = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 
 
@@ -125,7 +128,7 @@ def as_array(name: str, value: Any) -> NDArray[Any]:
     """
     try:
         return np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:
+    except _CONVERSION_ERRORS as error:
         raise ConfigurationError(f"replay key {name!r}: cannot convert the value to an array: {error}") from error
 
 
@@ -331,3 +334,31 @@ def _pairs_in(columns: Mapping[str, Column]) -> dict[str, Column]:
                 f"{partner.dtype}{list(partner.shape)}; they must be equal"
             )
     return pairs
+
+
+def saved_columns(rows_state: Mapping[str, Any], layout: Layout | None, options: RowOptions) -> list[Column]:
+    """Return the columns of saved rows.
+
+    Args:
+        rows_state: The result of `RowStore.state_dict`.
+        layout: The layout of the buffer being restored, if it has one.
+        options: The row options of that buffer.
+
+    Raises:
+        ConfigurationError: The columns differ from `layout`, or the rows were saved without data that `options` need.
+    """
+    columns = [Column(name, tuple(spec[1]), np.dtype(spec[0])) for name, spec in rows_state["columns"].items()]
+    if layout is not None and list(layout.columns.values()) != columns:
+        saved_schema = describe({column.name: column for column in columns})
+        raise ConfigurationError(
+            f"replay state holds rows of {saved_schema}, this buffer of {describe(layout.columns)}; "
+            "load it into a buffer of the same schema"
+        )
+    for name, value in options.storage_options.items():
+        saved_value = rows_state["options"][name]
+        if saved_value != value and not (name == "counts_steps" and saved_value):
+            raise ConfigurationError(
+                f"replay state was made with {name}={saved_value}, this buffer with {name}={value}; "
+                "load it into a buffer of the same options"
+            )
+    return columns

@@ -1,5 +1,6 @@
 """StoredParts: saves rows incrementally as immutable parts of snapshots; Gaps: rows lost with damaged parts."""
 
+import logging
 import secrets
 import weakref
 from bisect import bisect_left
@@ -11,10 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.ring import UnreadRows
 from trieye.replay.rows.schema import PREFIX, as_saved
 from trieye.replay.rows.store import RowStore
 from trieye.snapshot.parts import SavedParts
+
+logger = logging.getLogger(__name__)
 
 MAX_PART_BYTES = 64 << 20
 """Larger parts would be read by fewer threads, and retained longer for few remaining rows."""
@@ -25,6 +29,9 @@ MAX_SMALL_PARTS = 32
 
 MAX_REMEMBERED = 4096
 """Parts of earlier saves to remember, since another save target may contain them."""
+
+FORMAT = 2
+"""Format of a buffer's saved state."""
 
 _ROW, _LINK, _NEXT_ROWS, _NEXT = "row.", "link.", "next", "next."
 _PREVIOUS = _LINK + "previous"
@@ -243,16 +250,13 @@ class StoredParts:
         """Return name, range and size of every part, as plain data."""
         return [[part.name, part.first, part.end, part.size_bytes] for part in self._parts]
 
-    def restore(
-        self, store: RowStore, saved: SavedParts, rows_state: Mapping[str, Any], low: int, *, lazy: bool
-    ) -> Gaps | None:
-        """Load the rows of parts into an empty store, several parts in parallel; each part is read once.
+    def restore(self, store: RowStore, saved: SavedParts, rows_state: Mapping[str, Any], *, lazy: bool) -> Gaps | None:
+        """Load a state and the newest rows into an empty store, several parts in parallel; each part is read once.
 
         Args:
             store: The store that receives the rows.
             saved: The parts.
             rows_state: The saved state of the store, with the result of `state_dict` under `segments`.
-            low: Id of the first row to restore.
             lazy: Leave the rows in the files until they are accessed.
 
         Returns:
@@ -261,6 +265,7 @@ class StoredParts:
         Raises:
             CheckpointError: A part is damaged and `saved` forbids skipping it.
         """
+        low = max(rows_state["low"], rows_state["total"] - store.capacity)
         parts = [StoredPart(*entry) for entry in rows_state["segments"] if entry[2] > low]
 
         def read(part: StoredPart) -> RowRange | None:
@@ -292,7 +297,41 @@ class StoredParts:
             store.ring.unread = UnreadRows(store.capacity, low, unread)
         for rows in ranges:
             _restore_links(store, rows)
+        store.load_state_dict(rows_state if gaps is None else gaps.applied(rows_state), low)
+        if gaps is not None:
+            logger.warning(
+                "rows %s of the replay are lost because their files are damaged; continuing with the other %d rows, "
+                "which the next save rewrites",
+                gaps,
+                store.total - store.low,
+            )
         return gaps
+
+
+def checked_state(state: Any, kind: str) -> SavedParts:
+    """Return the saved state of a buffer.
+
+    Args:
+        state: The state.
+        kind: The result of `checked_kind` for the sampler of the buffer being restored.
+
+    Raises:
+        ConfigurationError: Its format or its sampler differs.
+    """
+    buffer_state = state.state if isinstance(state, SavedParts) and isinstance(state.state, dict) else {}
+    number = buffer_state.get("format", 1)  # the first format had no number
+    if number != FORMAT:
+        remedy = "use a newer trieye" if number > FORMAT else "restore the other objects without it"
+        raise ConfigurationError(
+            f"the replay state has format {number}, but this trieye reads format {FORMAT}; {remedy}"
+        )
+    if buffer_state.get("sampler") != kind:
+        raise ConfigurationError(
+            f"the replay state has sampler {buffer_state.get('sampler')!r}, but this buffer has {kind!r}; "
+            "create the buffer with the same sampler and bounds"
+        )
+    saved: SavedParts = state
+    return saved
 
 
 def _gaps_of(lost: list[StoredPart], ranges: list[RowRange], rows_state: Mapping[str, Any], low: int) -> Gaps:

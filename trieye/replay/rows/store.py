@@ -1,7 +1,7 @@
-"""RowStore: rows of a replay buffer with their links; AttachedReplay: a read-only view of another process's rows."""
+"""RowStore: rows with their links and their sampler; AttachedReplay: a read-only view of another process's rows."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,12 +16,13 @@ from trieye.replay.rows.next_rows import NextRows
 from trieye.replay.rows.reader import RowReader
 from trieye.replay.rows.ring import Ring
 from trieye.replay.rows.schema import PREFIX, Column, Layout, RowOptions, check_keys
-from trieye.replay.samplers.base import SampledIds
+from trieye.replay.samplers.base import SampledIds, Sampler, below, spliced, with_history
 
 COUNTERS = ("total", "low", "writing_until", "generation")
 """The int64 fields of the shared header, in this order; `generation` counts loaded states."""
 
 _NO_ROWS = 1 << 62
+_MAX_REDRAWS = 5
 
 
 def _shared_counters(memory: ArrayAllocator) -> NDArray[np.int64]:
@@ -44,14 +45,33 @@ def _arrays_in(memory: ArrayAllocator, layout: Layout) -> tuple[Ring, EpisodeLin
     return ring, links, NextRows(layout.paired, layout.capacity, memory) if layout.paired else None
 
 
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """Validated rows that fit a store.
+
+    Attributes:
+        rows: Arrays `[count, ...]` by key, in the dtypes of the columns.
+        count: Number of rows.
+        env_ids: int64 `[count]`, the environment of each row.
+        next_values: Arrays `[count, ...]` by `next_<key>`, for `NextRows`.
+    """
+
+    rows: Mapping[str, NDArray[Any]]
+    count: int
+    env_ids: NDArray[np.int64]
+    next_values: Mapping[str, NDArray[Any]]
+
+
 class RowStore:
-    """The newest `capacity` rows, with global ids.
+    """The newest `capacity` rows, with global ids, and the sampler that chooses among them.
 
     Args:
         layout: How rows are stored and combined.
         memory: Allocator of the rows and links.
+        make_sampler: Creates the sampler for the links.
 
     Attributes:
+        sampler: Chooses among the rows.
         ring: The rows.
         links: Successor links, if the layout needs them.
         next_rows: The values of `next_<key>` that no row contains, with `dedup_next`.
@@ -59,11 +79,16 @@ class RowStore:
         total: Rows added over the lifetime of the buffer; the id of the next row.
     """
 
-    def __init__(self, layout: Layout, memory: ArrayAllocator) -> None:
+    def __init__(
+        self, layout: Layout, memory: ArrayAllocator, make_sampler: Callable[[EpisodeLinks | None], Sampler]
+    ) -> None:
         self.layout, self.memory = layout, memory
         self.capacity = layout.capacity
         self.ring, self.links, self.next_rows = _arrays_in(memory, layout)
         self.reader = RowReader(layout, self.ring, self.links, self.next_rows)
+        self.sampler = make_sampler(self.links)
+        is_told = type(self.sampler).added is not Sampler.added
+        self._register = self.sampler.added if is_told else None
         self.total = 0
         self._forgotten = 0
         self._header = _shared_counters(memory).data if memory.handle is not None else None
@@ -87,16 +112,18 @@ class RowStore:
             if ring.unread is not None or not ring.pack(slot, row):  # `ring.write_row`, without the cost of a call
                 ring.write_checked(slot, row)
             self.total = row_id + 1
-            return row_id
-        self._announce(1)
-        try:
-            self._add_linked(row_id, row, env_id)
-        finally:
-            self._publish()
+        else:
+            self._announce(1)
+            try:
+                self._add_linked(row_id, row, env_id)
+            finally:
+                self._publish()
+        if self._register is not None:
+            self._register(row_id, 1)
         return row_id
 
-    def extend(self, rows: Mapping[str, ArrayLike], env_ids: ArrayLike | None) -> tuple[int, int]:
-        """Copy rows, arrays `[n, ...]` by key, into the store and return their first id and their number.
+    def extend(self, rows: Mapping[str, Any], env_ids: ArrayLike | None) -> NDArray[np.int64]:
+        """Copy rows, arrays `[n, ...]` by key, into the store and return their ids, int64 `[n]`.
 
         Of more rows than the capacity, only the last `capacity` are stored.
 
@@ -104,29 +131,70 @@ class RowStore:
             ConfigurationError: As for `add`, or the arrays differ in length; no row was added.
         """
         first = self.total
-        if self._is_plain and env_ids is None and (count := self.ring.write_like_previous(first % self.capacity, rows)):
+        count = self.ring.num_like_previous(rows) if self._is_plain and env_ids is None else 0
+        if 0 < count <= self.capacity:
+            self.ring.write_rows(first % self.capacity, rows, count)
             self.total = first + count
-            return first, count
+            if self._register is not None:
+                self._register(first, count)
+            return np.arange(first, first + count)
+        return self.write(self.conform(rows, env_ids))
+
+    def conform(self, rows: Mapping[str, ArrayLike], env_ids: ArrayLike | None) -> RowBlock:
+        """Validate and convert rows for `write`; raises what `extend` raises."""
         own, nexts = self._split(rows)
         arrays, count = self.ring.conform(own)
-        envs = _env_ids(env_ids, count)
-        next_rows = self.next_rows
-        values = {} if next_rows is None else next_rows.conform(nexts, rows=count)
+        values = {} if self.next_rows is None else self.next_rows.conform(nexts, rows=count)
+        return RowBlock(arrays, count, _env_ids(env_ids, count), values)
+
+    def write(self, block: RowBlock, versions: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Copy rows into the store and return their ids, int64 `[n]`.
+
+        Args:
+            block: The rows.
+            versions: int64 `[n]`, the model version of each row; the sampler's version if None.
+        """
+        first, count = self.total, block.count
+        ids = np.arange(first, first + count)
         if not count:  # for example after a step that only reset environments
-            return first, 0
-        total, skipped = first + count, max(count - self.capacity, 0)
-        newest = {name: array[skipped:] for name, array in arrays.items()} if skipped else arrays
+            return ids
+        stored = slice(max(count - self.capacity, 0), None)
+        newest = {name: array[stored] for name, array in block.rows.items()} if stored.start else block.rows
         self._announce(count)
-        self.ring.write_rows((first + skipped) % self.capacity, newest, count - skipped)
+        self.ring.write_rows((first + stored.start) % self.capacity, newest, count - stored.start)
         if self.links is not None:
-            ended = self.ends_in(arrays, count)
-            self.links.add(np.arange(first, total), envs, ended)
-            if next_rows is not None:
-                late = {name: array[skipped:] for name, array in values.items()}
-                next_rows.add(np.arange(first + skipped, total), envs[skipped:], newest, late, ended[skipped:])
-        self.total = total
+            ended = self.ends_in(block.rows, count)
+            self.links.add(ids, block.env_ids, ended)
+            if self.next_rows is not None:
+                late = {name: array[stored] for name, array in block.next_values.items()}
+                self.next_rows.add(ids[stored], block.env_ids[stored], newest, late, ended[stored])
+        self.total = first + count
         self._publish()
-        return first, count
+        if self._register is not None:
+            self._register(first, count)
+        if versions is not None:
+            self.sampler.set_row_versions(ids[stored], versions[stored])
+        return ids
+
+    def draw(self, n: int, rng: np.random.Generator, *, above: int = 0) -> SampledIds:
+        """Choose `n` rows or sequences, below the id `above` only if a few attempts find no others."""
+        draw = self._draw(n, rng)
+        for _ in range(_MAX_REDRAWS if above else 0):
+            late = below(draw, above)
+            if not late.any():
+                break
+            self.sampler.discarded(draw.ids.reshape(len(draw), -1)[late, 0], for_good=False)
+            draw = spliced(draw, late, self._draw(int(np.count_nonzero(late)), rng))
+        return draw
+
+    def _draw(self, n: int, rng: np.random.Generator) -> SampledIds:
+        low, total = self.low, self.total
+        draw = self.sampler.draw(n, low, total, rng)
+        if not self.layout.num_earlier:
+            return draw
+        return with_history(
+            draw, lambda ids: self.reader.lacks_history(ids, low), self.sampler, rng, low=low, high=total
+        )
 
     def interrupt(self, env_id: int | None = None) -> None:
         """Start a new episode with the next row of an environment, or of all."""
@@ -142,6 +210,7 @@ class RowStore:
         if self.next_rows is not None:
             self.next_rows.clear()
         self._publish()
+        self.sampler.forgot(self.low)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state besides the rows: columns, counters, open episodes, next observations that may change."""
@@ -156,6 +225,7 @@ class RowStore:
             "low": low,
             "links": None if links is None else links.state_dict(),
             "next_rows": next_values,
+            "sampler": self.sampler.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], low: int) -> None:
@@ -168,6 +238,8 @@ class RowStore:
         if self._header is not None:
             self._header[3] += 1
         self._publish()
+        self.sampler.load_state_dict(state["sampler"])
+        self.sampler.forgot(low)
 
     def close(self) -> None:
         """Release the memory; readers in other processes then see no rows. A forked child does not affect readers."""

@@ -39,9 +39,9 @@ def checked_kind(
 def make_sampler(
     name: str,
     options: Mapping[str, Any],
-    *,
     capacity: int,
     links: EpisodeLinks | None = None,
+    *,
     max_reuse: int | None = None,
     max_staleness: int | None = None,
 ) -> Sampler:

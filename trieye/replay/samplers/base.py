@@ -1,9 +1,11 @@
-"""Sampler: the protocol of samplers, which choose the rows that a replay buffer draws; and UniformSampler."""
+# ruff: noqa: B027  # the empty methods of Sampler are those that a sampler may leave out
+"""Sampler: base class of samplers, which choose the rows that a replay buffer draws; and UniformSampler."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -40,22 +42,28 @@ class SampledIds:
         return len(self.ids)
 
 
-@runtime_checkable
-class Sampler(Protocol):
+class Sampler(ABC):
     """Chooses the rows to draw; it handles ids and never accesses the rows.
 
     Ids count all rows over the lifetime of the buffer. Not thread-safe.
+
+    Attributes:
+        version: Version of the learner's model.
     """
+
+    version = 0
 
     def added(self, first_id: int, count: int) -> None:
         """Register new rows `[first_id, first_id + count)`, which overwrite the rows whose ids are lower by `capacity`.
 
-        Called for every row in id order, after its `EpisodeLinks` were added. This is on the hot path.
+        Called for every row in id order, after its `EpisodeLinks` were added. This is on the hot path: it is not called
+        at all for samplers that do not override it.
         """
 
     def forgot(self, low_id: int) -> None:
         """Register that rows below `low_id` were removed other than by being overwritten, as by `clear`."""
 
+    @abstractmethod
     def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> SampledIds:
         """Draw `n` times from the rows `[low, high)`, which must be all rows in the buffer.
 
@@ -80,20 +88,29 @@ class Sampler(Protocol):
     def update(self, ids: Ids, priorities: ArrayLike) -> None:
         """Set the priorities, float `[n]`, of rows in the buffer; the last of equal ids wins."""
 
+    def set_version(self, version: int) -> None:
+        """Set the version of the learner's model, at least the previous one."""
+        self.version = version
+
+    def set_row_versions(self, ids: Ids, versions: Ids) -> None:
+        """Set versions of rows `[n]`, just added, that differ from the current one."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state for an exact resume, as plain data and copied arrays."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; the next draw equals the next draw of the saved sampler."""
 
 
-@runtime_checkable
-class RowSampler(Sampler, Protocol):
+class RowSampler(Sampler):
     """A sampler of single rows that other samplers build on: they propose rows, reject some, and weight the rest."""
 
+    @abstractmethod
     def propose(self, n: int, low: int, high: int, rng: np.random.Generator) -> Ids:
         """Draw `n` ids from `[low, high)` independently, so that any subset of them is a valid draw."""
 
+    @abstractmethod
     def pick(self, n: int, ids: Ids, rng: np.random.Generator) -> Ids:
         """Draw `n` of `ids` independently, with their chances; takes time proportional to `len(ids)`.
 
@@ -101,6 +118,7 @@ class RowSampler(Sampler, Protocol):
             ConfigurationError: None of the ids can be drawn.
         """
 
+    @abstractmethod
     def judge(self, ids: Ids, low: int, high: int) -> SampledIds:
         """Return a draw of ids from `[low, high)` with their weights."""
 
@@ -170,24 +188,12 @@ def ones(n: int) -> NDArray[np.float32]:
     return weights
 
 
-class UniformSampler:
-    """Draws rows independently, with replacement; it has no state."""
-
-    def added(self, first_id: int, count: int) -> None:
-        """Do nothing: all rows are equally likely."""
-
-    def forgot(self, low_id: int) -> None:
-        """Do nothing: `draw` receives the range of ids."""
+class UniformSampler(RowSampler):
+    """Draws rows independently, with replacement; it has no state, and ignores priorities."""
 
     def draw(self, n: int, low: int, high: int, rng: np.random.Generator) -> SampledIds:
         """Draw `n` rows from `[low, high)`."""
         return self.judge(rng.integers(low, high, n), low, high)
-
-    def discarded(self, ids: Ids, *, for_good: bool) -> None:
-        """Do nothing: draws are independent."""
-
-    def handed_out(self, draw: SampledIds) -> None:
-        """Do nothing: draws are not counted."""
 
     def propose(self, n: int, low: int, high: int, rng: np.random.Generator) -> Ids:
         """Draw `n` ids from `[low, high)`."""
@@ -202,16 +208,6 @@ class UniformSampler:
     def judge(self, ids: Ids, low: int, high: int) -> SampledIds:
         """Return a draw of the ids with weights of 1."""
         return SampledIds(ids, ones(len(ids)).copy(), {"size": high - low})  # users and torch need writable weights
-
-    def update(self, ids: Ids, priorities: ArrayLike) -> None:
-        """Do nothing, so that an algorithm with priorities runs unchanged."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty state: the buffer owns the random generator."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
 
 
 def with_history(

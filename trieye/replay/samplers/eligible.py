@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError, ReplayTimeoutError
-from trieye.replay.samplers.base import Ids, SampledIds
+from trieye.replay.samplers.base import Ids, SampledIds, Sampler
 from trieye.replay.samplers.prioritized import PrioritizedSampler
 
 
-class EligibleSampler:
+class EligibleSampler(Sampler):
     """Draws rows by priority, each at most `max_reuse` times and only while its version is recent enough.
 
     Ineligible rows get weight 0 in the sum tree, so draws stay fast even if few rows are left. For uniform sampling,
@@ -36,7 +36,6 @@ class EligibleSampler:
         if max_staleness is not None and max_staleness < 0:
             raise ConfigurationError(f"max_staleness is {max_staleness}; it must be at least 0 versions")
         self.max_reuse, self.max_staleness = max_reuse, max_staleness
-        self.version = 0
         self._rows = rows
         self.capacity = rows.capacity
         self._uses = np.zeros(self.capacity if max_reuse else 0, np.uint32)
@@ -55,15 +54,10 @@ class EligibleSampler:
         self._low = low_id
 
     def set_version(self, version: int) -> None:
-        """Set the version of the learner's model; rows that become too stale are never drawn again.
-
-        Raises:
-            ConfigurationError: The version is lower than the previous one.
-        """
-        if version < self.version:
-            raise ConfigurationError(f"set_version({version}): versions only grow, and {self.version} was set before")
+        """Set the version of the learner's model; rows that become too stale are never drawn again."""
         self._settle()
-        before, self.version = self.version, version
+        before = self.version
+        super().set_version(version)
         if self.max_staleness is not None:
             # scan the ring in memory order: five times as fast as in id order
             bound = version - self.max_staleness
@@ -71,7 +65,7 @@ class EligibleSampler:
             ids = self._end - 1 - (self._end - 1 - slots) % self.capacity
             self._retire(ids[ids >= max(self._low, 0)])
 
-    def set_row_versions(self, ids: Ids, versions: ArrayLike) -> None:
+    def set_row_versions(self, ids: Ids, versions: Ids) -> None:
         """Set versions of rows `[n]`, just added, that differ from the current one, int64 `[n]`."""
         self._settle()
         if self.max_staleness is not None:

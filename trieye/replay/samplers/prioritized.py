@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError
-from trieye.replay.samplers.base import Ids, SampledIds
+from trieye.replay.samplers.base import Ids, RowSampler, SampledIds
 from trieye.replay.samplers.sum_tree import SumTree, weights_of
 
 Chances = NDArray[np.float32]
 
 
-class PrioritizedSampler:
+class PrioritizedSampler(RowSampler):
     """Proportional prioritized replay (Schaul et al. 2016, https://arxiv.org/abs/1511.05952, sections 3.3 and 3.4).
 
     Row i is drawn with P(i) = p_i^alpha / sum_k p_k^alpha, where p_i = priority + epsilon. Its weight is (N

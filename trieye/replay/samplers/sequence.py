@@ -8,13 +8,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.rows.episodes import EpisodeLinks
-from trieye.replay.samplers.base import Ids, RowSampler, SampledIds, UniformSampler
+from trieye.replay.samplers.base import Ids, RowSampler, SampledIds, Sampler, UniformSampler
 from trieye.replay.samplers.prioritized import PrioritizedSampler
 
 _LEAST_SHARE = 1 / 64  # lower bound of the estimated acceptance rate; smaller values would make far too many proposals
 
 
-class SequenceSampler:
+class SequenceSampler(Sampler):
     """Draws sequences of `length` consecutive rows of one episode, by default uniformly from all possible starts.
 
     It proposes starts and rejects invalid ones, so adding rows costs nothing. If hardly any row starts a sequence, it

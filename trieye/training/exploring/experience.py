@@ -1,26 +1,26 @@
 """RemoteExperience: the replay of an engine with explorers, in a separate process."""
 
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from trieye.replay.remote import RemoteReplay, Writer
-from trieye.snapshot.nodes import StateParts
-from trieye.snapshot.parts import SavedParts
+from trieye.replay.remote import RemoteReplay, ReplayServer, Writer
+from trieye.replay.remote.channel import ReplayChannel
 from trieye.training.batches import Minibatch, finite_parts, minibatch_of, valid_priorities
 from trieye.training.finite import OnNonfinite
 from trieye.training.rows import Rows
 
 
-class RemoteExperience:
+class RemoteExperience(RemoteReplay):
     """The counterpart of `Experience` for an engine with explorers.
 
     Args:
-        replay: The process that holds the rows.
+        channel: Connection to the process that holds the rows.
         is_synchronous: Whether each batch is drawn only on request, with all earlier priorities applied.
         directory: Directory of its snapshots, deleted on close.
 
@@ -30,19 +30,18 @@ class RemoteExperience:
 
     on_nonfinite = OnNonfinite()
 
-    def __init__(self, replay: RemoteReplay, *, is_synchronous: bool, directory: Path | None = None) -> None:
-        self._replay, self._is_synchronous, self._directory = replay, is_synchronous, directory
-        self._reader = replay.reader(ahead=1 if is_synchronous else 8)
+    def __init__(
+        self, channel: ReplayChannel[ReplayServer], *, is_synchronous: bool, directory: Path | None = None
+    ) -> None:
+        super().__init__(channel)
+        self._is_synchronous, self._directory = is_synchronous, directory
+        self._reader = self.reader(ahead=1 if is_synchronous else 8)
         self._writer: Writer | None = None
 
     @property
     def make_writer(self) -> Callable[[], Writer]:
         """Function that creates a writer; picklable, for other processes."""
-        return self._replay.writer
-
-    def leave(self, client: str) -> None:
-        """Report to the replay that a writer is gone."""
-        self._replay.leave(client)
+        return partial(Writer, self.channel)
 
     def extend(self, batch: Mapping[str, ArrayLike] | Rows, env_ids: ArrayLike | None = None) -> None:
         """Add rows of the learner itself; those of explorers are in the replay already, and `collect` returns none."""
@@ -60,11 +59,11 @@ class RemoteExperience:
                 self._write(rows, None if env_ids is None else np.asarray(env_ids)[part])
             if self._writer is not None:  # another writer's rows belong to other episodes
                 self._writer.close()
-                self._replay.leave(self._writer.client)
+                self.leave(self._writer.client)
                 self._writer = None
 
     def _write(self, rows: Mapping[str, ArrayLike], env_ids: ArrayLike | None) -> None:
-        self._writer = self._writer or self._replay.writer()
+        self._writer = self._writer or self.writer()
         self._writer.extend(rows, env_ids)
         self._writer.flush()
 
@@ -78,27 +77,11 @@ class RemoteExperience:
         """Send priorities of rows; the id -1 marks rows from elsewhere; see `Experience.update_priorities`."""
         self._reader.update_priorities(*valid_priorities(ids, priorities, self.on_nonfinite))
 
-    def set_version(self, version: int) -> None:
-        """Report the version of the newest weights to the replay."""
-        self._replay.set_version(version)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of the table."""
-        return self._replay.metrics()
-
-    def state_parts(self, known: Collection[str]) -> StateParts:
-        """Return a snapshot; see `StateParts`."""
-        return self._replay.state_parts(known)
-
-    def load_state_dict(self, parts: SavedParts) -> None:
-        """Restore a snapshot."""
-        self._replay.load_state_dict(parts)
-
     def interrupt(self) -> None:
         """Do nothing: each attempt has new writers, which never continue the episodes of earlier ones."""
 
     def close(self) -> None:
         """Stop the process, and delete its snapshots."""
-        self._replay.close()
+        super().close()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)

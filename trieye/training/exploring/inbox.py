@@ -1,5 +1,6 @@
-"""Fragment queues: hold fragment results until the learner takes them; rows are in the replay or a fragment buffer."""
+"""Fragment queues: hold fragment results, with or without their rows, until the learner takes them."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -8,9 +9,10 @@ from typing import Any, Protocol
 import torch
 
 from trieye.replay.fragments import FragmentBuffer, FragmentMeta, FragmentRules, Lease
+from trieye.snapshot.parts import SavedParts
 from trieye.training.exploring.explorer import Report
 from trieye.training.policy import Moments
-from trieye.training.rows import Rows
+from trieye.training.rows import Array, Rows
 
 _NOT_STORED = ("payload",)
 
@@ -43,23 +45,49 @@ class FragmentQueue(Protocol):
 
 
 class Reports:
-    """A queue of results whose rows are in the replay.
+    """A queue of results, learned in the order of their weights; each is taken once.
+
+    The number of waiting results is bounded by `pace.py`, which assigns fragments.
 
     Args:
         num_envs: Environments of an explorer.
-        device: Device of the learner.
-        publish_version: Reports the newest version to the replay.
+        device: Device of the returned rows.
+        max_staleness: Largest number of versions that a result with rows may lag; None for no bound.
+        publish_version: Reports the newest version to the replay that has the rows; None: the results have them.
     """
 
-    def __init__(self, num_envs: int, device: torch.device, publish_version: Callable[[int], None]) -> None:
-        self._publish_version, self.max_staleness, self.is_bounded = publish_version, None, False
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device,
+        *,
+        max_staleness: int | None = None,
+        publish_version: Callable[[int], None] | None = None,
+    ) -> None:
+        self._publish_version, self.max_staleness = publish_version, max_staleness
+        self.is_bounded = max_staleness is not None
+        self._device, self._no_rows = device, Rows.nothing(num_envs, device)
         self._waiting: list[Report] = []
-        self._no_rows = Rows.nothing(num_envs, device)
+        self._schema: dict[str, str] = {}
+        self._version = -1
+        self._lags: list[int] = []  # of the results taken since the last `metrics`
+        self._dropped: Counter[str] = Counter()
+        self._num_put = self._num_taken = self._num_reported = 0
+        self._reported_at = time.monotonic()
 
     def put(self, report: Report, incarnation: int) -> str:
         """Add a result; see `FragmentQueue`."""
         del incarnation
+        if self._is_stale(report):
+            self._dropped["stale"] += 1
+            return "stale"
+        if report.payload is not None:
+            schema = {name: f"{array.dtype}{list(array.shape)}" for name, array in report.payload.items()}
+            self._schema = self._schema or schema
+            if differences := sorted({*schema.items()} ^ {*self._schema.items()}):
+                raise ValueError(f"a fragment does not match the earlier ones: they differ in {differences}")
         self._waiting.append(report)
+        self._num_put += 1
         return ""
 
     def counts(self) -> Counter[int]:
@@ -74,31 +102,73 @@ class Reports:
         """Remove and return results; see `FragmentQueue`."""
         self._waiting.sort(key=lambda report: report.order)
         first, self._waiting = self._waiting[:n], self._waiting[n:]
-        return first, self._no_rows
+        if self._publish_version is not None:
+            return first, self._no_rows
+        self._num_taken += len(first)
+        first.sort(key=lambda report: (report.explorer, report.number))
+        rows = Rows.of_payloads([report.payload for report in first if report.payload is not None], self._device)
+        for report in first:
+            report.payload = None
+            self._lags.append(self._version - report.version_min)
+        return first, rows
 
     def set_version(self, version: int) -> list[Report]:
-        """Report the version to the replay, which enforces the bound itself; return no results."""
-        self._publish_version(version)
-        return []
+        """Remove results that are too stale; a replay enforces its bound itself. See `FragmentQueue`."""
+        self._version = version
+        if self._publish_version is not None:
+            self._publish_version(version)
+        stale = [report for report in self._waiting if self._is_stale(report)]
+        self._dropped["stale"] += len(stale)
+        self._waiting = [report for report in self._waiting if not self._is_stale(report)]
+        return stale
+
+    def _is_stale(self, report: Report) -> bool:
+        return self.max_staleness is not None and self._version - report.version_min > self.max_staleness
 
     def metrics(self) -> dict[str, float]:
-        """Return an empty dict: the replay has separate metrics."""
-        return {}
+        """Return counts, and rates and staleness since the last call; empty for a replay, which has metrics."""
+        if self._publish_version is not None:
+            return {}
+        metrics: dict[str, float] = {"replay/size": len(self._waiting)}
+        metrics |= {f"replay/dropped/{reason}": count for reason, count in (+self._dropped).items()}
+        now = time.monotonic()
+        if now > self._reported_at:
+            metrics["replay/inserts_per_s"] = (self._num_put - self._num_reported) / (now - self._reported_at)
+        self._num_reported, self._reported_at = self._num_put, now
+        if self._num_put:
+            metrics["replay/samples_per_insert"] = self._num_taken / self._num_put
+        if self._lags:
+            metrics["replay/staleness_mean"] = sum(self._lags) / len(self._lags)
+            metrics["replay/staleness_max"] = max(self._lags)
+            self._lags.clear()
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the results as plain data."""
-        return {"reports": [as_data(report) for report in self._waiting]}
+        """Return the results and their rows as plain data."""
+        return {
+            "reports": [as_data(report) for report in self._waiting],
+            "payloads": [report.payload for report in self._waiting],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
-        self._waiting = [from_data(data) for data in state["reports"]]
+        """Restore a state that `state_dict` returned, of either queue; without its rows, a result is dropped."""
+        reports = [from_data(data) for data in state["reports"]]
+        payloads = _payloads_of(state["buffer"]) if "buffer" in state else {}
+        for report, payload in zip(reports, state.get("payloads", [None] * len(reports)), strict=True):
+            report.payload = payload or dict(payloads.get((report.explorer, report.number), {})) or None
+        has_rows = self._publish_version is None
+        self._waiting = [report for report in reports if report.payload is not None or not has_rows]
+        self._num_put = self._num_reported = len(self._waiting)
+        self._num_taken = 0
+        if lost := len(reports) - len(self._waiting):
+            self._dropped["damaged"] += lost
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
 
 
 class Fragments:
-    """A queue of results whose rows are in a `FragmentBuffer`.
+    """A queue of results whose rows are in a `FragmentBuffer`, with `replay=fragment`.
 
     Args:
         rules: Rules of the buffer.
@@ -144,12 +214,9 @@ class Fragments:
             self._buffer.release(lease)
 
     def _rows_of_lease(self, lease: Lease) -> tuple[list[Report], Rows]:
-        fragments = [fragment for chunk in lease.chunks for fragment in chunk.fragments]
-        keys = [(int(fragment.meta.worker.rpartition("-")[2]), fragment.meta.fid) for fragment in fragments]
-        order = sorted(range(len(keys)), key=lambda index: keys[index])
-        rows = Rows.of_payloads([fragments[index].data for index in order], self._device)
-        reports = [self._reports.pop(keys[index]) for index in order if keys[index] in self._reports]
-        return reports, rows
+        payloads = dict(sorted(_payloads_in(lease).items()))
+        rows = Rows.of_payloads(list(payloads.values()), self._device)
+        return [self._reports.pop(key) for key in payloads if key in self._reports], rows
 
     def set_version(self, version: int) -> list[Report]:
         """Drop fragments that are too stale; see `FragmentQueue`."""
@@ -169,11 +236,14 @@ class Fragments:
         return {"reports": [as_data(report) for report in self._reports.values()], "buffer": self._buffer}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
+        """Restore a state that `state_dict` returned, of either queue."""
         if "buffer" in state:
             self._buffer.load_state_dict(state["buffer"])
         reports = [from_data(data) for data in state["reports"]]
         self._reports = {(report.explorer, report.number): report for report in reports}
+        for report, payload in zip(reports, state.get("payloads", ()), strict=False):
+            report.payload = payload
+            self.put(report, 0)
 
     def close(self) -> None:
         """Release the memory of the buffer."""
@@ -189,3 +259,19 @@ def as_data(report: Report) -> dict[str, Any]:
 def from_data(data: Mapping[str, Any]) -> Report:
     """Return the result that `as_data` described."""
     return Report(**{**data, "moments": [Moments(**moments) for moments in data["moments"]], "payload": None})
+
+
+def _payloads_of(saved: SavedParts) -> dict[tuple[int, int], Mapping[str, Array]]:
+    """Return the rows in a saved `FragmentBuffer`, which stored them in earlier versions and with `replay=fragment`."""
+    length = saved.state["fragments_per_chunk"]
+    buffer = FragmentBuffer(
+        FragmentRules(max_chunks=1 << 20, fragments_per_chunk=length, sampler="oldest", session_policy="resume")
+    )
+    buffer.load_state_dict(saved)
+    return _payloads_in(buffer.fetch(len(buffer), timeout_s=0)) if len(buffer) else {}
+
+
+def _payloads_in(lease: Lease) -> dict[tuple[int, int], Mapping[str, Array]]:
+    """Return the rows of fragments by explorer and number."""
+    fragments = [fragment for chunk in lease.chunks for fragment in chunk.fragments]
+    return {(int(one.meta.worker.rpartition("-")[2]), one.meta.fid): one.data for one in fragments}

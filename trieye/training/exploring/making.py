@@ -11,6 +11,7 @@ from trieye.files.run_files import RunFiles
 from trieye.process.stopping import StopRequest
 from trieye.replay.fragments import FragmentRules
 from trieye.replay.remote import LocalChannel, RemoteReplay, ReplayServer
+from trieye.replay.remote.channel import ReplayChannel
 from trieye.replay.remote.handle import table_of
 from trieye.replay.remote.messages import DEFAULT_TABLE
 from trieye.training.config import project_class
@@ -61,11 +62,17 @@ def make_explorers(
         make_writer=None if experience is None else experience.make_writer,
     )
     queue: Reports | Fragments
+    bound = None if config.sync.style == "fixed" else config.sync.max_staleness
     if experience is not None:
         is_bounded = config.replay.max_staleness is not None
-        queue = Reports(config.env.num, policy.device, experience.set_version if is_bounded else lambda _: None)
-    else:
-        queue = Fragments(_rules(config), config.run_name, policy.device, seed=config.seed)
+        publish_version = experience.set_version if is_bounded else lambda _: None
+        queue = Reports(config.env.num, policy.device, publish_version=publish_version)
+    elif config.replay.kind == "fragment":
+        chosen = {key: item for key, item in config.replay.fragment_rules.items() if item is not None}
+        rules = FragmentRules(**{"max_staleness": bound, **chosen})
+        queue = Fragments(rules, config.run_name, policy.device, seed=config.seed)
+    else:  # each fragment is used once, and none too stale
+        queue = Reports(config.env.num, policy.device, max_staleness=bound)
     explorers = Explorers(
         task,
         pool,
@@ -131,24 +138,12 @@ def _make_experience(config: Any, replay: ReplayConfig, *, in_threads: bool) -> 
     directory: Path | None = None
     if in_threads:
         server = ReplayServer({DEFAULT_TABLE: table_of(replay, seed=config.seed)}, name=config.run_name)
-        remote = RemoteReplay(LocalChannel(server))
+        channel: ReplayChannel[ReplayServer] = LocalChannel(server)
     else:
         every_s = config.explorer.replay_snapshot_interval_s
         directory = None if every_s is None else RunFiles(config.persistence).run_base_dir / "replay_server"
         if directory is not None:  # left by a killed attempt; this one restores its rows from the checkpoint
             shutil.rmtree(directory, ignore_errors=True)
-        remote = RemoteReplay.from_config(replay, seed=config.seed, directory=directory, snapshot_every_s=every_s)
-    return RemoteExperience(remote, is_synchronous=config.sync.style == "fixed", directory=directory)
-
-
-def _rules(config: Any) -> FragmentRules:
-    """Return the buffer rules for an agent without a replay: each fragment is used once, and none too stale."""
-    bound = None if config.sync.style == "fixed" else config.sync.max_staleness
-    if config.replay.kind == "fragment":
-        custom = config.replay.fragment_rules
-        return FragmentRules(
-            **{"max_staleness": bound, **{key: item for key, item in custom.items() if item is not None}}
-        )
-    return FragmentRules(
-        max_chunks=1 << 20, max_staleness=bound, max_reuse=1, sampler="oldest", session_policy="resume"
-    )
+        options = {"directory": directory, "snapshot_every_s": every_s}
+        channel = RemoteReplay.from_config(replay, seed=config.seed, **options).channel
+    return RemoteExperience(channel, is_synchronous=config.sync.style == "fixed", directory=directory)

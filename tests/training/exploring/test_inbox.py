@@ -1,0 +1,87 @@
+"""The queues of fragment results, with and without a fragment buffer."""
+
+import numpy as np
+import pytest
+import torch
+
+from trieye.replay.fragments import FragmentRules
+from trieye.snapshot.decode import decode
+from trieye.snapshot.encode import encode
+from trieye.training.exploring.explorer import Report
+from trieye.training.exploring.inbox import Fragments, Reports
+
+CPU = torch.device("cpu")
+
+
+def payload_of(number, steps=2):
+    values = np.full((steps, 1), number, np.float32)
+    return {"rows/obs": values, "rows/reward": values, "valid": np.ones((steps, 1), bool), "last/obs": values[0]}
+
+
+def report_of(explorer, number, version, **changed):
+    report = Report(explorer, number, version, version, 2, {}, [], payload_of(10 * explorer + number), 0, 0.1)
+    for name, value in changed.items():
+        setattr(report, name, value)
+    return report
+
+
+def buffered(max_staleness=None):
+    rules = FragmentRules(
+        max_chunks=1 << 20, max_staleness=max_staleness, max_reuse=1, sampler="oldest", session_policy="resume"
+    )
+    return Fragments(rules, "run", CPU, seed=0)
+
+
+def queue(max_staleness=None):
+    return Reports(1, CPU, max_staleness=max_staleness)
+
+
+def keys_of(reports):
+    return [(report.explorer, report.number) for report in reports]
+
+
+@pytest.mark.parametrize("make", [queue, buffered])
+def test_results_with_the_oldest_weights_are_taken_first_with_their_rows(make):
+    inbox = make()
+    inbox.set_version(3)
+    for explorer, number, version in ((1, 0, 2), (0, 0, 3), (1, 1, 1), (0, 1, 1)):
+        assert inbox.put(report_of(explorer, number, version), 0) in {"", "gap"}
+    reports, rows = inbox.take(3)
+    assert keys_of(reports) == [(0, 1), (1, 0), (1, 1)]
+    assert rows.arrays["obs"][0].tolist() == [1.0, 10.0, 11.0]
+    assert inbox.metrics()["replay/staleness_max"] == 2
+    assert inbox.counts() == {0: 1}
+
+
+def test_results_that_become_too_stale_are_dropped_and_counted():
+    inbox = queue(max_staleness=1)
+    inbox.set_version(1)
+    assert inbox.put(report_of(0, 0, 0), 0) == ""
+    assert inbox.put(report_of(0, 1, 1), 0) == ""
+    assert keys_of(inbox.set_version(2)) == [(0, 0)]
+    assert inbox.put(report_of(0, 2, 0), 0) == "stale"
+    assert inbox.metrics()["replay/dropped/stale"] == 2
+    assert inbox.versions() == [1]
+
+
+def test_rows_that_do_not_match_the_earlier_ones_are_an_error_with_the_key():
+    inbox = queue()
+    inbox.put(report_of(0, 0, 0), 0)
+    with pytest.raises(ValueError, match=r"does not match the earlier ones.*rows/obs.*float32\[3, 1\]"):
+        inbox.put(report_of(0, 1, 0, payload=payload_of(1, steps=3)), 0)
+
+
+@pytest.mark.parametrize("make", [queue, buffered])
+@pytest.mark.parametrize("saved_by", [queue, buffered])
+def test_each_queue_restores_the_state_of_the_other(saved_by, make):
+    before, after = saved_by(), make()
+    before.set_version(1)
+    for number in range(3):
+        before.put(report_of(number % 2, number // 2, number // 2), 0)
+    after.load_state_dict(decode(encode(before.state_dict())))
+    after.set_version(2)
+    assert sorted(after.versions()) == sorted(before.versions())
+    reports, rows = after.take(3)
+    assert keys_of(reports) == [(0, 0), (0, 1), (1, 0)]
+    assert rows.arrays["obs"][1].tolist() == [0.0, 1.0, 10.0]
+    assert after.counts() == {}
