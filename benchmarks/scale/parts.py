@@ -202,7 +202,7 @@ class ReplayRig(Rig):
         super().__init__()
         self._kind, self._world = kind, WORLDS[kind.name]
         self._replay = RemoteReplay.start({"default": {"capacity": self._world.capacity}})
-        self._channel = self._replay._channel  # noqa: SLF001 - the argument of a writer
+        self._channel = self._replay.channel  # the argument of a writer
 
     def receiver(self) -> int:
         """Return the process id of the actor."""
