@@ -5,8 +5,10 @@ import csv
 import pytest
 
 import trieye
+from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.exceptions import ConfigurationError
+from trieye.hub.status import read_status
 from trieye.runs import points
 
 
@@ -15,6 +17,7 @@ def logged(run):
     for step in range(30):
         run.log({"loss/td": 1 / (step + 1), "loss/kl": 0.5, "eval/return": float(step)}, step=step)
     run.flush()
+    wait_until(lambda: read_status(run.dir).get("processed", 0) == 90)
     return run
 
 
