@@ -552,7 +552,7 @@ class ChecksMoments(BaseCallback):
         return True
 
 
-@pytest.mark.parametrize(("num", "vector"), [(1, "sync"), (3, "sync"), (2, "async")])
+@pytest.mark.parametrize(("num", "vector"), [(3, "sync"), pytest.param(2, "async", marks=pytest.mark.long)])
 def test_each_evaluation_plays_the_same_episodes(num, vector):
     config = EnvConfig(id="Pendulum-v1", num=num, vector=vector, max_episode_steps=20)
     envs = make_envs(config, evaluates=True)
