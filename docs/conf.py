@@ -24,11 +24,11 @@ project = "trieye"
 author = copyright = "The trieye authors"  # noqa: A001 - Sphinx reads this name
 version = release = VERSION
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**.md"]
+include_patterns = ["*.md", "docs/**.md", "examples/README.md"]
 exclude_patterns = [
     "README.md",
     "docs/static",
-    *(path.name for path in ROOT.iterdir() if path.is_dir() and path != HERE),
+    *(path.name for path in ROOT.iterdir() if path.is_dir() and path not in (HERE, ROOT / "examples")),
 ]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 templates_path: list[str] = []
