@@ -58,6 +58,10 @@ _ENTRY = re.compile(r"^- \[(.+?)\]\((\S+?\.md)\): (.+)$")
 _PLAIN = re.compile(r"[\w./:$-]*")
 
 
+_OPTIONS = {f"trieye.{name}": ["   :members:", "   :inherited-members: object"] for name in ("Run", "RunClient")}
+"""Options of autodoc for classes whose users need inherited methods, such as `log`."""
+
+
 def filled(text: str) -> str:
     """Return the Markdown of a page with each marker replaced by the part that it names.
 
@@ -316,7 +320,11 @@ def names(package: str, *only: str) -> str:
         elif kind == "data":
             lines += [f".. py:data:: {name}", "", f"   {_about_data(name, value)}", ""]
         else:
-            lines += [f".. auto{kind}:: {name}", *["   :members:"] * (kind != "function"), ""]
+            lines += [
+                f".. auto{kind}:: {name}",
+                *_OPTIONS.get(f"{package}.{name}", ["   :members:"] * (kind != "function")),
+                "",
+            ]
     lines += [f"Also in :doc:`trieye </docs/reference/api>`: {', '.join(shared)}.", ""] if shared else []
     return "\n".join(["```{eval-rst}", *lines, "```"])
 

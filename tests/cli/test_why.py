@@ -25,7 +25,9 @@ with trieye.Run(config) as run:
     run.flush()
     print("the last words of the program")
     if run.name == "failed":
-        raise ValueError("no weights")
+        error = ValueError("no weights")
+        error.add_note("a note of the program")
+        raise error
     if run.name == "killed":
         parts = ("checkpoints/checkpoint_step_7/MANIFEST.json", "provenance/attempt-1.json")
         while not all((run.dir / part).exists() for part in parts):
@@ -78,6 +80,7 @@ def test_the_traceback_is_shown_once_and_its_last_line_is_the_reason(root, capsy
     assert main(["why", "failed", "--root", str(root)]) == 0
     text = capsys.readouterr().out
     assert text.count("ValueError: no weights\n") == 2  # the reason, and the end of the traceback
+    assert text.count("a note of the program") == 1
     assert text.count("Traceback (most recent call last)") == 1
     assert diagnose("finished", root=root).error is None
 

@@ -111,6 +111,12 @@ def _traceback(logs: Path, attempt: int) -> list[str]:
     return []
 
 
+def _exception(error: list[str]) -> str:
+    """Return the line of a traceback with the exception, which follows the last frame; notes may follow it."""
+    start = max((n for n, line in enumerate(error) if line.startswith("Traceback (")), default=-1)
+    return next((line for line in error[start + 1 :] if line and not line.startswith((" ", "\t"))), error[-1])
+
+
 def _without(lines: list[str], block: list[str]) -> list[str]:
     """Return the lines without the last occurrence of a block."""
     for start in reversed(range(len(lines) - len(block) + 1)):
@@ -137,7 +143,7 @@ def _newest_checkpoint(directory: Path) -> CheckpointEntry | None:
 def _reason(stored: StoredRun, status: dict[str, Any], error: list[str]) -> str:
     after = f"after {duration(stored.took_s)}"
     if stored.status == "FAILED":
-        return f"its program failed {after}" + (f": {error[-1]}" if error else "; no traceback was recorded")
+        return f"its program failed {after}" + (f": {_exception(error)}" if error else "; no traceback was recorded")
     if stored.status == "KILLED":
         return f"it was stopped {after}: by Ctrl-C, a signal or `trieye close`"
     if stored.status == "LOST":
