@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from trieye.config.agent import AgentConfig, ReplayAgentConfig
-from trieye.config.base import StrictModel
+from trieye.config.base import StrictModel, did_you_mean
 from trieye.config.env import EnvConfig
 from trieye.config.explorer import ExplorerConfig, SyncConfig
 from trieye.config.loop import LoopConfig
@@ -193,8 +193,15 @@ class TrainingConfig(TrieyeConfig):
         return self
 
     def check(self) -> None:
-        """Reject a missing directory, an unusable project class or environment, before anything starts."""
+        """Reject a missing run or directory, an unusable project class or environment, before anything starts."""
         super().check()
+        directory = self.persistence.get_run_base_dir()
+        if self.mode in {"explore", "bench"} and not directory.is_dir():
+            runs = sorted(path.name for path in directory.parent.glob("*") if path.is_dir())
+            raise ConfigurationError(
+                f"run_name={directory.name}: mode={self.mode} needs a trained run{did_you_mean(directory.name, runs)} "
+                f"(runs in {directory.parent}: {', '.join(runs) or 'none'})"
+            )
         if self.replay.storage_dir is not None and not Path(self.replay.storage_dir).is_dir():
             raise ConfigurationError(
                 f"replay.storage_dir={self.replay.storage_dir} is not a directory; create it first"

@@ -34,6 +34,16 @@ def rows_in(path):
         return {name: archive[name] for name in archive.files}
 
 
+@pytest.mark.parametrize("mode", ["explore", "bench"])
+def test_a_run_that_does_not_exist_is_named_with_the_closest_one(train_config, trained, mode):
+    config = train_config(mode=mode, run_name=f"{trained.name}s", loop={"env_steps": 500})
+    with pytest.raises(
+        ConfigurationError, match=rf"run_name={trained.name}s: mode={mode}.*did you mean '{trained.name}'"
+    ):
+        config.check()
+    assert [path.name for path in trained.parent.iterdir()] == [trained.name]
+
+
 @pytest.mark.parametrize(
     "overrides", [{}, {"env": {"num": 3}}, {"explorer": {"num": 2, "fragment_steps": 10}, "env": {"num": 2}}], ids=str
 )
