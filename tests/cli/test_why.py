@@ -1,5 +1,6 @@
 """`trieye why`: the reason of each ending, with the command that continues."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -101,6 +102,22 @@ def test_a_running_run_is_explained_without_a_restart(run):
     diagnosis = diagnose(run.dir)
     assert diagnosis.reason.startswith("it is running")
     assert [step.command for step in diagnosis.next_steps] == [f"trieye watch {run.dir}"]
+
+
+def test_a_pipe_or_a_terminal_code_in_the_place_of_output_does_no_harm(root, tmp_path, capsys):
+    copied = tmp_path / "data"
+    shutil.copytree(root, copied)
+    logs = copied / "agents" / "runs" / "failed" / "logs"
+    for name in ("output.log", "failure_of_attempt_1.txt"):
+        (logs / name).unlink()
+        os.mkfifo(logs / name)
+    assert diagnose("failed", root=copied).output == []
+    (logs / "output.log").unlink()
+    (logs / "output.log").write_text("\x1b]0;title\x07 [bold]text\n")
+    assert main(["why", "failed", "--root", str(copied)]) == 0
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert "[bold]text" in text
 
 
 def test_a_run_whose_files_are_gone_is_still_explained(root, tmp_path):

@@ -91,7 +91,9 @@ def diagnose(run: RunReference, *, root: Path | None = None) -> Diagnosis:
 
 
 def _last_output(path: Path) -> list[str]:
-    """Return the last printed lines of the last attempt."""
+    """Return the last printed lines of the last attempt; reading anything but a regular file could block."""
+    if not path.is_file():
+        return []
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
@@ -106,8 +108,9 @@ def _last_output(path: Path) -> list[str]:
 
 def _traceback(logs: Path, attempt: int) -> list[str]:
     """Return the lines of the traceback that ended an attempt; [] without one."""
+    path = logs / f"failure_of_attempt_{attempt}.txt"
     with suppress(OSError):
-        return (logs / f"failure_of_attempt_{attempt}.txt").read_text("utf-8", "replace").splitlines()
+        return path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
     return []
 
 
