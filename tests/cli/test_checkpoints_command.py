@@ -60,6 +60,17 @@ def test_the_table_lists_checkpoints_and_changes_nothing(run_dir, tmp_path, caps
     assert contents(run_dir) == before
 
 
+def test_the_state_at_an_error_is_listed_with_the_key_that_starts_another_run_from_it(run_dir, capsys):
+    shutil.copytree(run_dir / "checkpoints/checkpoint_step_30", run_dir / "checkpoints/crash-35")
+    assert main(["checkpoints", str(run_dir)]) == 0
+    assert f"persistence.load_checkpoint_path={run_dir}/checkpoints/crash-35" in capsys.readouterr().out
+    _, document, rows = listing(run_dir, capsys)
+    assert [(row["name"], row["step"], row["state"]) for row in document["crashes"]] == [("crash-35", 35, "sizes fit")]
+    assert 35 not in rows
+    (run_dir / "checkpoints/crash-35/MANIFEST.json").write_text("{")
+    assert listing(run_dir, capsys)[0] == 1
+
+
 def test_json_has_every_field_of_a_checkpoint(run_dir, capsys):
     code, document, rows = listing(run_dir, capsys, "--verify")
     assert (code, document["run_dir"], document["buffers"]) == (0, str(run_dir), [])

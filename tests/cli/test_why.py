@@ -96,6 +96,16 @@ def test_a_later_attempt_that_finishes_hides_the_earlier_error(root, tmp_path):
     assert "finished" in diagnosis.reason
 
 
+def test_the_state_at_the_error_is_a_next_step(root, tmp_path):
+    copied = tmp_path / "data"
+    shutil.copytree(root, copied)
+    checkpoints = copied / "agents" / "runs" / "failed" / "checkpoints"
+    shutil.copytree(checkpoints / "checkpoint_step_7", checkpoints / "crash-8")
+    step = diagnose("failed", root=copied).next_steps[1]
+    assert step.command == f"trieye checkpoints {checkpoints.parent}"
+    assert step.effect.endswith(f"persistence.load_checkpoint_path={checkpoints / 'crash-8'}")
+
+
 def test_a_running_run_is_explained_without_a_restart(run):
     run.log({"loss": 1.0}, step=1)
     run.flush()

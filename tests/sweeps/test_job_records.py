@@ -12,6 +12,7 @@ from trieye.cli import main
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.sweeps.jobs import RUN, STATUS, Done, JobRecord, RunningJob
 from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.working import portable
 
 
 @pytest.fixture
@@ -124,3 +125,12 @@ def test_another_program_in_the_directory_of_a_sweep_is_rejected(tmp_path):
     before, now = (SweepRecord(spec=[], program=["python", name]) for name in ("/a/slow.py", "/a/fit.py"))
     with pytest.raises(ConfigurationError, match=r"its jobs are of the program 'slow', not 'fit'; for another sweep"):
         now.check_program(before, tmp_path)
+
+
+def test_an_error_that_cannot_be_pickled_shows_its_type_once():
+    class TwoPartError(Exception):
+        def __init__(self, first, second):
+            super().__init__(f"{first} {second}")
+
+    done = portable(Done(0, error=TwoPartError("no", "number")))
+    assert (done.error_text, done.is_raised) == ("TwoPartError: no number", True)

@@ -54,7 +54,7 @@ def test_failing_jobs_stop_no_others_and_their_output_is_stored(sweep_on):
     returned_values = values(returned)
     assert returned_values[1] == returned_values[5] == 7
     assert returned_values[0] == "that is no number"
-    assert "StubbornError: cannot be unpickled" in returned_values[2]
+    assert returned_values[2] == "StubbornError: cannot be unpickled"
     assert "3" in returned_values[3]
     assert returned_values[4] is None
     assert sweep_on.states(6) == ["failed", "completed", "failed", "failed", "completed", "completed"]
@@ -86,7 +86,7 @@ def test_an_unknown_key_is_rejected_before_any_job_starts(sweep):
             ConfigurationError, match=r"job 0 \(whta=\d\): Could not override 'whta'. To append to your"
         ):
             sweep.search(done, "whta=1,2", f"hydra.sweeper.kind={kind}")
-        assert {path.name for path in sweep.directory.iterdir()} == {LOCK}
+        assert not sweep.directory.exists()
 
 
 def test_a_missing_key_in_the_resources_is_rejected_before_any_job_starts(sweep):

@@ -57,6 +57,17 @@ def test_objectives_from_points_require_jobs_with_a_run(sweep, kind):
     assert sweep.states(3) == ["failed", None, None]
 
 
+def test_a_refused_sweep_leaves_no_directory_behind(sweep):
+    with pytest.raises(ConfigurationError, match=r"has no loop\.objective"):
+        sweep.search(lambda cfg: cfg.x, "+x=1,2", "hydra.sweeper.kind=optuna", "hydra.sweeper.pruner=median")
+    assert not sweep.directory.exists()
+    sweep.directory.mkdir()
+    (sweep.directory / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"has no loop\.objective"):
+        sweep.search(lambda cfg: cfg.x, "+x=1,2", "hydra.sweeper.kind=optuna", "hydra.sweeper.pruner=median")
+    assert (sweep.directory / "notes.txt").read_text() == "mine"
+
+
 def test_other_launchers_have_the_same_objectives(sweep, logging_task):
     sweep.search(logging_task, "+x=1", "hydra.mode=MULTIRUN", "hydra.sweeper.objective=mean:2", "hydra/launcher=basic")
     assert sweep.record(0).objective == 2.5

@@ -4,7 +4,8 @@ List the checkpoints of a run, and replay buffers saved by the trieye 0.1.5 API.
 
 A run resumes from the checkpoint marked `latest`. To return to an earlier one, start the run once with
 persistence.load_checkpoint_path=best or persistence.load_checkpoint_path=step:1200. Another run starts from the best
-checkpoint of run `first` with persistence.load_checkpoint_path=first:best.
+checkpoint of run `first` with persistence.load_checkpoint_path=first:best. A state at an error is listed, too; another
+run starts from it if persistence.load_checkpoint_path is its directory.
 Without --verify, only names and sizes are checked. The exit code is 1 if a checkpoint is damaged and not quarantined.
 
 Examples:
@@ -39,4 +40,4 @@ def run(options: argparse.Namespace) -> int:
         print_json("checkpoints", saved)
     else:
         Terminal().print(render_saved(saved))
-    return EXIT_DAMAGED if any(row.is_broken for row in [*saved.checkpoints, *saved.buffers]) else 0
+    return EXIT_DAMAGED if any(row.is_broken for row in [*saved.checkpoints, *saved.buffers, *saved.crashes]) else 0

@@ -244,7 +244,11 @@ def render_saved(saved: SavedFiles) -> RenderableType:
     lines.append(_states("checkpoint", checkpoints) if checkpoints else Text("no checkpoints"))
     if buffers:
         lines += [Text(), _states("buffer", buffers)]
-    rows = [*checkpoints, *buffers]
+    if saved.crashes:
+        lines += [Text(), _states("at an error", saved.crashes)]
+        paths = map(str, run_dir.glob(f"*/{saved.crashes[-1].name}"))
+        lines += [Text(f"start another run from it: persistence.load_checkpoint_path={path}") for path in paths]
+    rows = [*checkpoints, *buffers, *saved.crashes]
     lines += [Text(problem, "red") for row in rows if row.state != "set aside" for problem in row.problems]
     lines += [
         Text(f"{row.name}: replay rows {', '.join(row.lost_rows)} are lost; everything else is intact", "yellow")

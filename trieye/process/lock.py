@@ -1,5 +1,6 @@
 """RunLock: an exclusive lock that allows one writer per run, and a check whether a run has a writer."""
 
+import contextlib
 import json
 import logging
 import multiprocessing
@@ -119,6 +120,18 @@ class RunLock:
                 self._holder_path.unlink(missing_ok=True)
             finally:
                 self._lock.release()
+
+    def remove_directory(self) -> None:
+        """Remove the guarded directory if it contains nothing else; this object holds the lock.
+
+        A process that waits for the lock finds that its file was removed, and creates the directory again.
+        """
+        own = {self.path, self._holder_path}
+        if self.is_held and own.issuperset(self.path.parent.iterdir()):
+            for path in own:
+                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # another process has added a file
+                self.path.parent.rmdir()
 
     def holder(self) -> dict[str, Any] | None:
         """Return the record of the last holder that did not release the lock.

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +10,7 @@ from trieye.checkpoints.manifest import PARTS_DIRECTORY, check_no_link, read_man
 from trieye.config import PersistenceConfig
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.checksum import FileEntry, verify_file
-from trieye.files.run_files import BUFFER_PREFIX, BUFFERS, CHECKPOINT_PREFIX, CHECKPOINTS, RUN_RECORD
+from trieye.files.run_files import BUFFER_PREFIX, BUFFERS, CHECKPOINT_PREFIX, CHECKPOINTS, CRASH_PREFIX, RUN_RECORD
 from trieye.runs.config import recorded_config
 from trieye.runs.finding import RunReference, run_directory
 from trieye.runs.stored_run import disk_bytes, files_below
@@ -75,12 +75,14 @@ class SavedFiles:
         disk_bytes: Bytes on disk of all of it; shared parts count once.
         checkpoints: Its checkpoints.
         buffers: The buffers that the drop-in API saved with them.
+        crashes: States at an error; only a run with another name starts from one.
     """
 
     run_dir: Path
     disk_bytes: int
     checkpoints: list[CheckpointRow]
     buffers: list[CheckpointRow]
+    crashes: list[CheckpointRow] = field(default_factory=list)
 
 
 def checkpoints(run: RunReference, *, root: Path | None = None, checksums: bool = False) -> SavedFiles:
@@ -105,6 +107,7 @@ def checkpoints(run: RunReference, *, root: Path | None = None, checksums: bool 
         disk_bytes(*directories),
         _marked(rows_in(directories[0], CHECKPOINT_PREFIX, checksums=checksums)),
         rows_in(directories[1], BUFFER_PREFIX, checksums=checksums),
+        rows_in(directories[0], CRASH_PREFIX, checksums=checksums),
     )
 
 
@@ -113,7 +116,7 @@ def rows_in(directory: Path, prefix: str, *, checksums: bool) -> list[Checkpoint
 
     Args:
         directory: Where to look; it need not exist.
-        prefix: `checkpoint_step_` or `buffer_step_`.
+        prefix: `checkpoint_step_`, `buffer_step_` or `crash-`.
         checksums: Whether to read every byte, not only names and sizes.
     """
     pattern = re.compile(re.escape(prefix) + r"(\d+)(\.pkl|\.damaged(?:-\d+)?)?")

@@ -11,9 +11,10 @@ from typing import Any
 
 from trieye.checkpoints.store import CheckpointEntry, CheckpointStore
 from trieye.exceptions import ConfigurationError, JournalError
-from trieye.files.run_files import CHECKPOINTS
+from trieye.files.run_files import CHECKPOINTS, CRASH_PREFIX
 from trieye.hub.status import last_status, read_status
 from trieye.process.text import duration
+from trieye.runs.checkpoint_rows import rows_in
 from trieye.runs.config import recorded_config
 from trieye.runs.finding import RunReference, get
 from trieye.runs.stored_run import StoredRun
@@ -86,7 +87,7 @@ def diagnose(run: RunReference, *, root: Path | None = None) -> Diagnosis:
         output_path=path if path.is_file() else None,
         sinks=sinks,
         checkpoint=newest,
-        next_steps=list(_next_steps(stored, sinks, newest)),
+        next_steps=list(_next_steps(stored, sinks, newest, _crash(stored, stored.run_dir / checkpoints))),
     )
 
 
@@ -143,6 +144,14 @@ def _newest_checkpoint(directory: Path) -> CheckpointEntry | None:
     return None
 
 
+def _crash(stored: StoredRun, directory: Path) -> Path | None:
+    """Return the state at the error that ended a run; None without one."""
+    if stored.status != "FAILED":
+        return None
+    rows = rows_in(directory, CRASH_PREFIX, checksums=False)
+    return directory / rows[-1].name if rows and rows[-1].is_usable else None
+
+
 def _reason(stored: StoredRun, status: dict[str, Any], error: list[str]) -> str:
     after = f"after {duration(stored.took_s)}"
     if stored.status == "FAILED":
@@ -163,7 +172,7 @@ def _reason(stored: StoredRun, status: dict[str, Any], error: list[str]) -> str:
 
 
 def _next_steps(
-    stored: StoredRun, sinks: list[dict[str, Any]], checkpoint: CheckpointEntry | None
+    stored: StoredRun, sinks: list[dict[str, Any]], checkpoint: CheckpointEntry | None, crash: Path | None
 ) -> Iterator[NextStep]:
     name = shlex.quote(str(stored.run_dir))
     if stored.is_alive:
@@ -177,6 +186,9 @@ def _next_steps(
         start = "from step 0" if checkpoint is None else f"from the checkpoint of step {checkpoint.step:,}"
         command = f"cd {shlex.quote(provenance.directory)} && {shlex.join(provenance.command)}"
         yield NextStep(command, f"continue {start}")
+    if crash is not None:
+        effect = f"show the state at the error; another run starts from it: persistence.load_checkpoint_path={crash}"
+        yield NextStep(f"trieye checkpoints {name}", effect)
     if stored.status == "LOST" or any(sink["backlog"] for sink in sinks):
         yield NextStep(f"trieye close {name}", "deliver its pending points, and record it as ended")
     if stored.status == "LOST":

@@ -63,6 +63,10 @@ class ReportedError(RuntimeError):
     """An error that another process reported as text, including its type."""
 
 
+class UnpicklableError(RuntimeError):
+    """The text, including the type, of an error that a job raised and that cannot be pickled."""
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """A job that has ended.
@@ -98,7 +102,8 @@ class Done:
     @property
     def error_text(self) -> str:
         """The error on one line, with its type if the job raised it, without secrets."""
-        name = f"{type(self.error).__name__}: " if self.is_raised else ""
+        has_type = not self.is_raised or isinstance(self.error, UnpicklableError)
+        name = "" if has_type else f"{type(self.error).__name__}: "
         return redacted_text(" ".join(f"{name}{self.error}".split()).removesuffix(":"))
 
     @property

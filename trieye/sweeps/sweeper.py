@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -111,7 +111,7 @@ class SweeperBody:
             pairs = (redacted_text(word).partition("=") for word in words)
             record.search = {"kind": self.options.kind, "space": {bare(key): text for key, _, text in pairs}}
             sweep = partial(self._of_search, self._space(words), record)
-        with contextlib.nullcontext() if self.options.dry_run else self._lock:
+        with contextlib.nullcontext() if self.options.dry_run else self._locked():
             before = SweepRecord.read(self._directory)
             if before is not None:
                 before = before.at(self._directory)
@@ -130,6 +130,16 @@ class SweeperBody:
             is_fail_fast = self._ours is not None and self._ours.options.fail_fast
             raise SweepError(failure_message(failed, len(ended), self._directory, is_fail_fast=is_fail_fast))
         return ended
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the sweep; a refused new sweep leaves no directory behind."""
+        with self._lock:
+            try:
+                yield
+            except ConfigurationError:
+                self._lock.remove_directory()
+                raise
 
     def _set_mode(self, record: SweepRecord, before: SweepRecord | None) -> None:
         """Set the mode of the objectives: the given one, else the mode of an earlier start.

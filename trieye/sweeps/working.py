@@ -26,7 +26,7 @@ from trieye.process.output import printing_to
 from trieye.sweeps.composing import message_of, with_values
 from trieye.sweeps.descriptions import save_path_in
 from trieye.sweeps.grid import shown
-from trieye.sweeps.jobs import OUTPUT, OUTPUT_DIR, Done, RunningJob
+from trieye.sweeps.jobs import OUTPUT, OUTPUT_DIR, Done, RunningJob, UnpicklableError
 from trieye.sweeps.main_module import dumped
 from trieye.sweeps.objectives import Objectives
 
@@ -212,7 +212,7 @@ def portable(done: Done) -> Done:
         pickle.loads(cloudpickle.dumps(done))  # noqa: S301 - pickled here
     except Exception as problem:  # noqa: BLE001 - pickling runs code of the user's classes
         value = done.number if done.error is None else None
-        error = None if done.error is None else RuntimeError(f"{type(done.error).__name__}: {done.error}")
+        error = None if done.error is None else UnpicklableError(f"{type(done.error).__name__}: {done.error}")
         if error is None and value is None and done.value is not None:
             print(f"the return value of the job cannot be pickled: {problem}", file=sys.stderr)  # noqa: T201 - its file
         return Done(done.index, value, error, record=done.record, run_dir=done.run_dir)

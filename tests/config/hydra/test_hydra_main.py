@@ -48,6 +48,8 @@ def test_jobs_without_a_name_are_named_after_their_sweep(project):
     assert _values_printed(completed.out, "config") == [
         f"{sweep}_{number} {number} {runs}/{sweep}_{number}" for number in (0, 1)
     ]
+    grown = project.ran("-m", f"hydra.sweep.dir=multirun/{sweep}", "seed=0,1,2")
+    assert _values_printed(grown.out, "config")[-1] == f"{sweep}_2 2 {runs}/{sweep}_2"
 
 
 def test_a_second_directory_for_a_run_is_rejected(project):

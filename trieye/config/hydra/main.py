@@ -44,6 +44,8 @@ _FAILED, _INTERRUPTED = 1, 130  # exit codes; errors of trieye have `TrieyeError
 _MAX_SWEEP_NAME, _DIGEST_CHARS = 100, 6
 _STOCK_RUN_DIR = "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 _STOCK_LOG_DIR = "${hydra.runtime.output_dir}"
+_SWEEPS, _STAMP_FORMAT, _STAMP = "multirun", "%Y%m%d_%H%M%S", re.compile(r"\d{8}_\d{6}(_\d+)?")
+"""Parent directory and names of new sweeps."""
 _STOCK_SWEEP_DIR = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 
 
@@ -297,7 +299,7 @@ def _sweep_prepared(checked: Checked[TrieyeConfig], default_name: str) -> _Prepa
             raise ConfigurationError(str(error)) from error
     own_overrides = []
     if _unresolved(checked.composed, "sweep") == _STOCK_SWEEP_DIR:
-        directory = reserved(Path("multirun"), datetime.now().astimezone().strftime("%Y%m%d_%H%M%S"))
+        directory = reserved(Path(_SWEEPS), datetime.now().astimezone().strftime(_STAMP_FORMAT))
         name, own_overrides = directory.name, [f"hydra.sweep.dir={directory}"]
     else:
         name = _name_of_sweep(Path(str(checked.composed.hydra.sweep.dir)).resolve()) or default_name
@@ -308,12 +310,15 @@ def _sweep_prepared(checked: Checked[TrieyeConfig], default_name: str) -> _Prepa
 def _name_of_sweep(directory: Path) -> str:
     """Return the common name of a sweep's runs, unique to it: its directory, relative to the working directory.
 
-    For a directory elsewhere, or with too long a path, it is the directory's name and a hash of its path.
+    For a directory that trieye named, it is the name of the directory alone, as in the first start of the sweep. For a
+    directory elsewhere, or with too long a path, it is the directory's name and a hash of its path.
     """
     path = directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else None
     if path is None or len(str(path)) > _MAX_SWEEP_NAME:
         digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:_DIGEST_CHARS]
         path = Path(f"{directory.name[:_MAX_SWEEP_NAME]}-{digest}")
+    elif path.parent == Path(_SWEEPS) and _STAMP.fullmatch(path.name):
+        path = Path(path.name)
     return re.sub(r"[^\w.=+-]+|\.\.+", "_", str(path), flags=re.ASCII).strip("_.-=+ ")
 
 
