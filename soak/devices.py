@@ -23,7 +23,7 @@ from trieye.checkpoints.store import CheckpointStore
 from trieye.cli.new import answers_of, bake
 from trieye.experiment.loop import run_alone
 
-AGENTS = ("dqn", "ppo", "sac")
+AGENTS = ("dqn", "ppo", "sac", "td3")
 STEPS = 400
 WARNING = "the resume is not bit-exact"
 PRECISIONS: dict[str, dict[str, Any]] = {
