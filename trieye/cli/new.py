@@ -13,7 +13,6 @@ Examples:
 
 import argparse
 import json
-import os
 import re
 import runpy
 import shlex
@@ -241,7 +240,7 @@ def _rules() -> dict[str, Callable[[str], str | None]]:
 def _closing(project: Path, slug: str, algorithm: str) -> str:
     """Return the next steps for the user."""
     command = algorithm if algorithm in {"single_file", "sb3"} else "train"
-    folder = Path(os.path.relpath(project))
+    folder = project.relative_to(Path.cwd()) if project.is_relative_to(Path.cwd()) else project
     line = trieye_line(project).rstrip(",")
     source = "a wheel of this trieye, in wheels/" if "{root:uri}" in line else "trieye"
     return (
