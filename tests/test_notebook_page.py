@@ -12,7 +12,7 @@ from trieye.cli import main
 from trieye.files.run_record import RunRecord
 
 PAGE = Path(__file__).parents[1] / "docs/notebooks.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+BLOCKS = re.findall(r"^```(?:python|text)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 COMPOSE, TRAIN, RESULTS, COMMANDS, LOOP = BLOCKS
 
 
