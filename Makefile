@@ -7,6 +7,7 @@
 # make canary       the row of test-matrix with the newest dependencies, with the tests of docs/private_apis.md
 # make dist         sdist and wheel of trieye and trieye-core, built twice with equal hashes, in dist/
 # make docs         the documentation site, in build/docs/index.html; warnings are errors
+# make docs-long    external links of the site, and the commands of the documentation with their full budgets: about an hour
 # make bench        every goal of the benchmarks folder, as a JSON line each
 # make reference    reference tables beside stable-baselines3, resumable (hours), and docs/benchmarks from their curves
 # make soak         tests marked long, then hundreds of kills, damaged files, outages and full disks: about 30 minutes
@@ -26,7 +27,7 @@ DOCS_READY := .venv/.docs_ready
 # hundreds of processes start in the tests, and each would compile all that it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-matrix canary check compiled dist docs bench reference soak clean format
+.PHONY: demo test test-matrix canary check compiled dist docs docs-long docs-links docs-commands bench reference soak clean format
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -81,6 +82,15 @@ docs: $(DOCS_READY)
 	@rm -rf build/docs
 	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs --doctree-dir build/doctrees --fresh-env . build/docs
 	@echo "build/docs/index.html"
+
+docs-long: docs-links docs-commands
+
+docs-links: $(DOCS_READY)
+	@$(BIN)/python -m sphinx --quiet --builder linkcheck --conf-dir docs --doctree-dir build/doctrees . build/linkcheck
+	@echo "build/linkcheck/output.txt"
+
+docs-commands: $(READY)
+	TRIEYE_DOCS_LONG=1 $(BIN)/python -m pytest tests/test_readme.py -m slow
 
 bench: $(READY)
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done

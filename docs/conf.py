@@ -51,6 +51,17 @@ html_css_files = ["site.css"]
 html_copy_source = True  # llms.txt links the Markdown
 html_use_index = False  # the search finds names
 html_show_sourcelink = False
+
+linkcheck_timeout = 20
+linkcheck_retries = 2
+linkcheck_rate_limit_timeout = 60
+linkcheck_anchors = (
+    False  # some sites add anchors by scripts; anchors of these pages are checked by tests/test_readme.py
+)
+linkcheck_ignore = [
+    r"https?://(localhost|127\.0\.0\.1)",  # servers on the reader's machine
+    r"https?://(www\.)?example\.(org|com)",  # examples
+]
 HIDDEN = {"model_config", "model_post_init", "spellings", "FOREIGN_KEYS"}
 FORWARD = f'<meta charset="utf-8"><meta http-equiv="refresh" content="0; url={root_doc}.html"><title>trieye</title>'
 

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 import trieye
 from trieye import cli
-from trieye.config.base import did_you_mean, models_in, set_by
+from trieye.config.base import did_you_mean, models_in, optional_items, set_by
 from trieye.config.hydra.keys import by_tag, is_variant
 from trieye.config.hydra.messages import allowed_values
 from trieye.config.hydra.schema import defaults_of
@@ -211,14 +211,8 @@ def keys(model: type[BaseModel], prefix: str = "", values: Mapping[str, Any] | N
         else:
             # the default name of a run contains the time
             yield Key(name, info, "run_YYYYMMDD_HHMMSS" if info.default_factory is default_run_name else values[field])
-            for item in _optional_items(info):
+            for item in optional_items(info):
                 yield from keys(item, f"{name}.NAME")
-
-
-def _optional_items(info: FieldInfo) -> list[type[BaseModel]]:
-    """Return the models of a dict whose values are models or null, such as the wrappers of an environment."""
-    options = get_args(get_args(info.annotation)[1]) if get_origin(info.annotation) is dict else ()
-    return [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
 
 
 def config() -> str:

@@ -163,3 +163,15 @@ def test_the_files_and_tests_that_a_page_names_exist(page):
     ):
         assert (ROOT / name).exists(), name
         assert not test or f"def {test}(" in (ROOT / name).read_text(), f"{name} has no {test}"
+
+
+def test_the_index_of_a_site_lists_every_version_newest_first_and_a_new_build_replaces_that_of_its_version(tmp_path):
+    add = runpy.run_path(str(ROOT / ".ci/site.py"))["add"]
+    (build := tmp_path / "build").mkdir()
+    site = tmp_path / "site"
+    for version, text in (("0.9.0", "old"), ("0.10.0", "newest"), ("0.9.0", "mended")):
+        (build / "index.html").write_text(text)
+        add(build, site, version)
+    assert re.findall(r'href="(.+?)/"', (site / "index.html").read_text()) == ["0.10.0", "0.9.0"]
+    assert (site / "0.9.0/index.html").read_text() == "mended"
+    assert (site / "0.10.0/index.html").read_text() == "newest"

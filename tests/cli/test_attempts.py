@@ -66,3 +66,32 @@ def test_a_restored_attempt_survives_the_next_start_of_the_program(run_dir, make
         run.log("loss", 4.0, step=8)
         run.log("loss", 4.0, step=9)
     assert curve(run_dir) == [*FIRST[:8], (8, 4.0), (9, 4.0)]
+
+
+class Net:
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_an_attempt_has_the_step_that_it_resumed_from(make_config, capsys):
+    config = make_config(stats={"undeclared": "each"})
+    for first, last, saved in ((1, 9, 5), (6, 12, 12), (13, 15, None)):
+        with trieye.Run(config) as run:
+            run.restore(net=Net())
+            for step in range(first, last + 1):
+                run.step = step
+                run.log("loss", 0.5, step=step)
+                if step == saved:
+                    run.save(net=Net()).wait()
+    with trieye.Run(make_config(run_name="other", stats={"undeclared": "each"})) as other:
+        other.restore(from_checkpoint=run.dir / "checkpoints" / "checkpoint_step_5", net=Net())
+        other.log("loss", 0.5, step=6)
+    for one, expected in ((run, [(None, 4), (5, 0), (12, 0)]), (other, [(5, 0)])):
+        assert main(["attempts", str(one.dir), "--json"]) == 0
+        attempts = json.loads(capsys.readouterr().out)["attempts"]
+        assert [(row["resumed_step"], row["superseded"]) for row in attempts] == expected
+    assert main(["attempts", str(run.dir)]) == 0
+    assert "from step" in capsys.readouterr().out

@@ -49,8 +49,9 @@ def test_a_run_is_selected_by_name_by_directory_or_as_the_newest(root, capsys):
 def test_the_checkpoint_is_selectable_and_shown_in_a_table(root, capsys):
     assert evaluate(root, "first", "--checkpoint", "latest", "--episodes", "1") == 0
     shown = capsys.readouterr().out
-    assert "first: checkpoint, 1 episodes" in shown
+    assert "first: checkpoint, 1 episode\n" in shown
     assert "checkpoint_step_40, after 40 steps" in shown
+    assert "(standard deviation 0)" in shown
 
 
 def test_a_video_shows_the_first_episode(tmp_path):

@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -26,6 +27,13 @@ def test_without_a_terminal_there_are_plain_lines(capsys):
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("trieye: run: step 10/10 (100 %)")
     assert last.endswith("eval/return=3.142")
+
+
+def test_a_thread_that_imports_ipython_does_not_stop_the_run(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))  # still without get_ipython
+    with Progress("run", 10, 9, dict) as bar:
+        bar.update(10)
+    assert "step 10/10" in capsys.readouterr().err
 
 
 def test_lines_come_now_and_then_and_not_at_every_step(capsys):

@@ -50,8 +50,22 @@ def test_without_a_word_all_that_differs_is_compared(results):
     np.testing.assert_array_equal(lonely, [9.0, np.nan])  # the others have a seed 1
 
 
+def test_labels_have_no_keys_that_follow_from_others(tmp_path):
+    for algo, lr, capacity in (("dqn", 1e-3, 100), ("ppo", 1e-4, 100), ("ppo", 1e-4, 200)):
+        settings = {"agent": {"algo": algo, "lr": lr}, "replay": {"capacity": capacity}}
+        make_run(tmp_path, f"{algo}-{capacity}", np.arange(5.0), seed=0, **settings)
+    labels = RunGroups.of(load(tmp_path)).labels  # the algorithm determines the rate
+    expected = [("dqn", 100), ("ppo", 100), ("ppo", 200)]
+    assert {frozenset(label.split()) for label in labels} == {
+        frozenset([f"algo={algo}", f"capacity={capacity}"]) for algo, capacity in expected
+    }
+
+
 def test_a_group_of_several_configs_is_an_error_that_says_in_what_they_differ(results):
-    with pytest.raises(ConfigurationError, match=r"^ppo is 2 configs, which differ in agent\.lr; .*--by.*--best"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"^ppo is 2 configs, which differ in agent\.lr; .*--by.*--where agent\.lr=0\.0001.*--best",
+    ):
         RunGroups.of(results, ["algo"]).scores(RETURN)
     assert shown(RunGroups.of(results.where(lr=1e-3), ["algo"])).keys() == {"dqn", "ppo"}
 

@@ -1,6 +1,7 @@
 """`trieye attempts`: list the attempts of a run and restore superseded points.
 
-List the attempts of a run with the number of points each one logged, or restore the superseded points of an attempt.
+List the attempts of a run: the step of the checkpoint that each one resumed from, and the number of points that it
+logged; or restore the superseded points of an attempt.
 
 An attempt begins when the program starts, and when a process reopens or restores the run. An attempt that repeats steps
 supersedes older points, which stay in the history. --restore N makes the superseded points of attempt N visible again.
@@ -56,11 +57,12 @@ def run(options: argparse.Namespace) -> int:
 def _table(run_dir: Path, attempts: "Sequence[AttemptRow]") -> "TextTable":
     from trieye.process.terminal import TextTable
 
-    columns = ("attempt", "started", "points shown", "superseded", "metrics")
+    columns = ("attempt", "started", "from step", "points shown", "superseded", "metrics")
     table = TextTable(*columns, title=run_dir.name, is_ruled=False)
     for row in attempts:
         more = f" and {len(row.metrics) - MAX_METRICS} more" if len(row.metrics) > MAX_METRICS else ""
         metrics = ", ".join(row.metrics[:MAX_METRICS]) + more
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started))
-        table.add_row(str(row.number), started, f"{row.shown:,}", f"{row.superseded:,}", metrics)
+        origin = "" if row.resumed_step is None else f"{row.resumed_step:,}"
+        table.add_row(str(row.number), started, origin, f"{row.shown:,}", f"{row.superseded:,}", metrics)
     return table

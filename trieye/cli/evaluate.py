@@ -20,6 +20,11 @@ from typing import Any
 
 from trieye.cli.arguments import add_checkpoint, add_json, add_root, add_working_directory
 
+_KEYS = {"run", "checkpoint", "is_best", "step", "episodes", "returns", "length_mean"} | {
+    f"return_{figure}" for figure in ("mean", "std", "min", "max")
+}
+"""Keys of the report besides the metrics of `Policy.on_episode`."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
@@ -75,13 +80,19 @@ def _newest(roots: Sequence[Path]) -> Path:
 
 def _show(report: Mapping[str, Any]) -> None:
     from trieye.process.terminal import Terminal, TextTable
+    from trieye.process.text import counted
+    from trieye.results.tables import number
 
     kind = "best checkpoint" if report["is_best"] else "checkpoint"
-    table = TextTable(title=f"{report['run']}: {kind}, {report['episodes']} episodes", is_ruled=False)
-    table.add_row("checkpoint", f"{Path(report['checkpoint']).name}, after {report['step']:_} steps")
-    table.add_row("return, mean", f"{report['return_mean']:.1f} (standard deviation {report['return_std']:.1f})")
-    table.add_row("return, range", f"{report['return_min']:.1f} to {report['return_max']:.1f}")
-    table.add_row("length, mean", f"{report['length_mean']:.1f} steps")
+    table = TextTable(title=f"{report['run']}: {kind}, {counted(report['episodes'], 'episode')}", is_ruled=False)
+    table.add_row("checkpoint", f"{Path(report['checkpoint']).name}, after {report['step']:,} steps")
+    table.add_row(
+        "return, mean", f"{number(report['return_mean'])} (standard deviation {number(report['return_std'])})"
+    )
+    table.add_row("return, range", f"{number(report['return_min'])} to {number(report['return_max'])}")
+    table.add_row("length, mean", f"{number(report['length_mean'])} steps")
+    for name in (name for name in report if name not in _KEYS):
+        table.add_row(f"{name}, mean", number(report[name]))
     Terminal().print(table)
 
 

@@ -240,15 +240,14 @@ def _rules() -> dict[str, Callable[[str], str | None]]:
 def _closing(project: Path, slug: str, algorithm: str) -> str:
     """Return the next steps for the user."""
     command = algorithm if algorithm in {"single_file", "sb3"} else "train"
-    text = (
-        f"Created {project}. Next steps:\n\n  cd {shlex.quote(str(project))}\n"
-        f"  make install && source .venv/bin/activate\n"
-        f"  python -m {slug}.{command} --help\n  python -m {slug}.{command}"
-    )
+    folder = project.relative_to(Path.cwd()) if project.is_relative_to(Path.cwd()) else project
     line = trieye_line(project).rstrip(",")
-    if "{root:uri}" not in line:
-        return f"{text}\n\n`make install` installs trieye as pyproject.toml specifies: {line}"
+    source = "a wheel of this trieye, in wheels/" if "{root:uri}" in line else "trieye"
     return (
-        f"{text}\n\nThe project contains this trieye as a wheel, so you can move, copy and push it. After a release, "
-        f"delete wheels/ and name the release in pyproject.toml instead:\n\n  {line}"
+        f"Created {folder}. Next:\n\n"
+        f"  cd {shlex.quote(str(folder))}\n"
+        f"  make install && source .venv/bin/activate    # an environment of its own\n"
+        f"  python -m {slug}.{command} --help\n"
+        f"  python -m {slug}.{command}\n\n"
+        f"pyproject.toml installs {source}: {line}"
     )

@@ -91,6 +91,12 @@ class RunSelection:
     def groups(self, *, by: Sequence[str] | None = None) -> RunGroups:
         """Return the groups to compare."""
         groups = RunGroups.of(self.results, self.by if by is None else by, self.options.task)
+        if len(groups.tasks) > 1 and not self.options.range:
+            self.results.note(
+                f"--task {self.options.task}",
+                f"raw scores of {len(groups.tasks)} tasks are combined, so tasks with large scores dominate; normalize "
+                f"each by --range, as in --range {groups.tasks[0]}=LOW:HIGH",
+            )
         return groups.best(self.scoring, self.mode) if self.options.best else groups
 
     def _objective(self) -> str:

@@ -155,8 +155,8 @@ class ActorLogic(HubLogic):
         """Continue from a state of `get_state`, and supersede everything that was logged since; empty: start over."""
         self._rewind(state, key)
 
-    def _rewind(self, state: Mapping[str, Any], key: str) -> None:
-        super()._rewind(state, key)
+    def _rewind(self, state: Mapping[str, Any], key: str, step: int | None = None) -> None:
+        super()._rewind(state, key, step)
         self._state.restore_from_state(dict(state))
 
     @request()

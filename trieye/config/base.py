@@ -66,6 +66,12 @@ def models_in(info: FieldInfo) -> tuple[list[type[BaseModel]], bool]:
     return ([element], True) if isinstance(element, type) and issubclass(element, BaseModel) else ([], False)
 
 
+def optional_items(info: FieldInfo) -> list[type[BaseModel]]:
+    """Return the models of a dict whose values are models or null, such as the wrappers of an environment."""
+    options = get_args(get_args(info.annotation)[1]) if get_origin(info.annotation) is dict else ()
+    return [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+
+
 def takes_values(info: FieldInfo) -> bool:
     """Return whether a field accepts values other than models and None."""
     if any(isinstance(item, Marker) and item.takes_values for item in info.metadata):

@@ -371,20 +371,21 @@ class Ledger:
         stored = self._journal.meta("final")
         return stored is not None and msgspec.msgpack.decode(stored) == [checkpoint, self._mark.index]
 
-    def keep(self) -> None:
-        """Resume from the final state of the last attempt, so that nothing is superseded."""
+    def keep(self, step: int | None) -> None:
+        """Resume from the final state of the last attempt, saved at `step`, so that nothing is superseded."""
         with self._processing:
-            self._mark = msgspec.structs.replace(self._mark, decided=True, resumed=True)
+            self._mark = self._mark.at_step(step).determined()
             self._processor.continue_from(None)
             self.snapshot()
 
-    def rewind(self, state: Mapping[str, Any], *, key: str = "") -> int | None:
+    def rewind(self, state: Mapping[str, Any], *, step: int | None = None, key: str = "") -> int | None:
         """Resume from a state of `to_state`; supersede all later items except the events of this attempt.
 
         If this attempt has resumed before, or saved the state itself, its events after the state are superseded, too.
 
         Args:
             state: The state; an empty state, or the state of another run, means the start of this run.
+            step: Step of the state, for the list of attempts.
             key: Unique key of the call, which identifies repetitions; empty: the call is never repeated.
 
         Returns:
@@ -396,6 +397,7 @@ class Ledger:
         with self._processing, self._lock:
             state = self._mark.own_state(state)
             if (not state and (self._mark.resumed or not self._mark.pos)) or (key and key == self._mark.key):
+                self._mark = self._mark.at_step(step)  # a fork; the next snapshot stores it
                 return None
             entries, first, end = self._own_branch(state)
             index = position_of(state).get("index", first if state else 0)
@@ -404,8 +406,7 @@ class Ledger:
             superseded = merged([*earlier, (min(index, first), end), *dead])
             rewound = self._processor.rewound(state, entries, self._mark, at=self._mark.at if entries else self._at())
             self._note_flushed()
-            before, changes = self._mark, {"decided": True, "resumed": True, "key": key, "dead": tuple(merged(dead))}
-            self._mark = msgspec.structs.replace(before, **changes)
+            before, self._mark = self._mark, self._mark.at_step(step).determined(key=key, dead=tuple(merged(dead)))
             try:  # after a loss at the journal's end, no index below the checkpoint's may be reused
                 self._save_snapshot(rewound, index=index, superseded=superseded, discontinuous=True)
             except BaseException:
@@ -434,7 +435,7 @@ class Ledger:
             self._mark = before.opened_again(self._history.end, self._wall_clock())
             try:
                 if resumed_at is not None:
-                    self._mark = msgspec.structs.replace(self._mark, decided=True, resumed=True)
+                    self._mark = self._mark.at_step(resumed_at - 1).determined()
                     self._processor.stats.go_back(resumed_at)
                 self._processor.supersede_before(self._history.end)
                 state = self._processor.state(self._flushed.num_accepted)

@@ -232,10 +232,11 @@ class HubLogic:
 
     def _go_on_from(self, restored: Restored | None, key: str) -> None:
         self.files.note_restored(restored)
+        step = None if restored is None else restored.origin["step"]
         if restored is not None and self._ledger.is_final(restored.identity):
-            self._ledger.keep()
+            self._ledger.keep(step)
         else:
-            self._rewind({} if restored is None else restored.hub_state, key)
+            self._rewind({} if restored is None else restored.hub_state, key, step)
         if restored is not None and restored.fork is not None:
             self.tracking.set_tags(restored.fork.tags())
 
@@ -251,10 +252,10 @@ class HubLogic:
         self._show()
         return pack_state(state)
 
-    def _rewind(self, state: Mapping[str, Any], key: str) -> None:
+    def _rewind(self, state: Mapping[str, Any], key: str, step: int | None = None) -> None:
         """Supersede everything that was logged after a state; an empty state means the start of the run."""
         self._check_open()
-        self._show(self._ledger.rewind(state, key=key))
+        self._show(self._ledger.rewind(state, step=step, key=key))
 
     def _show(self, changed_from: int | None = None) -> None:
         """Wake the sinks for new items, or rewind them to the first item that was superseded or restored."""

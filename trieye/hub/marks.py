@@ -187,6 +187,16 @@ class AttemptMark(_Stored, frozen=True):
             return self
         return msgspec.structs.replace(self, openings=(*openings, Opening(openings[-1].number + 1, index, now)))
 
+    def determined(self, **changes: Any) -> Self:
+        """Return the mark with a determined starting state, and with other changes."""
+        return msgspec.structs.replace(self, decided=True, resumed=True, **changes)
+
+    def at_step(self, step: int | None) -> Self:
+        """Return the mark with the step of the checkpoint that the last opening resumed from; None changes nothing."""
+        *openings, last = self.all_openings
+        last = last if step is None else msgspec.structs.replace(last, resumed_step=step)
+        return msgspec.structs.replace(self, openings=(*openings, last))
+
     def is_of(self, run_id: str, number: int) -> bool:
         """Return whether the mark belongs to an attempt of a run."""
         return (self.run_id, self.number) == (run_id, number)

@@ -50,8 +50,8 @@ class Restored:
         hub_state: State of the hub when this run's checkpoint was saved. For a checkpoint of another run it is empty;
             if the caller passed that checkpoint's path, it comes from the nearest checkpoint of this run.
         identity: Identity of the checkpoint that `hub_state` comes from; checkpoints of the same step differ in it.
-        origin: `path`, `reason`, `run_name`, `is_own` (whether the checkpoint belongs to this run), `parts` that the
-            next save may link, and `seed` of the run when it was saved; a seed of None is unknown.
+        origin: `path`, `step`, `reason`, `run_name`, `is_own` (whether the checkpoint belongs to this run),
+            `parts` that the next save may link, and `seed` of the run when it was saved; a seed of None is unknown.
         went_back_to: The checkpoint as the user named it, if the run returns to an earlier checkpoint of itself.
         fork: The other run that the checkpoint belongs to; None for a checkpoint of this run.
         damaged: Newer checkpoints that were skipped because they are damaged.
@@ -244,6 +244,7 @@ class SavedStates:
             identity="" if curves is None else _identity(curves),
             origin={
                 "path": str(path),
+                "step": point.checkpoint.step,
                 "reason": point.reason,
                 "run_name": point.run_name,
                 "is_own": is_own,

@@ -153,11 +153,13 @@ class Opening(msgspec.Struct, frozen=True, array_like=True):
         number: Consecutive number, starting at 1.
         index: Index of its first item.
         started: Unix time in seconds.
+        resumed_step: Step of the checkpoint that it resumed from; None: it restored none, or the journal is older.
     """
 
     number: int
     index: int
     started: float
+    resumed_step: int | None = None
 
 
 Choice = Callable[[History, Sequence[Opening]], list[Range]]

@@ -151,8 +151,9 @@ class NotebookLine:
 
 
 def _in_a_notebook() -> bool:
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+    # the module lacks the function while another thread imports it, as MLflow does
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return get_ipython is not None and hasattr(get_ipython(), "kernel")
 
 
 def _through_the_bar() -> list[tuple["logging.StreamHandler[Any]", Any]]:

@@ -1,5 +1,6 @@
 """RunGroups: the compared groups of runs, one per row of a table or line of a plot, with one config per task."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +143,8 @@ class RunGroups:
             _, rows = groups.setdefault(name, (values, [[] for _ in tasks]))
             rows[0 if task_key is None else tasks.index(_text(first, task_key))].append(number)
         values_of, rows_of = zip(*groups.values(), strict=True)
-        labels = _labels(values_of, keys, attributes)
+        is_chosen = bool(by) or any(run.varied for run in runs)
+        labels = _labels(values_of, keys if is_chosen else _telling(values_of, keys), attributes)
         if not [*keys, *attributes]:
             labels = [runs[0].name if len(runs) == 1 else "all runs"]
         return cls(results, labels, values_of, rows_of, tasks, [*keys, *attributes])
@@ -194,9 +196,10 @@ class RunGroups:
         configs = [self.results.configs[number] for number in candidates]
         differ = [key for key in configs[0] if len({str(config[key]) for config in configs}) > 1]
         shown = ", ".join(differ[:_MAX_SHOWN]) + (", ..." if len(differ) > _MAX_SHOWN else "")
+        one = f"{differ[0]}={configs[0][differ[0]]}" if differ else "KEY=VALUE"
         return (
-            f"{name} is {len(candidates)} configs, which differ in {shown}; add the parameters to --by, select configs "
-            "by --where, or take the best by --best"
+            f"{name} is {len(candidates)} configs, which differ in {shown}; add the parameters to --by, select "
+            f"configs, as in --where {shlex.quote(one)}, or take the best by --best"
         )
 
     def best(self, scoring: ScoreDefinition, mode: str) -> "RunGroups":
@@ -363,6 +366,18 @@ def _text(run: Any, key: str) -> str:
 
 def _name_of(run: Any) -> str:
     return f"{run.app} {run.params['tb_log_name']}" if "tb_log_name" in run.params else str(run.app)
+
+
+def _telling(groups: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
+    """Return as few keys as distinguish all groups; names of algorithms and environments come first."""
+    telling: list[str] = []
+    num_groups = 1
+    for key in sorted(keys, key=lambda key: key.rpartition(".")[2] not in {"kind", "id"}):
+        distinct = {tuple(selection.identity(values.get(name)) for name in [*telling, key]) for values in groups}
+        if len(distinct) > num_groups:
+            telling.append(key)
+            num_groups = len(distinct)
+    return telling
 
 
 def _labels(groups: Sequence[Mapping[str, Any]], keys: Sequence[str], attributes: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ class AttemptRow:
     Attributes:
         number: From 1.
         started: Unix time in seconds.
+        resumed_step: Step of the checkpoint that it resumed from; None: it restored none.
         shown: Number of its points that are shown.
         superseded: Number of its points that are superseded.
         metrics: Metrics of its superseded points.
@@ -26,6 +27,7 @@ class AttemptRow:
 
     number: int
     started: float
+    resumed_step: int | None
     shown: int
     superseded: int
     metrics: list[str]
@@ -54,6 +56,7 @@ def attempts(run: RunReference, *, root: Path | None = None) -> list[AttemptRow]
         AttemptRow(
             opening.number,
             opening.started,
+            opening.resumed_step,
             int((of_shown == number).sum()),
             int((of_hidden == number).sum()),
             sorted(set(names[of_hidden == number].tolist())),

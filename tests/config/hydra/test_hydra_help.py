@@ -23,6 +23,7 @@ class AgentConfig(StrictModel):
 class TrainConfig(TrieyeConfig):
     agent: AgentConfig = Field(default_factory=AgentConfig, description="The learning algorithm.")
     critic: AgentConfig | None = Field(default=None, description="The critic.")
+    env: trieye.EnvConfig = Field(default=trieye.EnvConfig(id="CartPole-v1"), description="The environment.")
 
 
 @pytest.fixture
@@ -119,6 +120,14 @@ def test_help_explains_the_keys_of_a_metric(help_text):
     options = "latest, mean, sum, rate, min, max, std, count, quantile, ema, each"
     assert f"  stats.metrics.<name>.aggregation\n      one of {options}. " in text
     assert "metrics=[] declares no metric, so stats.undeclared applies to every event" in help_text("metrics")
+
+
+def test_help_explains_the_keys_of_a_wrapper(help_text):
+    lines = help_text("env.wrappers").splitlines()
+    assert "  env.wrappers = {}" in lines
+    assert [line for line in lines if line.startswith("  env.wrappers.<name>.")] == [
+        f"  env.wrappers.<name>.{key}" for key in ("name", "kwargs", "training_only")
+    ]
 
 
 def test_help_explains_a_group_but_not_keys_set_by_another_key(help_text):

@@ -12,7 +12,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from trieye.config.base import did_you_mean, models_in, set_by
+from trieye.config.base import did_you_mean, models_in, optional_items, set_by
 from trieye.config.hydra.keys import by_tag, field_at, is_variant, meant, tag_of
 from trieye.config.hydra.loader import Loader
 from trieye.config.hydra.messages import allowed_values
@@ -201,6 +201,8 @@ class _KeyHelp:
                 yield from self.lines(models[0], path[1:], value, key)
             else:
                 yield from _described(info, ".".join(key), None if "<name>" in key else _as_yaml(value))
+                for item in optional_items(info):
+                    yield from self.lines(item, path[2:], None, (*key, "<name>"))
 
     def _variant(self, info: FieldInfo, path: list[str], value: Any, key: tuple[str, ...]) -> Iterator[str]:
         """Yield the lines about each model that a key may hold, below a heading with the option that selects it."""

@@ -185,8 +185,8 @@ def _previous(passed: Mapping[str, Any]) -> Run | None:
 
 def _is_in_ipython() -> bool:
     """Whether this is a notebook or an IPython shell, where a re-executed `init` starts a new run."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and ipython.get_ipython() is not None
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)  # missing while a thread imports the module
+    return get_ipython is not None and get_ipython() is not None
 
 
 def _directory(runs: Path, chosen: str, name: str, resume: str | None) -> tuple[Path, bool]:
