@@ -93,7 +93,7 @@ def small(line):
         return [*command, "--episodes=2"]
     if ".train" not in line or re.search(r" --(help|cfg|info)\b", line):
         return command
-    if not re.search("run_name|debug|agent|-m |metric@", overrides):
+    if not re.search("run_name|debug=default|-m |metric@", overrides):
         return [*command, "--cfg=job"]  # the others train often enough: this one composes and checks its config
     is_ppo = "agent=ppo" in line or "experiment=ppo" in line
     budget = [
