@@ -101,5 +101,5 @@ class PathManager(RunFiles):
         """
         changes = {"load_buffer_path": load_path_config, "auto_resume_latest": auto_resume}
         choice = TrainingChoice(self, self.persist_config.model_copy(update=changes), changes_nothing=True)
-        buffer = choice.buffer_alone(checkpoint_run_name, checkpoint_step)
-        return None if buffer is None else buffer.path
+        candidate = choice.buffer_alone(checkpoint_run_name, checkpoint_step)
+        return None if candidate is None else candidate.path

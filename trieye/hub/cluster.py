@@ -130,48 +130,52 @@ def _names(nodes: list[Node]) -> str:
 
 def incompatibilities(node: Node, here: Node) -> list[str]:
     """Return why code sent from this process cannot run on a node, each reason with the next step."""
-    texts = []
+    reasons = []
     wanted = here.versions.get("trieye")
     if node.import_error is not None:
-        texts.append(
+        reasons.append(
             f"{node.executable} cannot import trieye: {node.import_error}; install trieye {wanted} there, the version "
             f"that is installed here, or start with 'runtime.runtime_env={{pip: [trieye=={wanted}]}}'"
         )
     if _minor(node.python) != _minor(here.python):
-        texts.append(f"Python {node.python} there, {here.python} here: pickles differ; install the same minor version")
+        reasons.append(
+            f"Python {node.python} there, {here.python} here: pickles differ; install the same minor version"
+        )
     for name in _MUST_AGREE:
         remote, local = node.versions.get(name), here.versions.get(name)
         if remote != local and not (name == "trieye" and node.import_error is not None):
-            texts.append(f"{name} {remote or 'is not installed'} there, {local} here; install the same version on both")
-    return texts
+            reasons.append(
+                f"{name} {remote or 'is not installed'} there, {local} here; install the same version on both"
+            )
+    return reasons
 
 
 def _full_disks(node: Node) -> list[str]:
-    texts = []
+    warnings = []
     for directory, (free, total) in node.disks.items():
         if free < max(min(_LEAST_FREE * total, _LEAST_FREE_BYTES), _NOTHING_FREE_BYTES):
-            texts.append(f"only {_gb(free)} of {_gb(total)} are free in {directory}; free some space")
-    return texts
+            warnings.append(f"only {_gb(free)} of {_gb(total)} are free in {directory}; free some space")
+    return warnings
 
 
 def _notes_of(node: Node, here: Node, root: str) -> list[str]:
-    texts = []
+    notes = []
     for name in PACKAGES:
         remote, local = node.versions.get(name), here.versions.get(name)
         if name not in _MUST_AGREE and remote != local:
-            texts.append(f"{name} {remote or 'is not installed'} there, {local or 'not installed'} here")
+            notes.append(f"{name} {remote or 'is not installed'} there, {local or 'not installed'} here")
     if not node.can_write:
-        texts.append(f"{root} cannot be written there: jobs of a sweep fail there; explorers need no directory")
+        notes.append(f"{root} cannot be written there: jobs of a sweep fail there; explorers need no directory")
     elif not node.sees_root:
-        texts.append(
+        notes.append(
             f"{root} is not the same directory there: explorers need none, but a sweep job's run stays on its node "
             "unless persistence.mirror copies it elsewhere"
         )
     if abs(node.offset_s) > max(_MOST_OFFSET_S, node.latency_s):
-        texts.append(f"its clock is {node.offset_s:+.2f} s off, which shifts curves over time by as much")
+        notes.append(f"its clock is {node.offset_s:+.2f} s off, which shifts curves over time by as much")
     if node.latency_s > _MOST_LATENCY_S:
-        texts.append(f"the round trip takes {node.latency_s * 1000:.0f} ms: use long fragments")
-    return texts
+        notes.append(f"the round trip takes {node.latency_s * 1000:.0f} ms: use long fragments")
+    return notes
 
 
 def refuse_unreachable(setting: str, address: str) -> None:

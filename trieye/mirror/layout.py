@@ -148,9 +148,9 @@ class StateMark(BaseModel):
 
 
 def _unsealed(data: bytes) -> str:
-    sealed = json.loads(data)
-    text = str(sealed["mark"])
-    if zlib.crc32(text.encode()) != sealed["crc32"]:
+    envelope = json.loads(data)
+    text = str(envelope["mark"])
+    if zlib.crc32(text.encode()) != envelope["crc32"]:
         raise ValueError("the checksum does not match")
     if (version := json.loads(text).get("format")) != FORMAT_VERSION:
         raise ValueError(f"written in format {version}, but this trieye reads format {FORMAT_VERSION}")

@@ -329,9 +329,9 @@ class _Column:
             ticks = [(float((x - low) / span), f"{value:.4g}") for x, value in zip(positions, marked, strict=True)]
         else:
             names = sorted({str(value) for value in present})
-            position_of = {text: (at + 0.5) / len(names) for at, text in enumerate(names)}
-            heights = iter([position_of[str(value)] for value in present])
-            ticks = [(height, _plain(text)) for text, height in position_of.items()]
+            height_of = {text: (at + 0.5) / len(names) for at, text in enumerate(names)}
+            heights = iter([height_of[str(value)] for value in present])
+            ticks = [(height, _plain(text)) for text, height in height_of.items()]
         drawn = [_ABSENT if value is None else next(heights) for value in values]
         return cls(name, drawn, [*ticks, *([(_ABSENT, "none")] if is_partial else [])], is_partial)
 

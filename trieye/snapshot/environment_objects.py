@@ -61,10 +61,10 @@ class EnvironmentReader:
         self._ignored = ignored
         self._arrays: dict[int, list[Any]] = {}  # by memory address
         self._alive: list[Any] = []  # references that prevent the reuse of ids
-        layers = layers_of(env)
-        self._paths: dict[int, Path] = {id(layer): (number,) for number, layer in enumerate(layers)}
+        environments = layers_of(env)
+        self._paths: dict[int, Path] = {id(layer): (number,) for number, layer in enumerate(environments)}
         problems: list[str | None] = []
-        for number, layer in enumerate(layers):
+        for number, layer in enumerate(environments):
             self.problem = None
             self.layers.append(self._holder(layer, (number,), type(layer).__name__))
             problems.append(self.problem)

@@ -245,8 +245,8 @@ class ReplayTable:
         if first > 0:  # after an interruption the writer sends no more rows of its previous environments
             for env in [env for env in codes if env < first and env not in envs]:
                 self._buffer.interrupt(codes.pop(env))
-        env_codes = np.array([codes[env] for env in envs.tolist()], np.int64)
-        return np.broadcast_to(env_codes[inverse], len(rows))
+        codes_of_envs = np.array([codes[env] for env in envs.tolist()], np.int64)
+        return np.broadcast_to(codes_of_envs[inverse], len(rows))
 
     def _refusal(self, count: int) -> str:
         """Return why `count` rows cannot be added now; empty if they can."""

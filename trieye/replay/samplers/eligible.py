@@ -157,13 +157,13 @@ class EligibleSampler(Sampler):
             except ConfigurationError as error:
                 self.discarded(ids[:count], for_good=False)
                 raise self._exhausted(n, count, high - low) from error
-            accepted = self._within(proposed, max_reuse)
-            added = slice(count, count + len(accepted))
-            ids[added], chances[added] = accepted, self._rows.chances(accepted)
-            np.add.at(self._uses, accepted % self.capacity, 1)
-            spent = self._uses[accepted % self.capacity] >= max_reuse
-            self._chances[accepted[spent] % self.capacity] = chances[added][spent]
-            self._retire(accepted[spent])
+            accepted_ids = self._within(proposed, max_reuse)
+            added = slice(count, count + len(accepted_ids))
+            ids[added], chances[added] = accepted_ids, self._rows.chances(accepted_ids)
+            np.add.at(self._uses, accepted_ids % self.capacity, 1)
+            spent = self._uses[accepted_ids % self.capacity] >= max_reuse
+            self._chances[accepted_ids[spent] % self.capacity] = chances[added][spent]
+            self._retire(accepted_ids[spent])
             count = added.stop
         return self._rows.judge(ids, low, high, chances)
 

@@ -75,9 +75,9 @@ class SequenceSampler(Sampler):
                 proposed = self.starts.propose(count, low, high, rng)
             except ConfigurationError:
                 break  # every chance is 0; the scan below decides whether any row starts a sequence
-            sequences = self._complete(proposed)
-            self._share = max((len(sequences) + 1) / (count + 1), _LEAST_SHARE)
-            batches.append(sequences[:missing])
+            sequence_ids = self._complete(proposed)
+            self._share = max((len(sequence_ids) + 1) / (count + 1), _LEAST_SHARE)
+            batches.append(sequence_ids[:missing])
             missing -= len(batches[-1])
             budget -= count
         if missing:
