@@ -1,6 +1,7 @@
 """Sphinx configuration of the documentation site: `make docs` builds it into build/docs."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ maximum_signature_line_length = 88
 toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"  # the default underlines names, like links
 html_title = f"trieye {VERSION}"
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
@@ -109,6 +111,14 @@ def skip_member(app: "Sphinx", object_type: str, name: str, obj: object, skip: b
     return True if is_field or name in HIDDEN else None
 
 
+def mark_short_words(app: "Sphinx", page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Mark the words of inline code that fit on a line of a phone, which site.css keeps whole."""
+    if "body" in context:
+        context["body"] = re.sub(
+            r'<span class="pre">([^<]{1,40})</span>', r'<span class="pre short">\1</span>', context["body"]
+        )
+
+
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
@@ -126,6 +136,7 @@ def setup(app: "Sphinx") -> dict[str, Any]:
     app.connect("autodoc-process-docstring", mark_code, priority=400)  # before napoleon
     app.connect("autodoc-process-signature", simplify_signature)
     app.connect("autodoc-skip-member", skip_member)
+    app.connect("html-page-context", mark_short_words)
     app.connect("build-finished", write_texts)
     for field in PyObject.doc_field_types:
         field.label = "Attributes" if field.name == "variable" else field.label  # Sphinx: "Variables"

@@ -485,6 +485,9 @@ def test_ranges_for_only_some_tasks_are_rejected_naming_the_others(results, tmp_
     assert "0.2, 0.3 have no range" in err
     code, _, err = results(*arguments, "--range", "0.2=0:10", "--range", "0.3=0:10", run_source=tmp_path / "root")
     assert code == 0, err
+    assert "raw scores" not in err
+    _, _, err = results("table", "--task", "lr", run_source=tmp_path / "root")
+    assert "--task lr: raw scores of 3 tasks are combined" in " ".join(err.split())
 
 
 def test_a_killed_run_with_points_only_in_its_journal_names_the_close_command(results, tmp_path):
