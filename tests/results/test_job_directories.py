@@ -104,7 +104,7 @@ def test_each_objective_of_a_sweep_has_its_own_mode(tmp_path, capsys, monkeypatc
     SweepRecord(spec=["lr=1,2"], modes=["max", "min"], size=2, varying=["lr"]).write(tmp_path / "first")
     for index, (accuracy, time_s) in enumerate([(0.9, 5.0), (0.8, 2.0)]):
         record = JobRecord(index=index, overrides=[f"lr={index + 1}"], state="completed")
-        record.objectives = {"accuracy": accuracy, "time_s": time_s}
+        record.recorded_objectives = {"accuracy": accuracy, "time_s": time_s}
         record.write(tmp_path / f"first/{index}")
     for metric, best in (("objective/accuracy", 1), ("objective/time_s", 2)):
         groups = shown(capsys, "table", "first", "--metric", metric)["groups"]

@@ -22,6 +22,7 @@ class Sweep:
 
     def __init__(self, directory: Path, backend: str | None = None) -> None:
         self.directory, self.backend = directory, backend
+        self.values = "what: nothing\ncpus: 1\n"
 
     def launch(self, task: Any, jobs: Sequence[str], *options: str) -> list[JobReturn]:
         """Run jobs with one override each, and return their outcomes."""
@@ -31,7 +32,7 @@ class Sweep:
 
     def search(self, task: Any, *words: str) -> list[tuple[str, ...]]:
         """Run a search or a grid in this process, one job at a time, and return the overrides of each job."""
-        options = [word for word in words if word.startswith(("hydra.", "hydra/"))]
+        options = [word for word in words if word.lstrip("+").startswith(("hydra.", "hydra/"))]
         is_ours = "hydra/launcher=basic" not in options
         own = ["hydra/sweeper=trieye", *(["hydra.launcher.isolate=none"] if is_ours else [])]
         with self._composed(*own, *options) as (config, context):
@@ -43,7 +44,7 @@ class Sweep:
     def _composed(self, *options: str) -> Iterator[tuple[Any, HydraContext]]:
         conf = self.directory.with_name("conf")
         conf.mkdir(exist_ok=True)
-        (conf / "config.yaml").write_text("what: nothing\ncpus: 1\n")
+        (conf / "config.yaml").write_text(self.values)
         launcher = [] if any(word.startswith("hydra/launcher=") for word in options) else ["hydra/launcher=trieye"]
         own = [*launcher, f"hydra.sweep.dir={self.directory}"]
         own += [f"hydra.launcher.backend={self.backend}"] if self.backend is not None else []

@@ -53,7 +53,7 @@ def test_few_jobs_and_equal_objectives_have_no_importance():
 def test_the_table_of_a_search_has_a_column_for_each_objective():
     jobs = [
         JobStatus(at, "completed", {"lr": str(at % 4), "n": str(at % 3)}, JobRecord(
-            index=at, overrides=[], objectives={"return": float(at % 4), "time": float(at % 3)},
+            index=at, overrides=[], recorded_objectives={"return": float(at % 4), "time": float(at % 3)},
         ))
         for at in range(24)
     ]  # fmt: skip

@@ -92,6 +92,48 @@ def test_incompatible_options_of_objectives_are_rejected(options, message):
         SweeperConfig.model_validate(options)
 
 
+@pytest.mark.parametrize("kind", ["grid", "optuna"])
+def test_an_objective_that_is_nan_ends_no_sweep_and_is_never_optimal(sweep, kind):
+    def task(cfg):
+        return {"distance": float("nan") if cfg.x == 1 else abs(cfg.x - 3), "cost": cfg.x}
+
+    words = ["+x=0,1,2", "hydra.sweeper.mode=[min,min]", f"hydra.sweeper.kind={kind}", "hydra.sweeper.num_trials=12"]
+    for _ in range(2):
+        sweep.search(task, *words)
+    jobs = status_of(sweep.directory)
+    assert {job.how for job in jobs} == {"completed"}
+    assert {job.objectives["cost"] for job in jobs if job.objectives["distance"] != job.objectives["distance"]} == {1.0}
+    optimal = SweepRecord.of(sweep.directory).summary["pareto_optimal"]
+    assert 1.0 not in {jobs[index].objectives["cost"] for index in optimal}
+
+
+def test_a_dict_of_one_number_is_ranked_like_a_number(sweep, capfd):
+    sweep.search(lambda cfg: {"loss": cfg.x}, "+x=1,3,2")
+    assert [sweep.record(index).objective for index in range(3)] == [1.0, 3.0, 2.0]
+    assert sweep.record(1).objectives == {"loss": 3.0}
+    assert "best of 3 jobs (max)" in capfd.readouterr().out
+
+
+def test_options_of_a_search_are_reported_without_effect_in_a_grid(sweep, capfd):
+    sweep.search(lambda cfg: cfg.x, "+x=1,2", "hydra.sweeper.num_trials=3")
+    assert "hydra.sweeper.num_trials=3 has no effect without hydra.sweeper.kind=random" in capfd.readouterr().err
+
+
+def test_a_group_of_another_sweeper_is_rejected_with_the_key_of_this_one(sweep):
+    with pytest.raises(ConfigurationError, match=r"belongs to another plugin; set hydra\.sweeper\.sampler=tpe"):
+        sweep.search(lambda cfg: cfg.x, "+x=1,2", "+hydra/sweeper/sampler=tpe", "hydra.sweeper.kind=random")
+
+
+def test_a_changed_config_is_reported_when_a_sweep_grows(sweep, capfd):
+    sweep.search(lambda cfg: cfg.cpus, "+x=1,2")
+    assert "the config changed" not in capfd.readouterr().err
+    sweep.search(lambda cfg: cfg.cpus, "+x=1,2,3")
+    assert "the config changed" not in capfd.readouterr().err
+    sweep.values = "what: nothing\ncpus: 2\n"
+    sweep.search(lambda cfg: cfg.cpus, "+x=1,2,3,4")
+    assert "the config changed since its last start (cpus: 1 -> 2); completed jobs keep" in capfd.readouterr().err
+
+
 def distance_and_cost(cfg):
     return {"distance": abs(cfg.x - 3), "cost": cfg.x}
 

@@ -313,9 +313,10 @@ def _relaunch(options: argparse.Namespace) -> int:
 
     launcher = [word for word in options.words if word.startswith(_LAUNCHER)]
     others = [word for word in options.words if word not in launcher]
-    if len(others) > 1:
+    refused = [word for word in others if "=" in word and not Path(word).exists()] or others[1:]
+    if refused:
         raise ConfigurationError(
-            f"{others[1]}: expected one sweep directory, and overrides of {_LAUNCHER}*; to "
+            f"{refused[0]}: expected one sweep directory, and overrides of {_LAUNCHER}*; to "
             "change or extend the sweep, repeat its command with hydra.sweep.dir=DIRECTORY"
         )
     options.dir = Path(others[0]) if others else None

@@ -61,8 +61,11 @@ def print_status(options: argparse.Namespace) -> int:
 
 
 def _advice(record: "SweepRecord", directory: Path) -> str:
-    from trieye.sweeps.record import KEEP_GOING
+    from trieye.sweeps.record import KEEP_GOING, lock_in
 
+    if (lock := lock_in(directory)).is_held_elsewhere():
+        who = "another process" if (holder := lock.holder()) is None else f"process {holder.get('pid')}"
+        return f"{who} is running the sweep, and starts the jobs that are left"
     try:
         record.at(directory)
     except ConfigurationError as error:  # a copy

@@ -53,12 +53,15 @@ class LauncherConfig(StrictModel):
     """
 
     FOREIGN_KEYS: ClassVar[Mapping[str, str]] = {
-        "n_jobs": "set num_jobs", "timeout": "set timeout_min", "prefer": "set isolate", "require": "set isolate",
-        "verbose": "omit it", "pre_dispatch": "omit it",  # all of joblib; of submitit:
-        "array_parallelism": "set num_jobs", "cpus_per_task": "set num_cpus", "gpus_per_node": "set num_gpus",
-        "mem_gb": "set memory, in bytes", "tasks_per_node": "a job is one process", "nodes": "a job is one process",
-        "account": "set slurm.account", "partition": "set slurm.partition", "signal_delay_s": "set slurm.signal_s",
-        "qos": "set slurm.options", "constraint": "set slurm.options", "additional_parameters": "set slurm.options",
+        "n_jobs": "set hydra.launcher.num_jobs", "timeout": "set hydra.launcher.timeout_min, in minutes",
+        **dict.fromkeys(("prefer", "require"), "set hydra.launcher.isolate"),
+        **dict.fromkeys(("verbose", "pre_dispatch"), "omit it"),  # all of joblib; of submitit:
+        "array_parallelism": "set hydra.launcher.num_jobs", "cpus_per_task": "set hydra.launcher.num_cpus",
+        "gpus_per_node": "set hydra.launcher.num_gpus", "mem_gb": "set hydra.launcher.memory, in bytes",
+        **dict.fromkeys(("tasks_per_node", "nodes"), "a job is one process"),
+        "account": "set hydra.launcher.slurm.account", "partition": "set hydra.launcher.slurm.partition",
+        "signal_delay_s": "set hydra.launcher.slurm.signal_s",
+        **dict.fromkeys(("qos", "constraint", "additional_parameters"), "set hydra.launcher.slurm.options"),
     }  # fmt: skip
 
     backend: Backend | None = Field(

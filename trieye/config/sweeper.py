@@ -20,6 +20,8 @@ class SweeperConfig(StrictModel):
         "n_jobs": "set hydra.launcher.num_jobs", "max_batch_size": "set hydra.launcher.num_jobs",
         "storage": "set hydra.sweep.dir, which resumes a search",
         "study_name": "set hydra.sweep.dir, which resumes a search",
+        "search_space": "set hydra.sweeper.params", "custom_search_space": "set hydra.sweeper.when",
+        "max_failure_rate": "omit it: failed jobs do not end a search",
     }  # fmt: skip
 
     kind: Literal["grid", "random", "optuna"] = Field(
@@ -66,6 +68,21 @@ class SweeperConfig(StrictModel):
     pruner: Literal["none", "median", "asha"] = Field(
         default="none", description="Optuna pruner, which stops jobs early based on their loop.objective values."
     )
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _mode_is_short(cls, value: Any) -> Any:
+        for word in value if isinstance(value, list) else [value]:
+            if word in {"minimize", "maximize"}:
+                raise ValueError(f"did you mean {word[:3]}? (allowed: min, max)")
+        return value
+
+    @field_validator("when", mode="before")
+    @classmethod
+    def _when_has_conditions(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and not all(isinstance(condition, Mapping) for condition in value.values()):
+            raise ValueError("expected {KEY: {OTHER_KEY: VALUE}}, such as {depth: {model: tree}}")
+        return value
 
     @field_validator("objective")
     @classmethod

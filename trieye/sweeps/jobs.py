@@ -1,5 +1,6 @@
 """JobRecord: the state of a sweep job in its status.json, written by the process that runs it."""
 
+import math
 import os
 import socket
 import threading
@@ -113,8 +114,9 @@ class Done:
 
     @property
     def number(self) -> float | None:
-        """The return value, if it is a number."""
-        return _number(self.value)
+        """The return value, if it is a number, or a dict, list or tuple of one number."""
+        single = _number(self.value)
+        return next(iter(self.numbers.values())) if single is None and len(self.numbers) == 1 else single
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -162,7 +164,8 @@ class JobRecord(JsonRecord, kw_only=True):
         ended: End time.
         step: Last recorded step.
         objective: The objective, if it is a number: the return value, or as `hydra.sweeper.objective` defines it.
-        objectives: The numbers of a return value with several, by name.
+        recorded_objectives: The numbers of a return value with several, by name; None: not a finite number, for
+            which JSON has no value.
         error: The error, if it failed.
     """
 
@@ -184,8 +187,13 @@ class JobRecord(JsonRecord, kw_only=True):
     ended: float | None = None
     step: int | None = None
     objective: float | None = None
-    objectives: dict[str, float] = msgspec.field(default_factory=dict)
+    recorded_objectives: dict[str, float | None] = msgspec.field(name="objectives", default_factory=dict)
     error: str | None = None
+
+    @property
+    def objectives(self) -> dict[str, float]:
+        """The numbers of a return value with several, by name."""
+        return {name: math.nan if value is None else value for name, value in self.recorded_objectives.items()}
 
     def values(self, varying: Collection[str]) -> dict[str, str]:
         """Return the values of the given keys from its overrides."""
@@ -342,7 +350,7 @@ class RunningJob:
         with self._lock:
             self._record.state, self._record.step = state, self._step()
             self._record.objective = None if done is None else done.number
-            self._record.objectives = {} if done is None else done.numbers
+            self._record.recorded_objectives = {} if done is None else {**done.numbers}
             if error is not None:
                 self._record.fail(f"{type(error).__name__}: {error}")
             self._record.ended = self._record.heartbeat = time.time()

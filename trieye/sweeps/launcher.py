@@ -189,7 +189,7 @@ class SweepExecution:
                 try:
                     self._run(queue, self._pool, progress)
                 except BaseException:  # a second Ctrl-C, or an error outside of the jobs
-                    self._stop(self._pool)
+                    self._stop(self._pool, progress)
                     raise
                 # Ctrl-C during the last jobs has skipped no job
                 is_over = self._exit_code is not None and not self._running and self._next(queue, progress) is None
@@ -240,11 +240,11 @@ class SweepExecution:
                 else:
                     self._await_orphans(queue, progress)
                 if self._exit_code not in (None, exit_code_of(signal.SIGINT)):
-                    self._stop(pool)  # a scheduler does not wait for jobs to finish
+                    self._stop(pool, progress)  # a scheduler does not wait for jobs to finish
                     return
                 progress.show()
 
-    def _stop(self, pool: WorkerPool) -> None:
+    def _stop(self, pool: WorkerPool, progress: SweepProgress) -> None:
         if self._running:
             jobs = counted(len(self._running), "job")
             say(f"sweep: interrupting {jobs}; jobs still running after {STOP_S:.0f} s are killed ...")
@@ -254,6 +254,10 @@ class SweepExecution:
         except KeyboardInterrupt:
             say(f"sweep: jobs that are still running are killed within {ORPHANED_STOP_S:.0f} s")
             raise
+        for index, job in list(self._running.items()):  # a job may ignore the interruption and return
+            record = JobRecord.read(self.directory / str(index))
+            if record is not None and record.state == "completed":
+                progress.ended(self._running.pop(index), Done(job.index, record.objective))
 
     def _collect(self, queue: JobQueue, pool: WorkerPool, progress: SweepProgress) -> None:
         """Wait for jobs to end, and stop jobs that the queue prunes."""

@@ -123,7 +123,13 @@ class SweepRecord(JsonRecord, kw_only=True):
             raise ConfigurationError(f"{directory} does not exist{near}")
         if record is None:
             below = sorted(path.parent.name for path in directory.glob(f"*/{SWEEP}"))[:_SHOWN]
-            hint = f"; there is one in {', '.join(below)}" if below else ""
+            hint = "; a sweep that was killed before its first job has none: repeat its command"
+            if below:
+                hint = f"; there is one in {', '.join(below)}"
+            elif (directory / "multirun.yaml").exists():
+                hint = (
+                    f"; another launcher ran this sweep, whose results are shown by: trieye results table {directory}"
+                )
             raise ConfigurationError(f"{directory} contains no sweep (no {SWEEP}){hint}")
         return record
 

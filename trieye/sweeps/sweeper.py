@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trieye.config.hydra.axes import dimensions_of, typed
 from trieye.config.hydra.records import RedactingTask, write_redacted
 from trieye.config.hydra.typed import plugin_options
-from trieye.config.redaction import HIDDEN, redacted_text
+from trieye.config.redaction import HIDDEN, redacted, redacted_text
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, TrieyeError
 from trieye.process.progress import say
@@ -38,6 +38,7 @@ from trieye.sweeps.status import status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
 
 _CONFIG = "multirun.yaml"
+_MOST_CHANGES = 5
 
 
 class SweepError(TrieyeError):
@@ -79,6 +80,10 @@ class SweeperBody:
             ConfigurationError: An interpolation in the options of the launcher does not resolve.
         """
         self._config, self._context = config, hydra_context
+        for word in _words(config.hydra.overrides.hydra):
+            group, _, name = word.lstrip("+").partition("=")
+            if group.startswith(("hydra/sweeper/", "hydra/launcher/")):
+                raise ConfigurationError(f"{word} belongs to another plugin; set {group.replace('/', '.')}={name}")
         try:
             self._launcher: Launcher = Plugins.instance().instantiate_launcher(
                 hydra_context=hydra_context, task_function=RedactingTask.of(task_function), config=config
@@ -106,6 +111,11 @@ class SweeperBody:
             )
         loader, record = self._context.config_loader, new_record(self._config)
         if self.options.kind == "grid":
+            for name in ("num_trials", "sampler"):
+                if (value := getattr(self.options, name)) != SweeperConfig.model_fields[name].default:
+                    say(
+                        f"sweep: hydra.sweeper.{name}={value} has no effect without hydra.sweeper.kind=random or optuna"
+                    )
             sweep = partial(self._of_grid, words, grid_of(words, self.options, loader), record)
         else:
             pairs = (redacted_text(word).partition("=") for word in words)
@@ -252,8 +262,26 @@ class SweeperBody:
         raised = with_raised_budget(self._directory, selected, self.options.budget)
         if not self._is_unchanged:
             record.write(self._directory)
+            self._report_changes()
             write_redacted(self._config, self._directory / _CONFIG)
         run_further(self._directory, raised, self.options.budget)
+
+    def _report_changes(self) -> None:
+        """Report the keys of the config, outside of Hydra and of the sweep's own words, that changed since a start."""
+        if not (self._directory / _CONFIG).exists():
+            return
+        before, now = (_values_of(config) for config in (OmegaConf.load(self._directory / _CONFIG), self._config))
+        own = {bare(word.partition("=")[0]) for word in _words(self._config.hydra.overrides.task)} | {
+            *self.options.budget
+        }
+        keys = [key for key in sorted(before.keys() | now.keys()) if str(before.get(key)) != str(now.get(key))]
+        changes = [f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys if key not in own | {"run_name"}]
+        if changes:
+            more = f" and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
+            say(
+                f"sweep: the config changed since its last start ({', '.join(changes[:_MOST_CHANGES])}{more}); "
+                "completed jobs keep their results"
+            )
 
     @property
     def _is_unchanged(self) -> bool:
@@ -311,6 +339,26 @@ class SweeperBody:
             record.fail(f"{type(done.error).__name__}: {done.error}")
         else:
             record.state, record.ended = "completed", time.time()
-            record.objective, record.objectives = done.number, done.numbers
+            record.objective, record.recorded_objectives = done.number, {**done.numbers}
         record.write(directory)
         return done
+
+
+def _words(overrides: Any) -> list[str]:
+    """Return overrides as typed, without resolving interpolations in them."""
+    words: Any = OmegaConf.to_container(overrides, resolve=False)
+    return [str(word) for word in words]
+
+
+def _values_of(config: Any) -> dict[str, Any]:
+    """Return the values of a config by dotted key, unresolved, without secrets and the node `hydra`."""
+    values: Any = redacted(OmegaConf.to_container(config, resolve=False, enum_to_str=True))
+
+    def leaves(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+        for key, value in node.items():
+            if isinstance(value, dict) and value:
+                yield from leaves(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}", value
+
+    return dict(leaves({key: value for key, value in values.items() if key != "hydra"}, ""))
