@@ -2,6 +2,7 @@
 
 import io
 import re
+import subprocess
 import sys
 
 import pytest
@@ -43,6 +44,26 @@ def test_errors_are_shown_below_a_narrow_table_and_inside_a_wide_one(status):
     error = " ".join(ERROR.split())
     assert f"job 0: {error}" in status(80)
     assert any(line.startswith("0 ") and line.endswith(error) for line in status(200))
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from trieye.sweeps.record import lock_in
+
+with lock_in(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_status_of_a_running_sweep_names_its_process(status, tmp_path):
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "locked\n"
+        assert f"process {process.pid} is running the sweep, and starts the jobs that are left" in status(200)
+        process.stdin.close()
+    assert f"run unfinished jobs: trieye sweep relaunch {tmp_path}" in status(200)
 
 
 def test_only_runs_of_trieye_have_a_step(status):
