@@ -49,7 +49,7 @@ GROUPS = {
     "hparams_search": "Search spaces and search methods of `-m`.",
     "debug": "Presets for debugging, which override the experiment.",
     "metrics": "Sets of metrics; several can be combined, as in `metrics=[core,replay]`.",
-    "metric": "Templates for an additional metric, as in `+metric@stats.metrics.NAME=max`.",
+    "metric": "Templates of another metric, as in `+metric@stats.metrics.NAME=max stats.metrics.NAME.name=NAME`.",
 }
 """Config groups that correspond to no model."""
 

@@ -310,6 +310,11 @@ def test_type_checkers_know_the_public_names(name):
     )
 
 
+def test_no_public_name_that_is_imported_on_first_use_equals_a_module_of_its_package():
+    names = {f"{package}.{name}" for package in LAZY for name in importlib.import_module(package)._HOME}
+    assert names & MODULES.keys() == set(), "importing the module hides the name; rename either"
+
+
 def test_files_and_functions_stay_small():
     for path in MODULES.values():
         assert path.read_text().count("\n") <= 500, f"{path} is longer than 500 lines"

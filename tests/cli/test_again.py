@@ -16,7 +16,8 @@ from tests import warm
 from tests.json_schemas import validated
 from trieye import runs
 from trieye.cli import main
-from trieye.exceptions import ConfigurationError
+from trieye.config.sinks import OUR_NAMES
+from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.files.run_record import RunRecord
 from trieye.process.lock import RunLock
 from trieye.run.provenance import Provenance
@@ -52,6 +53,17 @@ def train(config: trieye.TrieyeConfig) -> None:
         for step in run.steps(20):
             run.log({"loss": 1.0})
         run.save(a=1)
+
+train()
+"""
+ENABLED_SINKS = """
+from pathlib import Path
+import trieye
+
+@trieye.main(config_path='pkg://trieye.conf', config_name='trieye')
+def train(config: trieye.TrieyeConfig) -> None:
+    Path("sinks.txt").write_text(str(config.sinks.enabled))
+    raise SystemExit("restores nothing")
 
 train()
 """
@@ -522,6 +534,14 @@ def test_overrides_replace_the_same_keys_and_secrets_must_be_passed_again(projec
     assert program.with_overrides("x", overrides, ["agent"], {"run_name": "it's 1"}) == [
         "agent.lr=2", "db.password=${oc.env:P}", r"run_name='it\'s 1'",
     ]  # fmt: skip
+
+
+def test_a_dry_run_enables_no_sink_of_trieye(tmp_path):
+    (tmp_path / "train.py").write_text(ENABLED_SINKS)
+    program = Program([sys.executable, "train.py"], tmp_path, [])
+    with pytest.raises(CheckpointError, match="restores nothing"):
+        program.dry_run([f"sinks=[{','.join(OUR_NAMES)}]", "app_name=agents"], "restore", purpose="fork")
+    assert (tmp_path / "sinks.txt").read_text() == "[]"
 
 
 @pytest.mark.parametrize("file", ["run.json", "configs.json"])

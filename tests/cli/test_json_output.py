@@ -24,8 +24,8 @@ so ignore unknown keys; a key that changes its meaning or disappears raises the 
 not finite are `null`; times are Unix seconds. Progress, notes and warnings go to stderr. An error prints no document
 but one line on stderr; where a document comes with an exit code other than 0, the table mentions it.
 
-[json-schemas.json](json-schemas.json) has the same as [JSON Schema](https://json-schema.org). `trieye new` and
-`trieye ui` have no `--json`.
+[json-schemas.json](json-schemas.json) has the same as [JSON Schema](https://json-schema.org), and
+`python tests/cli/test_json_output.py` generates this page from it. `trieye new` and `trieye ui` have no `--json`.
 
 """
 
@@ -61,6 +61,11 @@ def page_text():
 
 def test_the_page_is_generated_from_the_schemas():
     assert PAGE.read_text() == page_text(), "write it with `python tests/cli/test_json_output.py`"
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_every_schema_requires_the_key_schema(schema):
+    assert "schema" in schema["required"]
 
 
 def test_each_command_and_action_takes_json_and_has_a_schema():

@@ -11,6 +11,7 @@ from pydantic import Field
 import trieye
 from trieye.config import TrieyeConfig
 from trieye.config.hydra.compose import compose
+from trieye.config.sinks import OUR_NAMES
 from trieye.replay import ReplayBuffer
 
 CONF = Path(trieye.__file__).parent / "conf"
@@ -74,7 +75,7 @@ def test_only_the_chosen_sinks_are_enabled():
     assert compose().sinks.enabled == ["mlflow", "tensorboard"]
 
 
-@pytest.mark.parametrize("chosen", ["tensorboard", "[mlflow,wandb]", "console", "[]"])
+@pytest.mark.parametrize("chosen", [*OUR_NAMES, "[mlflow,wandb]", "[]"])
 def test_sinks_have_the_alias_logger(chosen):
     sinks = compose([f"sinks={chosen}" if chosen != "[]" else "logger=[]"]).sinks
     assert compose([f"logger={chosen}"]).sinks == sinks

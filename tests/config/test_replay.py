@@ -13,7 +13,7 @@ from trieye.replay.fragments import FragmentRules
         ({"storage": "mmap"}, "storage_dir is required by storage=mmap"),
         ({"storage_dir": "rows"}, "storage_dir is required by storage=mmap and only for it"),
         ({"kind": "sequence", "max_reuse": 2}, "not to kind=sequence"),
-        ({"kind": "unifrom"}, "Input should be 'uniform', 'prioritized', 'sequence' or 'fragment'"),
+        ({"kind": "unifrom"}, "Input should be 'uniform', 'prioritized'"),
         ({"gamma": 2}, "less than or equal to 1"),
     ],
 )

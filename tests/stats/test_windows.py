@@ -1,4 +1,5 @@
 import math
+from typing import get_args
 
 import msgspec
 import pytest
@@ -7,10 +8,11 @@ from hypothesis import strategies as st
 
 from tests.stats.conftest import batch, metric
 from tests.stats.reference import ELAPSED_BEFORE, STARTED, Reference
-from trieye.config import MetricConfig
+from trieye.config import AggregationMethod, MetricConfig
 from trieye.stats.aggregator import Aggregator
 
-AGGREGATIONS = ["mean", "sum", "min", "max", "std", "count", "latest", "quantile", "ema", "rate"]
+AGGREGATIONS = [name for name in get_args(AggregationMethod) if name != "each"]
+"""All that aggregate windows; `each` makes every event a point."""
 
 steps = st.one_of(
     st.integers(-5, 60),

@@ -1,6 +1,8 @@
+import time
+
 import pytest
 
-from trieye.testing import MemorySink, SinkContract
+from trieye.testing import FlakySink, MemorySink, SinkContract
 
 
 class Kept:
@@ -107,3 +109,16 @@ def test_the_contract_notices_a_sink_that_does_not_keep_it(tmp_path, sink_class,
 
     with pytest.raises(AssertionError):
         getattr(Contract(), noticed_by)(tmp_path)
+
+
+def test_the_contract_shows_the_error_of_a_sink_that_cannot_be_opened_at_once(tmp_path):
+    class Contract(Kept, SinkContract):
+        points = []
+
+        def make_sink(self):
+            return FlakySink(error=FileNotFoundError("no such directory"), name="lines")
+
+    started = time.monotonic()
+    with pytest.raises(AssertionError, match="`open` of sink 'lines': FileNotFoundError: no such directory"):
+        Contract().test_every_point_arrives_once(tmp_path)
+    assert time.monotonic() - started < SinkContract.TIMEOUT_S / 4

@@ -5,10 +5,11 @@ from trieye.stats.point import Point
 from trieye.testing import FlakySink, MemorySink, make_run_info
 
 
-def test_a_made_run_creates_nothing(tmp_path):
+def test_a_made_run_has_a_directory_only(tmp_path):
     run = make_run_info(tmp_path / "root", app_name="other")
     assert run.app_name == "other"
-    assert not (tmp_path / "root").exists()
+    assert list(run.run_dir.iterdir()) == []
+    assert [path for path in (tmp_path / "root").rglob("*") if path.is_file()] == []
 
 
 def test_a_memory_sink_keeps_everything(tmp_path):

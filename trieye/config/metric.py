@@ -42,7 +42,10 @@ class MetricConfig(ModelOf015):
         description="Window length in seconds; 0 = windows by steps only. If both lengths are set, the window ends "
         "with the first of the two.",
     )
-    log_to: list[LogTarget] = Field(default=["mlflow", "tensorboard"], description="Sinks that receive the points.")
+    log_to: list[LogTarget] = Field(
+        default=["mlflow", "tensorboard"],
+        description="Which of mlflow, tensorboard and console receive the points; other sinks receive all points.",
+    )
     x_axis: XAxis = Field(
         default="global_step",
         description="x coordinate of a point: global_step = its step; wall_time = elapsed seconds of the run; "

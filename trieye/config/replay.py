@@ -1,10 +1,12 @@
 """ReplayConfig: capacity, storage and sampling of a replay buffer."""
 
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from trieye.config.base import StrictModel
+
+ReplayKind = Literal["uniform", "prioritized", "sequence", "fragment"]
 
 
 class PrioritizedConfig(StrictModel):
@@ -84,7 +86,7 @@ _SAME_IN_BUFFER = (
 class ReplayConfig(StrictModel):
     """Capacity, storage and sampling of a replay buffer."""
 
-    kind: Literal["uniform", "prioritized", "sequence", "fragment"] = Field(
+    kind: ReplayKind = Field(
         default="uniform",
         description="Unit of sampling: uniform, prioritized = single rows; sequence = consecutive rows; fragment "
         "= chunks.",
@@ -132,22 +134,22 @@ class ReplayConfig(StrictModel):
 
     @model_validator(mode="after")
     def _options_match_the_kind(self) -> Self:
-        for kind in ("prioritized", "sequence", "fragment"):
-            options = getattr(self, kind)
-            if kind != self.kind and options.model_fields_set and options != type(options)():
+        for kind in get_args(ReplayKind):
+            options = getattr(self, kind, None)
+            if options and kind != self.kind and options.model_fields_set and options != type(options)():
                 raise ValueError(f"{kind}.* is only for kind={kind}, but kind is {self.kind}")
         if (self.storage_dir is not None) != (self.storage == "mmap"):
             raise ValueError(f"storage_dir is required by storage=mmap and only for it, but storage is {self.storage}")
-        if self.kind == "sequence" and (self.max_reuse is not None or self.max_staleness is not None):
-            raise ValueError("max_reuse and max_staleness apply to single rows and chunks, not to kind=sequence")
+        is_bounded = self.max_reuse is not None or self.max_staleness is not None
+        if is_bounded and self.kind not in {"uniform", "prioritized", "fragment"}:
+            raise ValueError(f"max_reuse and max_staleness apply to single rows and chunks, not to kind={self.kind}")
         return self
 
     @property
     def sampler_options(self) -> dict[str, Any]:
         """Keyword arguments of the sampler of this kind, for `ReplayBuffer`."""
-        if self.kind == "prioritized":
-            return self.prioritized.model_dump()
-        return self.sequence.model_dump() if self.kind == "sequence" else {}
+        options = None if self.kind == "fragment" else getattr(self, self.kind, None)
+        return options.model_dump() if options else {}
 
     @property
     def buffer_arguments(self) -> dict[str, Any]:

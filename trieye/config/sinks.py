@@ -78,7 +78,7 @@ class SinksConfig(StrictModel):
     @classmethod
     def _ours_have_keys(cls, exclude: list[str]) -> list[str]:
         for name in exclude:
-            if name in cls.model_fields:
+            if name in OUR_NAMES:
                 raise ValueError(f"{name} is a sink of trieye; type sinks.{name}.enabled=false")
         return exclude
 
@@ -108,3 +108,11 @@ class SinksConfig(StrictModel):
         sinks = {name: values.get(name, {}) for name in ("mlflow", "tensorboard", "console")}
         on = {name: {"enabled": True, **sink} for name, sink in sinks.items() if isinstance(sink, Mapping)}
         return {**values, **on}
+
+
+OUR_NAMES = tuple(
+    name
+    for name, field in SinksConfig.model_fields.items()
+    if "enabled" in getattr(field.annotation, "model_fields", ())
+)
+"""Names of the sinks of trieye: the fields of `SinksConfig` with a key `enabled`."""

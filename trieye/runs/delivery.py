@@ -10,6 +10,7 @@ from typing import Any
 from trieye.config import TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import json_of
+from trieye.config.sinks import OUR_NAMES
 from trieye.exceptions import ConfigurationError, JournalError
 from trieye.files.run_files import JOURNAL, RUN_RECORD, RunFiles
 from trieye.files.run_record import RunRecord, RunStatus, require_owner
@@ -24,7 +25,6 @@ from trieye.runs.attempt_rows import attempts
 from trieye.runs.config import config_of, sinks_of
 from trieye.runs.finding import RunReference, run_directory
 from trieye.sinks.bookmark import FROM_THE_BEGINNING
-from trieye.sinks.fan_out import OUR_NAMES
 from trieye.sinks.mlflow.store import require_password
 
 POLL_S = 0.1

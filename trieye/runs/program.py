@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from trieye.config.locations import checkpoint_reference
 from trieye.config.redaction import HIDDEN
+from trieye.config.sinks import OUR_NAMES
 from trieye.exceptions import CheckpointError, ConfigurationError, SerializationError
 from trieye.files.run_files import CONFIGS
 from trieye.files.run_record import RunRecord
@@ -29,8 +30,8 @@ from trieye.sweeps.record import SweepRecord
 
 LOAD, RUN_NAME = "persistence.load_checkpoint_path", "run_name"
 _NO_OUTPUT = (
-    "persistence.mirror=null", "runtime.kind=local", "runtime.address=null", "sinks.mlflow.enabled=false",
-    "sinks.tensorboard.enabled=false", "sinks.wandb.enabled=false", "sinks.console.enabled=false",
+    "persistence.mirror=null", "runtime.kind=local", "runtime.address=null",
+    *(f"sinks.{name}.enabled=false" for name in OUR_NAMES),
 )  # fmt: skip
 """Overrides of a dry run, whose run is in a temporary directory and not for users to see."""
 

@@ -113,7 +113,7 @@ class Sink(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the sink; a metric's `log_to` refers to it."""
+        """Name of the sink; `log_to` of a metric selects `mlflow`, `tensorboard` and `console` by it."""
         ...
 
     def open(self, run: RunInfo) -> None:

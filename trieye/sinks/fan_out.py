@@ -18,7 +18,7 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
 from trieye.config.packages import import_directories
-from trieye.config.sinks import SinksConfig
+from trieye.config.sinks import OUR_NAMES, SinksConfig
 from trieye.exceptions import ConfigurationError
 from trieye.process.waiting import moved_bytes, wait_while_moving
 from trieye.sinks.base import HistoryReader, RunInfo, RunStatus, Sink, Tracker
@@ -29,8 +29,6 @@ log = logging.getLogger("trieye.sinks")
 
 ENTRY_POINT_GROUP = "trieye.sinks"
 """Entry-point group of sinks: the name of the sink, and a class with a constructor without arguments."""
-
-OUR_NAMES = ("mlflow", "tensorboard", "console", "wandb")
 
 CLOSE_GRACE_S = 2.0
 """Seconds that a stalled sink gets to close after a patient wait."""

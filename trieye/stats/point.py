@@ -14,7 +14,7 @@ class Point:
         value: The aggregated value, always finite.
         step: Global step, or the coordinate on the metric's `x_axis`; within int64.
         wall_time: Unix time in seconds of the newest event in the window.
-        log_to: Names of the sinks that receive the point.
+        log_to: Which of `mlflow`, `tensorboard` and `console` receive the point; other sinks receive every point.
         count: Number of events in the window.
     """
 

@@ -1,5 +1,6 @@
 """SinkContract: tests that every sink must pass."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ class SinkContract:
     """
 
     TIMEOUT_S = 60.0
-    """Time limit for open, write and close."""
+    """Time limit for open, write and close; an `open` that raises fails at once."""
 
     exactly_once: ClassVar[bool] = False
     """Whether the sink stores a point once even if it is delivered again after a crash."""
@@ -37,6 +38,11 @@ class SinkContract:
     def running(self, run: RunInfo, source: MemoryHistory, status: RunStatus = "FINISHED") -> Iterator[SinkThread]:
         """Run the sink for one attempt, which ends with the block; reusing a source simulates a restart."""
         thread = SinkThread(self.make_sink(), run, source)
+        deadline = time.monotonic() + self.TIMEOUT_S
+        while not thread.when_ready(0.01):
+            if thread.error or time.monotonic() > deadline:
+                thread.request_close(status, 0.0)
+                raise AssertionError(f"`open` of sink {thread.sink.name!r}: {thread.error or 'timed out'}")
         yield thread
         assert thread.close(status, self.TIMEOUT_S), thread.health  # noqa: S101 - a test
 

@@ -12,7 +12,7 @@ from trieye.stats.point import Point
 
 
 def make_run_info(root: Path, **changes: Any) -> RunInfo:
-    """Return a run below `root`, with an MLflow store in a database there; nothing is created.
+    """Return a run below `root`, with an MLflow store in a database there; its directory exists.
 
     Args:
         root: A directory, usually pytest's `tmp_path`.
@@ -29,7 +29,9 @@ def make_run_info(root: Path, **changes: Any) -> RunInfo:
         "tracking_uri": f"sqlite:///{mlflow_dir / 'mlflow.db'}",
         "created": time.time(),
     }
-    return RunInfo(**{**fields, **changes})
+    run = RunInfo(**{**fields, **changes})
+    run.run_dir.mkdir(parents=True, exist_ok=True)
+    return run
 
 
 class MemorySink:

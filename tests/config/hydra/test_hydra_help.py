@@ -3,12 +3,13 @@
 import shlex
 import sys
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 from pydantic import Field
 
 import trieye
-from trieye.config import TrieyeConfig
+from trieye.config import AggregationMethod, TrieyeConfig
 from trieye.config.base import StrictModel
 from trieye.config.hydra.loader import ConfigSource, opened
 from trieye.config.hydra.preflight import Preflight
@@ -117,7 +118,7 @@ def test_every_example_of_help_composes(project, help_text):
 
 def test_help_explains_the_keys_of_a_metric(help_text):
     text = help_text("stats.metrics")
-    options = "latest, mean, sum, rate, min, max, std, count, quantile, ema, each"
+    options = ", ".join(get_args(AggregationMethod))
     assert f"  stats.metrics.<name>.aggregation\n      one of {options}. " in text
     assert "metrics=[] declares no metric, so stats.undeclared applies to every event" in help_text("metrics")
 

@@ -52,6 +52,19 @@ def test_mistakes_are_named(name, options, bounds, message):
         make_sampler(name, options, capacity=9, links=EpisodeLinks(9), **bounds)
 
 
+class NewestRow(UniformSampler):
+    def draw(self, n, low, high, rng):
+        return self.judge(np.full(n, high - 1), low, high)
+
+
+@pytest.mark.parametrize("bounds", [{"max_reuse": 1}, {"max_staleness": 1}])
+def test_bounds_never_replace_a_sampler_by_a_uniform_one(monkeypatch, bounds):
+    monkeypatch.setitem(SAMPLERS, "newest", NewestRow)
+    assert make_sampler("newest", {}, capacity=9).draw(3, 0, 9, rng()).ids.tolist() == [8, 8, 8]
+    with pytest.raises(ConfigurationError, match="sampler 'newest' has neither"):
+        make_sampler("newest", {}, capacity=9, **bounds)
+
+
 def test_a_uniform_draw_takes_every_row_equally_often_and_weighs_it_one():
     draw = UniformSampler().draw(100_000, 30, 80, rng(3))
     assert_drawn_by(np.arange(80) >= 30, np.bincount(draw.ids, minlength=80))

@@ -347,18 +347,20 @@ def test_a_store_deleted_during_a_run_is_refilled_at_the_next_start(run, caplog,
 
 
 def test_a_store_that_cannot_be_created_is_explained(tmp_path):
-    (tmp_path / "app").write_text("a file where the app's directory belongs")
+    run = make_run_info(tmp_path)
+    run.mlflow_dir.write_text("a file where the directory of the store belongs")
     with pytest.raises(TrieyeError, match=r"MLflow at sqlite:.* failed to open: .*directory is writable"):
-        opened(make_run_info(tmp_path))
+        opened(run)
 
 
 def test_an_injected_client_and_run_are_used_unchanged(run, tmp_path):
     client = client_of(run)
     run_id = client.create_run(client.create_experiment("theirs")).info.run_id
-    sink = opened(make_run_info(tmp_path / "here", mlflow_run_id=run_id), client=client)
+    injected = make_run_info(tmp_path / "here", mlflow_run_id=run_id)
+    sink = opened(injected, client=client)
     sink.write([Point("loss", 1.0, 1, 1.7e9)])
     assert client.get_run(run_id).data.metrics == {"loss": 1.0}
-    assert not (tmp_path / "here").exists()
+    assert not injected.mlflow_dir.exists()
 
 
 def test_a_file_store_in_an_explicit_uri_works(tmp_path):

@@ -240,7 +240,6 @@ def test_histograms_images_and_texts_can_be_read_back(run, open_sink):
 
 
 def test_a_failed_close_can_be_retried(run, open_sink, tmp_path):
-    run.run_dir.mkdir(parents=True)
     run.tensorboard_dir.write_text("in the way")
     sink = open_sink()
     sink.log_params({"lr": "0.1"})

@@ -60,16 +60,20 @@ def make_sampler(
         ConfigurationError: The name or an option is unknown, an option is out of range, or the sampler rejects bounds.
     """
     check_known(f"sampler {name!r}", name, SAMPLERS)
-    is_bounded = max_reuse is not None or max_staleness is not None
     if name == "sequence":
-        if is_bounded:
-            raise ConfigurationError("max_reuse and max_staleness bound single rows; sampler 'sequence' has neither")
-        return _make_sequence(dict(options), capacity, links)
-    rows = _make(SAMPLERS[name], name, options, *(() if name == "uniform" else (capacity,)))
-    if not is_bounded:
+        rows: Sampler = _make_sequence(dict(options), capacity, links)
+    else:
+        needs_capacity = "capacity" in signature(SAMPLERS[name]).parameters
+        rows = _make(SAMPLERS[name], name, options, *((capacity,) if needs_capacity else ()))
+    if max_reuse is None and max_staleness is None:
         return rows
-    if not isinstance(rows, PrioritizedSampler):
+    if type(rows) is UniformSampler:  # a subclass chooses rows differently
         rows = PrioritizedSampler(capacity, alpha=0.0)  # eligible rows are equally likely
+    if not isinstance(rows, PrioritizedSampler):
+        raise ConfigurationError(
+            "max_reuse and max_staleness bound the rows of the samplers 'uniform' and 'prioritized'; "
+            f"sampler {name!r} has neither"
+        )
     return EligibleSampler(rows, max_reuse=max_reuse, max_staleness=max_staleness)
 
 
