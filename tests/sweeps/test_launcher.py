@@ -237,6 +237,19 @@ def test_local_jobs_restart_after_their_fork_server_was_killed(sweep):
     assert "its fork server died" in (directory / "0" / "output.log").read_text()
 
 
+def test_a_job_that_interrupts_itself_is_not_reported_as_raised_and_runs_again(sweep):
+    def task(cfg):
+        if cfg.what == "stop" and not (directory / "stopped").exists():
+            (directory / "stopped").touch()
+            raise KeyboardInterrupt
+        return cfg.what
+
+    sweep.backend, directory = "local", sweep.directory
+    for expected, state in (("it was interrupted; a relaunch continues it", "interrupted"), ("stop", "completed")):
+        assert values(sweep.launch(task, ["what=go", "what=stop"]))[1] == expected
+        assert sweep.states(2) == ["completed", state]
+
+
 def test_a_local_job_ends_after_its_threads_and_exit_handlers(sweep):
     def task(cfg):
         import atexit

@@ -31,7 +31,7 @@ from hydra import compose, initialize
 
 from trieye.process.output import printing_to
 from trieye.process.signals import FROM_OUTSIDE
-from trieye.sweeps.jobs import ORPHANED_STOP_S, OUTPUT, Done
+from trieye.sweeps.jobs import ORPHANED_STOP_S, OUTPUT, Done, ReportedError
 from trieye.sweeps.main_module import loaded
 from trieye.sweeps.working import SweepContext, pickled, portable, work
 
@@ -206,7 +206,7 @@ def run_jobs(start: WorkerStart) -> None:
                 finally:
                     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             except KeyboardInterrupt:
-                done = Done(index, error=RuntimeError(f"job {index} was stopped"))
+                done = Done(index, error=ReportedError("it was interrupted; a relaunch continues it"))
             except Exception as error:  # noqa: BLE001 - outside of the job, such as in its directory or its modules
                 done = portable(Done(index, error=error))
             start.driver.send_bytes(pickled(done))

@@ -12,7 +12,7 @@ from trieye.exceptions import ConfigurationError
 from trieye.hub.cluster import Node
 from trieye.hub.ray_start import join_ray
 from trieye.process.progress import say
-from trieye.sweeps.jobs import Done
+from trieye.sweeps.jobs import Done, ReportedError
 from trieye.sweeps.pools import STOP_S, Died, Outcome
 from trieye.sweeps.slots import shortage
 from trieye.sweeps.working import Composed, SweepContext, work
@@ -103,7 +103,7 @@ class RayPool:
         except ray.exceptions.RayTaskError as error:  # an error outside of the job, such as in its directory or config
             return Done(index, error=error.cause if isinstance(error.cause, Exception) else error)
         except (ray.exceptions.TaskCancelledError, KeyboardInterrupt):
-            return Done(index, error=RuntimeError(f"job {index} was stopped"))
+            return Done(index, error=ReportedError("it was interrupted; a relaunch continues it"))
         except ray.exceptions.RayError as error:
             return Died(index, " ".join(str(error).split())[:200])
         return done
