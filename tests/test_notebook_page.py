@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ class Kernel:
     """
 
     def __init__(self, directory):
-        self.manager, self.client = start_new_kernel(cwd=str(directory))
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # for `!trieye`
+        self.manager, self.client = start_new_kernel(cwd=str(directory), env=os.environ | {"PATH": path})
 
     def run(self, code, *, on_text=None, answers=()):
         """Run a cell, and return its text, the types of its rich output, and its error."""
