@@ -61,15 +61,16 @@ def print_status(options: argparse.Namespace) -> int:
 
 
 def _advice(record: "SweepRecord", directory: Path) -> str:
+    from trieye.process.identity import ProcessIdentity
     from trieye.sweeps.record import KEEP_GOING, lock_in
 
-    if (lock := lock_in(directory)).is_held_elsewhere():
-        who = "another process" if (holder := lock.holder()) is None else f"process {holder.get('pid')}"
-        return f"{who} is running the sweep, and starts the jobs that are left"
     try:
         record.at(directory)
     except ConfigurationError as error:  # a copy
         return str(error)
+    holder = lock_in(directory).holder()  # trying the lock itself could make a sweep fail that starts now
+    if holder is not None and ProcessIdentity.of_mapping(holder).liveness != "dead":
+        return f"process {holder.get('pid')} is running the sweep, and starts the jobs that are left"
     is_fail_fast = "hydra.launcher.fail_fast=true" in record.own  # else a failed job would end the sweep again
     return f"run unfinished jobs: trieye sweep relaunch {directory}{' ' + KEEP_GOING if is_fail_fast else ''}"
 
