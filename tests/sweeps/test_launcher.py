@@ -12,6 +12,7 @@ import pytest
 from hydra.errors import InstantiationException
 
 from hydra_plugins.trieye.sweeps import LAUNCHER, SWEEPER
+from tests.waiting import wait_until
 from trieye.config.launcher import LauncherConfig
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError, RunLockedError
@@ -248,6 +249,30 @@ def test_a_job_that_interrupts_itself_is_not_reported_as_raised_and_runs_again(s
     for expected, state in (("it was interrupted; a relaunch continues it", "interrupted"), ("stop", "completed")):
         assert values(sweep.launch(task, ["what=go", "what=stop"]))[1] == expected
         assert sweep.states(2) == ["completed", state]
+
+
+def test_a_job_that_ignores_the_interruption_counts_as_done(sweep, capfd):
+    def task(cfg):
+        (directory / "began").touch()
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            return 5
+
+    def interrupt_twice():
+        wait_until((directory / "began").exists)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+
+    sweep.backend, directory = "local", sweep.directory
+    thread = threading.Thread(target=interrupt_twice)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        sweep.launch(task, ["what=a", "what=b"], "hydra.launcher.num_jobs=1")
+    thread.join()
+    assert "sweep: 1 done, 1 left" in capfd.readouterr().err
+    assert sweep.states(2) == ["completed", None]
 
 
 def test_a_local_job_ends_after_its_threads_and_exit_handlers(sweep):

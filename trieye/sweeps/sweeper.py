@@ -15,6 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from trieye.config.fingerprint import leaves
 from trieye.config.hydra.axes import dimensions_of, typed
 from trieye.config.hydra.records import RedactingTask, write_redacted
 from trieye.config.hydra.typed import plugin_options
@@ -353,12 +354,4 @@ def _words(overrides: Any) -> list[str]:
 def _values_of(config: Any) -> dict[str, Any]:
     """Return the values of a config by dotted key, unresolved, without secrets and the node `hydra`."""
     values: Any = redacted(OmegaConf.to_container(config, resolve=False, enum_to_str=True))
-
-    def leaves(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-        for key, value in node.items():
-            if isinstance(value, dict) and value:
-                yield from leaves(value, f"{prefix}{key}.")
-            else:
-                yield f"{prefix}{key}", value
-
-    return dict(leaves({key: value for key, value in values.items() if key != "hydra"}, ""))
+    return dict(leaves({key: value for key, value in values.items() if key != "hydra"}))
