@@ -146,13 +146,13 @@ def test_a_plain_hydra_sweep_with_a_failed_job_ends_with_a_table_and_one_line():
     assert Path("sweep/0/output.log").read_text() == "rate 0.1\n"
     code, _, errors = python(HYDRA, *ours, "+lr=0.5", "hydra.sweep.dir=alone", "hydra.launcher.isolate=none")
     assert errors.splitlines()[-1] == (
-        "error: 1 of 1 jobs failed; job 0 raised ValueError: diverged at once. To retry: trieye sweep relaunch "
+        "error: 1 of 1 job failed; job 0 raised ValueError: diverged at once. To retry: trieye sweep relaunch "
         f"{Path('alone').resolve()}"
     )
     fail_fast = ("hydra.sweep.dir=fast", "hydra.launcher.num_jobs=1", "hydra.launcher.fail_fast=true")
     code, _, errors = python(HYDRA, *ours, "+lr=0.5,0.1,0.2", *fail_fast)
     error = errors.splitlines()[-1]
-    assert error.startswith("error: 1 of 1 jobs failed; 2 did not start; job 0 raised ValueError: diverged at once.")
+    assert error.startswith("error: 1 of 1 job failed; 2 did not start; job 0 raised ValueError: diverged at once.")
     assert error.endswith(f"trieye sweep relaunch {Path('fast').resolve()} hydra.launcher.fail_fast=false")
     _, output, _ = python(CLI, '[["sweep", "status", "fast"]]')
     assert "trieye sweep relaunch fast hydra.launcher.fail_fast=false" in output

@@ -70,7 +70,7 @@ GUARD
 
 def swept(directory, program, start, *words):
     """Run a sweep of `project.fit` in a directory, and return its lines and the record of job 0."""
-    (directory / "project").mkdir()
+    (directory / "project").mkdir(parents=True)
     (directory / "project/fit.py").write_text(program)
     command = [sys.executable, *start, *OURS, *words]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=120)
@@ -93,3 +93,17 @@ def test_jobs_import_a_guarded_main_module_like_multiprocessing(tmp_path, isolat
 def test_an_unguarded_or_changed_main_module_reaches_jobs_by_value(tmp_path, guard):
     lines, job = swept(tmp_path, BY_VALUE.replace("GUARD", guard), ["project/fit.py"], "+x=2")
     assert job.objective == (14.0 if "SCALE" in guard else 7.0), lines
+
+
+def test_a_class_of_an_unguarded_main_module_is_not_found_by_name_and_the_error_says_how(tmp_path):
+    program = BY_VALUE.replace("SCALE * Net.width", "instantiate({'_target_': '__main__.Net'}).width").replace(
+        "@logged", ""
+    )
+    program = "from hydra.utils import instantiate" + program.replace("GUARD", "if True:")
+    lines, job = swept(tmp_path, program, ["project/fit.py"], "+x=2")
+    assert job.error.startswith("InstantiationException: Error locating target '__main__.Net'")
+    hint = "; backend=local finds classes of a program that calls main below `if __name__ == '__main__':`. Output: "
+    assert hint in lines
+    guarded = program.replace("if True:", 'if __name__ == "__main__":')
+    lines, job = swept(tmp_path / "guarded", guarded, ["project/fit.py"], "+x=2")
+    assert job.objective == 7.0, lines

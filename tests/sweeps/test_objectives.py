@@ -7,6 +7,7 @@ from tests import warm
 from trieye.config.hydra.axes import dimensions_of
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
+from trieye.results import load
 from trieye.sweeps.jobs import RUN, Done
 from trieye.sweeps.objectives import Objectives, pareto_optimal
 from trieye.sweeps.record import SweepRecord
@@ -169,10 +170,13 @@ def test_a_wrong_number_of_objectives_fails_at_the_first_job(sweep):
         sweep.search(lambda cfg: cfg.x, "+x=1,2", "hydra.sweeper.mode=[max,min]")
 
 
-def test_jobs_without_a_finite_objective_are_ranked_last(sweep, capfd):
-    sweep.search(lambda cfg: float(cfg.x), "+x=1,nan,3,2")
-    rows = capfd.readouterr().out.splitlines()
-    assert [row.split()[1] for row in rows if row.strip()[:1].isdigit()] == ["3", "2", "1", "nan"]
+def test_jobs_without_a_finite_objective_are_ranked_last_and_those_without_any_have_none(sweep, capfd):
+    sweep.search(lambda cfg: None if cfg.x == 9 else float(cfg.x), "+x=1,nan,3,9")
+    rows = [row.split()[1:] for row in capfd.readouterr().out.splitlines() if row.strip()[:1].isdigit()]
+    assert rows == [["3", "3"], ["1", "1"], ["nan", "nan"], ["9", "-"]]
+    jobs = status_of(sweep.directory)
+    assert [(job.objective, job.objective_text) for job in jobs] == [(1.0, "1"), (None, "nan"), (3.0, "3"), (None, "")]
+    assert load(sweep.directory).diverged("objective") == {str(sweep.directory / "1"): 0}
 
 
 def test_dominated_values_and_nan_are_not_pareto_optimal():

@@ -53,8 +53,12 @@ def points_in_csv(path: Path, problems: Problems) -> Points:
         problems.note(path, f"{len(skipped)} rows with another number of columns are skipped")
     number = _step_column(parsed.column_names)
     steps = None if number is None else _numbers(parsed.column(number))
+    if not parsed.num_rows:
+        problems.note(path, "has no rows")
+        return {}
     if steps is None:
-        problems.note(path, "its steps are no numbers")
+        name = _STEPS[0] if number is None else parsed.column_names[number] or "the index"
+        problems.note(path, f"the steps in its column {name!r} are not numbers")
         return {}
     is_integer = np.isfinite(steps) & (steps == np.floor(steps))
     points = {}

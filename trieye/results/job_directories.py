@@ -243,7 +243,7 @@ def _returned(record: JobRecord | None) -> dict[str, float]:
 
 def _metric(key: str) -> str:
     """Return the metric of a returned number; `objective_0` and so on are the numbers of a list."""
-    return key if key.startswith(f"{OBJECTIVE}_") else f"{OBJECTIVE}/{key}"
+    return key if key == OBJECTIVE or key.startswith(f"{OBJECTIVE}_") else f"{OBJECTIVE}/{key}"
 
 
 def _status(record: JobRecord, directory: Path) -> str:

@@ -13,6 +13,7 @@ from trieye.sweeps.status import status_of
 
 _MAX_ROWS = 10
 _LONGEST = 120
+_UNGUARDED = """Error locating target '__main__."""  # Hydra's message
 
 
 def failure_table(failed: Sequence[Done], directory: Path) -> None:
@@ -49,9 +50,11 @@ def failure_message(failed: Sequence[Done], num: int, directory: Path, *, is_fai
     raised = " raised" if failed[0].is_raised else ":"
     num_missing = sum(job.record is None for job in status_of(directory)) if is_fail_fast else 0
     missing = f"; {num_missing} did not start" if num_missing else ""
+    unguarded = "; backend=local finds classes of a program that calls main below `if __name__ == '__main__':`"
+    hint = unguarded if _UNGUARDED in failed[0].error_text else ""
     option = f" {KEEP_GOING}" if num_missing else ""  # else the failed jobs would end it again
     return (
-        f"{len(failed)} of {num} jobs {verb}{missing}; job {failed[0].index}{raised} "
-        f"{failed[0].error_text.removesuffix('.')}. "
+        f"{len(failed)} of {counted(num, 'job')} {verb}{missing}; job {failed[0].index}{raised} "
+        f"{failed[0].error_text.removesuffix('.')}{hint}. "
         f"{retry}: trieye sweep relaunch {directory}{option}"
     )

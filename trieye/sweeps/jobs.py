@@ -163,9 +163,10 @@ class JobRecord(JsonRecord, kw_only=True):
         heartbeat: Time of the last write by its process, on the clock of its machine.
         ended: End time.
         step: Last recorded step.
-        objective: The objective, if it is a number: the return value, or as `hydra.sweeper.objective` defines it.
-        recorded_objectives: The numbers of a return value with several, by name; None: not a finite number, for
-            which JSON has no value.
+        objective: The objective, if it is a finite number: the return value, or as `hydra.sweeper.objective` defines
+            it.
+        recorded_objectives: The numbers of a return value with several, by name, or `objective` alone if it is not
+            finite; None: not a finite number, for which JSON has no value.
         error: The error, if it failed.
     """
 
@@ -192,13 +193,21 @@ class JobRecord(JsonRecord, kw_only=True):
 
     @property
     def objectives(self) -> dict[str, float]:
-        """The numbers of a return value with several, by name."""
+        """The numbers of a return value with several, by name, or `objective` alone if it is not finite."""
         return {name: math.nan if value is None else value for name, value in self.recorded_objectives.items()}
 
     def values(self, varying: Collection[str]) -> dict[str, str]:
         """Return the values of the given keys from its overrides."""
         pairs = (current_override(word, varying).partition("=") for word in self.overrides)
         return {bare(key): value for key, _, value in pairs if bare(key) in varying}
+
+    def rate(self, done: Done) -> None:
+        """Set the objectives to the numbers that the job returned."""
+        self.recorded_objectives = {**done.numbers}
+        if done.number is None or math.isfinite(done.number):
+            self.objective = done.number
+        elif not done.numbers:
+            self.recorded_objectives = {"objective": None}
 
     def fail(self, error: str) -> None:
         """Set the state to failed, with the error and the current time."""
@@ -349,8 +358,8 @@ class RunningJob:
         """Write the final state, with the objectives of `done`."""
         with self._lock:
             self._record.state, self._record.step = state, self._step()
-            self._record.objective = None if done is None else done.number
-            self._record.recorded_objectives = {} if done is None else {**done.numbers}
+            if done is not None:
+                self._record.rate(done)
             if error is not None:
                 self._record.fail(f"{type(error).__name__}: {error}")
             self._record.ended = self._record.heartbeat = time.time()

@@ -62,7 +62,7 @@ def final_table(directory: Path, record: SweepRecord) -> None:
     if all(job.objective is None for job in jobs):
         return
     sign = -1.0 if record.mode == "max" else 1.0
-    jobs.sort(key=lambda job: (job.objective is None, sign * (job.objective or 0.0)))  # None: NaN, or nothing
+    jobs.sort(key=lambda job: (job.objective is None, sign * (job.objective or 0.0)))  # None: not finite, or nothing
     console = Terminal()
     console.print(ranked(jobs[:_MOST], record))
     if len(jobs) > _MOST:
@@ -140,7 +140,8 @@ def ranked(jobs: "Sequence[JobStatus]", record: SweepRecord) -> TextTable:
     if has_others:
         table.add_column("state")
     for job in jobs:
-        value = "-" if job.objective is None else f"{job.objective:g}"
         state = [job.how] if has_others else []
-        table.add_row(str(job.index), *(short(job.values.get(key, "")) for key in keys), value, *state)
+        table.add_row(
+            str(job.index), *(short(job.values.get(key, "")) for key in keys), job.objective_text or "-", *state
+        )
     return table

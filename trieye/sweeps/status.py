@@ -64,6 +64,8 @@ class JobStatus:
         """The objectives for display."""
         if self.objective is not None:
             return f"{self.objective:g}"
+        if list(self.objectives) == ["objective"]:  # not a finite number
+            return f"{self.objectives['objective']:g}"
         return " ".join(f"{name}={value:g}" for name, value in self.objectives.items())
 
 

@@ -340,7 +340,7 @@ class SweeperBody:
             record.fail(f"{type(done.error).__name__}: {done.error}")
         else:
             record.state, record.ended = "completed", time.time()
-            record.objective, record.recorded_objectives = done.number, {**done.numbers}
+            record.rate(done)
         record.write(directory)
         return done
 
