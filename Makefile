@@ -27,7 +27,7 @@ DOCS_READY := .venv/.docs_ready
 # hundreds of processes start in the tests, and each would compile all that it imports
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-matrix canary check compiled dist docs docs-long docs-links docs-commands bench reference soak clean format
+.PHONY: demo test tests test-matrix canary check compiled dist docs docs-long docs-links docs-commands bench reference soak clean format
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -43,8 +43,11 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	@$(BIN)/python demo/run.py --seed $(SEED)
 
+# Many tests wait for processes, so the types are checked beside the first of them.
 test: $(READY)
-	@$(MAKE) --no-print-directory --jobs=2 check compiled
+	@$(MAKE) --no-print-directory --jobs=2 check tests
+
+tests: compiled
 	@directory=$$(mktemp -d $(SHM)/trieye-XXXX); trap "rm -rf $$directory" EXIT; \
 	  TMPDIR=$$directory $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
@@ -62,8 +65,7 @@ check: $(READY)
 	$(BIN)/mypy benchmarks
 	$(BIN)/mypy soak
 
-# Compiles what the tests import beside mypy, which leaves a core idle; else each process that shares them would do it.
-# Its errors are those of the tests.
+# Compiles what the tests import, else each process that shares it would do it. Its errors are those of the tests.
 compiled: $(READY)
 	@$(BIN)/python -m pytest --collect-only -q -p no:cacheprovider > /dev/null 2>&1 || true
 
