@@ -14,6 +14,7 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext, RunMode
 
 from trieye.config.hydra.loader import VERSION_BASE
+from trieye.sweeps import fork_client
 from trieye.sweeps.jobs import JobRecord
 
 
@@ -71,6 +72,14 @@ class Sweep:
 def _plugins():
     """Import the plugins of Hydra before a test saves its state: Hydra 1.4 imports them once in a process."""
     Plugins.instance()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _small_fork_servers():
+    """Let fork servers import what they need, and not what all earlier tests of this process have imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_client, "_installed_modules", list)
+        yield
 
 
 @pytest.fixture
