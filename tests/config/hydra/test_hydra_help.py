@@ -1,5 +1,6 @@
 """`--help` explains groups, options, keys and flags."""
 
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -129,6 +130,23 @@ def test_help_explains_the_keys_of_a_wrapper(help_text):
     assert [line for line in lines if line.startswith("  env.wrappers.<name>.")] == [
         f"  env.wrappers.<name>.{key}" for key in ("name", "kwargs", "training_only")
     ]
+    assert help_text("env.wrappers.stack") == help_text("env.wrappers.stack.nam") == help_text("env.wrappers")
+    assert "env.wrappers.<name>.kwargs\n" in (text := help_text("env.wrappers.stack.kwargs.size"))
+    assert "env.wrappers.<name>.name\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("topic", "message"),
+    [
+        ("metics", r"unknown group or key 'metics'; did you mean 'metrics'\? \(known: agent, .*, stats, "),
+        ("loop.stps", r"unknown group or key 'stps' in loop; did you mean 'steps'\? \(known: .*steps, "),
+        ("stats.metrics.a.nme", r"unknown group or key 'nme' in stats.metrics.a; did you mean 'name'\?"),
+    ],
+)
+def test_help_about_an_unknown_key_lists_the_keys_beside_it(help_text, capsys, topic, message):
+    with pytest.raises(SystemExit):
+        help_text(topic)
+    assert re.match(f"error: --help {topic}: {message}", capsys.readouterr().err)
 
 
 def test_help_explains_a_group_but_not_keys_set_by_another_key(help_text):

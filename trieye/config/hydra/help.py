@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from trieye.config.base import did_you_mean, models_in, optional_items, set_by
-from trieye.config.hydra.keys import by_tag, field_at, is_variant, meant, tag_of
+from trieye.config.hydra.keys import by_tag, field_at, is_variant, meant, models_at, tag_of
 from trieye.config.hydra.loader import Loader
 from trieye.config.hydra.messages import allowed_values
 from trieye.config.hydra.preflight import Preflight
@@ -123,16 +123,31 @@ class _Help:
 
     def topic(self, topic: str) -> Iterator[str]:
         """Yield the lines about a group, and about the keys at or below a key."""
-        info = field_at(self._config_type, topic.split("."))
-        if topic not in self._groups and info is None:
-            names = sorted({*self._groups, *self._config_type.model_fields})
-            raise ConfigurationError(
-                f"--help {topic}: unknown group or key{did_you_mean(topic, names)} (known: {', '.join(names)})"
-            )
+        path = self._known(topic.split("."))
+        if topic not in self._groups and path is None:
+            self._refuse(topic)
         if topic in self._groups:
             yield from self._group(topic)
-        if info is not None:
-            yield from _KeyHelp(self._loader).lines(self._config_type, topic.split("."), self._values)
+        if path is not None:
+            yield from _KeyHelp(self._loader).lines(self._config_type, path, self._values)
+
+    def _known(self, path: list[str]) -> list[str] | None:
+        """Return the path to explain, which ends at a wrapper if its key is unknown; None: there is no such field."""
+        for depth, _ in enumerate(path, 1):
+            holder, rest = field_at(self._config_type, path[:depth]), path[depth + 1 :]
+            for item in optional_items(holder) if holder is not None else ():
+                return path if rest and rest[0] in item.model_fields else path[:depth]
+        return path if field_at(self._config_type, path) is not None else None
+
+    def _refuse(self, topic: str) -> None:
+        """Raise an error that lists the keys beside the first unknown part of a topic."""
+        model, path = self._config_type, topic.split(".")
+        known = next(depth for depth in range(len(path) - 1, -1, -1) if models_at(model, path[:depth]))
+        part, groups = path[known], [] if known else self._groups
+        names = sorted({*groups, *(key for holder in models_at(model, path[:known]) for key in holder.model_fields)})
+        below = f" in {'.'.join(path[:known])}" if known else ""
+        hint = f"{did_you_mean(part, names)} (known: {', '.join(names)})"
+        raise ConfigurationError(f"--help {topic}: unknown group or key {part!r}{below}{hint}")
 
     def _group(self, group: str) -> Iterator[str]:
         yield f"  {group}: {self._about_group(group)}"
