@@ -95,7 +95,7 @@ docs-commands: $(READY)
 	TRIEYE_DOCS_LONG=1 $(BIN)/python -m pytest tests/test_readme.py -m slow
 
 bench: $(READY)
-	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	@for script in benchmarks/*.py; do echo "$$(date +%T) $$script" >&2; $(BIN)/python $$script || exit 1; done
 
 reference: $(READY)
 	@$(BIN)/python benchmarks/reference/run.py

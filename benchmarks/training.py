@@ -226,7 +226,7 @@ def main() -> None:
     """Start the measurement in the environment with stable-baselines3."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--agents", default="dqn,ppo,sac,td3", help="agents, separated by commas")
-    parser.add_argument("--rounds", type=int, default=31, help="turns of each side")
+    parser.add_argument("--rounds", type=int, default=11, help="turns of each side")
     parser.add_argument("--here", action="store_true", help="measure in this environment (used by this script)")
     options = parser.parse_args()
     if options.here:

@@ -124,7 +124,7 @@ def main() -> None:
     """Measure in the environment that has EnvPool."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="turns of stepping")
-    parser.add_argument("--seeds", type=int, default=3, help="trainings of each form; 0 = stepping only")
+    parser.add_argument("--seeds", type=int, default=1, help="trainings of each form; 0 = stepping only")
     parser.add_argument("--steps", type=int, default=102_400, help="environment steps of a training")
     parser.add_argument("--here", action="store_true", help="measure in this environment; this script starts itself so")
     options = parser.parse_args()
