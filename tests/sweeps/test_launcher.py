@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from hydra.errors import InstantiationException
 
@@ -189,9 +190,12 @@ def test_a_job_beyond_its_time_limit_is_stopped_and_not_restarted(sweep_on, monk
         if cfg.what == "stubborn":
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         if cfg.what != "short":
-            time.sleep(60)
+            child = subprocess.Popen(["sleep", "60"])
+            (sweep_dir / f"{cfg.what}.pid").write_text(str(child.pid))
+            child.wait()
         return 1
 
+    sweep_dir = sweep_on.directory
     monkeypatch.setattr(timeouts, "STOP_S", 0.5)
     options = ["hydra.launcher.timeout_min=0.15", "hydra.launcher.isolate=process", "hydra.launcher.num_cpus=0.5"]
     returned = values(sweep_on.launch(task, ["what=short", "what=long", "what=stubborn"], *options))
@@ -201,6 +205,9 @@ def test_a_job_beyond_its_time_limit_is_stopped_and_not_restarted(sweep_on, monk
     assert [sweep_on.record(index).attempt for index in range(3)] == [1, 1, 1]
     assert sweep_on.record(2).error == error
     assert (sweep_on.directory / "2" / "output.log").read_text() == f"trieye: {error}\n"
+    if sweep_on.backend == "local":
+        children = [int((sweep_dir / f"{name}.pid").read_text()) for name in ("long", "stubborn")]
+        wait_until(lambda: not any(map(psutil.pid_exists, children)))
 
 
 def test_a_local_job_above_its_memory_limit_is_stopped_and_not_restarted(sweep):

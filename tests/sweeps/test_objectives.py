@@ -10,10 +10,11 @@ from trieye.exceptions import ConfigurationError
 from trieye.results import load
 from trieye.sweeps.jobs import RUN, Done
 from trieye.sweeps.objectives import Objectives, pareto_optimal
-from trieye.sweeps.record import SweepRecord
+from trieye.sweeps.record import LOCK, SweepRecord
 from trieye.sweeps.search import OptunaSearch
 from trieye.sweeps.space import SearchSpace
 from trieye.sweeps.status import status_of
+from trieye.sweeps.sweeper import SweepError
 
 pytestmark = pytest.mark.usefixtures("warm_programs")
 WARM = warm.RUN
@@ -56,6 +57,13 @@ def test_objectives_from_points_require_jobs_with_a_run(sweep, kind):
     ):
         sweep.search(lambda cfg: cfg.x, "+x=1,2,3", *words)
     assert sweep.states(3) == ["failed", None, None]
+
+
+def test_a_directory_with_jobs_of_another_launcher_is_refused_and_unchanged(sweep):
+    (sweep.directory / "7/.hydra").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match="contains jobs of another launcher, such as 7; for another sweep,"):
+        sweep.search(lambda cfg: cfg.x, "+x=1,2,3")
+    assert sorted(path.name for path in sweep.directory.iterdir() if path.name != LOCK) == ["7"]
 
 
 def test_a_refused_sweep_leaves_no_directory_behind(sweep):
@@ -176,7 +184,26 @@ def test_jobs_without_a_finite_objective_are_ranked_last_and_those_without_any_h
     assert rows == [["3", "3"], ["1", "1"], ["nan", "nan"], ["9", "-"]]
     jobs = status_of(sweep.directory)
     assert [(job.objective, job.objective_text) for job in jobs] == [(1.0, "1"), (None, "nan"), (3.0, "3"), (None, "")]
-    assert load(sweep.directory).diverged("objective") == {str(sweep.directory / "1"): 0}
+    results = load(sweep.directory)
+    assert "1 completed job (3) returned no number and wrote no metrics" in str(results.problems)
+    assert results.diverged("objective") == {str(sweep.directory / "1"): 0}
+
+
+def test_a_job_without_a_number_is_a_failed_trial_unless_no_job_has_one(sweep):
+    words = ["+x=1,2,3", "hydra.sweeper.kind=optuna", "hydra.sweeper.num_trials=8", "hydra.sweeper.sampler=random"]
+    with pytest.raises(ConfigurationError, match="compares jobs by one number, but the job returned None"):
+        sweep.search(lambda _: None, *words)
+    with pytest.raises(SweepError, match=r"of 8 jobs failed; .* but the job returned None"):
+        sweep.search(lambda cfg: None if cfg.x == 2 and sweep.states(1) == ["completed"] else float(cfg.x), *words)
+    states = sweep.states(8)
+    assert set(states) == {"completed", "failed"}
+
+
+def test_infinite_objectives_are_shown_and_never_the_best(sweep, capfd):
+    sweep.search(lambda cfg: float(cfg.x), "+x=1,inf,-inf")
+    rows = [row.split()[1:] for row in capfd.readouterr().out.splitlines() if row.strip()[:1].isdigit()]
+    assert rows == [["1", "1"], ["inf", "inf"], ["-inf", "-inf"]]
+    assert SweepRecord.of(sweep.directory).summary["best"] == 0
 
 
 def test_dominated_values_and_nan_are_not_pareto_optimal():

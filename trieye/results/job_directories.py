@@ -110,6 +110,11 @@ class JobDirectories:
             modes=dict(zip(objectives, job.modes, strict=False)),
         )
 
+    def is_completed(self, directory: Path) -> bool:
+        """Return whether a job of a sweep by trieye is completed."""
+        record = self._record(directory)
+        return record is not None and record.state == "completed"
+
     def metrics(self, runs: Sequence[LoadedRun]) -> Collection[str]:
         """Return the metric names of the runs."""
         return {name for points in self.read(runs, None).values() for name in points}

@@ -8,6 +8,7 @@ from pathlib import Path
 from trieye.config.base import did_you_mean
 from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.files.run_files import RUN_RECORD
+from trieye.process.text import counted
 from trieye.results.event_files import OF_ADD_HPARAMS, EventDirectories, event_files
 from trieye.results.exported import ExportedRuns, is_exported
 from trieye.results.job_directories import HYDRA, HydraJob, JobDirectories, overrides_of, program_of
@@ -23,7 +24,7 @@ from trieye.sweeps.record import SWEEP, SweepRecord
 
 Place = str | PathLike[str]
 
-_MAX_DEPTH = 6
+_MAX_DEPTH, _MAX_SHOWN = 6, 5
 _MULTIRUN = "multirun.yaml"
 """File of Hydra's sweepers in the directory of a sweep."""
 
@@ -183,7 +184,7 @@ class _Search:
         grid = sweep.the_grid() if sweep is not None and sweep.grid is not None else None
         directory = directory.resolve()
         self.sweeps[str(directory)] = frozenset() if grid is None else _seeds_of(grid)
-        app = ""
+        app, empty = "", list[int]()
         for index in sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal()):
             job_dir = directory / str(index)
             link = job_dir / RUN
@@ -205,6 +206,11 @@ class _Search:
             app = app or program_of(job.output_dir)
             run = self._jobs.run(replace(job, app=app))
             self._runs += [] if run is None else [run]
+            empty += [index] if run is None and self._jobs.is_completed(job_dir) else []
+        if empty and self._runs:
+            jobs = f"{counted(len(empty), 'completed job')} ({', '.join(map(str, empty[:_MAX_SHOWN]))}"
+            more = ", ...)" if len(empty) > _MAX_SHOWN else ")"
+            self.problems.note(directory, f"{jobs}{more} returned no number and wrote no metrics")
 
     def _record_of(self, directory: Path) -> SweepRecord | None:
         try:

@@ -100,6 +100,7 @@ class ForkServer:
         self._control = control
         self._parent = os.getppid()
         self._pids: dict[int, int] = {}  # number of the worker -> pid
+        self._interrupted: set[int] = set()
         self._kill_at: float | None = None
         self._exits, self._wakeup = os.pipe2(os.O_NONBLOCK) if hasattr(os, "pipe2") else _nonblocking_pipe()
 
@@ -132,6 +133,7 @@ class ForkServer:
             request = self._control.recv()
             if isinstance(request, SignalRequest):
                 if (pid := self._pids.get(request.number)) is not None:
+                    self._interrupted.add(pid)
                     with suppress(ProcessLookupError):
                         (os.killpg if request.to_group else os.kill)(pid, request.signal)
                 return None
@@ -166,9 +168,10 @@ class ForkServer:
             pid, status = os.waitpid(worker, os.WNOHANG)
             if pid == 0:
                 continue
-            if os.WIFSIGNALED(status):  # its children must not run next to another attempt
-                with suppress(ProcessLookupError, PermissionError):
+            if os.WIFSIGNALED(status) or pid in self._interrupted:
+                with suppress(ProcessLookupError, PermissionError):  # its children must not run beside another attempt
                     os.killpg(pid, signal.SIGKILL)
+            self._interrupted.discard(pid)
             del self._pids[number]
             self._tell(Exited(number, os.waitstatus_to_exitcode(status)))
 
@@ -179,6 +182,7 @@ class ForkServer:
     def _stop(self) -> None:
         """Interrupt all jobs, since the driver is gone; they are killed later."""
         self._kill_at = time.monotonic() + ORPHANED_STOP_S
+        self._interrupted.update(self._pids.values())
         self._signal_all(signal.SIGINT)
 
     def _signal_all(self, number: int) -> None:

@@ -166,7 +166,7 @@ class JobRecord(JsonRecord, kw_only=True):
         objective: The objective, if it is a finite number: the return value, or as `hydra.sweeper.objective` defines
             it.
         recorded_objectives: The numbers of a return value with several, by name, or `objective` alone if it is not
-            finite; None: not a finite number, for which JSON has no value.
+            finite; text: `nan`, `inf` or `-inf`, for which JSON has no numbers.
         error: The error, if it failed.
     """
 
@@ -188,13 +188,13 @@ class JobRecord(JsonRecord, kw_only=True):
     ended: float | None = None
     step: int | None = None
     objective: float | None = None
-    recorded_objectives: dict[str, float | None] = msgspec.field(name="objectives", default_factory=dict)
+    recorded_objectives: dict[str, float | str | None] = msgspec.field(name="objectives", default_factory=dict)
     error: str | None = None
 
     @property
     def objectives(self) -> dict[str, float]:
         """The numbers of a return value with several, by name, or `objective` alone if it is not finite."""
-        return {name: math.nan if value is None else value for name, value in self.recorded_objectives.items()}
+        return {name: math.nan if value is None else float(value) for name, value in self.recorded_objectives.items()}
 
     def values(self, varying: Collection[str]) -> dict[str, str]:
         """Return the values of the given keys from its overrides."""
@@ -203,11 +203,10 @@ class JobRecord(JsonRecord, kw_only=True):
 
     def rate(self, done: Done) -> None:
         """Set the objectives to the numbers that the job returned."""
-        self.recorded_objectives = {**done.numbers}
-        if done.number is None or math.isfinite(done.number):
-            self.objective = done.number
-        elif not done.numbers:
-            self.recorded_objectives = {"objective": None}
+        numbers, self.objective = done.numbers, done.number
+        if done.number is not None and not math.isfinite(done.number):
+            numbers, self.objective = numbers or {"objective": done.number}, None
+        self.recorded_objectives = {name: x if math.isfinite(x) else str(x) for name, x in numbers.items()}
 
     def fail(self, error: str) -> None:
         """Set the state to failed, with the error and the current time."""

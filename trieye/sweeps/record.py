@@ -31,6 +31,16 @@ def lock_in(directory: Path) -> RunLock:
     return RunLock(directory / LOCK, subject="sweep", alternative="set another hydra.sweep.dir")
 
 
+def check_jobs_of_others(directory: Path) -> None:
+    """Refuse a directory with jobs of another launcher, whose files a sweep would mix with its own.
+
+    Raises:
+        ConfigurationError: The directory contains such jobs.
+    """
+    if job := next((path.parent for path in directory.glob("[0-9]*/.hydra") if path.is_dir()), None):
+        raise ConfigurationError(f"{directory} contains jobs of another launcher, such as {job.name}; {OTHER_SWEEP}")
+
+
 class JsonRecord(msgspec.Struct, kw_only=True):
     """A JSON file that is read and replaced as a whole."""
 
@@ -122,10 +132,10 @@ class SweepRecord(JsonRecord, kw_only=True):
             near = did_you_mean(directory.name, [other.name for other in directory.parent.glob("*/")])
             raise ConfigurationError(f"{directory} does not exist{near}")
         if record is None:
-            below = sorted(path.parent.name for path in directory.glob(f"*/{SWEEP}"))[:_SHOWN]
+            below = sorted(path.parent.name for path in directory.glob(f"*/{SWEEP}"))
             hint = "; a sweep that was killed before its first job has none: repeat its command"
             if below:
-                hint = f"; there is one in {', '.join(below)}"
+                hint = f"; there is one in {', '.join(below[:_SHOWN])}{', ...' if len(below) > _SHOWN else ''}"
             elif (directory / "multirun.yaml").exists():
                 hint = (
                     f"; another launcher ran this sweep, whose results are shown by: trieye results table {directory}"

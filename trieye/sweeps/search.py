@@ -215,6 +215,7 @@ class SearchQueue:
             self._begun[index] = search.resume(index, record.overrides)
             if index in self._reported:
                 search.tell(index, self._begun[index], _objectives(record), is_pruned=record.state == "pruned")
+        self._has_objectives = any(_objectives(record) for record in begun.values())
         self._left = deque([*sorted(begun), *(index for index in range(num_trials) if index not in begun)])
         self._last_step: dict[int, int] = {}
         self._look_at = 0.0
@@ -230,9 +231,9 @@ class SearchQueue:
         """Report the objectives of a job to the search.
 
         Raises:
-            ObjectiveError: The job does not provide the objectives.
+            ObjectiveError: The job does not provide the objectives, and no job before it did.
         """
-        if isinstance(done.error, ObjectiveError):
+        if isinstance(done.error, ObjectiveError) and not self._has_objectives:
             raise done.error
         if job.index in self._reported:
             return
@@ -240,6 +241,7 @@ class SearchQueue:
         record = None if values or done.error is not None else JobRecord.read(self._directory / str(job.index))
         if record is not None and record.state == "completed":  # killed after the job, before it returned the result
             values = _objectives(record)
+        self._has_objectives |= bool(values)
         self._search.tell(job.index, job.overrides, values, is_pruned=done.is_pruned)
 
     def hopeless(self, running: Sequence[Job]) -> Mapping[int, float]:

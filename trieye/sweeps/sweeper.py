@@ -29,7 +29,7 @@ from trieye.sweeps.grid import Grid, bare
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord
 from trieye.sweeps.launcher import JobList, LauncherBody, SweepExecution
 from trieye.sweeps.objectives import ObjectiveError, Objectives
-from trieye.sweeps.record import OTHER_SWEEP, SWEEP, SweepRecord, lock_in
+from trieye.sweeps.record import OTHER_SWEEP, SWEEP, SweepRecord, check_jobs_of_others, lock_in
 from trieye.sweeps.recorder import new_record
 from trieye.sweeps.report import final_table, plan_table
 from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, SearchQueue, print_remarks
@@ -124,7 +124,9 @@ class SweeperBody:
             sweep = partial(self._of_search, self._space(words), record)
         with contextlib.nullcontext() if self.options.dry_run else self._locked():
             before = SweepRecord.read(self._directory)
-            if before is not None:
+            if before is None:
+                check_jobs_of_others(self._directory)
+            else:
                 before = before.at(self._directory)
                 record.follow(before)
                 record.check_program(before, self._directory)
@@ -220,6 +222,8 @@ class SweeperBody:
         if self.options.dry_run:
             for index in range(num if self.options.kind == "random" else 1):
                 say(f"job {index}: {' '.join(search.ask(index))}")
+            if self.options.kind == "optuna":
+                say(f"{num} trials in all, including those of earlier starts; each is chosen when it starts")
             return []
         assert self._ours is not None  # noqa: S101 - see `_space`
         if before is not None and num < before.size:
