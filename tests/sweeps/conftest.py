@@ -76,7 +76,7 @@ def _plugins():
 
 @pytest.fixture(scope="session", autouse=True)
 def _small_fork_servers():
-    """Let fork servers import what they need, and not what all earlier tests of this process have imported."""
+    """Let fork servers import only their own modules; they would import the libraries of all earlier tests as well."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fork_client, "_installed_modules", list)
         yield
