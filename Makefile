@@ -49,7 +49,7 @@ test: $(READY)
 
 tests: compiled
 	@directory=$$(mktemp -d $(SHM)/trieye-XXXX); trap "rm -rf $$directory" EXIT; \
-	  TMPDIR=$$directory $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	  TMPDIR=$$directory $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-matrix: $(READY)
 	@$(BIN)/python .ci/matrix.py $(FAST) --only $(ONLY)

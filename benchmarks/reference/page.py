@@ -137,9 +137,10 @@ class Table:
 
     def _reproduction(self) -> str:
         cell = next(iter(self.spec["cells"]))
+        both = " with both libraries" if "sb3" in self.spec["cells"][cell] else ""
         return (
             f"    python benchmarks/reference/run.py {self.name} --cell {cell} --again\n\n"
-            f"repeats `{cell}` with both libraries into `.reference/`, after `make .venv/.ready`; "
+            f"repeats `{cell}`{both} into `.reference/`, after `make .venv/.ready`; "
             "`python benchmarks/reference/page.py` rebuilds this page from the stored curves."
         )
 
