@@ -95,7 +95,9 @@ docs-commands: $(READY)
 	TRIEYE_DOCS_LONG=1 $(BIN)/python -m pytest tests/test_readme.py -m slow
 
 bench: $(READY)
-	@for script in benchmarks/*.py; do echo "$$(date +%T) $$script" >&2; $(BIN)/python $$script || exit 1; done
+	@failed=; for script in benchmarks/*.py; do \
+	  echo "$$(date +%T) $$script" >&2; $(BIN)/python $$script || failed="$$failed $$script"; done; \
+	  [ -z "$$failed" ] || { echo "failed, or a goal was missed:$$failed" >&2; exit 1; }
 
 reference: $(READY)
 	@$(BIN)/python benchmarks/reference/run.py
