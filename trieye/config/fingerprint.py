@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,28 +45,37 @@ _TRAINING_SECTIONS = {"agent", "env"}
 """A config with these sections is a `TrainingConfig`, which uses all other sections."""
 _ALWAYS_SHOWN = {"loop.objective", "loop.mode"}
 """Parameters that `trieye results` reads from every run."""
+_PLAIN = (str, int, float, list, type(None))
+"""Types of most values; a check against them takes a tenth of one against `Mapping`."""
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters for sinks, by dotted name, without run names, paths and unused defaults."""
-    unused = unused_defaults(config)
-    return {name: value for name, value in _parameters(config) if name not in unused}
+    return split_parameters(config)[0]
 
 
-def unused_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of `replay` and `loop` that equal their defaults; none for a `TrainingConfig`.
+def split_parameters(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parameters for sinks, and the unused defaults that they omit; none for a `TrainingConfig`.
 
-    Every config has these sections, but a custom loop may ignore them, and they would obscure its few parameters.
+    Unused defaults are parameters of `replay` and `loop` that equal their defaults. Every config has these sections,
+    but a custom loop may ignore them, and they would obscure its few parameters.
     """
+    named = dict(_parameters(config))
     if config.keys() >= _TRAINING_SECTIONS:
-        return {}
-    sections = {"replay": ReplayConfig(), "loop": LoopConfig()}
-    defaults = dict(leaves({name: section.model_dump(mode="json") for name, section in sections.items()}))
-    return {
+        return named, {}
+    defaults = _section_defaults()
+    unused = {
         name: value
-        for name, value in _parameters(config)
+        for name, value in named.items()
         if name in defaults and value == defaults[name] and name not in _ALWAYS_SHOWN
     }
+    return {name: value for name, value in named.items() if name not in unused}, unused
+
+
+@cache
+def _section_defaults() -> Mapping[str, Any]:
+    sections = {"replay": ReplayConfig(), "loop": LoopConfig()}
+    return dict(leaves({name: section.model_dump(mode="json") for name, section in sections.items()}))
 
 
 def _parameters(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -162,7 +172,7 @@ def _items(value: Any) -> Iterable[Any]:
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted name, value) for the leaves of nested dicts."""
     for key, value in values.items():
-        if isinstance(value, Mapping):
+        if not isinstance(value, _PLAIN) and isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

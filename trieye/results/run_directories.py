@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trieye.config.fingerprint import parameters, unused_defaults
+from trieye.config.fingerprint import split_parameters
 from trieye.exceptions import ConfigurationError, JournalError, SerializationError
 from trieye.files.run_files import HISTORY, JOURNAL, RUN_RECORD
 from trieye.history.history import read_history
@@ -62,7 +62,7 @@ class RunDirectories:
                 self._problems.note(directory, f"skipped: {reason}")
             return None
         self._homes[str(directory)] = home
-        params, defaults = parameters(config), unused_defaults(config)
+        params, defaults = split_parameters(config)
         if not config.get("sinks", {}).get("log_config", True):
             defaults = {}
             params = {key: value for key, value in params.items() if key == "loop.objective" and value is not None}
