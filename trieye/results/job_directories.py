@@ -242,13 +242,15 @@ def _returned(record: JobRecord | None) -> dict[str, float]:
     """Return the returned numbers by metric; the objective first."""
     if record is None:
         return {}
-    objective = {} if record.objective is None else {OBJECTIVE: record.objective}
+    objective = {} if record.number is None else {OBJECTIVE: record.number}
+    if record.number != record.objective:  # not finite, and listed among the objectives
+        return objective
     return objective | {_metric(key): number for key, number in record.objectives.items()}
 
 
 def _metric(key: str) -> str:
     """Return the metric of a returned number; `objective_0` and so on are the numbers of a list."""
-    return key if key == OBJECTIVE or key.startswith(f"{OBJECTIVE}_") else f"{OBJECTIVE}/{key}"
+    return key if key.startswith(f"{OBJECTIVE}_") else f"{OBJECTIVE}/{key}"
 
 
 def _status(record: JobRecord, directory: Path) -> str:

@@ -196,6 +196,12 @@ class JobRecord(JsonRecord, kw_only=True):
         """The numbers of a return value with several, by name, or `objective` alone if it is not finite."""
         return {name: math.nan if value is None else float(value) for name, value in self.recorded_objectives.items()}
 
+    @property
+    def number(self) -> float | None:
+        """The objective, also if it is not finite."""
+        is_alone = self.objective is None and list(self.recorded_objectives) == ["objective"]
+        return self.objectives["objective"] if is_alone else self.objective
+
     def values(self, varying: Collection[str]) -> dict[str, str]:
         """Return the values of the given keys from its overrides."""
         pairs = (current_override(word, varying).partition("=") for word in self.overrides)

@@ -62,10 +62,9 @@ class JobStatus:
     @property
     def objective_text(self) -> str:
         """The objectives for display."""
-        if self.objective is not None:
-            return f"{self.objective:g}"
-        if list(self.objectives) == ["objective"]:  # not a finite number
-            return f"{self.objectives['objective']:g}"
+        number = self.record.number if self.record is not None else None
+        if number is not None:
+            return f"{number:g}"
         return " ".join(f"{name}={value:g}" for name, value in self.objectives.items())
 
 
