@@ -65,7 +65,7 @@ check: $(READY)
 	$(BIN)/mypy benchmarks
 	$(BIN)/mypy soak
 
-# Compiles what the tests import, else each process that shares it would do it. Its errors are those of the tests.
+# Compiles the modules that the tests import, which parallel processes would each compile; the tests show errors.
 compiled: $(READY)
 	@$(BIN)/python -m pytest --collect-only -q -p no:cacheprovider > /dev/null 2>&1 || true
 

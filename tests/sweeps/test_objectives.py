@@ -64,6 +64,10 @@ def test_a_directory_with_jobs_of_another_launcher_is_refused_and_unchanged(swee
     with pytest.raises(ConfigurationError, match="contains jobs of another launcher, such as 7; for another sweep,"):
         sweep.search(lambda cfg: cfg.x, "+x=1,2,3")
     assert sorted(path.name for path in sweep.directory.iterdir() if path.name != LOCK) == ["7"]
+    (sweep.directory / "7").rename(sweep.directory / "seven")
+    sweep.launch(lambda _: 1, ["+x=1"], "hydra.launcher.isolate=none")  # of a sweeper that records no sweep
+    sweep.search(lambda cfg: cfg.x, "+x=1,2,3")
+    assert sweep.states(3) == ["completed"] * 3
 
 
 def test_a_refused_sweep_leaves_no_directory_behind(sweep):

@@ -46,7 +46,7 @@ _TRAINING_SECTIONS = {"agent", "env"}
 _ALWAYS_SHOWN = {"loop.objective", "loop.mode"}
 """Parameters that `trieye results` reads from every run."""
 _PLAIN = (str, int, float, list, type(None))
-"""Types of most values; a check against them takes a tenth of one against `Mapping`."""
+"""Types of most leaves, checked first: `isinstance(value, Mapping)` takes ten times as long."""
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from typing import Any, Literal
 import msgspec
 
 from trieye.config.redaction import redacted_text
-from trieye.exceptions import JournalError, RunLockedError, TrieyeError
+from trieye.exceptions import ConfigurationError, JournalError, RunLockedError, TrieyeError
 from trieye.files.atomic import relink
 from trieye.process.identity import Liveness, ProcessIdentity
 from trieye.process.lock import RunLock
 from trieye.renames import current_override
 from trieye.sweeps.grid import bare
-from trieye.sweeps.record import JsonRecord
+from trieye.sweeps.record import OTHER_SWEEP, JsonRecord
 
 STATUS, OUTPUT, RUN, OUTPUT_DIR, LOCK = "status.json", "output.log", "run", "output", "job.lock"
 """Files in the directory of a job; `run` is a link to the run directory, `output` to an output directory elsewhere."""
@@ -257,6 +257,17 @@ class JobRecord(JsonRecord, kw_only=True):
     def took_s(self) -> float:
         """Duration of this attempt so far, in seconds."""
         return (self.ended or self.heartbeat) - self.started
+
+
+def check_foreign_jobs(directory: Path) -> None:
+    """Refuse a directory with jobs of another launcher, whose files a sweep would mix with its own.
+
+    Raises:
+        ConfigurationError: The directory contains such jobs.
+    """
+    jobs = (path.parent for path in directory.glob("[0-9]*/.hydra"))
+    if job := next((job for job in jobs if not (job / STATUS).exists()), None):
+        raise ConfigurationError(f"{directory} contains jobs of another launcher, such as {job.name}; {OTHER_SWEEP}")
 
 
 def append_output(directory: Path, text: str) -> None:

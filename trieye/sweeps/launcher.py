@@ -247,7 +247,8 @@ class SweepExecution:
     def _stop(self, pool: WorkerPool, progress: SweepProgress) -> None:
         if self._running:
             jobs = counted(len(self._running), "job")
-            say(f"sweep: interrupting {jobs}; jobs still running after {STOP_S:.0f} s are killed; Ctrl-C: at once ...")
+            limit = f"jobs still running after {STOP_S:.0f} s are killed"
+            say(f"sweep: interrupting {jobs}; {limit}; Ctrl-C exits without waiting ...")
         try:
             with StopSignals(lambda _: None, "interrupted jobs are still running", received={signal.SIGINT}):
                 pool.stop()

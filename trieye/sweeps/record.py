@@ -31,16 +31,6 @@ def lock_in(directory: Path) -> RunLock:
     return RunLock(directory / LOCK, subject="sweep", alternative="set another hydra.sweep.dir")
 
 
-def check_jobs_of_others(directory: Path) -> None:
-    """Refuse a directory with jobs of another launcher, whose files a sweep would mix with its own.
-
-    Raises:
-        ConfigurationError: The directory contains such jobs.
-    """
-    if job := next((path.parent for path in directory.glob("[0-9]*/.hydra") if path.is_dir()), None):
-        raise ConfigurationError(f"{directory} contains jobs of another launcher, such as {job.name}; {OTHER_SWEEP}")
-
-
 class JsonRecord(msgspec.Struct, kw_only=True):
     """A JSON file that is read and replaced as a whole."""
 

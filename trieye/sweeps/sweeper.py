@@ -26,10 +26,10 @@ from trieye.process.progress import say
 from trieye.sweeps.budgets import run_further, with_raised_budget
 from trieye.sweeps.failures import failure_message, failure_table
 from trieye.sweeps.grid import Grid, bare
-from trieye.sweeps.jobs import RUN, Done, Job, JobRecord
+from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, check_foreign_jobs
 from trieye.sweeps.launcher import JobList, LauncherBody, SweepExecution
 from trieye.sweeps.objectives import ObjectiveError, Objectives
-from trieye.sweeps.record import OTHER_SWEEP, SWEEP, SweepRecord, check_jobs_of_others, lock_in
+from trieye.sweeps.record import OTHER_SWEEP, SWEEP, SweepRecord, lock_in
 from trieye.sweeps.recorder import new_record
 from trieye.sweeps.report import final_table, plan_table
 from trieye.sweeps.search import OptunaSearch, RandomSearch, Search, SearchQueue, print_remarks
@@ -125,7 +125,7 @@ class SweeperBody:
         with contextlib.nullcontext() if self.options.dry_run else self._locked():
             before = SweepRecord.read(self._directory)
             if before is None:
-                check_jobs_of_others(self._directory)
+                check_foreign_jobs(self._directory)
             else:
                 before = before.at(self._directory)
                 record.follow(before)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from pydantic import BaseModel
@@ -139,7 +139,7 @@ class _Help:
                 return path if rest and rest[0] in item.model_fields else path[:depth]
         return path if field_at(self._config_type, path) is not None else None
 
-    def _refuse(self, topic: str) -> None:
+    def _refuse(self, topic: str) -> NoReturn:
         """Raise an error that lists the keys beside the first unknown part of a topic."""
         model, path = self._config_type, topic.split(".")
         known = next(depth for depth in range(len(path) - 1, -1, -1) if models_at(model, path[:depth]))
