@@ -18,17 +18,21 @@ from trieye.renames import current_config
 _TRAINED_GROUPS = ("agent", "model", "env")
 
 
-def config_hash(config: TrieyeConfig) -> str | None:
+def config_hash(config_type: type[TrieyeConfig], recorded_config: Mapping[str, Any]) -> str | None:
     """Return a hash of the trained settings: the groups `agent`, `model` and `env`, else all groups of the project.
 
     The state of a run fits another run only if their hashes are equal. Secrets do not affect the hash. Return None for
     a config without groups of a project.
+
+    Args:
+        config_type: The type of the config.
+        recorded_config: The config as stored in files, without secrets.
     """
-    own = {name for name in type(config).model_fields if name not in TrieyeConfig.model_fields}
+    own = {name for name in config_type.model_fields if name not in TrieyeConfig.model_fields}
     chosen = own & set(_TRAINED_GROUPS) or own
     if not chosen:
         return None
-    text = json.dumps(redacted(config.model_dump(mode="json", include=chosen)), sort_keys=True)
+    text = json.dumps({name: recorded_config[name] for name in chosen}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

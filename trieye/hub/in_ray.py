@@ -261,18 +261,19 @@ def _cause(error: ray.exceptions.RayTaskError) -> Exception:
     return cause if isinstance(cause, TrieyeError) else TrieyeError(str(error))
 
 
-def take_over(config: TrieyeConfig, lock: RunLock) -> None:
+def take_over(runtime: RuntimeConfig, run_name: str, lock: RunLock) -> None:
     """End the detached hub that holds a run; the next hub continues from the journal, which has all accepted events.
 
     Args:
-        config: The config of the run.
+        runtime: The cluster of the run.
+        run_name: Name of the run.
         lock: Lock of the run.
 
     Raises:
         ConfigurationError: The cluster is unreachable.
         RunLockedError: A driver of the hub is alive, or the hub belongs to another cluster or does not answer.
     """
-    join_ray(config.runtime)
+    join_ray(runtime)
     hub = find_hub(lock)
     if hub is None:
         raise RunLockedError(lock.refusal())
@@ -284,13 +285,13 @@ def take_over(config: TrieyeConfig, lock: RunLock) -> None:
         raise RunLockedError(f"{lock.refusal()} (the hub does not answer: {error})") from error
     if drivers:
         raise RunLockedError(
-            f"run {config.run_name!r} is being written by {' and '.join(drivers)}, through a detached hub; "
+            f"run {run_name!r} is being written by {' and '.join(drivers)}, through a detached hub; "
             "wait for it, stop it, or choose another run_name"
         )
-    say(f"run {config.run_name!r}: its hub has no living driver; this process takes the run over")
+    say(f"run {run_name!r}: its hub has no living driver; this process takes the run over")
     # undelivered events stay in the journal; `terminate` ends the actor, which `answer` reports as an error
     with contextlib.suppress(TrieyeError, ConnectionError):
-        channel = RayChannel(hub, config.run_name, "")
-        channel.answer(hub.terminate.remote("KILLED"), config.runtime.stall_timeout_s, reports=True)
+        channel = RayChannel(hub, run_name, "")
+        channel.answer(hub.terminate.remote("KILLED"), runtime.stall_timeout_s, reports=True)
     with contextlib.suppress(ray.exceptions.RayError):
         ray.kill(hub)

@@ -55,9 +55,10 @@ def check_start(config: TrieyeConfig) -> None:
         from trieye.files.run_files import RunFiles
 
         check_reference(RunFiles(config.trieye.persistence), config.trieye.persistence)
-    from trieye.run.rehearsal import exit_if_dry_run  # imported late as well
+    from trieye.run.rehearsal import exit_if_dry_run, is_dry_run  # imported late as well
 
-    exit_if_dry_run("config", completed(config))
+    if is_dry_run("config"):
+        exit_if_dry_run("config", completed(config))
 
 
 def completed(config: TrieyeConfig) -> TrieyeConfig:

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trieye.config import TrieyeConfig
+from trieye.config import RuntimeConfig, TrieyeConfig
 from trieye.config.base import did_you_mean
 from trieye.config.fingerprint import changed_kind, changed_values, config_hash, differences
 from trieye.config.hydra.launch import (
@@ -96,9 +96,12 @@ class OpenAttempt:
     """
 
     def __init__(self, config: TrieyeConfig, group: str | None, sinks: Sequence[Sink] = ()) -> None:
+        launch = self._launch = launch_info()
         config = completed(config)
-        self.group = group or _sweep()
-        self.config_hash = config_hash(config)
+        check_start(config)
+        self.recorded_config = recorded(config.model_dump(mode="json"))
+        self.config_hash = config_hash(type(config), self.recorded_config)
+        self.group = group or (str(launch.sweep_dir) if launch is not None and launch.sweep_dir is not None else None)
         self.saves = PendingSaves(config.run_name, config.trieye.persistence.save_policy)
         self.has_begun, self._is_refused, self.pid = False, False, os.getpid()
         self._is_delivering = False
@@ -107,21 +110,22 @@ class OpenAttempt:
         self._requeue_exit_code = config.runtime.requeue_exit_code
         self._required = tuple(config.trieye.sinks.required)
         self._paths = RunFiles(config.trieye.persistence)
-        check_start(config)
         self._paths.check_not_above()
         signing.check_key()
         self._config, self._sinks = config, sinks
-        self.recorded_config = recorded(config.model_dump(mode="json"))
         self._commit = commit_of_program()
-        self._lock, notice = take_run(self._paths, config, lambda: _acquired(RunLock(self._paths.lock_path), config))
+        mirror, runtime = config.persistence.mirror, config.runtime
+        self._lock, notice = take_run(
+            self._paths, mirror, lambda: _acquired(RunLock(self._paths.lock_path), runtime, self._name)
+        )
         try:
             if notice is not None:
                 say(notice)
             previous = self._checked_record(config)
             self.number = 1 if previous is None else previous.attempt + 1
             self._output = _output_log(self._paths, self.number) if config.persistence.log_output else None
-            self._hub_class = _hub_class(config, sinks)
-            _link_from_sweep(self._paths.run_base_dir)
+            self._hub_class = _hub_class(runtime, sinks)
+            self._link_from_sweep()
             self._wait_for_last_hub()
         except BaseException:
             self._release()
@@ -166,7 +170,8 @@ class OpenAttempt:
         self._record = self._counted(self._config)
         say(f"run {self._name!r}, attempt {self.number}, in {self._paths.run_base_dir}")
         note_run(self._name)
-        publish_records(self._paths.run_base_dir, self._paths.log_dir)
+        if self._launch is not None and not self._launch.is_multirun:
+            publish_records(self._launch.output_dir, self._paths.run_base_dir, self._paths.log_dir)
         self.hub = self._start_hub(self._config, self._sinks)
         self._provenance = ProvenanceRecorder(self._paths.run_base_dir, self.number, self._commit)
         self.flusher = flusher_of(self.hub, self._config.runtime)
@@ -222,10 +227,16 @@ class OpenAttempt:
 
     def _is_of_moved_sweep(self) -> bool:
         """Return whether this sweep job created the run before its sweep was moved, or copied with its project."""
-        launch = launch_info()
-        if launch is None or earlier_run_name(launch) != self._name:
+        if self._launch is None or earlier_run_name(self._launch) != self._name:
             return False
-        return not belongs_to_other_sweep(launch, self._paths.run_base_dir)
+        return not belongs_to_other_sweep(self._launch, self._paths.run_base_dir)
+
+    def _link_from_sweep(self) -> None:
+        """Link the run directory from the directory of its sweep job."""
+        if self._launch is not None and self._launch.sweep_dir is not None:
+            job_dir = self._launch.sweep_dir / str(self._launch.job_num)
+            job_dir.mkdir(parents=True, exist_ok=True)
+            relink(job_dir / "run", self._paths.run_base_dir)
 
     def _start_hub(self, config: TrieyeConfig, sinks: Sequence[Sink]) -> Hub:
         try:
@@ -459,36 +470,22 @@ def _done_within(timeout_s: float | None, work: Callable[[], None], report: Call
     return True
 
 
-def _acquired(lock: RunLock, config: TrieyeConfig) -> RunLock:
+def _acquired(lock: RunLock, runtime: RuntimeConfig, run_name: str) -> RunLock:
     """Acquire the lock of a run, if necessary from a detached hub of the same cluster whose driver is dead."""
     try:
         return lock.acquire()
     except RunLockedError:
-        if config.runtime.kind != "cluster" or not lock.is_of_hub:
+        if runtime.kind != "cluster" or not lock.is_of_hub:
             raise
     from trieye.hub.in_ray import take_over
 
-    take_over(config, lock)
+    take_over(runtime, run_name, lock)
     return lock.acquire(HUB_GONE_AFTER_S)
 
 
-def _link_from_sweep(run_dir: Path) -> None:
-    """Link the run directory from the directory of its sweep job."""
-    launch = launch_info()
-    if launch is not None and launch.sweep_dir is not None:
-        job_dir = launch.sweep_dir / str(launch.job_num)
-        job_dir.mkdir(parents=True, exist_ok=True)
-        relink(job_dir / "run", run_dir)
-
-
-def _sweep() -> str | None:
-    launch = launch_info()
-    return str(launch.sweep_dir) if launch is not None and launch.sweep_dir is not None else None
-
-
-def _hub_class(config: TrieyeConfig, sinks: Sequence[Sink]) -> Callable[..., Hub]:
-    """Return the hub class for `config.runtime`, and connect to Ray if the class needs it."""
-    if config.runtime.kind == "local":
+def _hub_class(runtime: RuntimeConfig, sinks: Sequence[Sink]) -> Callable[..., Hub]:
+    """Return the hub class of a runtime, and connect to Ray if the class needs it."""
+    if runtime.kind == "local":
         return LocalHub
     # the actor prints results, and Ray would drop the second of two similar lines
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
@@ -496,5 +493,5 @@ def _hub_class(config: TrieyeConfig, sinks: Sequence[Sink]) -> Callable[..., Hub
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     from trieye.hub.in_ray import RayHub
 
-    RayHub.connect(config.runtime, sinks)
+    RayHub.connect(runtime, sinks)
     return RayHub

@@ -35,22 +35,29 @@ class Rehearsed(BaseModel):
     misfit: str = ""
 
 
+def is_dry_run(stage: Stage) -> bool:
+    """Return True if this process is a dry run that ends at `stage`."""
+    return os.environ.get(VARIABLE, "").startswith(f"{stage}:")
+
+
 def exit_if_dry_run(stage: Stage, config: TrieyeConfig, *, misfit: str = "") -> None:
     """Write the report and exit if this process is a dry run that ends at `stage`.
 
     Raises:
         SystemExit: The dry run ends at this stage.
     """
-    requested_stage, _, path = os.environ.get(VARIABLE, "").partition(":")
-    if requested_stage != stage:
+    if not is_dry_run(stage):
         return
+    shown = recorded(config.model_dump(mode="json"))
     report = Rehearsed(
-        config=recorded(config.model_dump(mode="json")),
-        config_hash=config_hash(config),
+        config=shown,
+        config_hash=config_hash(type(config), shown),
         provenance=Provenance.gather(commit_of_program()),
         misfit=misfit,
     )
-    Path(path).write_text(report.model_dump_json(), encoding="utf-8", errors="backslashreplace")
+    Path(os.environ[VARIABLE].partition(":")[2]).write_text(
+        report.model_dump_json(), encoding="utf-8", errors="backslashreplace"
+    )
     raise SystemExit(0)
 
 
@@ -60,7 +67,7 @@ def refuse_if_dry_run(call: str) -> None:
     Raises:
         ConfigurationError: This process is a dry run that ends at the stage `restore`.
     """
-    if os.environ.get(VARIABLE, "").startswith("restore:"):
+    if is_dry_run("restore"):
         raise ConfigurationError(
             f"the program calls {call} before run.restore(), so it would not start from the checkpoint; call "
             "run.restore() first"

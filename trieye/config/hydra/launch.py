@@ -75,13 +75,16 @@ def launch_info() -> Launch | None:
     module = sys.modules.get("hydra.core.hydra_config")
     if module is None or not module.HydraConfig.initialized():
         return None
-    return _of(module.HydraConfig.get())
+    hydra = module.HydraConfig.get()
+    if _last is not None and _last[0] is hydra and str(_last[1].output_dir) == hydra.runtime.get("output_dir"):
+        return _last[1]
+    return _read(hydra)
 
 
-def publish_records(run_dir: Path, log_dir: Path) -> None:
+def publish_records(output_dir: Path, run_dir: Path, log_dir: Path) -> None:
     """Move Hydra's records from the log directory to `.hydra` of the run, once the run has accepted the attempt."""
-    launch, staged = launch_info(), log_dir / RECORDS
-    if launch is None or launch.is_multirun or launch.output_dir.resolve() != run_dir.resolve() or not staged.is_dir():
+    staged = log_dir / RECORDS
+    if output_dir.resolve() != run_dir.resolve() or not staged.is_dir():
         return
     (run_dir / RECORDS).mkdir(exist_ok=True)
     for path in staged.iterdir():
@@ -89,8 +92,14 @@ def publish_records(run_dir: Path, log_dir: Path) -> None:
     staged.rmdir()
 
 
-def _of(hydra: object) -> Launch | None:
+_last: tuple[Any, Launch] | None = None
+"""The node `hydra` that was read last, and its launch."""
+
+
+def _read(hydra: object) -> Launch | None:
     from trieye.config.hydra.typed import plain
+
+    global _last
 
     job, mode = plain(hydra, "job"), plain(hydra, "mode")
     runtime, overrides = plain(hydra, "runtime"), plain(hydra, "overrides.task")
@@ -99,7 +108,7 @@ def _of(hydra: object) -> Launch | None:
     working_dir = Path(runtime["cwd"])
     sources = [source for source in runtime["config_sources"] if source["schema"] == "file"]
     is_multirun = getattr(mode, "name", mode) == "MULTIRUN"
-    return Launch(
+    launch = Launch(
         overrides=tuple(overrides),
         is_multirun=is_multirun,
         sweep_dir=(working_dir / plain(hydra, "sweep.dir")) if is_multirun else None,
@@ -109,3 +118,5 @@ def _of(hydra: object) -> Launch | None:
         choices=dict(runtime["choices"]),
         config_dir=next((Path(source["path"]) for source in sources if source["provider"] == "main"), None),
     )
+    _last = (hydra, launch)
+    return launch

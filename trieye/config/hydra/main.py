@@ -28,7 +28,7 @@ from trieye.config.hydra.keys import keys_meant, keys_named
 from trieye.config.hydra.launch import RECORDS, Launch, earlier_run_name, launch_info, num_started_runs
 from trieye.config.hydra.loader import ConfigSource, Loader, absolute, opened, parsed, quoted
 from trieye.config.hydra.preflight import Checked, Preflight, check_keys, check_paths
-from trieye.config.hydra.records import RedactingTask, without_secret
+from trieye.config.hydra.records import RedactingTask, reference_of
 from trieye.config.hydra.registration import RefusedError
 from trieye.config.hydra.running import ComposedHydra, Job, run_hydra
 from trieye.config.hydra.schema import name_runs
@@ -80,13 +80,13 @@ def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_nam
         config_type = config_type_of(task)
         arguments = _arguments(config_type)
         source = _source(arguments, task, config_path, config_name)
-        default_name, job = default_run_name(), _job_of(task, config_type, hooks)
+        default_name, make_job = default_run_name(), functools.partial(_job_of, task, config_type, hooks)
         _check_flags(arguments)
-        if not (arguments.help or arguments.cfg or _is_for_hydra(arguments)):
-            check_keys(arguments.overrides, config_type)
+        is_start = not (arguments.help or arguments.cfg or _is_for_hydra(arguments))
+        items = check_keys(arguments.overrides, config_type) if is_start else None
         with opened(source, config_type, run_name=default_name) as loader:
             if _is_for_hydra(arguments):
-                run_hydra(source, job, _argv_of_hydra(arguments, source, config_type))
+                run_hydra(source, make_job(), _argv_of_hydra(arguments, source, config_type))
             elif arguments.help:
                 from trieye.config.hydra.help import print_help  # only needed here
 
@@ -95,11 +95,11 @@ def run_command_line(task: Callable[[Any], Any], *, config_path: str, config_nam
                 _show(arguments, loader, config_type)
             else:
                 checked = Preflight(loader, config_type).compose(
-                    arguments.overrides, hooks.check, multirun=arguments.multirun
+                    arguments.overrides, hooks.check, multirun=arguments.multirun, items=items
                 )
                 _check_directory(checked, default_name, hooks)
                 _suggest_launcher(checked, arguments.overrides, hooks)
-                _run(checked, arguments.overrides, loader, job, default_name)
+                _run(checked, arguments.overrides, loader, make_job, default_name)
     except TrieyeError as error:
         _exit(error, is_user_error=num_started_runs() == num_begun)
     except RefusedError as refusal:
@@ -189,7 +189,13 @@ def _check_directory(checked: Checked[TrieyeConfig], default_name: str, hooks: H
         hooks.check_lock(config.persistence.get_run_base_dir(), config.runtime.kind == "cluster")
 
 
-def _run(checked: Checked[TrieyeConfig], overrides: Sequence[str], loader: Loader, job: Job, default_name: str) -> None:
+def _run(
+    checked: Checked[TrieyeConfig],
+    overrides: Sequence[str],
+    loader: Loader,
+    make_job: Callable[[Checked[TrieyeConfig] | None], Job],
+    default_name: str,
+) -> None:
     """Run a checked command line."""
     if checked.is_multirun and checked.config.tune.enabled:
         raise ConfigurationError("tune and -m cannot be combined: a study already runs many trials; remove tune or -m")
@@ -197,6 +203,7 @@ def _run(checked: Checked[TrieyeConfig], overrides: Sequence[str], loader: Loade
     prepared = prepare(checked, default_name)
     prepared = replace(prepared, own_overrides=[*prepared.own_overrides, f"hydra.mode={mode}"])
     _apply(prepared, overrides, checked.composed, loader)
+    job = make_job(None if checked.is_multirun else checked)
     ComposedHydra(loader, checked.composed).start(job)
 
 
@@ -214,13 +221,13 @@ def _apply(prepared: _Prepared, overrides: Sequence[str], composed: DictConfig, 
     """Add prepared values to a composed config, and replace secrets by environment variables."""
     for item in parsed(prepared.own_overrides, loader.config_type):
         loader.apply(item, composed)
-    without_secrets = {override: without_secret(override, loader) for override in overrides}
-    secret = [new for old, new in without_secrets.items() if new != quoted(old, loader.config_type)]
-    references = {item.key_or_group: item.value() for item in parsed(secret, loader.config_type)}
+    references = [reference_of(item, loader) for item in parsed(overrides, loader.config_type)]
+    secrets = parsed([reference for reference in references if reference is not None], loader.config_type)
+    recorded = [new or quoted(old, loader.config_type) for old, new in zip(overrides, references, strict=True)]
     with flag_override(composed, ["struct", "readonly"], [False, False]):
-        for key, value in {**prepared.names, **references}.items():
+        for key, value in {**prepared.names, **{item.key_or_group: item.value() for item in secrets}}.items():
             OmegaConf.update(composed, key, value)
-    loader.record([*prepared.own_overrides, *without_secrets.values()], composed)
+    loader.record([*prepared.own_overrides, *recorded], composed)
 
 
 def _argv_of_hydra(arguments: Namespace, source: ConfigSource, config_type: type[TrieyeConfig]) -> list[str]:
@@ -348,7 +355,14 @@ def reserved(parent: Path, name: str) -> Path:
     raise ConfigurationError(f"{parent} already contains a thousand directories named {name}")
 
 
-def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig], hooks: Hooks) -> Job:
+def _job_of(
+    task: Callable[[Any], Any],
+    config_type: type[TrieyeConfig],
+    hooks: Hooks,
+    checked: Checked[TrieyeConfig] | None = None,
+) -> Job:
+    """Return the job that calls the task with the typed config; one that was checked is not validated again."""
+
     @functools.wraps(task)
     def job(composed: DictConfig) -> Any:
         launch = launch_info()
@@ -358,7 +372,10 @@ def _job_of(task: Callable[[Any], Any], config_type: type[TrieyeConfig], hooks: 
                 with flag_override(composed, ["struct", "readonly"], [False, False]):
                     composed.run_name = _name_of_job(composed, launch)
             values = resolved(composed, config_type)
-            config = typed(values, config_type, overrides=launch.overrides, working_dir=launch.working_dir)
+            if checked is not None and values == checked.values:
+                config = checked.config
+            else:
+                config = typed(values, config_type, overrides=launch.overrides, working_dir=launch.working_dir)
             for name in ("steps", "env_steps"):
                 if getattr(config.loop, name) != (replaced := values["loop"][name]):
                     hooks.say(f"the typed limit replaces loop.{name}={replaced} of the config: both count env_steps")

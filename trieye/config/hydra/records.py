@@ -12,22 +12,22 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from trieye.config.hydra.launch import Launch, launch_info
-from trieye.config.hydra.loader import Loader, parsed, quoted
+from trieye.config.hydra.loader import Loader
 from trieye.config.redaction import own_variable, redacted, variable_of
 
 _FILES = ("config.yaml", "hydra.yaml", "overrides.yaml")
 
 
-def without_secret(override: str, loader: Loader) -> str:
-    """Return an override, quoted for Hydra, with a secret replaced by a reference to an environment variable.
+def reference_of(item: Override, loader: Loader) -> str | None:
+    """Return an override whose value is a secret as a reference to an environment variable, which is set; else None.
 
     Hydra writes overrides to several files and launchers pickle them; the job reads the value from the variable.
     Secrets in lists, dicts and axes of a sweep are removed by `redact_records`.
     """
-    (item,) = parsed([override], loader.config_type)
-    value = None if item.is_sweep_override() or item.is_delete() or loader.is_choice(item) else item.value()
-    if not isinstance(value, str | int | float) or redacted(value, _key(item)) == value:
-        return quoted(override, loader.config_type)
+    value = None if item.is_sweep_override() or item.is_delete() else item.value()
+    is_public = not isinstance(value, str | int | float) or redacted(value, _key(item)) == value
+    if is_public or loader.is_choice(item):
+        return None
     variable = variable_of(str(value)) or own_variable(_key(item))
     os.environ[variable] = str(value)
     return f"{item.get_key_element()}=${{oc.env:{variable}}}"
@@ -63,7 +63,7 @@ def redact_records(composed: DictConfig, launch: Launch) -> None:
         OSError: A file cannot be written.
     """
     hydra = HydraConfig.get()
-    if not any(_has_secrets(_plain(config)) for config in (composed, hydra)):
+    if not _has_secrets([_plain(config) for config in (composed, hydra)]):
         return
     paths = [launch.output_dir / str(hydra.output_subdir) / name for name in _FILES]
     if launch.sweep_dir is not None:
