@@ -10,12 +10,10 @@ allowances to what the files have now, and raises none. A reworded file may keep
 
 import argparse
 import ast
-import io
 import math
 import re
 import subprocess
 import sys
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +47,7 @@ PHRASES = [
     r"(?:so|as) long as|as far as|in place of|beside|meanwhile|moreover|thereby|thereof|whereof",
     r"as (?:one|they|it) (?:likes?|wants?|pleases?)|(?:is|are) to be|in so many|taken care of|comes? to nothing",
 ]
-PHRASE = re.compile("|".join(rf"\b(?:{phrase})\b" for phrase in PHRASES), re.IGNORECASE)
+PHRASE = re.compile(rf"\b(?:{'|'.join(PHRASES)})\b", re.IGNORECASE)
 VAGUE = {
     "found",
     "held",
@@ -65,6 +63,9 @@ VAGUE = {
     "what",
     "kept",
 }
+TOKEN = re.compile(  # a comment, or a string that may contain a #
+    r"""#[^\n]*|(?s:\"{3}(?:\\.|[^\\])*?\"{3}|'{3}(?:\\.|[^\\])*?'{3})|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
+)
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 MESSAGE_WORDS, COMMENT_WORDS = 4, 3  # shorter texts are keys and labels
 SUFFIXES = (".py", ".md", ".yaml", ".jinja")
@@ -121,9 +122,9 @@ def scores(path: Path) -> tuple[Score, Score]:
             return text, vague
         for line, string in strings(nodes):
             text.add(line, string)
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type == tokenize.COMMENT and len(WORD.findall(token.string)) >= COMMENT_WORDS:
-                text.add(token.start[0], token.string)
+        for token in TOKEN.finditer(source):
+            if token[0].startswith("#") and len(WORD.findall(token[0])) >= COMMENT_WORDS:
+                text.add(source.count("\n", 0, token.start()) + 1, token[0])
         bound = list(names(nodes))
         vague.size = len(bound)
         vague.hits = [(line, name) for line, name in bound if name.strip("_") in VAGUE]

@@ -154,6 +154,7 @@ def ray_cluster():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS", raising=False)
+        patch.setattr(ray._private.node.Node, "start_log_monitor", lambda _: None)  # of whose lines no test reads any
         ray.init(address="local", num_cpus=2, include_dashboard=False, namespace="trieye", log_to_driver=False)
     yield
     ray.shutdown()
