@@ -41,8 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     """Spare the garbage collector all that the test modules import, millions of objects; see `warm.freeze`."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        warm.keep_schema_revision()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        warm.keep_schema()
     warm.freeze()
 
 

@@ -199,12 +199,25 @@ def copy_tables(made: Path, draft: Path) -> None:
     own.replace(made)
 
 
-def keep_schema_revision() -> None:
-    """Let MLflow look up the newest revision of its tables once: it imports 60 scripts each time it opens a store."""
+def keep_schema() -> None:
+    """Let MLflow look up the newest revision of its tables once, and copy the tables of a new store.
+
+    It imports 60 scripts each time it opens a store, and runs them all to create one.
+    """
     from mlflow.store.db import utils
 
     utils._get_latest_schema_revision = cache(utils._get_latest_schema_revision)
     utils._get_latest_schema_revision()
+    initialize, made = utils._initialize_tables, Path(os.environ[TABLES])
+
+    def copied(engine: Any) -> None:
+        if engine.url.database and made.exists():
+            engine.dispose()
+            shutil.copyfile(made, engine.url.database)
+        else:
+            initialize(engine)
+
+    utils._initialize_tables = copied
 
 
 def startup_variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -218,7 +231,7 @@ def serve(asked: socket.socket, modules: list[str]) -> tuple[list[str], str]:
     for module in modules:
         importlib.import_module(module)
     if "mlflow" in modules:
-        keep_schema_revision()
+        keep_schema()
     store._make_tables = partial(copy_tables, Path(os.environ[TABLES]))
     freeze()  # a collection in a child would copy all of it, which takes seconds
     while True:
