@@ -556,16 +556,14 @@ def test_a_damaged_run_file_is_named(file, command, project):
 
 @pytest.mark.slow
 def test_a_job_of_a_sweep_is_rerun_and_forked_as_a_single_run(command, project):
-    run_program(
-        project, "-m", "agent.lr=0.25,0.5", "loop.steps=4", "hydra.sweep.dir=multirun/lr", "hydra/launcher=basic"
-    )
-    job = (project / "multirun" / "lr" / "1" / "run").resolve().name
+    run_program(project, "-m", "agent.lr=0.5", "loop.steps=4", "hydra.sweep.dir=multirun/lr", "hydra/launcher=basic")
+    job = (project / "multirun" / "lr" / "0" / "run").resolve().name
     code, out, err = command("fork", job, "--checkpoint", "step:2", "run_name=alone", "--dry-run")
     assert code == 0, err
     assert f"train.py agent.lr=0.5 loop.steps=4 run_name=alone persistence.load_checkpoint_path={job}:step:2" in out
     code, out, err = command("rerun", project / "multirun" / "lr" / "0" / "run", "--dry-run")
     assert code == 0, err
-    assert "agent.lr=0.25 loop.steps=4 run_name=" in out
+    assert "agent.lr=0.5 loop.steps=4 run_name=" in out
     shutil.rmtree(project / "multirun")
 
 
