@@ -12,6 +12,11 @@ import pytest
 from trieye.config import packages
 from trieye.exceptions import ConfigurationError, MissingPackageError, TrieyeError
 
+try:
+    from tests import warm
+except ImportError:  # `.ci/matrix.py` runs this file alone, with `trieye-core`
+    warm = None
+
 HIDES = f"import sys; sys.modules.update(dict.fromkeys({sorted(packages._FULL)}))\n"  # import and find_spec fail
 CLI = """
 import json
@@ -55,16 +60,19 @@ def _work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def python(code, *arguments):
+def python(code, *arguments, is_warm=True):
+    """Run a program; a warm one forks from a process that has imported modules while all packages were there."""
     Path("program.py").write_text(HIDES + code)
-    done = subprocess.run(
-        [sys.executable, "program.py", *arguments], capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"}
-    )
-    return done.returncode, done.stdout, done.stderr
+    popen = warm.PopenLight if warm and is_warm else subprocess.Popen
+    command, environment = [sys.executable, "program.py", *arguments], {**os.environ, "COLUMNS": "100"}
+    pipe = subprocess.PIPE
+    with popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        output, errors = process.communicate(timeout=200)
+    return process.returncode, output, errors
 
 
 def test_a_run_resumes_and_its_results_are_shown():
-    assert python(RUN % ("local", False))[0] == 0
+    assert python(RUN % ("local", False), is_warm=False)[0] == 0
     loss = [".trieye_data/app", "--metric", "loss", "--mode", "min"]
     commands = [["results", "table", *loss], ["results", "curve", *loss], ["verify", "run"]]
     code, output, errors = python(RUN % ("local", False) + CLI, json.dumps(commands))
@@ -121,7 +129,7 @@ def test_a_plain_hydra_program_sweeps_without_ray():
         "pip install trieye, or set hydra.launcher.backend=local"
     )
     assert not list(Path().rglob("sweep.json")), "it would be the newest sweep"
-    code, output, errors = python(HYDRA, *ours)
+    code, output, errors = python(HYDRA, *ours, is_warm=False)
     assert code == 0, errors
     assert "best of 2 jobs (max)" in output
     assert "sweep: 2 jobs in multirun/" in errors
@@ -149,7 +157,7 @@ def test_a_plain_hydra_sweep_with_a_failed_job_ends_with_a_table_and_one_line():
         "error: 1 of 1 job failed; job 0 raised ValueError: diverged at once. To retry: trieye sweep relaunch "
         f"{Path('alone').resolve()}"
     )
-    fail_fast = ("hydra.sweep.dir=fast", "hydra.launcher.num_jobs=1", "hydra.launcher.fail_fast=true")
+    fail_fast = ("hydra.sweep.dir=fast", "hydra.launcher.isolate=none", "hydra.launcher.fail_fast=true")
     code, _, errors = python(HYDRA, *ours, "+lr=0.5,0.1,0.2", *fail_fast)
     error = errors.splitlines()[-1]
     assert error.startswith("error: 1 of 1 job failed; 2 did not start; job 0 raised ValueError: diverged at once.")

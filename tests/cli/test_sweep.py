@@ -247,18 +247,6 @@ def test_an_unsigned_stored_command_runs_only_when_confirmed(arguments, planned,
     assert (tmp_path / "trace").exists()
 
 
-def test_a_sweep_of_trieye_main_is_planned_run_and_shown(run_typed_sweep, tmp_path):
-    sweep = run_typed_sweep
-    assert sweep("plan", "typed", "seed=0,1", "-o", "typed_sweep", HERE)[0] == 0
-    code, _, err = sweep("run", "-d", "typed_sweep", "-i", "0", "--stride", "1")
-    assert code == 0, err
-    status = json.loads(sweep("status", "typed_sweep", "--json")[1])
-    assert [(job["state"], job["objective"], job["step"]) for job in status["jobs"]] == [
-        ("completed", 0.0, 7), ("completed", 1.0, 7),
-    ]  # fmt: skip
-    assert (tmp_path / "typed_sweep" / "1" / "run").is_symlink()
-
-
 ORPHAN = """
 import os, sys, time
 from pathlib import Path
@@ -324,7 +312,8 @@ def run_typed_sweep(sweep, tmp_path):
     """Return `sweep`, with a program that creates a run for each job."""
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "train.yaml").write_text(
-        "defaults: [trieye, _self_]\napp_name: tested\nruntime: {kind: local}\nsinks: {mlflow: {enabled: false}}\n"
+        "defaults: [trieye, _self_]\napp_name: tested\nruntime: {kind: local}\n"
+        "sinks: {mlflow: {enabled: false}, tensorboard: {enabled: false}}\n"
     )
     (tmp_path / "typed.py").write_text(TYPED)
     return sweep
@@ -395,22 +384,22 @@ def test_a_moved_sweep_resumes_its_runs(run_typed_sweep, tmp_path):
 
 
 def test_sweeps_in_directories_of_equal_name_have_separate_runs(run_typed_sweep, tmp_path):
-    for directory in ("a/first", "b/first", "first"):
+    for directory in ("a/first", "first"):
         assert run_typed_sweep("plan", "typed.py", "seed=0,1", "-o", directory, HERE)[0] == 0
         code, _, err = run_typed_sweep("relaunch", directory)
         assert code == 0, err
-    runs = {
-        (tmp_path / directory / str(job) / "run").resolve()
-        for directory in ("a/first", "b/first", "first")
-        for job in (0, 1)
-    }
-    assert len(runs) == 6
+    runs = {(tmp_path / directory / str(job) / "run").resolve() for directory in ("a/first", "first") for job in (0, 1)}
+    assert len(runs) == 4
 
 
 def test_a_job_whose_run_was_deleted_reruns_only_on_request(run_typed_sweep, tmp_path, capfd):
     sweep = run_typed_sweep
     assert sweep("plan", "typed", "seed=0,1", "-o", "first", HERE)[0] == 0
     assert sweep("relaunch", "first")[0] == 0
+    assert [(job["state"], job["objective"], job["step"]) for job in jobs_of(sweep, "first")] == [
+        ("completed", 0.0, 7), ("completed", 1.0, 7),
+    ]  # fmt: skip
+    assert (tmp_path / "first/1/run").is_symlink()
     run_dir = (tmp_path / "first" / "1" / "run").resolve()
     assert main(["rm", str(run_dir), "--yes"]) == 0
     capfd.readouterr()
@@ -569,6 +558,7 @@ def test_completed_jobs_of_another_launcher_are_not_rerun(sweep, tmp_path):
     assert sorted(started_jobs) == [["1", "0.1"], ["1", "0.5"], ["1", "0.5"], ["2", "0.1"], ["2", "0.5"], ["2", "0.5"]]
 
 
+@pytest.mark.long
 def test_a_relaunch_reads_configs_from_the_config_dir_of_the_sweep(sweep, tmp_path):
     (tmp_path / "more" / "group").mkdir(parents=True)
     (tmp_path / "more" / "group" / "new.yaml").write_text("# @package _global_\nlr: 7.0\n")

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 import trieye
+from tests import warm
 from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.cli.pages import MAX_STORES, PageSelection, pages_of
@@ -29,6 +30,7 @@ from trieye.process.local_servers import free_port
 from trieye.runs.finding import resolve
 from trieye.sinks.mlflow.pages import experiments_of
 
+WARM = warm.LIGHT
 SWEEP = "/of/a sweep/2026-01-01"
 NO_REPORT = "no report: pass an app, a sweep or a run"
 

@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
+from tests import warm
 from trieye.cli import main
 from trieye.runs import diagnose
 
+WARM = warm.RUN
 PROGRAM = """
 import os, signal, sys
 import trieye
@@ -40,7 +42,7 @@ with trieye.Run(config) as run:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
+def root(tmp_path_factory, warm_programs):
     """Runs of one program that finished, failed, was killed and was interrupted."""
     directory = tmp_path_factory.mktemp("why")
     program = directory / "program.py"

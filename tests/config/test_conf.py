@@ -58,6 +58,9 @@ def test_each_option_builds_the_config(options):
 def test_each_option_of_explorers_builds_a_training_config(option):
     config = compose([f"+sync={option.stem}", "+explorer=four"], config_type=TrainConfig)
     assert (config.sync.style, config.explorer.num) == (option.stem, 4)
+
+
+def test_a_training_has_no_explorers_with_the_option_none():
     assert compose(["+sync=fixed", "+explorer=none"], config_type=TrainConfig).explorer.num == 0
 
 
@@ -75,7 +78,10 @@ def test_only_the_chosen_sinks_are_enabled():
     assert compose().sinks.enabled == ["mlflow", "tensorboard"]
 
 
-@pytest.mark.parametrize("chosen", [*OUR_NAMES, "[mlflow,wandb]", "[]"])
+@pytest.mark.parametrize(
+    "chosen",
+    [OUR_NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in OUR_NAMES[1:]), "[mlflow,wandb]", "[]"],
+)
 def test_sinks_have_the_alias_logger(chosen):
     sinks = compose([f"sinks={chosen}" if chosen != "[]" else "logger=[]"]).sinks
     assert compose([f"logger={chosen}"]).sinks == sinks

@@ -65,11 +65,11 @@ def test_the_new_key_exists_and_the_old_one_does_not(rename):
     assert rename.new not in KEYS
 
 
-@pytest.mark.parametrize("rename", CONFIG_RENAMES, ids=lambda rename: rename.old)
-def test_a_typed_old_key_is_an_error_with_the_new_key(rename):
+def test_a_typed_old_key_is_an_error_with_the_new_key():
     with pytest.raises(trieye.ConfigurationError) as caught:
-        trieye.compose([f"{rename.old}=3"], config_type=TrainingConfig)
-    assert str(caught.value) == f"{rename.old}=3: {rename.old} was renamed to {rename.new}"
+        trieye.compose([f"{rename.old}=3" for rename in CONFIG_RENAMES], config_type=TrainingConfig)
+    expected = {f"{rename.old}=3: {rename.old} was renamed to {rename.new}" for rename in CONFIG_RENAMES}
+    assert set(str(caught.value).splitlines()) == expected
 
 
 def test_an_old_key_of_a_launcher_is_an_error_with_the_new_key(project):

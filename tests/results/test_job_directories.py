@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tensorboardX import SummaryWriter
 
+from tests import warm
 from trieye.cli import main
 from trieye.exceptions import ConfigurationError
 from trieye.process.lock import RunLock
@@ -17,6 +18,7 @@ from trieye.results import load
 from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord
 
+WARM = warm.LIGHT
 PROGRAM = """
 import csv
 from pathlib import Path
@@ -44,7 +46,7 @@ fit()
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
+def project(tmp_path_factory, warm_programs):
     """Return a project with a sweep by trieye, `ours`, and one by Hydra's basic launcher, `basic`."""
     path = tmp_path_factory.mktemp("project")
     (path / "conf/model").mkdir(parents=True)

@@ -1,5 +1,7 @@
 """The report page: figures, tables of runs, self-containment, and rendering in a browser."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -123,15 +125,14 @@ def changed(path, **values):
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-@pytest.fixture
-def written(root, tmp_path, monkeypatch, capfd):
+@pytest.fixture(scope="module")
+def written(root, tmp_path_factory):
     """Return the report of the sweep as the command writes it."""
-    monkeypatch.chdir(root)
-    out = tmp_path / "out/report.html"
+    out, printed = tmp_path_factory.mktemp("written") / "out/report.html", io.StringIO()
     words = ["results", "report", "sweep", "--by", "algo", "--last", "1", "-o", str(out), "--title", NASTY]
-    code = main(words)
-    output = capfd.readouterr()
-    assert (code, output.out) == (0, f"written to {out}\n"), output.err
+    with contextlib.chdir(root), contextlib.redirect_stdout(printed):
+        assert main(words) == 0
+    assert printed.getvalue() == f"written to {out}\n"
     assert list(out.parent.iterdir()) == [out]
     return out
 

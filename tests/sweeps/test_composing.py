@@ -40,6 +40,7 @@ def composer(tmp_path, hydra_restore_singletons):
         ["lr=1e-3", "deep.a=5", "deep.b='${deep.a}'", "deep.c=[1,{x: y}]"],
         ["sizes=[1,2,3]", "net.layers=3"],
         ["deep={a: 2}", "lr='a b'"],
+        ["+x=1", "+deep.d.e=2", "++lr=3", "++y={a: 1}", "+deep={f: 4}"],
         [],
     ],
 )
@@ -52,7 +53,7 @@ def test_the_config_equals_the_one_that_hydra_composes(composer, overrides):
     assert fast.hydra._get_flag("readonly") == slow.hydra._get_flag("readonly")
 
 
-@pytest.mark.parametrize("override", ["net=large", "+x=1", "++x=1", "~deep.a", "hydra.job.name=y", "lr=1,2"])
+@pytest.mark.parametrize("override", ["net=large", "+net@other=large", "~deep.a", "hydra.job.name=y", "lr=1,2"])
 def test_other_overrides_are_left_to_hydra(composer, override):
     loader, sweep = composer
     assert with_values(shared_base(loader, sweep), loader, [override]) is None
@@ -61,6 +62,7 @@ def test_other_overrides_are_left_to_hydra(composer, override):
 def test_errors_are_hydras_and_the_base_stays_unchanged(composer):
     loader, sweep = composer
     base = shared_base(loader, sweep)
-    with pytest.raises(ConfigCompositionException, match="Could not override 'rl'"):
-        with_values(base, loader, ["rl=3"])
+    for override, message in (("rl=3", "Could not override 'rl'"), ("+lr=3", "An item is already at 'lr'")):
+        with pytest.raises(ConfigCompositionException, match=message):
+            with_values(base, loader, [override])
     assert base.lr == 0.1

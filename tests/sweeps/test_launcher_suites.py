@@ -16,6 +16,7 @@ def _as_in_a_fresh_process(hydra_restore_singletons):
     Singleton.set_state(state)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings(_LATER)
 @pytest.mark.parametrize(("launcher_name", "overrides"), [("trieye", ["hydra.launcher.isolate=worker"])])
 class TestOnRay(LauncherTestSuite):
@@ -41,6 +42,7 @@ class TestBatches(BatchedSweeperTestSuite):
     pass
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings(_LATER)
 @pytest.mark.parametrize(("launcher_name", "overrides"), [("trieye", ["hydra.launcher.isolate=none"])])
 class TestInThisProcess(LauncherTestSuite):

@@ -5,8 +5,10 @@ import sys
 
 import pytest
 
+from tests import warm
 from trieye.sweeps.jobs import JobRecord
 
+WARM = warm.LIGHT
 PROGRAM = """
 import inspect
 import multiprocessing
@@ -87,6 +89,7 @@ def test_jobs_import_a_guarded_main_module_like_multiprocessing(tmp_path, isolat
     assert f'{tmp_path}/project/fit.py", line {number}, in fit\n    raise ValueError("after all checks")' in traceback
 
 
+@pytest.mark.usefixtures("warm_programs")
 @pytest.mark.parametrize(
     "guard", ["if True:", 'if __name__ == "__main__":', 'if __name__ == "__main__":\n    SCALE = 2']
 )
@@ -95,6 +98,7 @@ def test_an_unguarded_or_changed_main_module_reaches_jobs_by_value(tmp_path, gua
     assert job.objective == (14.0 if "SCALE" in guard else 7.0), lines
 
 
+@pytest.mark.usefixtures("warm_programs")
 def test_a_class_of_an_unguarded_main_module_is_not_found_by_name_and_the_error_says_how(tmp_path):
     program = BY_VALUE.replace("SCALE * Net.width", "instantiate({'_target_': '__main__.Net'}).width").replace(
         "@logged", ""

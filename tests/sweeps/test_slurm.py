@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests import warm
 from tests.waiting import wait_until
 from trieye.cli import main
 from trieye.config.launcher import LauncherConfig
@@ -24,6 +25,7 @@ from trieye.sweeps.slurm import memory_text, numbers, ranges, script_of, submit_
 from trieye.sweeps.slurm_array import SlurmArray
 from trieye.sweeps.status import status_of
 
+WARM = warm.LIGHT
 PROGRAM = """
 import time
 from pathlib import Path
@@ -252,6 +254,7 @@ def test_the_status_of_jobs_follows_the_queue(slurm):
     assert [job.how for job in status_of(Path("sweep"))] == states
 
 
+@pytest.mark.usefixtures("warm_programs")
 def test_a_plain_program_submits_its_jobs_detached_and_relaunches_the_missing_ones(slurm, capfd):
     Path("train.py").write_text(PLAIN)
     words = ["hydra.launcher.backend=slurm", "hydra.launcher.detach=true", "hydra.launcher.slurm.hours=2", "+x=1,2,3"]

@@ -65,6 +65,7 @@ def run_dir_of(config, index):
     return config.persistence.get_run_base_dir().with_name(f"{config.run_name}_{index}")
 
 
+@pytest.mark.long
 def test_a_trainable_passes_tunes_own_check_of_save_and_restore(walks_config):
     assert validate_save_restore(as_trainable(Walk, walks_config("walk", steps=100)))
 
@@ -252,15 +253,17 @@ def test_a_trial_whose_process_dies_while_copying_another_is_retried(walks_confi
         assert [step for step, _ in curve_in(run_dir_of(config, index))] == list(range(1, 21))
 
 
-def test_a_trial_runs_in_the_working_directory_of_the_study(walks_config, study_place):
+def test_a_trial_runs_in_the_working_directory_of_the_study_and_continues_in_another_process(walks_config, study_place):
     class Where(Walk):
         def evaluate(self):
-            return {"eval/return": float(Path.cwd() == study_place.working_dir)}
+            return {"eval/return": self.position * (Path.cwd() == study_place.working_dir)}
 
-    assert (
-        fit(as_trainable(Where, walks_config("where"), study_place), study_place, [1.0])[0].metrics["eval/return"]
-        == 1.0
-    )
+    config = walks_config("where", steps=10)
+    trainable = as_trainable(Where, config, study_place)
+    (result,) = fit(trainable, study_place, [1.0], scheduler=Pausing(), reuse_actors=False)
+    assert result.metrics["eval/return"] == 20.0
+    assert curve_in(run_dir_of(config, 0)) == [(step, 2.0 * step) for step in range(1, 11)]
+    assert len({pid for _, pid in curve_in(run_dir_of(config, 0), "pid")}) == 2
 
 
 @ray.remote(max_retries=0)

@@ -28,6 +28,10 @@ class TrainConfig(TrieyeConfig):
     env: trieye.EnvConfig = Field(default=trieye.EnvConfig(id="CartPole-v1"), description="The environment.")
 
 
+SHOWN: dict[tuple[str, ...], str] = {}
+"""What was shown, by the files of the project and the arguments."""
+
+
 @pytest.fixture
 def help_text(project, monkeypatch, capsys):
     def show_help(*arguments: str) -> str:
@@ -38,12 +42,15 @@ def help_text(project, monkeypatch, capsys):
             This is not shown.
             """
 
-        monkeypatch.setattr(sys, "argv", ["train.py", "--help", *arguments])
-        train()
-        printed = capsys.readouterr()
-        assert printed.err == ""
-        assert project.created_files() == []
-        return printed.out
+        key = (*(path.read_text() for path in sorted(project.conf.rglob("*.yaml"))), *arguments)
+        if key not in SHOWN:
+            monkeypatch.setattr(sys, "argv", ["train.py", "--help", *arguments])
+            train()
+            printed = capsys.readouterr()
+            assert printed.err == ""
+            assert project.created_files() == []
+            SHOWN[key] = printed.out
+        return SHOWN[key]
 
     return show_help
 

@@ -30,26 +30,24 @@ def test_runs_without_a_name_never_share_a_directory(project):
 
 
 def test_each_job_of_a_sweep_is_a_separate_run(project):
-    completed = project.ran("seed=0,1", "run_name=foo", "-m", "loop.steps=2,3")
+    completed = project.ran("seed=0,1", "run_name=foo", "-m", "loop.steps=2")
     sweep = next((project.directory / "multirun").iterdir())
     runs = project.directory / ".trieye_data" / "tested" / "runs"
-    configs = [f"foo_{number} {seed} {runs / f'foo_{number}'}" for number, seed in enumerate((0, 0, 1, 1))]
+    configs = [f"foo_{number} {seed} {runs / f'foo_{number}'}" for number, seed in enumerate((0, 1))]
     assert _values_printed(completed.out, "config") == configs
-    assert sorted(path.name for path in sweep.iterdir() if path.is_dir()) == ["0", "1", "2", "3"]
+    assert sorted(path.name for path in sweep.iterdir() if path.is_dir()) == ["0", "1"]
     launches = _values_printed(completed.out, "launch")
-    assert f"sweep_dir=PosixPath('{sweep}'), job_num=3" in launches[3]
-    assert "overrides=('seed=1', 'run_name=foo', 'loop.steps=3'), is_multirun=True" in launches[3]
+    assert f"sweep_dir=PosixPath('{sweep}'), job_num=1" in launches[1]
+    assert "overrides=('seed=1', 'run_name=foo', 'loop.steps=2'), is_multirun=True" in launches[1]
 
 
 def test_jobs_without_a_name_are_named_after_their_sweep(project):
-    completed = project.ran("-m", "seed=0,1", "hydra.job.chdir=true")
+    completed = project.ran("-m", "seed=0", "hydra.job.chdir=true")
     sweep = next((project.directory / "multirun").iterdir()).name
     runs = project.directory / ".trieye_data" / "tested" / "runs"
-    assert _values_printed(completed.out, "config") == [
-        f"{sweep}_{number} {number} {runs}/{sweep}_{number}" for number in (0, 1)
-    ]
-    grown = project.ran("-m", f"hydra.sweep.dir=multirun/{sweep}", "seed=0,1,2")
-    assert _values_printed(grown.out, "config")[-1] == f"{sweep}_2 2 {runs}/{sweep}_2"
+    assert _values_printed(completed.out, "config") == [f"{sweep}_0 0 {runs}/{sweep}_0"]
+    grown = project.ran("-m", f"hydra.sweep.dir=multirun/{sweep}", "seed=0,1")
+    assert _values_printed(grown.out, "config")[-1] == f"{sweep}_1 1 {runs}/{sweep}_1"
 
 
 def test_a_second_directory_for_a_run_is_rejected(project):
@@ -80,7 +78,7 @@ def test_the_names_of_a_run_are_resolved_once(project):
     ("error", "code", "message"),
     [
         ("config", 2, "error: the task does not like it\n"),
-        ("locked", 3, "error: the run is locked by process 7\n"),
+        pytest.param("locked", 3, "error: the run is locked by process 7\n", marks=pytest.mark.long),
         ("stopped", 143, "stopped at step 7, saved\n3 points were not sent\n"),
         ("ctrl_c", 130, "interrupted\n"),
         ("SerializationError", 1, "error: a SerializationError was raised\n"),
@@ -100,7 +98,9 @@ def test_a_concurrent_start_of_a_run_prints_one_message_and_exits_with_3(project
     assert not (run / ".hydra").exists()
 
 
-@pytest.mark.parametrize(("error", "code"), [("CheckpointError", 1), ("RunLockedError", 3)])
+@pytest.mark.parametrize(
+    ("error", "code"), [pytest.param("CheckpointError", 1, marks=pytest.mark.long), ("RunLockedError", 3)]
+)
 def test_an_error_in_a_job_of_a_sweep_reaches_the_launcher(project, error, code):
     completed = project.run("-m", f"tags.raise={error}")
     assert completed.code == code
@@ -120,7 +120,12 @@ def test_a_run_name_that_looks_like_a_number_stays_a_string(project):
 
 @pytest.mark.parametrize(
     ("root", "directory"),
-    [("~/x", "home/x"), ("$HOME/y", "home/y"), ("data", "data"), ('"a \'q\' \\"p\\""', "a 'q' \"p\"")],
+    [
+        ("~/x", "home/x"),
+        pytest.param("$HOME/y", "home/y", marks=pytest.mark.long),
+        pytest.param("data", "data", marks=pytest.mark.long),
+        ('"a \'q\' \\"p\\""', "a 'q' \"p\""),
+    ],
 )
 def test_any_root_directory_and_names_in_any_script_are_valid(project, monkeypatch, root, directory):
     monkeypatch.setenv("HOME", str(project.directory / "home"))
@@ -143,7 +148,7 @@ def test_a_rejected_job_does_not_stop_a_sweep_but_sets_its_exit_code(project):
     assert len(_values_printed(completed.out, "config")) == 2
 
 
-@pytest.mark.parametrize("arguments", [["runtime=lokal"], ["loop.steps=abc"], ["-m", "seed=0,1,-1"], ["--help", "lop"]])
+@pytest.mark.parametrize("arguments", [["runtime=lokal"], ["-m", "seed=0,1,-1"]])
 def test_an_invalid_command_line_exits_with_2_before_anything_is_created_or_imported(project, arguments):
     program = project.directory / "train.py"
     program.write_text(

@@ -16,7 +16,7 @@ Mistaken = Callable[..., str]
     ("typed", "parts"),
     [
         ("seed=0,1,-1", "seed=-1: |>= 0"),
-        ("seed=range(-1,3)", "seed=-1: |>= 0"),
+        pytest.param("seed=range(-1,3)", "seed=-1: |>= 0", marks=pytest.mark.long),
         ("seed=interval(-1,3)", "seed=-1.0: |>= 0"),
         ("seed=1,2 loop.steps=5,0", "loop.steps=0: |>= 1"),
         ("runtime=local,ray,rya", "runtime=rya: |'ray'?"),
@@ -41,9 +41,9 @@ def test_values_that_depend_on_an_axis_are_checked_with_it(project, mistaken):
     ("params", "message"),
     [
         ("seed: 0,1,-1", "seed=-1: "),
-        ("seed: range(-1,3)", "seed=-1: "),
+        pytest.param("seed: range(-1,3)", "seed=-1: ", marks=pytest.mark.long),
         ("runtime: local,rya", "runtime=rya: "),
-        ("loop.stps: 1,2", "loop.stps=1: "),
+        pytest.param("loop.stps: 1,2", "loop.stps=1: ", marks=pytest.mark.long),
     ],
 )
 def test_sweeper_params_in_a_file_are_checked_like_typed_axes(project, mistaken, params, message):
@@ -57,8 +57,8 @@ def test_sweeper_params_in_a_file_are_checked_like_typed_axes(project, mistaken,
     [
         ("hydra.launcher.num_cpu=2", "hydra.launcher.num_cpu: |'num_cpus'?"),
         ("hydra.launcher.isolate=proces", "hydra.launcher.isolate=proces: |process, worker, none|'process'?"),
-        ("hydra.launcher.retries=-1", "hydra.launcher.retries=-1: |>= 0"),
-        ("hydra.launcher.num_gpus=half", "hydra.launcher.num_gpus=half: |a number"),
+        pytest.param("hydra.launcher.retries=-1", "hydra.launcher.retries=-1: |>= 0", marks=pytest.mark.long),
+        pytest.param("hydra.launcher.num_gpus=half", "hydra.launcher.num_gpus=half: |a number", marks=pytest.mark.long),
         ("hydra.launcher.num_cpus=${sead}", "hydra.launcher.num_cpus: |sead"),
         ("hydra/launcher=trieyee", "'trieye'?"),
         ("hydra/sweeper=trieye hydra.sweeper.kind=gird", "hydra.sweeper.kind=gird: |'grid'?"),
@@ -85,7 +85,7 @@ def test_a_project_can_reject_what_its_machine_cannot_run(mistaken):
         assert message == f"seed=2: {run_name} has no such environment"
 
 
-@pytest.mark.parametrize("flags", [[], ["-m"]])
+@pytest.mark.parametrize("flags", [[], pytest.param(["-m"], marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("library", "typed", "message"),
     [
@@ -102,7 +102,7 @@ def test_a_missing_library_is_reported_before_the_start(mistaken, monkeypatch, l
     assert mistaken(typed, *flags).startswith(message)
 
 
-@pytest.mark.parametrize("flags", [[], ["-m"]])
+@pytest.mark.parametrize("flags", [pytest.param([], marks=pytest.mark.long), ["-m"]])
 @pytest.mark.parametrize(
     ("typed", "message"),
     [

@@ -72,18 +72,18 @@ def test_help_composes_once(start, compositions):
     assert len(compositions) == 1
 
 
-@pytest.mark.parametrize(("launcher", "num"), [("basic", 3), ("trieye hydra.launcher.isolate=none", 1)])
+@pytest.mark.parametrize(("launcher", "num"), [("basic", 2), ("trieye hydra.launcher.isolate=none", 1)])
 def test_a_job_of_a_sweep_composes_at_most_once(start, compositions, launcher, num):
-    configs = start("-m", "seed=0,1,2", "hydra/sweeper=trieye", *f"hydra/launcher={launcher}".split())
-    assert [config.seed for config in configs] == [0, 1, 2]
+    configs = start("-m", "seed=0,1", "hydra/sweeper=trieye", *f"hydra/launcher={launcher}".split())
+    assert [config.seed for config in configs] == [0, 1]
     assert len(compositions) == 1 + num
 
 
 def test_hydras_default_sweeper_and_launcher_print_a_hint_unless_chosen(start, capsys):
-    start("-m", "seed=0,1")
+    start("-m", "seed=0")
     hint = "add hydra/sweeper=trieye hydra/launcher=trieye to run them in parallel\n"
     assert capsys.readouterr().err.count(hint) == 1
-    start("-m", "seed=0,1", "hydra/launcher=basic")
+    start("-m", "seed=0", "hydra/launcher=basic")
     assert hint not in capsys.readouterr().err
 
 
