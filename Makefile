@@ -105,6 +105,7 @@ reference: $(READY)
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m long -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --hypothesis-profile soak $$(grep -rl "^from hypothesis" tests --include="test_*.py")
 	@for script in hub_kills driver_kills local_kills checkpoint_kills training_kills mirror replay_kills replay_server_kills replay_actor \
 	  journal_damage run_damage checkpoint_damage mlflow_outage disk_full short_runs clock forks hydra_versions \
 	  sweep_kills relaunch_kills slurm study_kills nodes learner_node adopted_kills sb3_kills supersession nonfinite hangs fragments \

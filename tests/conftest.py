@@ -18,6 +18,10 @@ from tests import warm
 from trieye.process.signals import STOP_SIGNALS
 from trieye.sinks.mlflow import store
 
+# no deadline for an example: a machine that does other things too is no error
+settings.register_profile("fast", deadline=None, max_examples=40)
+settings.register_profile("soak", deadline=None, max_examples=1000)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make Ctrl-C work, which a shell's job in the background ignores, and so would all that the tests start.
@@ -35,8 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(directory.cleanup)
         os.environ[warm.TABLES] = f"{directory.name}/mlflow.db"
     store._make_tables = partial(warm.copy_tables, Path(os.environ[warm.TABLES]))
-    settings.register_profile("busy", deadline=None)  # a machine that does other things too is no error
-    settings.load_profile("busy")
+    if config.getoption("--hypothesis-profile") is None:
+        settings.load_profile("fast")
 
 
 def pytest_collection_finish() -> None:

@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import pytest
 from history_run import exact, point, points, random_items, seeded
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trieye.history.columns import Columns, cut, grouped
@@ -31,7 +31,6 @@ def test_items_round_trip_bit_exactly_through_columns_and_chunks(items, first):
         assert copy.checksum() == columns.checksum()
 
 
-@settings(max_examples=50)
 @given(st.integers(0, 1 << 30), st.integers(1, 40), st.integers(1, 300))
 def test_grouping_preserves_items_within_the_limits(seed, max_items, max_bytes):
     rng = seeded(seed)

@@ -55,7 +55,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=st.lists(ACTIONS, max_size=25), data=st.data())
 def test_a_hub_that_is_killed_at_any_moment_gives_the_same_points(tmp_path_factory, script, data):
     crashes = data.draw(st.sets(st.integers(0, max(len(script) - 1, 0)), max_size=4))
@@ -65,7 +65,7 @@ def test_a_hub_that_is_killed_at_any_moment_gives_the_same_points(tmp_path_facto
     assert counts == calm_counts
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=st.lists(st.one_of(ACTIONS, st.tuples(st.just("again"), st.none())), max_size=25), data=st.data())
 def test_attempts_whose_hub_is_killed_at_any_moment_supersede_the_same_points(tmp_path_factory, script, data):
     crashes = data.draw(st.sets(st.integers(0, max(len(script) - 1, 0)), max_size=4))
@@ -74,7 +74,6 @@ def test_attempts_whose_hub_is_killed_at_any_moment_supersede_the_same_points(tm
     assert killed == calm
 
 
-@settings(max_examples=30, deadline=None)
 @given(script=st.lists(ACTIONS, max_size=25))
 def test_every_accepted_event_is_in_exactly_one_point(tmp_path_factory, script):
     points, counts = play(Hub(tmp_path_factory.mktemp("hub")), script, crashes=set())

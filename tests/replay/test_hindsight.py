@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.replay.plain_replay import PlainLinks, assert_drawn_by, links_of
@@ -40,7 +40,6 @@ def relabelled(stream, ids, strategy="future", k=4.0, low=0, seed=0):
     return drawn, is_new
 
 
-@settings(deadline=None)
 @given(STREAMS, st.sampled_from(STRATEGIES), st.integers(0, 20), st.integers(0, 2**32 - 1))
 def test_new_goals_were_achieved_in_the_same_episode(stream, strategy, low, seed):
     ids = np.arange(min(low, len(stream) - 1), len(stream))

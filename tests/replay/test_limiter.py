@@ -1,12 +1,11 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trieye.exceptions import ConfigurationError
 from trieye.replay.limiter import RateLimiter
 
 
-@settings(deadline=None)
 @given(
     st.floats(0.1, 20),
     st.integers(1, 30),

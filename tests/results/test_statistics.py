@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -212,7 +212,6 @@ def test_a_profile_of_tasks_counts_their_means():
 
 
 @given(table=tables, seed=st.integers(0, 9), of=st.sampled_from(["runs", "task_means"]))
-@settings(max_examples=50)
 def test_profiles_fall_and_so_do_their_intervals(table, seed, of):
     profile = performance_profile(table, np.linspace(-60, 60, 41), of=of, resamples=100, seed=seed)
     for line in (profile.value, profile.low, profile.high):

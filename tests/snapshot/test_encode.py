@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from pydantic import BaseModel
@@ -78,7 +78,6 @@ states = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=50)
 @given(states)
 def test_plain_data_and_arrays_round_trip_exactly_without_pickle(assert_same, state):
     assert is_plain(state)
@@ -94,7 +93,6 @@ def test_nan_and_mixed_type_keys_keep_type_and_order(assert_same):
     assert_same(through_disk(state), state)
 
 
-@settings(deadline=None, max_examples=60)
 @given(numpy_arrays, st.booleans(), st.integers(1, 3))
 def test_non_contiguous_arrays_round_trip_exactly(assert_same, array, transposed, stride):
     viewed = array.T if transposed else array

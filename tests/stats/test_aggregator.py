@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.stats.conftest import batch, metric
@@ -37,7 +37,6 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(actions, max_size=25), frequencies, frequencies)
 def test_counts_of_points_add_up_to_the_number_of_events(stream, train_frequency, env_frequency):
     def fresh():

@@ -2,7 +2,7 @@ import itertools
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.stats.conftest import batch, metric, rate
@@ -209,7 +209,6 @@ def test_remember_widens_the_extremes_of_the_summary():
     assert "gone" in aggregator.summary
 
 
-@settings(max_examples=100, deadline=None)
 @given(metrics(), st.lists(actions, max_size=12))
 def test_waits_for_time_predicts_points_of_a_flush_without_events(declared, stream):
     aggregator = fresh(declared)

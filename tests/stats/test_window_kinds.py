@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.stats.conftest import batch, metric, rate
@@ -57,7 +57,6 @@ def smoothed(alpha):
     return Aggregator([metric(aggregation="ema", ema_alpha=alpha, log_frequency_steps=10)])
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200), st.floats(1e-6, 1), st.floats(-1e6, 1e6))
 def test_smoothed_sums_match_the_recurrence(values, alpha, before):
     expected, total = [], before
@@ -97,7 +96,6 @@ def points_of(values, quantile, *, size):
     return aggregator.flush(at=1.0)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=60), st.floats(0, 1), st.integers(1, 60))
 def test_quantiles_equal_numpys_for_any_batch_size(values, quantile, size):
     (point,) = points_of(values, quantile, size=size)

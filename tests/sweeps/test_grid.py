@@ -9,7 +9,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trieye.config.hydra.loader import VERSION_BASE
@@ -68,7 +68,6 @@ words = st.one_of(
 )
 
 
-@settings(max_examples=150)
 @given(st.lists(words, max_size=5))
 def test_jobs_have_the_same_numbers_as_in_hydra(spec):
     try:
@@ -269,7 +268,6 @@ sizes = st.lists(st.integers(1, 3), min_size=1, max_size=4)
 increments = st.lists(st.lists(st.integers(0, 2), min_size=4, max_size=4), max_size=3)
 
 
-@settings(max_examples=20)
 @given(sizes, increments)
 def test_growth_keeps_all_indices_and_adds_each_combination_once(lengths, steps):
     words = lambda: [f"k{at}={','.join(map(str, range(length)))}" for at, length in enumerate(lengths)]  # noqa: E731

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trieye.replay.fragments.pool import ChunkPool, PrioritizedChoice, StoredChunk, UniformChoice
@@ -48,7 +48,6 @@ def test_importance_weights_follow_the_formula():
     assert again == slots
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(1e-6, 1e30), min_size=1, max_size=20),
     st.lists(st.tuples(st.integers(0, 30), st.floats(1e-6, 1e30)), max_size=20),
@@ -67,7 +66,6 @@ def test_any_priorities_and_removals_give_distinct_places(priorities, changes, s
     assert ((weights > 0) & (weights <= 1)).all() or max(priorities) > 1e20
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("aaro"), st.integers(0, 5)), max_size=60))
 def test_the_indexes_of_the_pool_agree_with_a_list(steps):
     pool, model = ChunkPool(UniformChoice()), []

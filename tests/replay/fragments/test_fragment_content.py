@@ -127,5 +127,5 @@ def ids(lease):
     return [chunk.id for chunk in lease.chunks]
 
 
-AgainstTheReference.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+AgainstTheReference.TestCase.settings = settings(stateful_step_count=40, deadline=None)
 test_it_does_what_the_slow_reference_does = AgainstTheReference.TestCase

@@ -5,7 +5,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.replay.plain_replay import PlainLinks
@@ -45,13 +45,11 @@ def assert_links(links, rows, low):
     assert (ids - links.rows(low, len(ids))["start"]).tolist() == [slow.start[row_id] for row_id in ids]
 
 
-@settings(deadline=None)
 @given(STREAMS, st.integers(1, 70), CUTS, st.booleans())
 def test_each_row_is_linked_to_its_neighbours_of_the_same_episode(rows, capacity, cuts, one_by_one):
     assert_links(added(rows, capacity, cuts, one_by_one), rows, max(len(rows) - capacity, 0))
 
 
-@settings(deadline=None)
 @given(STREAMS, STREAMS, st.integers(1, 70), st.integers(1, 70), CUTS)
 def test_restored_links_go_on_like_the_original(rows, later, capacity, other, cuts):
     original = added(rows, capacity)
@@ -81,7 +79,6 @@ def test_rows_can_be_followed_for_several_steps():
     assert links.previous_ids(np.array([-1, 2])).tolist() == [-1, 0]
 
 
-@settings(deadline=None)
 @given(STREAMS, st.integers(1, 70), st.booleans(), st.booleans(), st.data())
 def test_travelling_goes_from_row_to_row_of_an_episode(rows, capacity, count_steps, backwards, data):
     links = added(rows, capacity, links=EpisodeLinks(capacity, count_steps=count_steps))

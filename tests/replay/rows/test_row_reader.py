@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.replay.plain_replay import PlainLinks, links_of
@@ -35,7 +35,6 @@ class Rows:
         return window[-1], total, discount, len(window)
 
 
-@settings(deadline=None)
 @given(STREAMS, st.integers(1, 6), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
 def test_returns_are_those_of_a_walk_through_each_episode(stream, n, gamma):
     rewards = np.random.default_rng(0).normal(size=len(stream)).astype(np.float32)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.replay.plain_replay import NARROW, WIDE, Reference, Stream, assert_same, restored
@@ -96,7 +96,6 @@ class Pair:
             assert np.allclose(batch[key], np.stack([row[key] for row in expected]), rtol=1e-6, atol=0), key
 
 
-@settings(max_examples=50, deadline=None)
 @given(ACTIONS, st.lists(st.integers(1, 9), min_size=12, max_size=12), st.integers(1, 14), st.integers(0, 999), OPTIONS)
 def test_what_is_drawn_is_what_was_added(actions, sizes, capacity, seed, options):
     pair = Pair(capacity, seed, options, WIDE if seed % 2 else NARROW)

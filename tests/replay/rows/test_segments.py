@@ -3,7 +3,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.replay.plain_replay import assert_goes_on_alike, numbered, restored
@@ -229,7 +229,6 @@ def test_loading_uses_several_threads(tmp_path, monkeypatch):
     assert_goes_on_alike(filled(1000, width=80), other, 2)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 30), st.booleans()), min_size=1, max_size=12), st.integers(1, 40))
 def test_only_saves_that_were_finished_are_built_upon(steps, capacity):
     """Each step adds rows and saves; the save finishes or is lost."""

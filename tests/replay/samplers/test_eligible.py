@@ -2,7 +2,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trieye.exceptions import ReplayTimeoutError
@@ -96,7 +96,6 @@ class Case:
         self.uses.update(draw.ids.tolist())
 
 
-@settings(deadline=None, max_examples=70)
 @given(
     st.integers(1, 20),
     st.none() | st.integers(1, 4),

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.replay.plain_replay import assert_drawn_by
@@ -133,7 +133,6 @@ ACTIONS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), ACTIONS)
 def test_chances_are_those_of_a_slow_reference_whatever_happens(capacity, actions):
     slow, rng = SlowPriorities(capacity), np.random.default_rng(0)

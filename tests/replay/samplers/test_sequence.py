@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.replay.plain_replay import PlainLinks, assert_drawn_by, links_of
@@ -39,7 +39,6 @@ class NoProposals(UniformSampler):
         return super().pick(n, ids, rng)
 
 
-@settings(deadline=None)
 @given(STREAMS, st.integers(1, 70), st.integers(1, 6), st.integers(1, 3), st.booleans(), st.booleans())
 def test_exactly_the_sequences_within_episodes_are_drawn(stream, capacity, length, period, cross, pad):
     low = max(len(stream) - capacity, 0)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -10,7 +10,6 @@ CAPACITIES = st.sampled_from([1, 2, 15, 16, 17, 255, 256, 257, 300])
 WEIGHTS = st.floats(0, 1e6, width=32) | st.just(0.0)
 
 
-@settings(deadline=None)
 @given(CAPACITIES, st.data())
 def test_slots_are_found_where_the_running_sum_of_the_weights_says(capacity, data):
     weights = data.draw(hnp.arrays(np.float32, capacity, elements=WEIGHTS))
@@ -51,7 +50,6 @@ def test_the_last_place_of_all_finds_the_last_slot_that_has_a_weight(capacity):
         assert weights.all()
 
 
-@settings(deadline=None)
 @given(CAPACITIES, st.lists(st.tuples(st.integers(0, 299), st.integers(1, 300), WEIGHTS), max_size=6), st.data())
 def test_any_changes_leave_the_tree_that_the_weights_alone_would_make(capacity, fills, data):
     tree, plain = SumTree(capacity), np.zeros(capacity, np.float32)
