@@ -31,7 +31,7 @@ def judged(script, *arguments):
 
 SOAKS = {
     "killing the only process of a local run loses and doubles nothing":
-        ("local_kills --kills 1 --calm 0.5 --total 200 --rate 4000 --fork",
+        ("local_kills --kills 1 --calm 0.5 --total 200 --rate 10000 --fork",
          lambda told: told["logging"]["events"] > 0 and told["training"]["events"] == 4000),
     "a run killed while it saves goes on from what was safe":
         ("checkpoint_kills --kills 2 --size-mb 20", lambda told: told["steps"] > 0),
