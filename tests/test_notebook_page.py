@@ -66,7 +66,7 @@ def project(tmp_path_factory):
     return folder / "my_agent"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def kernel(project):
     kernel = Kernel(project)
     yield kernel
@@ -119,8 +119,7 @@ def test_the_cells_of_the_page_run_stop_resume_and_plot(project, kernel):
 
 @pytest.mark.slow
 def test_the_debugger_opens_below_the_cell_and_the_run_continues_or_fails(project, kernel):
-    kernel.run("import trieye")
-    text, _, error = kernel.run(LOOP, answers=["p step + 1000", "c"])
+    text, _, error = kernel.run(f"import trieye\n{LOOP}", answers=["p step + 1000", "c"])
     assert "1003" in text
     assert error == ""
     assert record(project, "loop").status == "FINISHED"

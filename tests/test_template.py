@@ -20,6 +20,7 @@ import torch
 import yaml
 
 from tests import warm
+from tests.test_presets import PAPERS
 from tests.waiting import wait_until
 from trieye.checkpoints.manifest import read_manifest, rewrite_manifest
 from trieye.cli.new import TEMPLATE, answers_of, bake, questions
@@ -169,9 +170,10 @@ def test_nothing_of_the_template_is_left_in_the_files(project):
             assert re.fullmatch(r"(?s)[^\n].*[^\n]\n", text), f"{path} ends with one line break"
 
 
-@pytest.mark.parametrize("slug", [SLUG, "a", "a_package_whose_name_has_forty_charactes"])
+@pytest.mark.parametrize("slug", ["a", "a_package_whose_name_has_forty_charactes"])
 def test_the_project_is_formatted_and_lint_free_whatever_its_name(tmp_path, slug):
-    project = make(tmp_path, slug=slug)
+    project = make(tmp_path, slug=slug, ci="none")
+    assert files_in(project) == {name.replace(SLUG, slug) for name in FILES - {".github/workflows/ci.yml"}}
     for arguments in (["check"], ["format", "--check"]):
         done = run(project, "-m", "ruff", *arguments, ".")
         assert done.returncode == 0, done.stdout
@@ -253,68 +255,49 @@ def test_make_install_takes_the_tested_versions(project):
     assert "pip install --quiet -c constraints.txt -e '.[dev]'" in done.stdout
 
 
-def test_all_licenses_are_tested():
-    assert tuple(LICENSES) == next(each.choices for each in questions() if each.name == "license")
+def test_all_licenses_and_algorithms_are_tested():
+    choices = {each.name: each.choices for each in questions()}
+    assert (tuple(LICENSES), {row[0] for row in PROJECTS}) == (choices["license"], {*choices["algorithm"]})
 
 
-@pytest.mark.parametrize(
-    ("license_name", "version"), [*zip(LICENSES, ["3.11", "3.12", "3.13", "3.13"], strict=True)], ids=list(LICENSES)
-)
-def test_license_and_python_version_reach_license_metadata_and_ci(tmp_path, license_name, version):
-    project = make(tmp_path, license=license_name, author="Ann Author", python_version=version)
+PROJECTS = [  # algorithm, environment, license, Python, option of the environment, extra that it needs
+    ("dqn", "Taxi-v3", "MIT", "3.11", "taxi", ""),
+    ("ppo", "ALE/Breakout-v5", "BSD-3-Clause", "3.12", "breakout", ",atari"),
+    ("sac", None, "Apache-2.0", "3.13", "pendulum", ""),
+    ("td3", "HalfCheetah-v4", "Proprietary", "3.13", "halfcheetah-v4", ",mujoco"),
+    ("blank", "pkg.mod:My_Env-v0", "MIT", "3.11", "my_env", ""),
+    ("single_file", "CartPole-v0", "MIT", "3.11", "cartpole-v0", ""),
+    ("sb3", "LunarLander-v3", "MIT", "3.11", "lunarlander", ",box2d"),
+    ("dqn", "trieye.training.catch:Catch-v0", "MIT", "3.11", "catch", ""),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "env_id", "license_name", "version", "option", "extra"), PROJECTS)
+def test_answers_reach_configs_metadata_readme_and_ci(
+    tmp_path, algorithm, env_id, license_name, version, option, extra
+):
+    own = {"env_id": env_id} if env_id else {}
+    typed = {"license": license_name, "author": "Ann Author", "python_version": version}
+    project = make(tmp_path, algorithm=algorithm, **typed, **own)
+    assert files_in(project) == FILES | {f"conf/env/{option}.yaml"}  # a new option if no option has the environment
+    assert yaml.safe_load((project / f"conf/env/{option}.yaml").read_text())["id"] == env_id or not env_id
+    assert yaml.safe_load((project / "conf/env/cartpole.yaml").read_text())["id"] == "CartPole-v1"
+    command = algorithm if algorithm in {"single_file", "sb3"} else "train"
+    defaults = yaml.safe_load((project / "conf/train.yaml").read_text())["defaults"]
+    chosen = [{"agent": algorithm if command == "train" else "dqn"}, {"env": option}]
+    assert chosen == [entry for entry in defaults if {"agent", "env"} & set(entry)][::-1]
+    readme, metadata = (project / "README.md").read_text(), pyproject(project)
+    assert f"    python -m {SLUG}.{command} " in readme
+    assert ("pip install 'trieye[sb3]'" in readme) == (algorithm != "sb3")
+    trieye, gymnasium, *_ = metadata["dependencies"]
+    assert trieye.startswith(f"trieye{'[sb3]' if algorithm == 'sb3' else ''} @ ")
+    assert gymnasium == f"gymnasium[classic-control{extra}]>=1.1"
     expression, text = LICENSES[license_name]
-    assert pyproject(project)["license"] == expression
+    assert (metadata["license"], metadata["requires-python"]) == (expression, f">={version}")
     assert text in (project / "LICENSE").read_text()
     assert "Ann Author" in (project / "LICENSE").read_text()
-    assert pyproject(project)["requires-python"] == f">={version}"
     workflow = yaml.safe_load((project / ".github/workflows/ci.yml").read_text())
     assert workflow["jobs"]["test"]["steps"][1]["with"]["python-version"] == version
-
-
-def test_no_ci_means_no_ci_file(tmp_path):
-    assert files_in(make(tmp_path, ci="none")) == FILES - {".github/workflows/ci.yml"}
-
-
-@pytest.mark.parametrize(
-    ("env_id", "option"),
-    [
-        ("Taxi-v3", "taxi"),
-        ("ALE/Breakout-v5", "breakout"),
-        ("pkg.mod:My_Env-v0", "my_env"),
-        ("CartPole-v0", "cartpole-v0"),
-        ("HalfCheetah-v4", "halfcheetah-v4"),
-        ("Acrobot-v1", "acrobot"),
-        ("trieye.training.catch:Catch-v0", "catch"),
-    ],
-)
-def test_the_environment_is_an_option_one_of_its_own_if_none_has_it(tmp_path, env_id, option):
-    project = make(tmp_path, env_id=env_id)
-    assert files_in(project) == FILES | {f"conf/env/{option}.yaml"}
-    assert yaml.safe_load((project / f"conf/env/{option}.yaml").read_text())["id"] == env_id
-    assert {"env": option} in yaml.safe_load((project / "conf/train.yaml").read_text())["defaults"]
-    assert yaml.safe_load((project / "conf/env/cartpole.yaml").read_text())["id"] == "CartPole-v1"
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "chosen", "env", "command", "extras"),
-    [
-        ("dqn", "dqn", "cartpole", "train", ""),
-        ("ppo", "ppo", "cartpole", "train", ""),
-        ("sac", "sac", "pendulum", "train", ""),
-        ("td3", "td3", "pendulum", "train", ""),
-        ("blank", "blank", "cartpole", "train", ""),
-        ("single_file", "dqn", "cartpole", "single_file", ""),
-        ("sb3", "dqn", "cartpole", "sb3", "[sb3]"),
-    ],
-)
-def test_the_algorithm_is_what_the_commands_begin_with(tmp_path, algorithm, chosen, env, command, extras):
-    project = make(tmp_path, algorithm=algorithm)
-    assert files_in(project) == FILES
-    assert pyproject(project)["dependencies"][0].startswith(f"trieye{extras} @ ")
-    assert ("pip install 'trieye[sb3]'" in (project / "README.md").read_text()) == (algorithm != "sb3")
-    defaults = yaml.safe_load((project / "conf/train.yaml").read_text())["defaults"]
-    assert [{"agent": chosen}, {"env": env}] == [entry for entry in defaults if {"agent", "env"} & set(entry)][::-1]
-    assert f"    python -m {SLUG}.{command} " in (project / "README.md").read_text()
 
 
 def test_a_project_without_stable_baselines3_says_what_to_install_and_passes_its_tests(project, tmp_path):
@@ -329,14 +312,6 @@ def test_a_project_without_stable_baselines3_says_what_to_install_and_passes_its
     done = warm.run(["-c", without, "pytest", "-q", "-p", "no:cacheprovider", "tests/test_sb3.py"], project)
     assert "1 skipped" in done.stdout, done.stdout + done.stderr
     assert "error" not in done.stdout
-
-
-def test_atari_games_and_landers_bring_the_extra_that_they_need(tmp_path):
-    needs = [
-        pyproject(make(tmp_path, slug=f"needs_{n}", env_id=env_id))["dependencies"][1]
-        for n, env_id in enumerate(["ALE/Pong-v5", "LunarLander-v3", "Hopper-v5", "CartPole-v1"])
-    ]
-    assert needs == [f"gymnasium[classic-control{extra}]>=1.1" for extra in (",atari", ",box2d", ",mujoco", "")]
 
 
 @pytest.mark.parametrize(
@@ -365,16 +340,26 @@ def test_the_convolutions_of_a_project_find_the_channels_of_pictures(shape, plan
         assert np.array_equal(seen[0][0], picture.transpose(2, 0, 1))
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_text_gives_valid_files_that_say_the_same(tmp_path, text):
-    project = make(tmp_path, project_name=text, slug=SLUG, description=text, author=text)
-    expected = " ".join(text.split())
+@pytest.mark.parametrize(
+    "texts",
+    [
+        HOSTILE[::3],
+        HOSTILE[1::3],
+        HOSTILE[2::3],
+        *(pytest.param([text] * 3, marks=pytest.mark.long) for text in HOSTILE),
+    ],
+    ids=range(3 + len(HOSTILE)),
+)
+def test_hostile_text_gives_valid_files_that_say_the_same(tmp_path, texts):
+    name, description, author = (" ".join(text.split()) for text in texts)
+    project = make(tmp_path, **dict(zip(("project_name", "description", "author"), texts, strict=True)), slug=SLUG)
     assert files_in(project) == FILES
-    assert pyproject(project)["description"] == expected
-    assert pyproject(project)["authors"] == [{"name": expected}]
-    assert pyproject(project)["name"] == SLUG
-    assert expected in (project / "README.md").read_text("utf-8")
-    assert expected in (project / "LICENSE").read_text("utf-8")
+    metadata, readme = pyproject(project), (project / "README.md").read_text("utf-8")
+    assert (metadata["name"], metadata["description"]) == (SLUG, description)
+    assert metadata["authors"] == [{"name": author}]
+    assert name in readme
+    assert description in readme
+    assert author in (project / "LICENSE").read_text("utf-8")
     for path in itertools.chain(project.rglob("*.yaml"), project.rglob("*.yml")):
         yaml.safe_load(path.read_text("utf-8"))
     assert compileall.compile_dir(project, quiet=2)
@@ -419,40 +404,25 @@ def test_help_of_the_project_is_fast_to_load(project):
     assert done.stdout.rstrip().endswith("loaded []"), done.stdout + done.stderr
 
 
-COMPOSITIONS = [  # experiments and debug presets apart, because the latter override values of the former
+COMPOSITIONS = [
     "experiment=dqn_cartpole hparams_search=dqn sample=mix data=rows.npz",
     "experiment=dqn_catch sample=prioritized",
-    "experiment=sac_pendulum sample=warmup data=rows.npz",
-    "experiment=td3_pendulum",
-    "experiment=dqn_atari",
-    "experiment=dqn_minatar",
-    "experiment=ppo_atari",
-    "experiment=ppo_minatar",
-    "experiment=ppo_mujoco",
-    "experiment=recurrent_ppo_cartpole",
-    "experiment=sac_mujoco env=hopper",
-    "experiment=td3_mujoco env=walker2d",
+    "experiment=sac_pendulum env=hopper sample=warmup data=rows.npz",
+    "experiment=td3_pendulum env=walker2d sample=uniform",
     "experiment=ppo_cartpole hparams_search=ppo",
     "experiment=ppo_lunarlander",
     "experiment=ppo_pendulum",
-    "agent=blank env=lunarlander debug=profiler",
-    "env=acrobot debug=default",
-    "env=atari debug=limit sample=uniform",
-    "env=pendulum debug=overfit sample=default",
-    "env=catch",
-    "env=halfcheetah agent=sac",
-    "env=minatar",
-    "env=cartpole_positions agent=recurrent_ppo",
+    "experiment=recurrent_ppo_cartpole",
+    "agent=blank env=acrobot debug=overfit sample=default",
 ]
 COMPOSED_BY_DEFAULTS = {
-    "agent=dqn",
-    "agent=ppo",
-    "agent=sac",
-    "agent=td3",
-    "env=cartpole",
-    "metrics=agent",
-    "persistence=default",
+    *("agent=dqn", "agent=ppo", "agent=sac", "agent=td3", "agent=recurrent_ppo", "metrics=agent"),
+    *("env=cartpole", "env=catch", "env=pendulum", "env=lunarlander", "env=cartpole_positions", "persistence=default"),
 }
+"""The project's defaults, and those of the experiments above."""
+COMPOSED_BY_TRAININGS = {"debug=default", "debug=limit", "debug=profiler"}
+COMPOSED_BY_PRESETS = {*(f"experiment={name}" for name in PAPERS), "env=atari", "env=minatar", "env=halfcheetah"}
+"""Experiments of test_presets.py, and their environments."""
 
 
 @pytest.mark.slow
@@ -460,7 +430,7 @@ def test_every_option_of_the_project_composes(project):
     files = [re.fullmatch(r"conf/(\w+)/(\w+)\.yaml", name) for name in FILES]
     options = {f"{match[1]}={match[2]}" for match in files if match}
     overrides = {word for words in COMPOSITIONS for word in words.split()} - {"data=rows.npz"}
-    assert overrides | COMPOSED_BY_DEFAULTS == options
+    assert overrides | COMPOSED_BY_DEFAULTS | COMPOSED_BY_TRAININGS | COMPOSED_BY_PRESETS == options
     code = f"""
 import trieye
 from {SLUG}.config import TrainConfig
@@ -480,6 +450,8 @@ for words in {COMPOSITIONS}:
             "tests/test_train.py::test_a_killed_run_resumes_with_bit_identical_weights",
             "--deselect",
             "tests/test_config.py::test_every_option_composes",  # the test above composes several at once
+            "--deselect",
+            "tests/test_sb3.py::test_a_run_resumes_and_is_evaluated[DQN]",  # integrations/test_sb3.py resumes others
         ],
         pytest.param([], marks=pytest.mark.long),  # kills of the same algorithms are in test_soak.py
     ],

@@ -120,18 +120,22 @@ import json, os, sys, ray
 def names():
     return [os.path.relpath(os.path.join(parent, name)) for parent, _, names in os.walk(".") for name in names]
 
-address, directory, what = sys.argv[1:]
-ray.init(address=address, runtime_env={"working_dir": directory})
-sent = ray.get_runtime_context().runtime_env["working_dir"]
-print("sent", json.dumps(sent if what == "address" else [sent, ray.get(ray.remote(names).remote())]))
+address, again, *directories = sys.argv[1:]
+sent = []
+for directory in (again, *directories):
+    ray.init(address=address, runtime_env={"working_dir": directory})
+    files = [] if directory == again else ray.get(ray.remote(names).remote())
+    sent.append([ray.get_runtime_context().runtime_env["working_dir"], files])
+    ray.shutdown()
+print("sent", json.dumps(sent))
 """
 
 
-def sent_to_worker(directory, what):
-    """Send a directory to the cluster; return its `address`, or with `files` also the files that a worker sees."""
+def sent_to_workers(*directories):
+    """Send directories to the cluster; return the address of each, and the files that a worker sees of the later."""
     import ray
 
-    command = [sys.executable, "-c", DRIVER, ray.get_runtime_context().gcs_address, directory, what]
+    command = [sys.executable, "-c", DRIVER, ray.get_runtime_context().gcs_address, *map(str, directories)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return next(json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("sent "))
 
@@ -148,10 +152,9 @@ def test_workers_of_ray_find_the_staged_files_and_the_same_files_have_the_same_a
     for path in project.rglob("*.py"):
         path.touch()
     stage(project, again)
-    address, files = sent_to_worker(tmp_path / "copy", "files")
-    _, all_of_it = sent_to_worker(project, "files")
+    (same_address, _), (address, files), (_, all_of_it) = sent_to_workers(again, tmp_path / "copy", project)
     assert {*files} == sent
-    assert sent_to_worker(again, "address") == address
+    assert same_address == address
     assert (again / "run.sh").stat().st_mode & 0o777 == 0o755
     assert "link.txt" in all_of_it, "Ray itself follows links: docs/cluster.md could say less"
 

@@ -1,5 +1,6 @@
 """NaN and infinity are detected at their source, named, and never saved in checkpoints."""
 
+import itertools
 import json
 import math
 
@@ -90,9 +91,20 @@ def status_of(config):
     return json.loads((RunFiles(config.persistence).run_base_dir / "run.json").read_text())["status"]
 
 
-@pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("target", ["reward", "observation", "reset"])
-@pytest.mark.parametrize("engine", [DQN, PPO])
+TARGETS = ("reward", "observation", "reset")
+SPOILED = {
+    *zip([DQN] * 3, TARGETS, VALUES, strict=True),
+    *zip([PPO] * 3, TARGETS, VALUES[::-1], strict=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "target", "value"),
+    [
+        pytest.param(*each, marks=() if each in SPOILED else pytest.mark.long)
+        for each in itertools.product([DQN, PPO], TARGETS, VALUES)
+    ],
+)
 def test_a_run_stops_at_a_nonfinite_value_of_an_environment_and_names_it(spoiled, engine, target, value):
     agent = DQN_OF_FEW_STEPS if engine is DQN else PPO_OF_FEW_STEPS
     config = spoiled(agent, env={"target": target, "value": value, "at": 12 if target == "reset" else 20}, steps=300)
@@ -418,8 +430,10 @@ def test_a_cut_episode_reports_no_return():
     assert metrics["episode/interrupted"] == [20.0]
 
 
-@pytest.mark.parametrize("engine", [DQN, PPO])
-@pytest.mark.parametrize("mode", ["stop", "skip"])
+@pytest.mark.parametrize(
+    ("engine", "mode"),
+    [(DQN, "stop"), (PPO, "stop"), (DQN, "skip"), pytest.param(PPO, "skip", marks=pytest.mark.long)],
+)
 def test_an_explorer_names_itself_and_its_environment(spoiled, engine, mode, capsys):
     agent = DQN_OF_FEW_STEPS if engine is DQN else PPO_OF_FEW_STEPS
     config = spoiled(agent, env={"at": 30, "every": 30}, explorer={"num": 2}, loop={"on_nonfinite": mode}, steps=300)

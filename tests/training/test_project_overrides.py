@@ -111,7 +111,14 @@ def one_line_message(error):
     return mistake["msg"] if "\n" not in mistake["msg"] else ""
 
 
-@pytest.mark.parametrize("override", OVERRIDES)
+OF_THE_COMMAND_LINE = {"replay=prioritized", "replay.storage=mmap replay.storage_dir=.", *REFUSED}
+"""The others train in `test_combinations_train_unless_one_of_their_overrides_is_rejected`, without composing."""
+
+
+@pytest.mark.parametrize(
+    "override",
+    [pytest.param(each, marks=() if each in OF_THE_COMMAND_LINE else pytest.mark.long) for each in OVERRIDES],
+)
 def test_an_override_trains_or_is_rejected_in_one_line_before_the_start(compose, tmp_path: Path, override):
     messages = refusals("dqn", override)
     if not messages:
@@ -179,7 +186,9 @@ def test_ppo_learns_from_single_rows(compose, overrides):
     engine.cleanup()
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize(
+    "agent", ["dqn", "recurrent_ppo", "sac", *(pytest.param(e, marks=pytest.mark.long) for e in ("ppo", "td3"))]
+)
 def test_an_algorithm_trains_in_bfloat16_with_float32_weights(compose, agent):
     engine = make_engine(compose(agent, "agent.precision=bfloat16"))
     before = [weights.clone() for weights in engine.policy.parameters()]
@@ -196,7 +205,7 @@ def test_float16_is_rejected_because_gradients_would_vanish_unscaled(compose):
         compose("dqn", "agent.precision=float16")
 
 
-@pytest.mark.parametrize("agent", ["sac", "ppo"])
+@pytest.mark.parametrize("agent", ["sac", pytest.param("ppo", marks=pytest.mark.long)])
 def test_an_agent_trains_and_evaluates_with_float64_actions(compose, agent):
     config = compose(agent, "env.id=tests.training.worlds:Doubles-v0")
     trieye.train(config)

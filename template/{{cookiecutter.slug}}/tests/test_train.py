@@ -43,15 +43,16 @@ def train(*overrides: str) -> Path:
     return config.persistence.get_run_base_dir()
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", sorted(AGENTS.keys() - {"dqn"}))
 def test_an_algorithm_trains_and_saves_a_checkpoint(tmp_path: Path, agent: str):
     checkpoint = trieye.load_checkpoint(train(*overrides_of(tmp_path, agent, agent)), "latest")
     assert checkpoint.objects["loop"]["updates"] >= 20
     assert checkpoint.objective is not None
 
 
-def test_a_saved_policy_acts_and_is_evaluated(tmp_path: Path):
+def test_dqn_trains_and_its_saved_policy_acts_and_is_evaluated(tmp_path: Path):
     run_dir = train(*overrides_of(tmp_path, "dqn", "one"))
+    assert trieye.load_checkpoint(run_dir, "latest").objects["loop"]["updates"] >= 20
     policy, env = trieye.load_policy(run_dir), trieye.make_env(run_dir)
     assert env.action_space.contains(policy.predict(env.reset(seed=0)[0]))
     env.close()

@@ -56,10 +56,18 @@ class Server:
         wait_until(lambda: self.scalars(tag) == expected, pause_s=0.1)
 
 
-@pytest.fixture(params=["true", "false"], ids=["data server", "loader in Python"])
+HAS_DATA_SERVER = importlib.util.find_spec("tensorboard_data_server") is not None
+"""Whether `tensorboard` starts it here; otherwise, its loader in Python serves everybody."""
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("true", marks=pytest.mark.skipif(not HAS_DATA_SERVER, reason="no data server for this platform")),
+        pytest.param("false", marks=pytest.mark.long if HAS_DATA_SERVER else ()),
+    ],
+    ids=["data server", "loader in Python"],
+)
 def server(request, tmp_path):
-    if request.param == "true" and not importlib.util.find_spec("tensorboard_data_server"):
-        pytest.skip("there is no data server for this platform")
     (tmp_path / RUN).mkdir(parents=True)
     arguments = ["--logdir", str(tmp_path), "--host", "127.0.0.1", "--port", "0", "--reload_interval", "1"]
     with subprocess.Popen(

@@ -79,7 +79,9 @@ def test_staleness_never_exceeded_and_pacing_no_drops(train_config, style, stale
     assert metrics["explorer/alive"] == 3
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "style", ["trainer_driven", "fully_async", pytest.param("explorer_driven", marks=pytest.mark.long)]
+)
 def test_training_with_a_replay_reaches_its_limit_in_every_style(train_config, style):
     config = train_config(**DQN_PARTS, explorer={"num": 2}, sync={"style": style}, loop={"env_steps": 300})
     result = trieye.run_experiment(DQN, config)
@@ -187,7 +189,7 @@ def test_a_hanging_explorer_is_restarted_while_the_others_continue(train_config)
     assert metrics["explorer/lost_fragments"] >= 1
 
 
-@pytest.mark.parametrize(("engine", "parts"), [(DQN, DQN_PARTS), (PPO, PPO_PARTS)])
+@pytest.mark.parametrize(("engine", "parts"), [(DQN, DQN_PARTS), pytest.param(PPO, PPO_PARTS, marks=pytest.mark.long)])
 def test_resume_continues_version_and_step(train_config, engine, parts):
     settings = parts | {"explorer": {"num": 2}, "sync": {"style": "fully_async"}}
     first = train_config(**settings, loop={"env_steps": 250})
@@ -216,7 +218,9 @@ class Twice(PPO):
         return super().step() | super().step()
 
 
-@pytest.mark.parametrize("style", ["fixed", *STYLES])
+@pytest.mark.parametrize(
+    "style", ["fixed", "fully_async", *(pytest.param(each, marks=pytest.mark.long) for each in STYLES[:2])]
+)
 def test_a_learner_may_collect_several_times_in_one_step(train_config, style):
     config = train_config(
         **PPO_PARTS, explorer={"num": 2}, sync={"style": style, "max_staleness": 0} if style != "fixed" else {}
