@@ -73,7 +73,7 @@ def play(written, script, rng):
                 assert exact(written.history.superseded(start)) == exact(written.lost_branch(start))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=SCRIPT, seed=st.integers(0, 1 << 30))
 def test_a_history_behaves_like_a_list(tmp_path_factory, small, script, seed):
     written = Written(tmp_path_factory.mktemp("run"))

@@ -3,7 +3,7 @@ from typing import get_args
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.stats.conftest import batch, metric
@@ -98,7 +98,6 @@ def expected(config, stream):
     return points + reference.flush(at + 1), reference
 
 
-@settings(max_examples=300, deadline=None)
 @given(metrics(), st.lists(actions, max_size=20))
 def test_points_match_the_reference_and_survive_saves_bit_exactly(declared, stream):
     passes, aggregator = play(declared, stream, saves=False)
@@ -124,7 +123,6 @@ def test_points_match_the_reference_and_survive_saves_bit_exactly(declared, stre
             assert sum(count for _, _, count, _ in actual) == reference.num_events
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 50), values, st.just(0.0)), min_size=1, max_size=80), st.integers(1, 80))
 def test_points_do_not_depend_on_the_batch_size(events, size):
     declared = [
