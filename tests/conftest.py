@@ -158,7 +158,9 @@ def ray_cluster():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS", raising=False)
-        patch.setattr(ray._private.node.Node, "start_log_monitor", lambda _: None)  # of whose lines no test reads any
+        patch.setattr(
+            ray._private.node.Node, "start_log_monitor", lambda _: None
+        )  # the one test that needs it starts it
         ray.init(address="local", num_cpus=2, include_dashboard=False, namespace="trieye", log_to_driver=False)
     yield
     ray.shutdown()

@@ -194,6 +194,15 @@ sys.stdin.read()
 """
 
 
+@pytest.fixture
+def _log_monitor():
+    """Let Ray forward lines of its workers, which the cluster of the tests does not."""
+    ray._private.worker._global_node.start_log_monitor()
+    yield
+    ray._private.worker._global_node.kill_log_monitor()
+
+
+@pytest.mark.usefixtures("_log_monitor")
 def test_console_metrics_reach_the_driver(tmp_path):
     address = ray.get_runtime_context().gcs_address
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

@@ -1,0 +1,200 @@
+"""Change one operator, constant or condition at a time, and check that the tests of its package fail.
+
+Each mutant is a fork of this process that imports the changed module and runs the tests of its package, those of the
+module first, until one fails. Prints a line for each surviving mutant, then one JSON line: the killed share. Survivors
+are either equivalent to the original or show a missing test; the script fails only if the unchanged tests fail.
+"""
+
+import argparse
+import ast
+import contextlib
+import copy
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import hypothesis  # noqa: F401 - imported once for all forks, like the next ones
+import numpy as np  # noqa: F401
+import pyarrow.parquet  # noqa: F401
+import pydantic  # noqa: F401
+import pytest
+import torch  # noqa: F401
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT_S = 300
+OPPOSITES: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult, ast.BitOr: ast.BitAnd, ast.Break: ast.Continue, ast.Continue: ast.Break,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one module.
+
+    Attributes:
+        file: The changed file.
+        line: Its changed line.
+        before: The line as it is.
+        after: The changed statement.
+        source: The changed module.
+    """
+
+    file: Path
+    line: int
+    before: str
+    after: str
+    source: str
+
+
+def changed(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the changed forms of a node, which keep its fields apart from one."""
+    match node:
+        case ast.Compare(ops=[operator]) | ast.BinOp(op=operator) | ast.BoolOp(op=operator) if type(
+            operator
+        ) in OPPOSITES:
+            other = copy.deepcopy(node)
+            opposite = OPPOSITES[type(operator)]()
+            if isinstance(other, ast.Compare):
+                other.ops = [opposite]  # type: ignore[list-item]  # an operator of comparisons
+            else:
+                other.op = opposite  # type: ignore[union-attr]  # as matched
+            yield other
+        case ast.UnaryOp(op=ast.Not()):
+            yield node.operand
+        case ast.Constant(value=bool()):
+            yield ast.Constant(not node.value)
+        case ast.Constant(value=int() | float()):
+            yield ast.Constant(node.value + 1)
+        case ast.Break() | ast.Continue():
+            yield OPPOSITES[type(node)]()
+        case ast.If(test=test) | ast.While(test=test):
+            other = copy.deepcopy(node)
+            other.test = ast.UnaryOp(ast.Not(), copy.deepcopy(test))  # type: ignore[attr-defined]  # as matched
+            yield other
+        case ast.Return(value=ast.expr()):
+            yield ast.Return(ast.Constant(None))
+        case ast.Expr(value=ast.Call()):
+            yield ast.Pass()
+
+
+def mutants_of(file: Path) -> Iterator[Mutant]:
+    """Yield the mutants of a module; annotations and docstrings stay as they are."""
+    text = file.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    tree = ast.parse(text)
+    for parent in list(ast.walk(tree)):
+        for name, value in ast.iter_fields(parent):
+            if name in {"annotation", "returns", "decorator_list", "type_params"}:
+                continue
+            for index, node in enumerate(value if isinstance(value, list) else [value]):
+                if not isinstance(node, ast.AST):
+                    continue
+                for other in changed(node):
+                    _put(parent, name, index, ast.copy_location(other, node))
+                    line = getattr(node, "lineno", getattr(parent, "lineno", 1))
+                    source = ast.unparse(ast.fix_missing_locations(tree))
+                    _put(parent, name, index, node)
+                    yield Mutant(file, line, lines[line - 1].strip(), ast.unparse(other).splitlines()[0], source)
+
+
+def _put(parent: ast.AST, name: str, index: int, node: ast.AST) -> None:
+    value = getattr(parent, name)
+    if isinstance(value, list):
+        value[index] = node
+    else:
+        setattr(parent, name, node)
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
+    """Imports the mutant in place of its module."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+        self._name = ".".join(mutant.file.relative_to(ROOT).with_suffix("").parts)
+
+    def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of the changed module; None for all others."""
+        file = str(self._mutant.file)
+        return importlib.util.spec_from_file_location(name, file, loader=self) if name == self._name else None
+
+    def get_filename(self, _: str) -> str:
+        """Return the file of the module."""
+        return str(self._mutant.file)
+
+    def get_data(self, _: str) -> bytes:  # type: ignore[override]  # a path of bytes does not occur
+        """Return the changed source."""
+        return self._mutant.source.encode()
+
+
+def start(mutant: Mutant | None, tests: list[Path]) -> int:
+    """Fork a process that runs tests with a mutant, and return its id."""
+    if pid := os.fork():
+        return pid
+    os.setsid()
+    silent = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(silent, number)
+    signal.alarm(TIMEOUT_S)  # a mutant that never ends is killed
+    code = 1
+    with contextlib.suppress(BaseException):
+        if mutant is not None:
+            sys.meta_path.insert(0, Finder(mutant))
+        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *map(str, tests)]))
+    os._exit(code)
+
+
+def tests_of(file: Path) -> list[Path]:
+    """Return the test files of the package of a module, those that are named after the module first."""
+    package = file.relative_to(ROOT / "trieye").parts[0]
+    files = sorted((ROOT / "tests" / package).rglob("test_*.py"))
+    return sorted(files, key=lambda test: file.stem not in test.stem)
+
+
+def main() -> int:
+    """Run the mutants, and print the survivors and the score."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutants", type=int, default=300, help="number of sampled mutants")
+    parser.add_argument("--packages", nargs="+", default=["stats", "checkpoints"], help="packages of trieye/")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument("--at-once", type=int, default=2, help="concurrent processes")
+    options = parser.parse_args()
+    files = [file for package in options.packages for file in sorted((ROOT / "trieye" / package).rglob("*.py"))]
+    everything = [mutant for file in files for mutant in mutants_of(file)]
+    sample = random.Random(options.seed).sample(everything, min(options.mutants, len(everything)))
+    os.chdir(ROOT)
+    for package in options.packages:
+        pid = start(None, sorted((ROOT / "tests" / package).rglob("test_*.py")))
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0:
+            sys.stderr.write(f"the tests of {package} fail without a mutant\n")
+            return 1
+    begun_at, survivors, running = time.monotonic(), [], dict[int, Mutant]()
+    for number, mutant in enumerate([*sample, *[None] * options.at_once]):
+        if mutant is not None:
+            running[start(mutant, tests_of(mutant.file))] = mutant
+        while running and (len(running) >= options.at_once or mutant is None):
+            pid, status = os.wait()
+            done = running.pop(pid)
+            if os.waitstatus_to_exitcode(status) == 0:
+                survivors.append(done)
+                print(f"{done.file.relative_to(ROOT)}:{done.line}: {done.before}  ->  {done.after}", flush=True)
+        if number % 25 == 24:
+            sys.stderr.write(f"{number + 1} mutants, {len(survivors)} survived, {time.monotonic() - begun_at:.0f} s\n")
+    killed = len(sample) - len(survivors)
+    line = {"soak": "mutants", "mutants": len(sample), "of": len(everything), "killed": killed, "seed": options.seed}
+    print(json.dumps({**line, "share": round(killed / max(len(sample), 1), 3)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
