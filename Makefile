@@ -10,7 +10,8 @@
 # make docs-long    external links of the site, and the commands of the documentation with their full budgets: about an hour
 # make bench        every goal of the benchmarks folder, as a JSON line each
 # make reference    reference tables beside stable-baselines3, resumable (hours), and docs/benchmarks from their curves
-# make soak         tests marked long, 1000 examples of property tests, then hundreds of kills, damaged files, outages and full disks: about 30 minutes
+# make soak         tests marked long, property tests with 1000 examples, then hundreds of kills, damaged files, outages and full
+#                   disks: about 30 minutes
 # make clean        remove everything that the other targets created
 
 PYTHON ?= python3
