@@ -3,7 +3,7 @@ from typing import get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.stats.conftest import batch, metric
@@ -124,6 +124,7 @@ def test_points_match_the_reference_and_survive_saves_bit_exactly(declared, stre
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), values, st.just(0.0)), min_size=1, max_size=80), st.integers(1, 80))
+@example([(2, 10.0, 0.0), (1, 20.0, 0.0), (15, 30.0, 0.0), (15, 40.0, 0.0)], 1)  # several events in each window
 def test_points_do_not_depend_on_the_batch_size(events, size):
     declared = [
         metric(name, raw_event_name="e", aggregation=name, log_frequency_steps=12, ema_alpha=0.3, quantile=0.9)
