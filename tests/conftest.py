@@ -18,23 +18,23 @@ from tests import warm
 from trieye.process.signals import STOP_SIGNALS
 from trieye.sinks.mlflow import store
 
-# no deadline for an example: a machine that does other things too is no error
+# examples have no deadline: a busy machine is not an error
 settings.register_profile("fast", deadline=None, max_examples=40)
 settings.register_profile("soak", deadline=None, max_examples=1000)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make Ctrl-C work, which a shell's job in the background ignores, and so would all that the tests start.
+    """Restore Ctrl-C, keep Ray small, share MLflow's tables, and select the profile of property tests.
 
-    And let a Ray start only what is asked for, and stores of MLflow be copies of one.
+    A background job of a shell ignores Ctrl-C, and so would every program that the tests start.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # each Ray that starts would start a worker for each core, and count what nobody looks at: 1.5 s of a core
+    # otherwise Ray starts a worker per core and collects unused metrics: 1.5 s of CPU per cluster
     os.environ |= {"RAY_prestart_worker_first_driver": "0", "RAY_enable_metrics_collection": "0"}
-    # idle threads of torch spin: a process for each core computes already
+    # idle threads of torch spin, and the test processes already use every core
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if warm.TABLES not in os.environ:  # in a process of xdist it is
+    if warm.TABLES not in os.environ:  # the workers of xdist inherit it
         directory = tempfile.TemporaryDirectory(prefix="trieye-tests-")
         config.add_cleanup(directory.cleanup)
         os.environ[warm.TABLES] = f"{directory.name}/mlflow.db"
@@ -44,16 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector all that the test modules import, millions of objects; see `warm.freeze`."""
-    if os.environ.get("PYTEST_XDIST_WORKER"):
+    """Exempt the millions of imported objects from garbage collection; see `warm.freeze`."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
         warm.keep_schema()
     warm.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long comes first: what needs Ray, in one process, and files with many slow tests.
+    """Run the longest files first: those that need Ray, then those with the most slow tests.
 
-    Processes that share the files then end at about the same time.
+    The worker processes then finish at about the same time.
     """
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     with_ray = {item.path for item in items if "ray_cluster" in item.fixturenames}
@@ -72,7 +72,7 @@ def _no_log_handlers():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give the files that need Ray to two processes: each that has one of them starts a cluster, 7 s of a core."""
+    """Give the files that need Ray to two workers, since each of them starts a cluster: 7 s of CPU."""
     from xdist.scheduler import LoadFileScheduling
 
     @cache
@@ -102,7 +102,7 @@ def _own_environment(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _signals_are_given_back():
-    """Give signals back: a loop that an error ended, or a run that is open, has them as long as it is remembered."""
+    """Restore signal handlers: a failed loop or an open run keeps them until it is garbage-collected."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     for number, handler in before.items():
@@ -112,7 +112,7 @@ def _signals_are_given_back():
 
 @pytest.fixture(scope="module")
 def warm_programs(request):
-    """Let programs that `subprocess` starts be forks of a process that has imported their modules; see `warm`."""
+    """Make `subprocess` fork Python programs from a process that has imported their modules; see `warm`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", warm.POPEN[getattr(request.module, "WARM", warm.HEAVY)])
         yield
@@ -120,13 +120,13 @@ def warm_programs(request):
 
 @pytest.fixture
 def cold_programs(monkeypatch):
-    """Let programs be interpreters that start, in a module of which others are forks."""
+    """Start new interpreters in a module whose other programs are forks."""
     monkeypatch.setattr(subprocess, "Popen", warm.Popen.__base__)
 
 
 @pytest.fixture
 def own_key_home(_own_environment, monkeypatch, tmp_path_factory):
-    """Let the test have a key of its own, and return the directory below which it is made."""
+    """Give the test a separate signing key, and return the directory that will contain it."""
     home = tmp_path_factory.mktemp("config")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
     return home
@@ -158,9 +158,8 @@ def ray_cluster():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS", raising=False)
-        patch.setattr(
-            ray._private.node.Node, "start_log_monitor", lambda _: None
-        )  # the one test that needs it starts it
+        # it reads the log directory ten times a second; the only test that needs it starts it
+        patch.setattr(ray._private.node.Node, "start_log_monitor", lambda _: None)
         ray.init(address="local", num_cpus=2, include_dashboard=False, namespace="trieye", log_to_driver=False)
     yield
     ray.shutdown()

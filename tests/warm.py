@@ -1,8 +1,8 @@
 """Programs that start in a fork of a process which has imported what takes seconds: Hydra, and torch and MLflow too.
 
-A test that is not about starting uses it in place of `subprocess`: an interpreter that imports torch, its compiler for
-the first optimizer, and MLflow takes 5 s of a core, and hundreds of them start in the tests. So do hundreds of stores
-of MLflow, whose tables take a second: they are copies of one that it has made.
+Tests whose subject is not the start of a program use it instead of `subprocess`: an interpreter that imports torch, the
+compiler of its first optimizer and MLflow takes 5 s of CPU, and the tests start hundreds. They also create hundreds of
+MLflow stores, whose tables take a second: these are copies of a single store.
 """
 
 import atexit
@@ -54,7 +54,7 @@ class Warm:
     """A process that has imported some modules and forks for each program.
 
     Args:
-        modules: What it has imported.
+        modules: Modules to import before the first fork.
     """
 
     def __init__(self, modules: tuple[str, ...]) -> None:
@@ -76,11 +76,11 @@ class Warm:
         self._server.wait()
 
     def is_alive(self) -> bool:
-        """Tell whether it can fork."""
+        """Return True if the process can fork."""
         return self._server.poll() is None
 
     def can_start(self, command: list[str], cwd: str, env: Mapping[str, str]) -> bool:
-        """Tell whether a fork can do what an interpreter that starts with these arguments does."""
+        """Return True if a fork behaves like a new interpreter with these arguments."""
         is_program = command[0] in {"-c", "-m"} or (command[0].endswith(".py") and Path(cwd, command[0]).is_file())
         is_of_tests = not any("site-packages" in word for word in command[:2])  # Ray's processes start with theirs
         return is_program and is_of_tests and Path(cwd).is_dir() and startup_variables(env) == self._startup
@@ -93,7 +93,7 @@ class Warm:
             cwd: Its working directory.
             env: Its environment.
             files: Descriptors of its input, output and errors.
-            leads: Whether it leads a session of its own.
+            leads: Whether the program leads a new session.
         """
         asked = json.dumps([command, cwd, dict(env), leads]).encode()
         system = ctypes.CDLL(None)
@@ -139,7 +139,7 @@ class PopenLight(Popen):
 
 
 class PopenRun(Popen):
-    """Forks of a process that has imported what a run without torch and MLflow needs."""
+    """Forks of a process that has imported the modules of a run without torch and MLflow."""
 
     modules = RUN
 
@@ -149,7 +149,7 @@ _servers: dict[tuple[str, ...], Warm] = {}
 
 
 def server_of(modules: tuple[str, ...]) -> Warm:
-    """Return the process with these modules that all tests of this one use."""
+    """Return the process with these modules, shared by all tests of this process."""
     if modules not in _servers or not _servers[modules].is_alive():
         _servers[modules] = Warm(modules)
     return _servers[modules]
@@ -164,7 +164,7 @@ def run(
         command: `-c` and code, `-m` and a module, or the path of a script, and arguments.
         cwd: Its working directory.
         env: Its environment; None: the present one.
-        modules: What is imported before it starts.
+        modules: Modules that are imported before the program starts.
     """
     command = [sys.executable, *command]
     with POPEN[modules](
@@ -189,7 +189,7 @@ def freeze() -> None:
 
 
 def copy_tables(made: Path, draft: Path) -> None:
-    """Do what the sink's `make_tables` does, with a copy of what it has made the first time."""
+    """Create the tables like the sink's `make_tables`, as a copy of the first ones."""
     if made.exists():
         shutil.copyfile(made, draft)
         return

@@ -44,7 +44,7 @@ def take_run(paths: RunFiles, mirror: str | None, take_lock: Callable[[], RunLoc
 
     Args:
         paths: File names of the run.
-        mirror: URL of the copies of runs; None if there are none.
+        mirror: URL of the mirror; None without a mirror.
         take_lock: Takes the lock of the run.
 
     Returns:
