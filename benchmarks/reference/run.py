@@ -35,7 +35,7 @@ METRICS = "eval/return,eval/mean_reward"
 
 PACKAGES = {
     "sb3": ["stable-baselines3==2.9.2"],
-    "mujoco": ["gymnasium[mujoco]"],
+    "mujoco": ["gymnasium[mujoco]", "mujoco<4"],
     "box2d": ["gymnasium[box2d]"],
     "atari": ["gymnasium[atari]", "opencv-python-headless"],
     "minatar": ["minatar"],

@@ -335,6 +335,9 @@ def test_it_does_not_wait_for_ever(loop_config):
     result = trieye.run_experiment(Endless, config)
     assert saved_steps(result) == [150, 230]  # due at 50, 100 steps of patience
     assert evaluated_steps(result) == [230]
+    loop_config.name = "rare"
+    rare = trieye.run_experiment(Endless, loop_config(steps=1000, every=0, evaluate_every_steps=300))
+    assert evaluated_steps(rare) == [450, 750, 1000]  # none is skipped
 
 
 def test_a_signal_is_not_kept_waiting_and_an_evaluation_that_waits_is_not_forgotten(loop_config):

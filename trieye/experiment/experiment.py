@@ -99,8 +99,8 @@ class Experiment(Generic[ConfigT]):
 
         Override it if that depends on the state, for example in the middle of an episode of an environment that cannot
         be saved there (see `EnvState.can_save`). While it is False, a due evaluation or save is postponed until a step
-        after which it is True, for at most one interval of evaluations or saves, or 100 steps if that is more. Saves
-        after a signal and at the end are not postponed. The value must depend on the state only.
+        after which it is True, for at most half an interval of evaluations or saves, or 100 steps if that is more.
+        Saves after a signal and at the end are not postponed. The value must depend on the state only.
         """
         return True
 

@@ -310,7 +310,7 @@ class Loop:
         waited = self._run.step - periods * every
         if every <= 0 or waited < 0:
             return False
-        return waited >= max(every, _MIN_PATIENCE_STEPS) or self._experiment.can_save
+        return waited >= max(every // 2, _MIN_PATIENCE_STEPS) or self._experiment.can_save
 
     def _evaluate(self) -> None:
         if self._progress.evaluated_step == self._run.step:
