@@ -136,12 +136,14 @@ class Table:
         return "\n".join(["Hours include other work of the machine.", "", *lines])
 
     def _reproduction(self) -> str:
-        cell = next(iter(self.spec["cells"]))
+        cell, *others = self.spec["cells"]
         both = " with both libraries" if "sb3" in self.spec["cells"][cell] else ""
+        more = f" The other cells are {', '.join(f'`{other}`' for other in others)}." if others else ""
+        script = ".venv/bin/python benchmarks/reference"
         return (
-            f"    python benchmarks/reference/run.py {self.name} --cell {cell} --again\n\n"
-            f"repeats `{cell}`{both} into `.reference/`, after `make .venv/.ready`; "
-            "`python benchmarks/reference/page.py` rebuilds this page from the stored curves."
+            f"    make .venv/.ready\n    {script}/run.py {self.name} --cell {cell} --again\n\n"
+            f"repeats `{cell}`{both} into `.reference/` and replaces its curves in `benchmarks/reference/data/`; "
+            f"`{script}/page.py` rebuilds this page from the curves.{more}"
         )
 
 

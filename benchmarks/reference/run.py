@@ -4,9 +4,9 @@ A table is a file of `tables/`. Each of its cells has two sides, trieye's templa
 environments, budgets and hyperparameters; each side is a sweep over seeds, which resumes where it was stopped. A side
 whose file in `data/` exists is not repeated.
 
-    python benchmarks/reference/run.py                    # all tables, in order
-    python benchmarks/reference/run.py classic --cell ppo_cartpole
-    python benchmarks/reference/run.py --speed            # steps per second of each side, and the hours that remain
+    .venv/bin/python benchmarks/reference/run.py            # all tables, in order
+    .venv/bin/python benchmarks/reference/run.py classic --cell ppo_cartpole
+    .venv/bin/python benchmarks/reference/run.py --speed    # steps per second of each side, and the hours that remain
 """
 
 import argparse
