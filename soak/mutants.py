@@ -1,9 +1,10 @@
-"""Change one operator, constant or condition at a time, and check that the tests of its package fail.
+"""Change one operator, constant or condition at a time, and check that a test fails.
 
 Each mutant is a fork of this process that imports the changed module and runs the tests of its package, beginning with
-the tests of the module, until one fails. Prints a line for each surviving mutant, then one JSON line: the killed share.
-Survivors are either equivalent to the original or show a missing test; the script fails only if the unchanged tests
-fail. A mutant takes about as long as the tests of its package.
+the tests of the module, until one fails; if none does, the tests of other packages that import the module. Prints a
+line for each surviving mutant, then one JSON line: the killed share. Survivors are either equivalent to the original or
+show a missing test; the script fails only if the unchanged tests fail. A mutant takes about as long as the tests of its
+package.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
@@ -32,7 +33,7 @@ import pytest
 import torch  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
-TIMEOUT_S = 300
+TIMEOUT_S = 600
 OPPOSITES: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
@@ -134,8 +135,8 @@ class Finder(importlib.abc.MetaPathFinder, SourceFileLoader):  # type: ignore[mi
         return compile(self._source, self.path, "exec", dont_inherit=True)
 
 
-def start(mutant: Mutant | None, tests: list[Path]) -> int:
-    """Fork a process that runs tests with a mutant, and return its id."""
+def start(mutant: Mutant | None, groups: list[list[Path]]) -> int:
+    """Fork a process that runs groups of tests with a mutant until one fails, and return its id."""
     if pid := os.fork():
         return pid
     os.setsid()
@@ -147,15 +148,47 @@ def start(mutant: Mutant | None, tests: list[Path]) -> int:
     with contextlib.suppress(BaseException):
         if mutant is not None:
             sys.meta_path.insert(0, Finder(mutant))
-        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *map(str, tests)]))
+        codes = (pytest.main(["-x", "-q", "-p", "no:cacheprovider", *map(str, tests)]) for tests in groups)
+        code = next((int(code) for code in codes if code), 0)
     os._exit(code)
 
 
-def tests_of(file: Path) -> list[Path]:
-    """Return the test files of the package of a module, the files named after the module first."""
+def tests_of(file: Path) -> list[list[Path]]:
+    """Return the test files of the package of a module in two groups: those named after the module, and the others."""
     package = file.relative_to(ROOT / "trieye").parts[0]
     files = sorted((ROOT / "tests" / package).rglob("test_*.py"))
-    return sorted(files, key=lambda test: file.stem not in test.stem)
+    named = [test for test in files if file.stem in test.stem]
+    return [group for group in (named, [test for test in files if test not in named]) if group]
+
+
+def tests_elsewhere(file: Path) -> list[list[Path]]:
+    """Return the test files of other packages that name a module."""
+    name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    own = ROOT / "tests" / file.relative_to(ROOT / "trieye").parts[0]
+    others = [test for test in sorted((ROOT / "tests").rglob("test_*.py")) if own not in test.parents]
+    tests = [test for test in others if name in test.read_text()]
+    return [tests] if tests else []
+
+
+def pass_unchanged(tests: list[Path]) -> bool:
+    """Return whether tests pass without a mutant."""
+    return os.waitstatus_to_exitcode(os.waitpid(start(None, [tests]), 0)[1]) == 0
+
+
+def survivors_of(sample: list[Mutant], tests: Callable[[Path], list[list[Path]]], at_once: int) -> Iterator[Mutant]:
+    """Run mutants against tests of their modules, and yield those that no test notices."""
+    begun_at, num_survivors, running = time.monotonic(), 0, dict[int, Mutant]()
+    for number, mutant in enumerate([*sample, *[None] * at_once]):
+        if mutant is not None:
+            running[start(mutant, tests(mutant.file))] = mutant
+        while running and (len(running) >= at_once or mutant is None):
+            pid, status = os.wait()
+            done = running.pop(pid)
+            if os.waitstatus_to_exitcode(status) == 0:
+                num_survivors += 1
+                yield done
+        if number % 25 == 24:
+            sys.stderr.write(f"{number + 1} mutants, {num_survivors} survived, {time.monotonic() - begun_at:.0f} s\n")
 
 
 def main() -> int:
@@ -172,23 +205,19 @@ def main() -> int:
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))  # of the package `tests`
     for package in options.packages:
-        pid = start(None, sorted((ROOT / "tests" / package).rglob("test_*.py")))
-        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0:
+        if not pass_unchanged(sorted((ROOT / "tests" / package).rglob("test_*.py"))):
             sys.stderr.write(f"the tests of {package} fail without a mutant\n")
             return 1
-    begun_at, survivors, running = time.monotonic(), [], dict[int, Mutant]()
-    for number, mutant in enumerate([*sample, *[None] * options.at_once]):
-        if mutant is not None:
-            running[start(mutant, tests_of(mutant.file))] = mutant
-        while running and (len(running) >= options.at_once or mutant is None):
-            pid, status = os.wait()
-            done = running.pop(pid)
-            if os.waitstatus_to_exitcode(status) == 0:
-                survivors.append(done)
-                print(f"{done.file.relative_to(ROOT)}:{done.line}: {done.before}  ->  {done.after}", flush=True)
-        if number % 25 == 24:
-            sys.stderr.write(f"{number + 1} mutants, {len(survivors)} survived, {time.monotonic() - begun_at:.0f} s\n")
-    killed = len(sample) - len(survivors)
+    suspects = list(survivors_of(sample, tests_of, options.at_once))
+    for test in sorted({test for suspect in suspects for group in tests_elsewhere(suspect.file) for test in group}):
+        if not pass_unchanged([test]):
+            sys.stderr.write(f"{test} fails without a mutant\n")
+            return 1
+    killed = len(sample)
+    for survivor in survivors_of(suspects, tests_elsewhere, options.at_once):
+        killed -= 1
+        where = f"{survivor.file.relative_to(ROOT)}:{survivor.line}"
+        print(f"{where}: {survivor.before}  ->  {survivor.after}", flush=True)
     line = {"soak": "mutants", "mutants": len(sample), "of": len(everything), "killed": killed, "seed": options.seed}
     print(json.dumps({**line, "share": round(killed / max(len(sample), 1), 3)}))
     return 0
