@@ -3,8 +3,7 @@
 Each mutant is a fork of this process that imports the changed module and runs the tests of its package, beginning with
 the tests of the module, until one fails; if none does, the tests of other packages that import the module. Prints a
 line for each surviving mutant, then one JSON line: the killed share. Survivors are either equivalent to the original or
-show a missing test; the script fails only if the unchanged tests fail. A mutant takes about as long as the tests of its
-package.
+show a missing test; the script fails only if the unchanged tests fail. The tests of the package take most of the time.
 """
 
 import argparse
@@ -154,7 +153,7 @@ def start(mutant: Mutant | None, groups: list[list[Path]]) -> int:
 
 
 def tests_of(file: Path) -> list[list[Path]]:
-    """Return the test files of the package of a module in two groups: those named after the module, and the others."""
+    """Return the test files of the package of a module: a group of files named after the module, and the others."""
     package = file.relative_to(ROOT / "trieye").parts[0]
     files = sorted((ROOT / "tests" / package).rglob("test_*.py"))
     named = [test for test in files if file.stem in test.stem]
@@ -176,7 +175,7 @@ def pass_unchanged(tests: list[Path]) -> bool:
 
 
 def survivors_of(sample: list[Mutant], tests: Callable[[Path], list[list[Path]]], at_once: int) -> Iterator[Mutant]:
-    """Run mutants against tests of their modules, and yield those that no test notices."""
+    """Run mutants against tests of their modules, and yield the survivors."""
     begun_at, num_survivors, running = time.monotonic(), 0, dict[int, Mutant]()
     for number, mutant in enumerate([*sample, *[None] * at_once]):
         if mutant is not None:

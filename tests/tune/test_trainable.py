@@ -1,3 +1,4 @@
+import shutil
 import signal
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tests.training.algorithms import DQN, TrainConfig
 from tests.tune.walks import Agreeing, FallsOver, Raising, Stumbles, Unlucky, Walk, curve_in
 from trieye.exceptions import CheckpointError, ConfigurationError
 from trieye.files.run_record import RunRecord
-from trieye.sweeps.jobs import OUTPUT
+from trieye.sweeps.jobs import OUTPUT, JobRecord
 from trieye.sweeps.status import status_of
 from trieye.tune.study import StudyError
 from trieye.tune.trainable import StudyPlace, as_trainable
@@ -213,6 +214,30 @@ def test_a_sampler_proposes_trials_that_a_scheduler_compares(walks_config, study
     jobs = status_of(study_place.working_dir / "multirun/asked")
     assert {job.how for job in jobs} <= {"completed", "pruned"}
     assert result.objective == max(job.record.objective for job in jobs)
+
+
+def test_trials_that_tune_forgot_when_it_was_killed_are_not_trained_again(walks_config, study_place, monkeypatch):
+    monkeypatch.chdir(study_place.working_dir)
+    study = study_place.working_dir / "multirun/forgotten"
+
+    def run_study(num_trials):
+        space = {"walk.pace": "1,2,3,4,5"}
+        options = {"enabled": True, "search": "random", "space": space, "num_trials": num_trials}
+        return trieye.run_experiment(Walk, walks_config("forgotten", tune=options))
+
+    run_study(3)
+    pruned, config = JobRecord.read(study / "1"), walks_config("forgotten")
+    pruned.state = "pruned"
+    pruned.write(study / "1")
+    ended = [(study / str(index) / "status.json").read_bytes() for index in (0, 1)]
+    shutil.rmtree(study / "tune")
+    shutil.rmtree(run_dir_of(config, 2) / "checkpoints")  # nothing is left of its end
+    result = run_study(4)
+    assert [(study / str(index) / "status.json").read_bytes() for index in (0, 1)] == ended
+    assert [job.how for job in status_of(study)] == ["completed", "pruned", "completed", "completed"]
+    attempts = [RunRecord.read(run_dir_of(config, index) / "run.json").attempt for index in range(4)]
+    assert attempts == [1, 1, 2, 1]
+    assert result.objective == max(JobRecord.read(study / str(index)).objective for index in (0, 2, 3))
 
 
 @pytest.mark.long

@@ -11,8 +11,8 @@ from ray.tune import Experiment
 from trieye.config.hydra.axes import Dimension
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
+from trieye.tune.ended import INDEX
 from trieye.tune.search import Asking, GrowingSearch, GrowingVariants, StudySize
-from trieye.tune.trainable import INDEX
 
 OPTIONS = {"metric": "distance", "mode": "max", "num_trials": 9}
 
@@ -26,7 +26,9 @@ def test_a_restored_study_continues_its_sequence_of_proposals(sampler, tmp_path)
     def trial(search, index, *, is_over=True):
         proposal = search.suggest(f"trial_{index}")
         if is_over:
-            search.on_trial_complete(f"trial_{index}", {"best_objective": proposal["x"], "done": True})
+            search.on_trial_complete(
+                f"trial_{index}", {"best_objective": proposal["x"], "stop_reason": "loop.steps=20 done"}
+            )
         return proposal["x"]
 
     uninterrupted = searcher()

@@ -12,7 +12,7 @@ from trieye.config.sweeper import SweeperConfig
 from trieye.sweeps.grid import bare
 from trieye.sweeps.search import OptunaSearch
 from trieye.sweeps.space import SearchSpace
-from trieye.tune.trainable import INDEX
+from trieye.tune.ended import INDEX
 
 
 class StudySize:
@@ -105,7 +105,7 @@ class Asking(Searcher):  # type: ignore[misc]  # Ray has no types for us
         value = None if error or result is None else result.get("best_objective", result.get(self.metric))
         search = self._optuna()
         trial.value, trial.has_ended = value, True
-        trial.is_pruned = value is not None and not (result or {}).get("done", True)
+        trial.is_pruned = value is not None and (result or {}).get("stop_reason") is None
         search.tell(trial.index, trial.words, _values(value), is_pruned=trial.is_pruned)
 
     def save(self, checkpoint_path: str) -> None:

@@ -20,12 +20,9 @@ from trieye.experiment.loop import check_limits, checked
 from trieye.process.output import printing_to
 from trieye.sweeps.grid import short
 from trieye.sweeps.jobs import OUTPUT
+from trieye.tune.ended import INDEX, result_at_end
 from trieye.tune.trial import Trial
 from trieye.tune.values import flat, named, with_values
-
-INDEX = "trial"
-"""Key of a trial's index in its values, if its id does not end with the index."""
-
 
 _OUTSIDE = "default"
 """Trial id that Tune sets outside of a study."""
@@ -107,6 +104,7 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         self._enter_working_dir()
         group = None if self.study_place is None else str(self.study_place.directory)
         self._trial = Trial(self.experiment, made, values, group)
+        self._had_ended = self._repeats_end(config)
 
     def step(self) -> dict[str, Any]:
         """Train until the next evaluation."""
@@ -127,7 +125,8 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Restore the state and counters of this trial or of another trial."""
-        self._trial.restore(Path(checkpoint))
+        if not self._had_ended:
+            self._trial.restore(Path(checkpoint))
         self._iteration = self._trial.evaluations
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -135,6 +134,7 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         self._own_name = uuid.uuid4().hex[:8]
         made, values = self._config_of(new_config)
         self._trial.reset(made, values)
+        self._had_ended = self._repeats_end(new_config)
         self._last_result = None
         self._enter_working_dir()
         return True
@@ -179,6 +179,14 @@ class ExperimentTrainable(Trainable):  # type: ignore[misc]  # Ray has no types 
         tags = {**({"mlflow.runName": shown} if shown and self.study_place is not None else {}), **base.tags}
         made = named(with_values(base, values), name, runtime=runtime, tune=TuneConfig(), tags=tags)
         return made, values
+
+    def _repeats_end(self, config: Mapping[str, Any]) -> bool:
+        """Return whether the trial had ended before its study was killed; it then repeats its last result."""
+        index = index_of(self.trial_id, config)
+        if self.study_place is None or index is None:
+            return False
+        result = result_at_end(self.study_place.directory / str(index), self.base_config, config)
+        return result is not None and self._trial.repeat_end(result)
 
     def _enter_working_dir(self) -> None:
         """Change back to the working directory of the study, and redirect output to the trial's file."""

@@ -4,7 +4,6 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,11 +17,9 @@ from trieye.files.atomic import relink
 from trieye.process.identity import ProcessIdentity
 from trieye.sweeps.jobs import RUN, Done, Job, JobRecord, ReportedError
 from trieye.sweeps.progress import SweepProgress
-from trieye.tune.trainable import INDEX, index_of, run_name_of
+from trieye.tune.ended import HAD_ENDED, REPORTED, ended_record, overrides_of, reported_objectives
+from trieye.tune.trainable import index_of, run_name_of
 from trieye.tune.trial import DAMAGE
-
-REPORTED = "reported.jsonl"
-"""File of a trial with a line `[iteration, objective]` per evaluation; Tune itself stores only the last."""
 
 _WRITE_EVERY_S = 1.0
 _LONGEST = 300
@@ -52,16 +49,18 @@ class StudyMonitor:
         self._process = ProcessIdentity.current().as_mapping()
         self.has_reached_target = False
         self.retryable: set[int] = set()
+        self._ended: set[int] = set()
         for index in range(size):
-            with suppress(SerializationError):  # damaged: see `_begun`
-                record = JobRecord.read(directory / str(index))
-                if record is not None and record.state in ("completed", "pruned"):
-                    self.progress.skipped(self._job(record), Done(index))
+            if (record := ended_record(directory / str(index))) is not None:
+                self.progress.skipped(self._job(record), Done(index))
+                self._ended.add(index)
 
     def started(self, trial: Any) -> None:
-        """Record that a trial has started or resumed."""
+        """Record that a trial has started or resumed; one that had ended before only repeats its result."""
+        if index_of(trial.trial_id, trial.config) in self._ended:
+            return
         record = self._record_of(trial)
-        record.overrides = _overrides_of(trial)
+        record.overrides = overrides_of(trial.config)
         job = Job(record.index, tuple(record.overrides))
         if record.index not in self._running:
             self.progress.began(job)
@@ -74,6 +73,11 @@ class StudyMonitor:
 
     def record_result(self, trial: Any, result: dict[str, Any]) -> None:
         """Record a result of a trial."""
+        if HAD_ENDED in result:
+            return
+        if (index := index_of(trial.trial_id, trial.config)) in self._ended:  # it runs again: its checkpoint is gone
+            self._ended.discard(index)
+            self.started(trial)
         record, mode = self._record_of(trial), self._config.loop.mode
         record.step = int(result["step"])
         record.attempt = max(record.attempt, int(result.get("attempt") or 1))
@@ -85,7 +89,7 @@ class StudyMonitor:
             with (self._directory / str(record.index) / REPORTED).open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps([result[TRAINING_ITERATION], value])}\n")
         record.heartbeat = time.time()
-        record.overrides = _overrides_of(trial)
+        record.overrides = overrides_of(trial.config)
         self.progress.report(self._job(record), record.step, value)
         if DAMAGE in result:
             self._fell_back(record, result[DAMAGE])
@@ -95,12 +99,7 @@ class StudyMonitor:
 
     def reported_by(self, trial: Any) -> list[dict[str, Any]]:
         """Return all results of a trial, including earlier processes: the last objective of each iteration."""
-        path = self._directory / str(index_of(trial.trial_id, trial.config)) / REPORTED
-        objectives: dict[int, float] = {}
-        for line in path.read_text("utf-8").splitlines() if path.exists() else ():
-            with suppress(ValueError):  # an incomplete line of a killed process
-                at, value = json.loads(line)
-                objectives[int(at)] = float(value)
+        objectives = reported_objectives(self._directory / str(index_of(trial.trial_id, trial.config)))
         objective = self._config.loop.objective
         return [{TRAINING_ITERATION: at, objective: value} for at, value in objectives.items()]
 
@@ -123,7 +122,10 @@ class StudyMonitor:
 
     def ended(self, trial: Any) -> None:
         """Record that a trial has completed, or that a scheduler stopped it."""
-        record, result = self._record_of(trial), trial.last_result or {}
+        result = trial.last_result or {}
+        if HAD_ENDED in result:
+            return
+        record = self._record_of(trial)
         is_done = bool(result.get("done")) and result.get("stop_reason") is not None
         record.state = "completed" if is_done else "pruned"
         record.error, record.ended = None, time.time()
@@ -231,10 +233,6 @@ class Watching(Callback):  # type: ignore[misc]  # Ray has no types for us
         """Refresh the table."""
         del iteration, trials, info
         self._monitor.progress.show()
-
-
-def _overrides_of(trial: Any) -> list[str]:
-    return [f"{key}={value}" for key, value in trial.config.items() if key != INDEX]
 
 
 def _reason(trial: Any) -> str:
