@@ -11,8 +11,9 @@ from ray.tune import Experiment
 from trieye.config.hydra.axes import Dimension
 from trieye.config.sweeper import SweeperConfig
 from trieye.exceptions import ConfigurationError
+from trieye.sweeps.jobs import JobRecord
 from trieye.tune.ended import INDEX
-from trieye.tune.search import Asking, GrowingSearch, GrowingVariants, StudySize
+from trieye.tune.search import Asking, CurrentStudy, GrowingSearch, GrowingVariants
 
 OPTIONS = {"metric": "distance", "mode": "max", "num_trials": 9}
 
@@ -43,6 +44,19 @@ def test_a_restored_study_continues_its_sequence_of_proposals(sampler, tmp_path)
     assert [trial(restored, index) for index in range(5, 9)] == points[5:]
 
 
+def test_a_trial_that_the_restored_state_lacks_has_its_recorded_values(tmp_path, monkeypatch):
+    monkeypatch.setattr(CurrentStudy, "directory", tmp_path)
+    options = SweeperConfig(kind="optuna", sampler="tpe", seed=1)
+    search = Asking([Dimension("x", low=0, high=1)], options, **OPTIONS)
+    for index in (1, 2):
+        (tmp_path / str(index)).mkdir()
+    JobRecord(index=1, overrides=["x=0.125"]).write(tmp_path / "1")
+    (tmp_path / "2" / JobRecord.FILE).write_text("{")  # damaged by the kill
+    first, second, third = (search.suggest(f"trial_{index}")["x"] for index in range(3))
+    assert second == 0.125
+    assert len({first, second, third}) == 3
+
+
 def test_a_missing_sampler_package_is_reported_at_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "cmaes", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'trieye\[optuna\]'"):
@@ -66,7 +80,7 @@ def test_a_study_without_a_searcher_grows_by_trials(values, per_sample, monkeypa
     first = drawn_trials(search)
     assert search.is_finished()
     state = pickle.loads(cloudpickle.dumps(search.get_state()))
-    monkeypatch.setattr(StudySize, "num_trials", 3)
+    monkeypatch.setattr(CurrentStudy, "num_trials", 3)
     grown = GrowingVariants(random_state=3)
     grown.set_state(state)
     added = drawn_trials(grown)
@@ -84,6 +98,6 @@ def test_a_study_with_a_searcher_grows_by_trials(monkeypatch):
     search = GrowingSearch(Asking(dimensions, SweeperConfig(kind="optuna"), **options))
     search.add_configurations(experiment(2, {}))
     assert len(drawn_trials(search)) == 2
-    monkeypatch.setattr(StudySize, "num_trials", 5)
+    monkeypatch.setattr(CurrentStudy, "num_trials", 5)
     search.set_state(search.get_state())
     assert [trial.config[INDEX] for trial in drawn_trials(search)] == [2, 3, 4]

@@ -1,6 +1,8 @@
 """Asking: an ask/tell adapter of an Optuna sampler to a Ray Tune search algorithm."""
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,22 +11,25 @@ from ray.tune.search import BasicVariantGenerator, Searcher, SearchGenerator
 
 from trieye.config.hydra.axes import Dimension, value_of
 from trieye.config.sweeper import SweeperConfig
+from trieye.exceptions import SerializationError
 from trieye.sweeps.grid import bare
+from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.search import OptunaSearch
 from trieye.sweeps.space import SearchSpace
 from trieye.tune.ended import INDEX
 
 
-class StudySize:
-    """Number of trials of the study of this process, which a resumed study may raise.
-
-    Ray Tune restores pickled search algorithms with their former number.
+class CurrentStudy:
+    """The study of this process, for search algorithms that Ray Tune restores with a former state.
 
     Attributes:
-        num_trials: The number; with a grid, the number of its repetitions. None outside of a study.
+        num_trials: Number of trials, which may have been raised; with a grid, the number of its repetitions. None
+            outside of a study.
+        directory: Its directory, whose records may contain trials that the state lacks. None outside of a study.
     """
 
     num_trials: ClassVar[int | None] = None
+    directory: ClassVar[Path | None] = None
 
 
 class GrowingVariants(BasicVariantGenerator):  # type: ignore[misc]  # Ray has no types for us
@@ -33,7 +38,7 @@ class GrowingVariants(BasicVariantGenerator):  # type: ignore[misc]  # Ray has n
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state, with the number of trials of this start."""
         for variants in state["_iterators"]:
-            added = (StudySize.num_trials or 0) - variants.num_samples
+            added = (CurrentStudy.num_trials or 0) - variants.num_samples
             if added > 0:
                 state["_total_samples"] += added * (state["_total_samples"] // variants.num_samples)
                 state["_finished"] = False
@@ -47,7 +52,7 @@ class GrowingSearch(SearchGenerator):  # type: ignore[misc]  # Ray has no types 
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore the state, with the number of trials of this start."""
-        num = StudySize.num_trials or 0
+        num = CurrentStudy.num_trials or 0
         if num > state["total_samples"]:
             state |= {"total_samples": num, "finished": False}
         super().set_state(state)
@@ -91,13 +96,20 @@ class Asking(Searcher):  # type: ignore[misc]  # Ray has no types for us
 
     def suggest(self, trial_id: str) -> Any:
         """Return the values of a new trial, with its index."""
-        if len(self._trials) >= max(self._num, StudySize.num_trials or 0):
+        if len(self._trials) >= max(self._num, CurrentStudy.num_trials or 0):
             return Searcher.FINISHED
         index = len(self._trials)
-        words = list(self._optuna().ask(index))
+        words = list(self._words_of(index))
         self._trials[trial_id] = _TrialValues(index, words)
         pairs = (word.partition("=") for word in words)
         return {INDEX: index, **{bare(key): value_of(text) for key, _, text in pairs}}
+
+    def _words_of(self, index: int) -> Sequence[str]:
+        """Return the recorded values of a trial that a killed start began, or new ones."""
+        record = None
+        with suppress(SerializationError):  # damaged
+            record = CurrentStudy.directory and JobRecord.read(CurrentStudy.directory / str(index))
+        return self._optuna().resume(index, record.overrides) if record else self._optuna().ask(index)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Report the outcome of a trial to the sampler."""

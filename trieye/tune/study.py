@@ -38,7 +38,7 @@ from trieye.sweeps.status import status_of, sum_up
 from trieye.sweeps.tracking import show_in_mlflow
 from trieye.tune.best import best_config, write_best
 from trieye.tune.schedulers import scheduler_of
-from trieye.tune.search import Asking, GrowingSearch, GrowingVariants, StudySize
+from trieye.tune.search import Asking, CurrentStudy, GrowingSearch, GrowingVariants
 from trieye.tune.space import Space
 from trieye.tune.trainable import StudyPlace, as_trainable, run_name_of
 from trieye.tune.values import named
@@ -202,7 +202,7 @@ class Study:
         say(f"{text}; no trial starts until nodes join the cluster")
 
     def _tuner(self) -> tune.Tuner:
-        StudySize.num_trials = self._config.tune.num_trials
+        CurrentStudy.num_trials, CurrentStudy.directory = self._config.tune.num_trials, self.directory
         stored = str(self.directory / _STORED)
         config, loop = self._config.tune, self._config.loop
         param_space = {} if config.search == "optuna" else self._space.domains()
