@@ -168,7 +168,7 @@ class Study:
                         results = self._tuner().fit()
             finally:
                 monitor.mark_interrupted()
-                Watching.watch = None
+                Watching.watch = CurrentStudy.num_trials = CurrentStudy.directory = None
         is_interrupted = results.num_terminated + results.num_errors < len(results)
         if stops.exit_code is not None or is_interrupted:
             code = stops.exit_code if stops.exit_code is not None else exit_code_of(signal.SIGUSR1)
