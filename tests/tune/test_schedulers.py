@@ -7,6 +7,7 @@ from ray.tune.experiment import Trial
 from ray.tune.result import TRAINING_ITERATION
 from ray.tune.schedulers import TrialScheduler
 
+from trieye.sweeps.jobs import JobRecord
 from trieye.tune.schedulers import scheduler_of
 from trieye.tune.space import Space
 from trieye.tune.watching import StudyMonitor, Watching
@@ -70,3 +71,16 @@ def test_a_trial_without_others_to_compare_continues(scheduler, start_study):
     trials, *study_parts = start_study(scheduler)
     decisions = {report(trials[2], *study_parts, iteration, OBJECTIVES[2]) for iteration in (1, 2)}
     assert decisions == {TrialScheduler.CONTINUE}
+
+
+def test_an_ended_trial_that_runs_again_keeps_its_values_and_others_their_records(start_study, tmp_path):
+    for index in range(len(OBJECTIVES)):
+        (tmp_path / str(index)).mkdir()
+        JobRecord(index=index, overrides=["walk.pace=3"], state="completed", step=20).write(tmp_path / str(index))
+    before = (tmp_path / "1/status.json").read_bytes()
+    trials, watch, _ = start_study("asha")
+    trials[0].config = {"walk.pace": 3}
+    watch.ended(trials[0])  # before its first result
+    record = JobRecord.read(tmp_path / "0")
+    assert (record.overrides, record.step, record.state) == (["walk.pace=3"], 20, "pruned")
+    assert (tmp_path / "1/status.json").read_bytes() == before

@@ -106,10 +106,11 @@ class Asking(Searcher):  # type: ignore[misc]  # Ray has no types for us
 
     def _words_of(self, index: int) -> Sequence[str]:
         """Return the recorded values of a trial that a killed start began, or new ones."""
-        record = None
-        with suppress(SerializationError):  # damaged
-            record = CurrentStudy.directory and JobRecord.read(CurrentStudy.directory / str(index))
-        return self._optuna().resume(index, record.overrides) if record else self._optuna().ask(index)
+        if CurrentStudy.directory is not None:
+            with suppress(SerializationError):  # a damaged record
+                if (record := JobRecord.read(CurrentStudy.directory / str(index))) is not None:
+                    return self._optuna().resume(index, record.overrides)
+        return self._optuna().ask(index)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Report the outcome of a trial to the sampler."""

@@ -75,7 +75,7 @@ class StudyMonitor:
         """Record a result of a trial."""
         if HAD_ENDED in result:
             return
-        if (index := index_of(trial.trial_id, trial.config)) in self._ended:  # it runs again: its checkpoint is gone
+        if (index := index_of(trial.trial_id, trial.config)) in self._ended:  # it runs again: see `_record_of`
             self._ended.discard(index)
             self.started(trial)
         record, mode = self._record_of(trial), self._config.loop.mode
@@ -169,11 +169,12 @@ class StudyMonitor:
         index = index_of(trial.trial_id, trial.config)
         assert index is not None  # noqa: S101 - trials of a study have indices
         if index not in self._records:
-            self._records[index] = self._begun(index)
+            self._ended.discard(index)  # it runs again: its checkpoint is gone, or its values are others
+            self._records[index] = self._begun(index, overrides_of(trial.config))
         return self._records[index]
 
-    def _begun(self, index: int) -> JobRecord:
-        record = JobRecord(index=index, overrides=[], **self._process)
+    def _begun(self, index: int, overrides: list[str]) -> JobRecord:
+        record = JobRecord(index=index, overrides=overrides, **self._process)
         try:
             before = JobRecord.read(self._directory / str(index))
         except SerializationError:  # damaged: replaced by a new record
