@@ -55,13 +55,15 @@ def train(root: Path, explorers: int, seed: int) -> dict[str, float]:
     run = load(root / SLUG / ".trieye_data" / SLUG / "runs" / name)
     returns, collected = run.series(["eval/return"])[0], run.series(["time/step_ms"])[0]
     seconds = float(returns.times[-1] - collected.times[0])
-    return {"s": round(seconds), "env_steps": int(returns.steps[-1]), "return": float(returns.values[-1])}
+    steps = int(returns.steps[-1])
+    per_s = round(float(steps - collected.steps[0]) / seconds, 1)
+    return {"s": round(seconds), "env_steps": steps, "return": float(returns.values[-1]), "env_steps_per_s": per_s}
 
 
 def main() -> None:
     """Print one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=1, help="trainings of each side")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each side")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         bake(root)
@@ -72,7 +74,7 @@ def main() -> None:
                 print(explorers, trained[-1], file=sys.stderr, flush=True)
     medians = {
         unit: {explorers: statistics.median(run[unit] for run in trained) for explorers, trained in runs.items()}
-        for unit in ("s", "env_steps")
+        for unit in ("s", "env_steps", "env_steps_per_s")
     }
     ratio = medians["s"][2] / medians["s"][0]
     figures = {"medians": medians, "runs": runs, "ratio_2_to_0": round(ratio, 2), "goal": GOAL, "met": ratio <= GOAL}

@@ -57,7 +57,9 @@ def _share_packages(python: Path) -> None:
 
 
 def _packages() -> list[str]:
-    return [directory for directory in sys.path if directory.endswith("site-packages")]
+    """Return the packages of the current environment without those of an environment of peers that runs this."""
+    peers = str(ROOT / ".peers")
+    return [path for path in sys.path if path.endswith("site-packages") and not path.startswith(peers)]
 
 
 def _pins() -> list[str]:

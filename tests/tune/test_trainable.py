@@ -216,28 +216,40 @@ def test_a_sampler_proposes_trials_that_a_scheduler_compares(walks_config, study
     assert result.objective == max(job.record.objective for job in jobs)
 
 
-def test_trials_that_tune_forgot_when_it_was_killed_are_not_trained_again(walks_config, study_place, monkeypatch):
+@pytest.mark.parametrize(
+    "ends",
+    [("completed", "lost", "new"), pytest.param(("completed", "pruned", "lost", "new"), marks=pytest.mark.long)],
+)
+def test_trials_that_tune_forgot_when_it_was_killed_are_not_trained_again(ends, walks_config, study_place, monkeypatch):
     monkeypatch.chdir(study_place.working_dir)
-    study = study_place.working_dir / "multirun/forgotten"
+    study, config = study_place.working_dir / "multirun/forgotten", walks_config("forgotten")
 
     def run_study(num_trials):
         space = {"walk.pace": "1,2,3,4,5"}
         options = {"enabled": True, "search": "random", "space": space, "num_trials": num_trials}
         return trieye.run_experiment(Walk, walks_config("forgotten", tune=options))
 
-    run_study(3)
-    pruned, config = JobRecord.read(study / "1"), walks_config("forgotten")
-    pruned.state = "pruned"
-    pruned.write(study / "1")
-    ended = [(study / str(index) / "status.json").read_bytes() for index in (0, 1)]
+    def record_of(index):
+        return (study / str(index) / "status.json").read_bytes()
+
+    run_study(len(ends) - ends.count("new"))
+    for index, end in enumerate(ends):
+        if end == "pruned":
+            pruned = JobRecord.read(study / str(index))
+            pruned.state = "pruned"
+            pruned.write(study / str(index))
+        elif end == "lost":  # nothing is left of its end
+            shutil.rmtree(run_dir_of(config, index) / "checkpoints")
+    kept = [index for index, end in enumerate(ends) if end in {"completed", "pruned"}]
+    ended = [record_of(index) for index in kept]
     shutil.rmtree(study / "tune")
-    shutil.rmtree(run_dir_of(config, 2) / "checkpoints")  # nothing is left of its end
-    result = run_study(4)
-    assert [(study / str(index) / "status.json").read_bytes() for index in (0, 1)] == ended
-    assert [job.how for job in status_of(study)] == ["completed", "pruned", "completed", "completed"]
-    attempts = [RunRecord.read(run_dir_of(config, index) / "run.json").attempt for index in range(4)]
-    assert attempts == [1, 1, 2, 1]
-    assert result.objective == max(JobRecord.read(study / str(index)).objective for index in (0, 2, 3))
+    result = run_study(len(ends))
+    assert [record_of(index) for index in kept] == ended
+    assert [job.how for job in status_of(study)] == ["pruned" if end == "pruned" else "completed" for end in ends]
+    for index, end in enumerate(ends):
+        assert RunRecord.read(run_dir_of(config, index) / "run.json").attempt == (2 if end == "lost" else 1)
+    completed = [index for index, end in enumerate(ends) if end != "pruned"]
+    assert result.objective == max(JobRecord.read(study / str(index)).objective for index in completed)
 
 
 @pytest.mark.long
