@@ -194,8 +194,12 @@ def test_changes_since_the_run_are_shown_before_the_start(command, project):
     before = provenance.read_text()
     recorded = json.loads(before)
     update_json(
-        provenance, packages={**recorded["packages"], "numpy": "1.0.0"}, commit={**recorded["commit"], "is_dirty": True}
+        provenance,
+        packages={**recorded["packages"], "numpy": "1.0.0"},
+        commit={**recorded["commit"], "is_dirty": True},
+        sources={**recorded["sources"], "imported_later": "0" * 16},
     )
+    (project / "imported_later.py").write_text("LR = 2\n")
     try:
         code, out, err = command("rerun", "first", "agent.lr=0.125", "--dry-run", "run_name=second")
     finally:
@@ -203,6 +207,7 @@ def test_changes_since_the_run_are_shown_before_the_start(command, project):
     assert code == 0, err
     lines = err.splitlines()
     assert "config: agent.lr: 0.25 -> 0.125  (override)" in lines
+    assert any("module imported_later: 00000000 -> " in line for line in lines)
     assert "config: loop.steps: 10 -> 20" in lines
     assert f"packages: numpy: 1.0.0 -> {np.__version__}" in lines
     assert "commit: the run had uncommitted changes; the patch was not stored" in lines

@@ -134,6 +134,7 @@ def test_prune_deletes_old_runs_except_the_best_and_the_newest(
     ("arguments", "message"),
     [
         (("prune", "agent", "--older-than", "1d"), "agents"),
+        (("prune", "first", "--older-than", "1d"), "it is a run, and only the runs of an app are pruned"),
         (("prune", "agents", "--older-than", "soon"), "30d"),
         (("prune", "agents", "--older-than", "1d", "--keep", "best"), "best:5"),
         (("prune", "agents", "--older-than", "1d", "--keep", "best:1", "--metric", "los"), "loss"),

@@ -327,6 +327,28 @@ def test_the_best_config_is_rerun_with_fresh_seeds_and_both_stages_are_shown(tmp
     assert {run.seed for run in load(close)} == {2, 3}
 
 
+@pytest.mark.usefixtures("warm_programs")
+def test_the_best_trial_of_a_search_is_rerun_with_fresh_seeds(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    (tmp_path / "train.py").write_text(PROGRAM)
+    options = ["runtime=local", "sinks=[]", "hydra.launcher.isolate=none", "hydra/sweeper=trieye"]
+    search = ["hydra.sweeper.kind=random", "hydra.sweeper.num_trials=3", "hydra.sweep.dir=s", "hydra/launcher=trieye"]
+    warm.run(["train.py", "-m", "agent.lr=interval(0.1,0.9)", "agent.size=1", *options, *search], tmp_path)
+    assert main(["results", "select", "s"]) == 0
+    out = capfd.readouterr().out
+    assert out.count("too few runs") == 2
+    assert "indistinguishable" not in out
+    assert main(["results", "select", "s", "--rerun", "2"]) == 0
+    assert "fresh seeds" in capfd.readouterr().out
+    (fresh,) = tmp_path.glob("s_rerun*")
+    best = max(load(tmp_path / "s"), key=lambda run: run.params["agent.lr"])
+    assert {(run.params["agent.lr"], run.seed) for run in load(fresh)} == {
+        (best.params["agent.lr"], 1),
+        (best.params["agent.lr"], 2),
+    }
+
+
 def test_without_a_source_the_only_app_and_its_objective_are_analyzed(tmp_path, monkeypatch, capfd):
     """Also for programs that log through `trieye.integrations`, whose config is not a parameter."""
     monkeypatch.chdir(tmp_path)

@@ -130,6 +130,17 @@ def test_a_curve_has_no_spikes_where_only_some_runs_have_begun_or_ended():
     assert figure.axes[0].get_legend_handles_labels()[1] == ["dqn (n=4)"]
 
 
+def test_two_runs_that_cross_are_lines_rather_than_a_band_without_width():
+    figure = plots.curves(
+        {"dqn": aggregate_curves(np.stack([AT, AT[::-1]]), AT, "mean", resamples=100)}, "return", "step", what="mean"
+    )
+    (axes,) = figure.axes
+    assert [path.vertices.size for band in axes.collections for path in band.get_paths()] in ([], [0])
+    low, high = (line.get_ydata() for line in axes.lines if line.get_alpha())
+    assert np.array_equal(low, np.minimum(AT, AT[::-1]))
+    assert np.array_equal(high, np.maximum(AT, AT[::-1]))
+
+
 def test_an_axis_of_one_run_has_no_offset():
     values = 99.9 + 1e-4 * np.sin(AT)[np.newaxis]
     figure = plots.curves({"only": aggregate_curves(values, AT + 1e7)}, "loss", "step", what="iqm")

@@ -34,6 +34,11 @@ class Outside(Own):
         return np.array([5.0, 0.0], np.float32), 0.0, False, False, {}
 
 
+class Widened(Own):
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2), {}
+
+
 class Unseeded(Own):
     def reset(self, *, seed=None, options=None):
         return np.random.default_rng().random(2, np.float32), {}
@@ -89,7 +94,7 @@ def broken(num_envs=1):
     raise KeyError("assets/model.xml")
 
 
-for env_class in (Own, Outside, Unseeded, Several, Boundless, FromOne, Whole, Double):
+for env_class in (Own, Outside, Widened, Unseeded, Several, Boundless, FromOne, Whole, Double):
     gym.register(f"{env_class.__name__}-v0", env_class)
 gym.register("Pool-v0", Own, vector_entry_point=Pool)
 gym.register("Broken-v0", Own, vector_entry_point=broken)
@@ -152,6 +157,10 @@ gym.register("AtOnce-v0", Own, vector_entry_point=AtOnce)
         (
             {"id": "Outside-v0"},
             "env.id=Outside-v0 violates the rules of Gymnasium: .*observation array.*not in Box",
+        ),
+        (
+            {"id": "Widened-v0"},
+            r"not within the observation space.* reset\(\) returned float64 \[2\] array.*the space is Box\(.*float32\)",
         ),
         ({"id": "Unseeded-v0"}, "env.id=Unseeded-v0 violates the rules of Gymnasium: .*seed"),
         ({"id": "FrozenLake-v1", "atari": True}, "env.atari=true.*(FrozenLake-v1 is not an ale-py game|trieye.atari)"),

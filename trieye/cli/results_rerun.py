@@ -16,6 +16,7 @@ from trieye.results.loading import load
 from trieye.results.runs import LoadedRun, is_seed
 from trieye.results.selection import differences
 from trieye.sweeps.grid import Grid, bare
+from trieye.sweeps.jobs import JobRecord
 from trieye.sweeps.record import SweepRecord, lock_in
 from trieye.sweeps.spec import grid_of
 
@@ -36,12 +37,16 @@ def rerun(selected: RunSelection, selections: Mapping[str, tuple[RunGroups, Sele
     }
     sweep = _sweep_of(list(configs.values()))
     record = SweepRecord.of(sweep).at(sweep)
-    grid = record.the_grid()
     seeds = [run.seed for run in selected.all_runs if run.seed is not None]
-    seeds += [int(value) for axis in grid.axes for value in _seeds(axis) if value.lstrip("-").isdecimal()]
+    if record.is_search:
+        records = [JobRecord.read(sweep / str(run.job)) for run in configs.values()]
+        jobs: list[Sequence[str]] = [job.overrides for job in records if job is not None]
+    else:
+        grid = record.the_grid()
+        seeds += [int(value) for axis in grid.axes for value in _seeds(axis) if value.lstrip("-").isdecimal()]
+        jobs = [grid[run.job] for run in configs.values() if run.job is not None]
     first = max(seeds, default=-1) + 1
     fresh = range(first, first + selected.options.rerun)
-    jobs = [grid[run.job] for run in configs.values() if run.job is not None]
     rerun_record = _record(record, jobs, fresh)
     directory = sweep.with_name(f"{sweep.name}_rerun_{rerun_record.the_grid().fingerprint[:8]}")
     names = ", ".join(selections[name][0].labels[row] for name, row in configs)
@@ -117,6 +122,8 @@ def _record(record: SweepRecord, jobs: Sequence[Sequence[str]], seeds: Sequence[
     own = [word for word in record.own if word.startswith(_MODE) or not word.lstrip("+").startswith(_OF_THE_GRID)]
     if not any(word.startswith("hydra/sweeper=") for word in own):
         own.insert(0, "hydra/sweeper=trieye")
+    if record.is_search:  # its options may come from a config file
+        own += ["hydra.sweeper.kind=grid", "hydra.sweeper.pruner=none"]
     own += [f"hydra.sweeper.{key}={json.dumps(value)}" for key, value in options.items()]
     grid: Grid = grid_of(words, SweeperConfig.model_validate(options))
     new_record = SweepRecord(

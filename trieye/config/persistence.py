@@ -135,7 +135,7 @@ class PersistenceConfig(ModelOf015):
     durability: Literal["process", "interval", "always"] = Field(
         default="process",
         description="What accepted events survive: process = crashes of any process; interval = also a power "
-        "failure, except for the last 0.1 s; always = also a power failure, without loss (slow).",
+        "failure, except for the last 0.1 s; always = also a power failure (slow).",
     )
     damaged_replay: Literal["partial", "refuse"] = Field(
         default="partial",

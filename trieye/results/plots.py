@@ -121,6 +121,10 @@ def _of_page(key: str, value: str, name: str) -> str:
     return value.replace("#", f"#{name}-") if value.startswith(("#", "url(#")) else value
 
 
+_PAIR = 2
+"""Number of runs whose interval is their range: where two curves cross, a band would have no width."""
+
+
 def curves(
     bands: Mapping[str, Band],
     metric: str,
@@ -152,7 +156,9 @@ def curves(
         for run in () if runs is None else runs[label]:
             axes.plot(band.at, run, color=color, linewidth=0.6, alpha=0.35)
         value, low, high = (np.where(drawn, line, np.nan) for line in (band.value, band.low, band.high))
-        axes.fill_between(band.at, low, high, color=color, alpha=0.18, linewidth=0)
+        axes.fill_between(band.at, low, high, where=n > _PAIR, color=color, alpha=0.18, linewidth=0)
+        for end in (low, high) if (n == _PAIR).any() else ():
+            axes.plot(band.at, np.where(n == _PAIR, end, np.nan), color=color, linewidth=0.6, alpha=0.35)
         num_runs = "-".join(str(count) for count in dict.fromkeys((n[drawn].min(), n.max())))
         complete = np.where(n == n.max(), value, np.nan)
         axes.plot(band.at, complete, color=color, linestyle=line, label=f"{_plain(label)} (n={num_runs})")

@@ -31,7 +31,7 @@ from trieye.results.hyperparameters import Mode, Setting
 from trieye.results.origins import Origin, Versions, counted
 from trieye.results.runs import LoadedRun, is_seed
 from trieye.results.statistics import Band, Estimate
-from trieye.results.tables import SEPARATE, interval, is_separate, number
+from trieye.results.tables import COVERAGE, SEPARATE, interval, is_separate, number
 from trieye.run.provenance import Provenance
 from trieye.sweeps.status import ENDED
 from trieye.version import VERSION
@@ -183,6 +183,7 @@ class Report:
             "pictures": list(self.pictures()),
             "pairs": self.pairs(),
             "separate": SEPARATE,
+            "coverage": COVERAGE,
             "sensitivities": list(self.sensitivities()),
             "runs": self.runs(),
             "provenances": provenances,

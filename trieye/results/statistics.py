@@ -4,7 +4,8 @@ Scores are arrays `[seed, task]`, or `[seed]` for one task, with NaN where a see
 better, so negate a loss. Seeds are the replicates: a resample draws the runs of each task with replacement, as many as
 the task has; tasks are not resampled. If a task has no run, a figure is NaN rather than computed from fewer tasks; if a
 task has a single run, there is no interval, because its spread is unknown. With few seeds an interval is too narrow:
-resamples of n runs spread less than new runs, by a factor of sqrt((n - 1) / n).
+if scores are normally distributed, a 95 % interval of 2, 3, 4, 5, 10 runs contains the true mean in 51, 75, 80, 84,
+90 % of cases.
 
 Formulas follow Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice (NeurIPS 2021), and
 its library rliable.

@@ -261,8 +261,10 @@ def _idle_runs(app: str, root: Path) -> tuple[list[Removal], list[Path]]:
     runs = sorted(path.parent for path in app_dir.glob(f"*/*/{RUN_RECORD}") if path.parent.name[0] != ".")
     if not runs:
         apps = sorted({path.parents[2].name for path in root.glob(f"*/*/*/{RUN_RECORD}")})
-        metrics = f"{root.resolve()} has: {', '.join(apps) or 'none'}"
-        raise ConfigurationError(f"app {app!r}: it has no runs{did_you_mean(app, apps)} ({metrics})")
+        names = {path.parent.name for path in root.glob(f"*/*/*/{RUN_RECORD}")}
+        is_run = "; it is a run, and only the runs of an app are pruned" if app in names else did_you_mean(app, apps)
+        allowed = f"{root.resolve()} has: {', '.join(apps) or 'none'}"
+        raise ConfigurationError(f"app {app!r}: it has no runs{is_run} ({allowed})")
     links = [run_dir for run_dir in runs if run_dir.is_symlink() or not _is_inside(run_dir, inside)]
     idle = [Removal.of(run_dir.resolve(), inside) for run_dir in runs if run_dir not in links and not is_alive(run_dir)]
     return sorted(idle, key=lambda run: run.last_used), links

@@ -16,6 +16,7 @@ from trieye.exceptions import ConfigurationError, SerializationError
 from trieye.experiment.finished import Progress
 from trieye.files.run_files import RunFiles
 from trieye.process.lock import is_alive
+from trieye.run.provenance import sources_in
 from trieye.run.rehearsal import Rehearsed
 from trieye.runs.comparing import Divergence
 from trieye.runs.config import config_of
@@ -174,8 +175,11 @@ def _plan(
             words[-1] = override(LOAD, f"{source.name}:step:{checkpoint.step}")
     # values that code added to the config of the run are not composed; the checkpoint is reported apart
     then = {key: value for key, value in then_config.items() if key in composed.config}
-    now = (composed.config, composed.provenance)
-    divergence = Divergence.between((then, source.provenance), now, ignored=(LOAD,))
+    provenance = composed.provenance
+    if source.provenance is not None and provenance is not None:  # a dry run imports few modules
+        sources = sources_in(program.directory, source.provenance.sources) | provenance.sources
+        provenance = provenance.model_copy(update={"sources": sources})
+    divergence = Divergence.between((then, source.provenance), (composed.config, provenance), ignored=(LOAD,))
     return RestartPlan(source, run_dir, program, words, divergence, checkpoint)
 
 

@@ -138,6 +138,11 @@ class SweepRecord(JsonRecord, kw_only=True):
         """Whether its jobs are trials of Ray Tune."""
         return bool(self.study)
 
+    @property
+    def is_search(self) -> bool:
+        """Whether each of its jobs gets values when it starts, from a sampler of trieye's sweeper."""
+        return self.grid is None and bool(self.search) and not self.is_study
+
     def the_grid(self) -> Grid:
         """Return the grid.
 
@@ -147,7 +152,7 @@ class SweepRecord(JsonRecord, kw_only=True):
         if self.grid is None:
             raise ConfigurationError(
                 "this sweep has no grid: it is a search or a study, whose jobs are determined when they start, or used "
-                "a sweeper other than hydra/sweeper=trieye"
+                "a sweeper other than hydra/sweeper=trieye; `trieye rerun RUN seed=...` repeats one of its runs"
             )
         return Grid.of_plain(self.grid)
 

@@ -387,7 +387,17 @@ def _rule_violation(env: Any) -> str | None:
             check_rules(env, skip_render_check=True)
             return _step_violation(env)
     except Exception as error:  # noqa: BLE001 - the border to the user's environment
-        return f"{type(error).__name__}: {_one_line(error)}"
+        return f"{type(error).__name__}: {_one_line(error)}{_first_observation(env)}"
+
+
+def _first_observation(env: Any) -> str:
+    """Return the first observation if it is not in the space: Gymnasium's checker does not show it."""
+    with contextlib.suppress(Exception):
+        obs, space = env.reset(seed=0)[0], env.observation_space
+        if not space.contains(obs):
+            kind = f"{obs.dtype} {list(obs.shape)} " if isinstance(obs, np.ndarray) else ""
+            return f" reset() returned {kind}{_one_line(repr(obs))}, and the space is {space}"
+    return ""
 
 
 def _step_violation(env: Any) -> str | None:

@@ -9,7 +9,9 @@ from pydantic import Field, ValidationError
 
 from trieye.config import TrieyeConfig
 from trieye.config.base import StrictModel
-from trieye.config.hydra.messages import complaints
+from trieye.config.env import EnvConfig
+from trieye.config.hydra.keys import models_at
+from trieye.config.hydra.messages import complaints, unknown_key
 from trieye.config.names import ClassPath
 
 Mistaken = Callable[..., str]
@@ -278,3 +280,11 @@ def test_metrics_given_as_a_list_are_named_with_their_file_and_key(mistaken, pro
 def test_metrics_of_another_type_say_what_to_type(mistaken, value):
     message = mistaken(f"stats.metrics={value}")
     assert message.startswith(f"stats.metrics={value}: stats.metrics takes a short name for each item, found ")
+
+
+def test_an_unknown_key_of_a_wrapper_is_answered_with_its_keys():
+    holders = models_at(EnvConfig, ["wrappers", "bonus"])
+    assert unknown_key("wrappers.bonus.training_olny", holders, EnvConfig) == (
+        "unknown key 'training_olny' in wrappers.bonus; did you mean 'training_only'? "
+        "(keys: kwargs, name, training_only)"
+    )

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from trieye.config.base import is_open, models_in, takes_text_only, takes_values
+from trieye.config.base import is_open, models_in, optional_items, takes_text_only, takes_values
 
 Models = Sequence[type[BaseModel]]
 
@@ -24,6 +24,9 @@ def models_at(model: type[BaseModel], path: Sequence[str]) -> Models:
     for name in steps:
         info = next((holder.model_fields[name] for holder in holders if name in holder.model_fields), None)
         holders, many = models_in(info) if info is not None else ([], False)
+        if info is not None and not holders:
+            holders = optional_items(info)
+            many = bool(holders)
         if many and next(steps, None) is None:
             return []
     return holders
