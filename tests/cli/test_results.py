@@ -254,6 +254,7 @@ def test_points_are_exported_as_a_table(results, tmp_path):
         (["table", "--last", "many"], "--last many: expected a percentage, such as 10%"),
         (["table", "--range", "a=1"], "--range a=1: expected TASK=LOW:HIGH"),
         (["table", "--confidence", "95"], "--confidence 95: must be between 0 and 1"),
+        (["curve", "-o", "c.csv"], "unknown image format 'csv'; `trieye results export` writes points"),
         (["curve", "-o", "c.pgn"], "unknown image format 'pgn'; did you mean 'png'?"),
         (["curve", "--grid", "0"], "grid=0"),
         (["compare", "--where", "algo=ppo"], "only one group to compare"),

@@ -69,7 +69,8 @@ def save(figure: Figure, path: Path) -> None:
     """
     suffix = path.suffix.lstrip(".").lower()
     if suffix not in FORMATS:
-        hint = did_you_mean(suffix, FORMATS)
+        is_table = suffix in ("csv", "parquet", "feather")
+        hint = "; `trieye results export` writes points" if is_table else did_you_mean(suffix, FORMATS)
         raise ConfigurationError(f"{path}: unknown image format {suffix!r}{hint} (choose from: {', '.join(FORMATS)})")
     metadata = {"Date": None} if suffix == "svg" else {}
     try:

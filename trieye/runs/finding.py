@@ -266,7 +266,10 @@ def _full_name(run_dir: Path) -> str:
 def _did_you_mean(name: str, names: Collection[str]) -> str:
     from trieye.config.base import did_you_mean  # with pydantic
 
-    return did_you_mean(name, set(names))
+    sweeps = sorted(
+        each for each in names if each.endswith(f"_{name}") and "/" not in each
+    )  # `opt_1` of multirun_opt_1
+    return f"; did you mean {sweeps[0]!r}?" if len(sweeps) == 1 else did_you_mean(name, set(names))
 
 
 def _shortened(names: Sequence[str]) -> str:
