@@ -22,9 +22,11 @@ from run import DATA, METRICS, ROOT, TABLES
 from trieye.results import Results, load
 from trieye.results.origins import Origin
 from trieye.results.statistics import Estimate, aggregate, probability_of_improvement
+from trieye.results.tables import COVERAGE
 
 DOCS = ROOT / "docs" / "benchmarks"
 BY = "env.id,tags.algorithm,tags.library"
+THOUSAND = 1000
 LIBRARIES = {"trieye": "trieye", "sb3": "stable-baselines3"}
 
 
@@ -80,9 +82,9 @@ class Table:
         pending = f" Not finished yet: {', '.join(dict.fromkeys(missing))}." if missing else ""
         return (
             f"{self.spec['about'].strip()}\n\nScores are the mean of the last 10 % of the evaluations of a run; "
-            "figures are interquartile means over seeds with 95 % bootstrap intervals; probabilities are estimated "
-            "from all pairs of a run of trieye and a run of stable-baselines3. Seeds were fixed in advance, and a "
-            f"cell is shown when all of its runs are complete.{pending} "
+            f"figures are interquartile means over seeds with 95 % bootstrap intervals. {COVERAGE} "
+            "Probabilities are estimated from all pairs of a run of trieye and a run of stable-baselines3. Seeds were "
+            f"fixed in advance, and a cell is shown when all of its runs are complete.{pending} "
             f"All figures, profiles and runs: [{self.name}.html]({self.name}.html)."
         )
 
@@ -133,10 +135,13 @@ class Table:
             named = (first.params["env.id"], first.tags["tags.algorithm"], LIBRARIES[library])
             cells = (*named, f"{hours:.2f}")
             lines.append(f"| {' | '.join((*cells, versions, commit, machine))} |")
-        return "\n".join(["Hours include other work of the machine.", "", *lines])
+        return "\n".join(
+            ["Hours of interrupted runs include their pauses, and all include other work of the machine.", "", *lines]
+        )
 
     def _reproduction(self) -> str:
-        cell, *others = self.spec["cells"]
+        complete = {path.stem.rpartition("-")[0] for path in self.paths}
+        cell, *others = sorted(self.spec["cells"], key=lambda cell: cell not in complete)
         both = " with both libraries" if "sb3" in self.spec["cells"][cell] else ""
         more = f" The other cells are {', '.join(f'`{other}`' for other in others)}." if others else ""
         script = ".venv/bin/python benchmarks/reference"
@@ -148,8 +153,11 @@ class Table:
 
 
 def _figure(estimate: Estimate) -> str:
-    """Return a figure with its interval, with three digits."""
-    return f"{estimate.value:.3g} [{estimate.low:.3g}, {estimate.high:.3g}]"
+    """Return a figure with its interval, with three digits, or all digits of thousands."""
+    value, low, high = (
+        f"{end:,.0f}" if abs(end) >= THOUSAND else f"{end:.3g}" for end in (estimate.value, estimate.low, estimate.high)
+    )
+    return f"{value} [{low}, {high}]"
 
 
 def _scores(runs: Results) -> np.ndarray[Any, np.dtype[np.float64]]:
