@@ -153,11 +153,13 @@ class Table:
 
 
 def _figure(estimate: Estimate) -> str:
-    """Return a figure with its interval, with three digits, or all digits of thousands."""
-    value, low, high = (
-        f"{end:,.0f}" if abs(end) >= THOUSAND else f"{end:.3g}" for end in (estimate.value, estimate.low, estimate.high)
-    )
-    return f"{value} [{low}, {high}]"
+    """Return a figure with its interval."""
+    return f"{_digits(estimate.value)} [{_digits(estimate.low)}, {_digits(estimate.high)}]"
+
+
+def _digits(number: float | None) -> str:
+    """Format a number with three digits, or all digits of thousands."""
+    return "-" if number is None else f"{number:,.0f}" if abs(number) >= THOUSAND else f"{number:.3g}"
 
 
 def _scores(runs: Results) -> np.ndarray[Any, np.dtype[np.float64]]:
