@@ -39,8 +39,7 @@ def rerun(selected: RunSelection, selections: Mapping[str, tuple[RunGroups, Sele
     record = SweepRecord.of(sweep).at(sweep)
     seeds = [run.seed for run in selected.all_runs if run.seed is not None]
     if record.is_search:
-        records = [JobRecord.read(sweep / str(run.job)) for run in configs.values()]
-        jobs: list[Sequence[str]] = [job.overrides for job in records if job is not None]
+        jobs: list[Sequence[str]] = [_overrides_in(sweep / str(run.job)) for run in configs.values()]
     else:
         grid = record.the_grid()
         seeds += [int(value) for axis in grid.axes for value in _seeds(axis) if value.lstrip("-").isdecimal()]
@@ -90,6 +89,13 @@ def _sweep_of(runs: Sequence[LoadedRun]) -> Path:
             "one sweep directory, or use `trieye rerun RUN seed=...`"
         )
     return Path(sweeps.pop())
+
+
+def _overrides_in(job_dir: Path) -> list[str]:
+    record = JobRecord.read(job_dir)
+    if record is None:
+        raise ConfigurationError(f"--rerun: {job_dir} has no record of its job, so its values are unknown")
+    return record.overrides
 
 
 def _seeds(axis: Any) -> list[str]:
