@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -19,8 +20,10 @@ from tests import warm
 from tests.moved import moved
 from tests.results.runs_of import config, make_run
 from trieye.cli import main
+from trieye.cli.results import STATS
 from trieye.integrations.opening import adopted_config
 from trieye.results import load
+from trieye.results.aggregates import Aggregate
 from trieye.results.statistics import aggregate, difference, probability_of_improvement
 from trieye.sweeps.record import SWEEP
 
@@ -348,6 +351,10 @@ def test_the_best_trial_of_a_search_is_rerun_with_fresh_seeds(tmp_path, monkeypa
         (best.params["agent.lr"], 1),
         (best.params["agent.lr"], 2),
     }
+
+
+def test_each_aggregate_is_a_choice_of_the_command():
+    assert set(STATS) == set(get_args(Aggregate))
 
 
 def test_without_a_source_the_only_app_and_its_objective_are_analyzed(tmp_path, monkeypatch, capfd):

@@ -68,7 +68,7 @@ class DQN(trieye.TrainEngine[TrainConfig, DQNConfig, QPolicy]):
                 else:
                     next_value = next_values.amax(1)
             value = self.policy(batch.obs).gather(1, batch.action[:, None])[:, 0].float()
-        # discount = gamma^replay.n_step, and 0 if the episode terminated; a truncated episode is bootstrapped
+        # discount = gamma^rows of the window, 0 if the episode terminated; a truncated episode is bootstrapped
         target = batch.reward + batch.discount * next_value
         # Huber loss: its gradient clips TD errors to [-1, 1] (Mnih et al. 2015); weights correct prioritized sampling
         loss = (nn.functional.huber_loss(value, target, reduction="none") * batch.weights).mean()

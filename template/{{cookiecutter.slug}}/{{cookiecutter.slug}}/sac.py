@@ -95,7 +95,7 @@ class SAC(trieye.TrainEngine[TrainConfig, SACConfig, GaussianActor]):
         with torch.no_grad(), self.autocast():
             next_action, next_log_prob = policy.draw(next_obs, self.generator)
             next_value = torch.min(*self.target(next_obs, next_action)) - ent_coef * next_log_prob
-            # discount = gamma^replay.n_step, and 0 if the episode terminated; a truncated episode is bootstrapped
+            # discount = gamma^rows of the window, 0 if the episode terminated; a truncated episode is bootstrapped
             target = batch.reward + batch.discount * next_value
         with self.autocast():
             first, second = self.critics(obs, policy.unscaled(batch.action))

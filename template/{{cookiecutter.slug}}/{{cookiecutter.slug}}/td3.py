@@ -84,7 +84,7 @@ class TD3(trieye.TrainEngine[TrainConfig, TD3Config, DeterministicActor]):
             next_action = self.target_actor(batch.next_obs)
             next_action = noisy(next_action, agent.target_noise, generator=self.generator, clip=agent.target_noise_clip)
             next_value = torch.min(*self.target_critics(batch.next_obs, next_action))
-            # discount = gamma^replay.n_step, and 0 if the episode terminated; a truncated episode is bootstrapped
+            # discount = gamma^rows of the window, 0 if the episode terminated; a truncated episode is bootstrapped
             target = batch.reward + batch.discount * next_value
         with self.autocast():
             first, second = self.critics(batch.obs, self.policy.unscaled(batch.action))
