@@ -262,9 +262,9 @@ def _idle_runs(app: str, root: Path) -> tuple[list[Removal], list[Path]]:
     if not runs:
         apps = sorted({path.parents[2].name for path in root.glob(f"*/*/*/{RUN_RECORD}")})
         names = {path.parent.name for path in root.glob(f"*/*/*/{RUN_RECORD}")}
-        is_run = "; it is a run, and only the runs of an app are pruned" if app in names else did_you_mean(app, apps)
+        hint = "; it is a run, and only the runs of an app are pruned" if app in names else did_you_mean(app, apps)
         allowed = f"{root.resolve()} has: {', '.join(apps) or 'none'}"
-        raise ConfigurationError(f"app {app!r}: it has no runs{is_run} ({allowed})")
+        raise ConfigurationError(f"app {app!r}: it has no runs{hint} ({allowed})")
     links = [run_dir for run_dir in runs if run_dir.is_symlink() or not _is_inside(run_dir, inside)]
     idle = [Removal.of(run_dir.resolve(), inside) for run_dir in runs if run_dir not in links and not is_alive(run_dir)]
     return sorted(idle, key=lambda run: run.last_used), links
