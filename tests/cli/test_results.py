@@ -343,10 +343,16 @@ def test_the_best_trial_of_a_search_is_rerun_with_fresh_seeds(tmp_path, monkeypa
     out = capfd.readouterr().out
     assert out.count("too few runs") == 2
     assert "indistinguishable" not in out
+    best = max(load(tmp_path / "s"), key=lambda run: run.params["agent.lr"])
+    status = tmp_path / "s" / str(best.job) / "status.json"
+    recorded = status.read_text()
+    status.write_text(recorded.replace('"agent.size=1"', '"agent.size=1", "description=planted"'))
+    assert main(["results", "select", "s", "--rerun", "2"]) == 2
+    assert "not signed with your key" in capfd.readouterr().err
+    status.write_text(recorded)
     assert main(["results", "select", "s", "--rerun", "2"]) == 0
     assert "fresh seeds" in capfd.readouterr().out
     (fresh,) = tmp_path.glob("s_rerun*")
-    best = max(load(tmp_path / "s"), key=lambda run: run.params["agent.lr"])
     assert {(run.params["agent.lr"], run.seed) for run in load(fresh)} == {
         (best.params["agent.lr"], 1),
         (best.params["agent.lr"], 2),

@@ -1,7 +1,7 @@
 """Rerun the best configs of a sweep with fresh seeds, for `trieye results select --rerun`."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def rerun(selected: RunSelection, selections: Mapping[str, tuple[RunGroups, Sele
             [*record.program, *rerun_record.own, *rerun_record.spec],
             record.working_dir,
             origin=str(sweep),
-            is_signed=record.is_signed,
+            is_signed=record.is_signed and _are_of_the_command(record, jobs),
             is_confirmed=selected.options.yes,
         )
         rerun_record.sign()
@@ -89,6 +89,21 @@ def _sweep_of(runs: Sequence[LoadedRun]) -> Path:
             "one sweep directory, or use `trieye rerun RUN seed=...`"
         )
     return Path(sweeps.pop())
+
+
+def _are_of_the_command(record: SweepRecord, jobs: Iterable[Sequence[str]]) -> bool:
+    """Return whether all overrides have keys of the signed command or numbers: the files of jobs are not signed."""
+    keys = {bare(word.partition("=")[0]) for word in record.spec}
+    words = [word.partition("=") for job in jobs for word in job]
+    return all(bare(key) in keys or _is_number(value) for key, _, value in words)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _overrides_in(job_dir: Path) -> list[str]:
