@@ -16,6 +16,7 @@ from trieye.process.signals import (
     StopSignals,
     children_outlive_signals,
     exit_code_of,
+    interrupt_deferred,
 )
 
 
@@ -294,6 +295,30 @@ def test_a_handler_of_ray_that_ends_the_program_while_it_starts_is_taken_for_the
         signal.raise_signal(signal.SIGTERM)
     leave.give_back()
     assert left.value.exit_code == 75
+
+
+def test_ctrl_c_is_deferred_to_the_end_of_the_block_and_a_second_one_interrupts_it(capsys):
+    before, reached = signal.getsignal(signal.SIGINT), []
+    with pytest.raises(KeyboardInterrupt), interrupt_deferred("waiting ..."):
+        signal.raise_signal(signal.SIGINT)
+        reached.append("end of the block")
+    with pytest.raises(KeyboardInterrupt), interrupt_deferred("waiting ..."):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        reached.append("after the second Ctrl-C")
+    with interrupt_deferred("waiting ..."):
+        pass
+    assert reached == ["end of the block"]
+    assert capsys.readouterr().err.count("SIGINT: waiting ...") == 2
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_deferred_ctrl_c_is_a_request_to_the_loop_around_it():
+    with StopSignals(lambda _: None, "stopping") as stop:
+        with interrupt_deferred("waiting ..."):
+            signal.raise_signal(signal.SIGINT)
+            assert stop.exit_code is None
+        assert stop.exit_code == 130
 
 
 def test_what_a_masked_worker_starts_can_be_ended_by_sigterm():

@@ -22,7 +22,7 @@ from trieye.hub.cluster import Node, unreachable
 from trieye.hub.ray_cluster import address_to_join, refuse_incompatible_nodes
 from trieye.hub.working_dir import project_of_program, stage
 from trieye.process.progress import say
-from trieye.process.signals import children_outlive_signals
+from trieye.process.signals import children_outlive_signals, interrupt_deferred
 
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Environment variable that `ray job submit` sets for the program it runs."""
@@ -81,7 +81,7 @@ def _join_cluster(runtime: RuntimeConfig, group: str, quiet: Mapping[str, Any]) 
             environment["working_dir"] = upload_dir
         say(f"joining Ray at {address}{upload} ...")
         try:
-            with children_outlive_signals():  # it starts no children, but Ray would replace the SIGTERM handler
+            with _signals_deferred():
                 ray.init(address=address, runtime_env=environment, **quiet)
         except (ConnectionError, TypeError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             raise ConfigurationError(unreachable(setting, error)) from error
@@ -107,7 +107,7 @@ def _working_dir(runtime: RuntimeConfig) -> Path | None:
 
 def _start_ray(**options: Any) -> None:
     """Start a Ray that survives a scheduler's signal to every process of a job, until this process ends it."""
-    with _preloaded("trieye.hub.ray_worker"), children_outlive_signals():
+    with _preloaded("trieye.hub.ray_worker"), _signals_deferred():
         try:
             ray.init(address="local", **options)
         except Exception as error:
@@ -121,6 +121,13 @@ def _start_ray(**options: Any) -> None:
         for kind, processes in getattr(node, "all_processes", {}).items():
             for started in processes:
                 _make_mortal(started.process, is_raylet=kind == "raylet")
+
+
+@contextlib.contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Defer signals while Ray initializes: it replaces the SIGTERM handler, and may crash at exit if interrupted."""
+    with interrupt_deferred("exiting once Ray is ready; Ctrl-C exits at once ..."), children_outlive_signals():
+        yield
 
 
 def _leave_at_once() -> None:

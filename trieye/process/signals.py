@@ -297,6 +297,35 @@ def children_outlive_signals() -> Iterator[None]:
         signal.raise_signal(signal.SIGTERM)
 
 
+@contextlib.contextmanager
+def interrupt_deferred(message: str) -> Iterator[None]:
+    """Let Ctrl-C take effect when the block ends, and a second one at once.
+
+    Args:
+        message: What is awaited, printed at the first Ctrl-C.
+    """
+    before, received = signal.getsignal(signal.SIGINT), list[int]()
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        if received and callable(before):
+            before(number, frame)
+        elif not received:
+            received.append(number)
+            say(f"SIGINT: {message}")
+
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    signal.signal(signal.SIGINT, receive)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is receive:
+            signal.signal(signal.SIGINT, before)
+    if received:
+        before(signal.SIGINT, None)
+
+
 def let_sigterm_through() -> None:
     """Unblock SIGTERM, which this process inherited as blocked, for the processes that it starts."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
